@@ -1,0 +1,39 @@
+# The two commands a stranger needs: `make demo` and `make test`. Everything else is for working on Quire.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check format proto bench clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/python -m pip install --disable-pip-version-check --no-build-isolation -c constraints.txt -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)          ## a real model reuses a prefix that another process computed
+	$(BIN)/quire demo
+
+test: $(STAMP)          ## the whole suite, on real parts
+	$(BIN)/python -m pytest
+
+check: $(STAMP)         ## format, lint, types, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/python protos/generate.py --check
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(STAMP)         ## regenerate libs/quire/v1 from protos/
+	$(BIN)/python protos/generate.py
+
+bench: $(STAMP)         ## the two benchmarks of the README, with figures
+	$(BIN)/quire bench lookup --json bench-lookup.json --plot bench-lookup.png
+	$(BIN)/quire bench delivery --json bench-delivery.json --plot bench-delivery.png
+
+clean:
+	rm -rf $(VENV) quire-demo

@@ -1,0 +1,182 @@
+"""Ordered payloads into a peer's memory, each announced by a message once it is complete there.
+
+This is the verb that layerwise delivery is made of: put, flush, and only then the message. A message that overtakes its
+put was seen to announce 191 of 192 layers before their bytes were there. Puts are cut into slices, and at most a
+window of bytes is in flight, so that a message never queues behind a whole payload and the loop never stalls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from pyucx._library import status_text
+from pyucx.context import Memory
+from pyucx.errors import Closed, OperationFailed, OperationTimeout, PeerDied, TargetOutOfRange
+
+if TYPE_CHECKING:
+    from pyucx.endpoint import Endpoint, RemoteMemory
+
+
+@dataclass(slots=True)
+class _Announcement:
+    """A payload whose puts are posted: its message goes out when all of them, and the flush behind them, are done."""
+
+    message: bytes
+    puts_left: int
+    flushed: bool = False
+
+
+class Stream:
+    """One producer's payloads, in order. Made by `Endpoint.stream`; not for two tasks at once.
+
+    `send` and `gather` return when the bytes are posted, `drain` when everything has arrived and been announced.
+    After an error nothing more is announced; `drain` then waits for what is in flight and raises.
+    """
+
+    def __init__(self, endpoint: Endpoint, source: Memory, remote: RemoteMemory, message_id: int, *, window_bytes: int,
+                 slice_bytes: int) -> None:  # fmt: skip
+        if not 0 < slice_bytes <= window_bytes:
+            raise ValueError(f"slice_bytes {slice_bytes} must be positive and at most window_bytes {window_bytes}")
+        self._endpoint = endpoint
+        self._source = source
+        self._remote = remote
+        self._message_id = message_id
+        self._window_bytes = window_bytes
+        self._slice_bytes = slice_bytes
+        self._in_flight_bytes = 0
+        self._in_flight_puts = 0
+        self._unannounced: deque[_Announcement] = deque()
+        self._pending = _Announcement(b"", 0)
+        self._status = 0
+        self._stopped = False
+        self._waiter: asyncio.Future[None] | None = None
+        self.bytes_posted = 0
+
+    async def send(self, offset: int, length: int, remote_offset: int) -> None:
+        """Put a contiguous range of the source."""
+        self._remote.at(remote_offset, length)
+        for start in range(0, length, self._slice_bytes):
+            size = min(self._slice_bytes, length - start)
+            await self._room()
+            done = self._start(size)
+            self._endpoint.post_put(self._source, offset + start, size, self._remote, remote_offset + start, done)
+
+    async def gather(self, offsets: npt.NDArray[np.int64], length: int, remote_offset: int) -> None:
+        """Put `length` bytes from each of `offsets` of the source, back to back at `remote_offset`."""
+        self._remote.at(remote_offset, length * len(offsets))
+        if len(offsets) and (offsets.min() < 0 or int(offsets.max()) + length > self._source.length):
+            raise TargetOutOfRange(f"slices of {length} bytes leave the {self._source.length} registered here")
+        if length >= self._slice_bytes:
+            for index, offset in enumerate(offsets.tolist()):
+                await self.send(offset, length, remote_offset + index * length)
+            return
+        per_put = max(1, self._slice_bytes // length)
+        for start in range(0, len(offsets), per_put):
+            part = offsets[start : start + per_put]
+            await self._room()
+            done = self._start(len(part) * length)
+            self._endpoint.post_put_gathered(
+                self._source, part, length, self._remote, remote_offset + start * length, done
+            )
+
+    def announce(self, message: bytes) -> None:
+        """Send `message` once all that was put so far has arrived. Returns at once."""
+        self._check()
+        announcement, self._pending = self._pending, _Announcement(b"", 0)
+        announcement.message = message
+        self._unannounced.append(announcement)
+
+        def flushed(status: int) -> None:
+            announcement.flushed = True
+            self._note(status)
+            self._advance()
+
+        self._endpoint.post_flush(flushed)
+
+    async def drain(self, timeout_s: float = 30.0) -> None:
+        """Wait until nothing is in flight and everything is announced. Raises what went wrong on the way.
+
+        After this returned or raised anything but `OperationTimeout`, neither side's memory is touched any more.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._in_flight_puts or self._unannounced:
+                    await self._wait()
+        except TimeoutError:
+            raise OperationTimeout(f"{self._in_flight_bytes} bytes still in flight after {timeout_s} s") from None
+        if self._status < 0:
+            self._raise()
+
+    def stop(self) -> None:
+        """Post and announce nothing more; `drain` then waits for what is in flight."""
+        self._stopped = True
+        self._unannounced.clear()
+        self._wake()
+
+    # ----
+
+    def _start(self, size: int) -> Callable[[int], None]:
+        announcement = self._pending
+        announcement.puts_left += 1
+        self._in_flight_puts += 1
+        self._in_flight_bytes += size
+        self.bytes_posted += size
+
+        def done(status: int) -> None:
+            announcement.puts_left -= 1
+            self._in_flight_puts -= 1
+            self._in_flight_bytes -= size
+            self._note(status)
+            self._advance()
+
+        return done
+
+    def _note(self, status: int) -> None:
+        # A failed put shows in its own status and in the endpoint's error, not in the flush: all three count.
+        if status < 0 and self._status == 0:
+            self._status = status
+        if self._endpoint.error is not None and self._status == 0:
+            self._status = self._endpoint.error.status
+
+    def _advance(self) -> None:
+        waiting = self._unannounced
+        if self._status < 0:
+            waiting.clear()
+        while waiting and waiting[0].flushed and waiting[0].puts_left == 0:
+            self._endpoint.send(self._message_id, waiting.popleft().message)
+        self._wake()
+
+    async def _room(self) -> None:
+        while self._in_flight_bytes >= self._window_bytes and not self._stopped and self._status == 0:
+            await self._wait()
+        self._check()
+
+    async def _wait(self) -> None:
+        self._waiter = self._endpoint.worker.loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise Closed("the stream was stopped")
+        if self._endpoint.error is not None:
+            raise self._endpoint.error
+        if self._status < 0:
+            self._raise()
+
+    def _raise(self) -> None:
+        kind = PeerDied if self._endpoint.error is not None else OperationFailed
+        raise kind("stream", self._status, status_text(self._status))

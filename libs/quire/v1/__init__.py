@@ -1,0 +1,1 @@
+"""Generated from protos/quire/v1 by `make proto`."""
