@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class _Announcement:
     """A payload whose puts are posted: its message goes out when all of them, and the flush behind them, are done."""
 
-    message: bytes
-    puts_left: int
+    message: bytes = b""
+    then: Callable[[], None] | None = None
+    puts_left: int = 0
     flushed: bool = False
 
 
@@ -53,7 +54,7 @@ class Stream:
         self._in_flight_bytes = 0
         self._in_flight_puts = 0
         self._unannounced: deque[_Announcement] = deque()
-        self._pending = _Announcement(b"", 0)
+        self._pending = _Announcement()
         self._status = 0
         self._stopped = False
         self._waiter: asyncio.Future[None] | None = None
@@ -86,11 +87,11 @@ class Stream:
                 self._source, part, length, self._remote, remote_offset + start * length, done
             )
 
-    def announce(self, message: bytes) -> None:
-        """Send `message` once all that was put so far has arrived. Returns at once."""
+    def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
+        """Send `message`, and call `then`, once all that was put so far has arrived. Returns at once."""
         self._check()
-        announcement, self._pending = self._pending, _Announcement(b"", 0)
-        announcement.message = message
+        announcement, self._pending = self._pending, _Announcement()
+        announcement.message, announcement.then = message, then
         self._unannounced.append(announcement)
 
         def flushed(status: int) -> None:
@@ -150,7 +151,10 @@ class Stream:
         if self._status < 0:
             waiting.clear()
         while waiting and waiting[0].flushed and waiting[0].puts_left == 0:
-            self._endpoint.send(self._message_id, waiting.popleft().message)
+            complete = waiting.popleft()
+            self._endpoint.send(self._message_id, complete.message)
+            if complete.then is not None:
+                complete.then()
         self._wake()
 
     async def _room(self) -> None:

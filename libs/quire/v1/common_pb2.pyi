@@ -474,6 +474,32 @@ class Node(_message.Message):
 Global___Node: _TypeAlias = Node  # noqa: Y015
 
 @_typing.final
+class ChunkRun(_message.Message):
+    """Consecutive chunks of a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_CHUNK_FIELD_NUMBER: _builtins.int
+    CHUNK_COUNT_FIELD_NUMBER: _builtins.int
+    first_chunk: _builtins.int
+    """Index of the first chunk."""
+    chunk_count: _builtins.int
+    """Number of chunks."""
+    def __init__(
+        self,
+        *,
+        first_chunk: _builtins.int = ...,
+        chunk_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_count", b"chunk_count", "first_chunk", b"first_chunk"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChunkRun: _TypeAlias = ChunkRun  # noqa: Y015
+
+@_typing.final
 class NodeOutcome(_message.Message):
     """How a delivery or a store ended at one storage node."""
 
@@ -481,7 +507,7 @@ class NodeOutcome(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
-    FIRST_CHUNK_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
@@ -492,9 +518,7 @@ class NodeOutcome(_message.Message):
     node_id: _builtins.str
     """The storage node."""
     delivered: _builtins.bytes
-    """For each chunk asked of this node, in order: 1 delivered, 0 not."""
-    first_chunk: _builtins.int
-    """Index of this node's first chunk within the request."""
+    """For each chunk of `runs`, in order: 1 delivered (or kept), 0 not."""
     bytes: _builtins.int
     """Bytes moved."""
     order: Global___DeliveryOrder.ValueType
@@ -509,12 +533,16 @@ class NodeOutcome(_message.Message):
     """What failed, one of the error codes of quire.errors; empty for success."""
     error_message: _builtins.str
     """What failed, in words."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRun]:
+        """What was asked of this node."""
+
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         delivered: _builtins.bytes = ...,
-        first_chunk: _builtins.int = ...,
+        runs: _abc.Iterable[Global___ChunkRun] | None = ...,
         bytes: _builtins.int = ...,
         order: Global___DeliveryOrder.ValueType = ...,
         rate_bytes_per_s: _builtins.int = ...,
@@ -525,7 +553,7 @@ class NodeOutcome(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "delivered", b"delivered", "error_code", b"error_code", "error_message", b"error_message", "first_chunk", b"first_chunk", "node_id", b"node_id", "order", b"order", "quiesced", b"quiesced", "rate_bytes_per_s", b"rate_bytes_per_s", "scheduled", b"scheduled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "delivered", b"delivered", "error_code", b"error_code", "error_message", b"error_message", "node_id", b"node_id", "order", b"order", "quiesced", b"quiesced", "rate_bytes_per_s", b"rate_bytes_per_s", "runs", b"runs", "scheduled", b"scheduled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -164,6 +164,52 @@ class CommitResponse(_message.Message):
 Global___CommitResponse: _TypeAlias = CommitResponse  # noqa: Y015
 
 @_typing.final
+class WithdrawRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The storage node that does not hold the chunks."""
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
+        """The chunks."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithdrawRequest: _TypeAlias = WithdrawRequest  # noqa: Y015
+
+@_typing.final
+class WithdrawResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WITHDRAWN_CHUNKS_FIELD_NUMBER: _builtins.int
+    withdrawn_chunks: _builtins.int
+    """Chunks for which the node was listed."""
+    def __init__(
+        self,
+        *,
+        withdrawn_chunks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["withdrawn_chunks", b"withdrawn_chunks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithdrawResponse: _TypeAlias = WithdrawResponse  # noqa: Y015
+
+@_typing.final
 class HeartbeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -51,6 +51,11 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitResponse.FromString,
                 _registered_method=True)
+        self.Withdraw = channel.unary_unary(
+                '/quire.v1.OrchestratorService/Withdraw',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawResponse.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/quire.v1.OrchestratorService/Release',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.ReleaseRequest.SerializeToString,
@@ -98,6 +103,13 @@ class OrchestratorServiceServicer:
 
     def Commit(self, request, context):
         """Register replicas that a storage node has made durable. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Withdraw(self, request, context):
+        """Deregister replicas that a storage node found lost or corrupt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,6 +167,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.Commit,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitResponse.SerializeToString,
+            ),
+            'Withdraw': grpc.unary_unary_rpc_method_handler(
+                    servicer.Withdraw,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -264,6 +281,33 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/Commit',
             quire_dot_v1_dot_orchestrator__pb2.CommitRequest.SerializeToString,
             quire_dot_v1_dot_orchestrator__pb2.CommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Withdraw(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/Withdraw',
+            quire_dot_v1_dot_orchestrator__pb2.WithdrawRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.WithdrawResponse.FromString,
             options,
             channel_credentials,
             insecure,

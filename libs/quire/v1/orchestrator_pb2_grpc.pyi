@@ -40,6 +40,8 @@ class OrchestratorServiceStub:
     """Choose storage nodes for chunks that are not stored yet."""
     Commit: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitRequest, _orchestrator_pb2.CommitResponse]
     """Register replicas that a storage node has made durable. Idempotent."""
+    Withdraw: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]
+    """Deregister replicas that a storage node found lost or corrupt."""
     Release: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]
     """Give a lease back."""
     Evict: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]
@@ -62,6 +64,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Choose storage nodes for chunks that are not stored yet."""
     Commit: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitRequest, _orchestrator_pb2.CommitResponse]  # type: ignore[assignment]
     """Register replicas that a storage node has made durable. Idempotent."""
+    Withdraw: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]  # type: ignore[assignment]
+    """Deregister replicas that a storage node found lost or corrupt."""
     Release: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]  # type: ignore[assignment]
     """Give a lease back."""
     Evict: _aio.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]  # type: ignore[assignment]
@@ -99,6 +103,14 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.CommitResponse, _abc.Awaitable[_orchestrator_pb2.CommitResponse]]:
         """Register replicas that a storage node has made durable. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def Withdraw(
+        self,
+        request: _orchestrator_pb2.WithdrawRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.WithdrawResponse, _abc.Awaitable[_orchestrator_pb2.WithdrawResponse]]:
+        """Deregister replicas that a storage node found lost or corrupt."""
 
     @_abc_1.abstractmethod
     def Release(

@@ -28,8 +28,7 @@ class DeliverRequest(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     DELIVERY_ID_FIELD_NUMBER: _builtins.int
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
-    FIRST_CHUNK_FIELD_NUMBER: _builtins.int
-    CHUNK_COUNT_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     NODE_INDEX_FIELD_NUMBER: _builtins.int
     COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
     LAYERS_IN_STREAM_FIELD_NUMBER: _builtins.int
@@ -37,10 +36,6 @@ class DeliverRequest(_message.Message):
     """Signed lease; checked here before the first byte."""
     delivery_id: _builtins.bytes
     """The client's id of the delivery, 16 bytes."""
-    first_chunk: _builtins.int
-    """First chunk of this node's run."""
-    chunk_count: _builtins.int
-    """Number of chunks of this node's run."""
     node_index: _builtins.int
     """Which of the request's nodes this is; tags the UCX messages."""
     compute_window_us: _builtins.int
@@ -49,7 +44,11 @@ class DeliverRequest(_message.Message):
     """Also report each layer in this stream."""
     @_builtins.property
     def descriptor(self) -> _common_pb2.Descriptor:
-        """What to deliver: all keys of the request (this node serves its own run) and the target."""
+        """What to deliver: all keys of the request and the target."""
+
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRun]:
+        """What this node is to deliver of it."""
 
     def __init__(
         self,
@@ -57,15 +56,14 @@ class DeliverRequest(_message.Message):
         lease: _builtins.bytes = ...,
         delivery_id: _builtins.bytes = ...,
         descriptor: _common_pb2.Descriptor | None = ...,
-        first_chunk: _builtins.int = ...,
-        chunk_count: _builtins.int = ...,
+        runs: _abc.Iterable[_common_pb2.ChunkRun] | None = ...,
         node_index: _builtins.int = ...,
         compute_window_us: _builtins.int = ...,
         layers_in_stream: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_count", b"chunk_count", "compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "first_chunk", b"first_chunk", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "node_index", b"node_index"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "node_index", b"node_index", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -110,7 +108,7 @@ class IngestRequest(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
-    SOURCE_FIRST_CHUNK_FIELD_NUMBER: _builtins.int
+    SOURCE_RUNS_FIELD_NUMBER: _builtins.int
     SOURCE_CHUNK_COUNT_FIELD_NUMBER: _builtins.int
     NODE_INDEX_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
@@ -119,8 +117,6 @@ class IngestRequest(_message.Message):
     """Digest of the namespace, 32 bytes."""
     store_id: _builtins.bytes
     """The client's id of the store, 16 bytes."""
-    source_first_chunk: _builtins.int
-    """Position of the first of `chunks` among the chunks in `source`."""
     source_chunk_count: _builtins.int
     """Number of chunks in `source`, M."""
     node_index: _builtins.int
@@ -141,6 +137,10 @@ class IngestRequest(_message.Message):
     def source(self) -> _common_pb2.RdmaTarget:
         """Client memory."""
 
+    @_builtins.property
+    def source_runs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRun]:
+        """Where `chunks` lie among the chunks in `source`."""
+
     def __init__(
         self,
         *,
@@ -149,7 +149,7 @@ class IngestRequest(_message.Message):
         chunks: _abc.Iterable[_orchestrator_pb2.ChunkRecord] | None = ...,
         store_id: _builtins.bytes = ...,
         source: _common_pb2.RdmaTarget | None = ...,
-        source_first_chunk: _builtins.int = ...,
+        source_runs: _abc.Iterable[_common_pb2.ChunkRun] | None = ...,
         source_chunk_count: _builtins.int = ...,
         node_index: _builtins.int = ...,
         durability: _common_pb2.Durability.ValueType = ...,
@@ -157,7 +157,7 @@ class IngestRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "durability", b"durability", "layout", b"layout", "namespace_digest", b"namespace_digest", "node_index", b"node_index", "on_existing", b"on_existing", "source", b"source", "source_chunk_count", b"source_chunk_count", "source_first_chunk", b"source_first_chunk", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "durability", b"durability", "layout", b"layout", "namespace_digest", b"namespace_digest", "node_index", b"node_index", "on_existing", b"on_existing", "source", b"source", "source_chunk_count", b"source_chunk_count", "source_runs", b"source_runs", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,73 @@
+"""Configuration from the environment: one frozen dataclass per service, every problem reported at once.
+
+The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. Field metadata:
+`doc` (one sentence), `minimum`, and `variable` for names shared by several services.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
+
+from quire.errors import ConfigInvalid
+
+
+class _Config(Protocol):
+    """A dataclass; what `load` can fill."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Config = TypeVar("Config", bound=_Config)
+
+
+def setting(default: Any, doc: str, *, minimum: float | None = None, variable: str | None = None) -> Any:
+    """A field of a configuration dataclass."""
+    metadata = {"doc": doc, "minimum": minimum, "variable": variable}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def variable_name(prefix: str, field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get("variable") or f"{prefix}{field.name.upper()}")
+
+
+def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None = None) -> Config:
+    """Fill `kind` from the environment. Raises `ConfigInvalid` with every variable that cannot be used."""
+    source = os.environ if environment is None else environment
+    hints, values, problems = get_type_hints(kind), {}, []
+    for field in dataclasses.fields(kind):
+        name = variable_name(prefix, field)
+        if name not in source:
+            continue
+        try:
+            value = _parse(source[name], hints[field.name])
+        except ValueError as error:
+            problems.append(f"{name}={source[name]!r}: {error}")
+            continue
+        minimum = field.metadata.get("minimum")
+        if minimum is not None and value < minimum:
+            problems.append(f"{name}={source[name]!r}: less than {minimum}")
+        values[field.name] = value
+    if problems:
+        raise ConfigInvalid("; ".join(problems))
+    return kind(**values)
+
+
+def _parse(text: str, kind: Any) -> Any:
+    if kind is bool:
+        lowered = text.lower()
+        if lowered not in ("1", "0", "true", "false", "yes", "no"):
+            raise ValueError("not a yes or no")
+        return lowered in ("1", "true", "yes")
+    if kind is int:
+        return int(text.replace("_", ""))
+    if kind is float:
+        return float(text)
+    if kind is bytes:
+        return text.encode()
+    if kind is Path:
+        return Path(text)
+    return text

@@ -1,0 +1,141 @@
+"""Every error of Quire. The gRPC status of each stands in `quire.rpc.status`, nowhere else.
+
+QuireError
+├── InvalidRequest              the caller sent something that can never work; `field` names it
+│   ├── LayoutInvalid           a chunk layout that is zero, huge or inconsistent
+│   ├── KeysInvalid             chunk keys of a wrong length or too many of them
+│   ├── DescriptorInvalid       a descriptor that contradicts itself or the lease
+│   └── TargetInvalid           client memory that is too small, out of range, or has an unusable key
+├── LeaseForged                 a lease that this cluster did not sign, or that covers other chunks
+├── LeaseExpired                a lease whose time is over
+├── ChunkMissing                a chunk that is not here (any more)
+├── ContentConflict             other bytes are stored under the same key
+├── CorruptData                 stored bytes do not match their checksum
+├── ResourceExhausted           a limit is reached; try again later or store less
+│   ├── PoolFull                no free slot on the storage node
+│   └── TooManyRequests         a bounded queue is full
+├── Unavailable                 somebody needed is not there; the request may be retried
+│   ├── NoStorageNode           no live storage node can take the chunks
+│   ├── NodeUnavailable         a node of the cluster does not answer
+│   ├── MetadataUnavailable     Redis does not answer
+│   └── PeerLost                the data plane to a client or node broke
+├── DeadlineExceeded            not done in the time that the caller gave
+├── NotImplementedHere          this deployment does not offer it
+├── ConfigInvalid               environment variables that cannot be used; lists all of them
+└── InternalError               a bug; the caller sees no details
+"""
+
+from __future__ import annotations
+
+
+class QuireError(Exception):
+    """Base of every error of Quire. `field` names the offending input where there is one."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(f"{field}: {message}" if field else message)
+        self.message = message
+        self.field = field
+
+    @classmethod
+    def code(cls) -> str:
+        """Stable name of the error, as it travels between services."""
+        return cls.__name__
+
+
+class InvalidRequest(QuireError):
+    """The caller sent something that can never work."""
+
+
+class LayoutInvalid(InvalidRequest):
+    """A chunk layout that is zero, huge or inconsistent."""
+
+
+class KeysInvalid(InvalidRequest):
+    """Chunk keys of a wrong length, or too many of them."""
+
+
+class DescriptorInvalid(InvalidRequest):
+    """A descriptor that contradicts itself or the lease."""
+
+
+class TargetInvalid(InvalidRequest):
+    """Client memory that is too small, out of range, or has an unusable key."""
+
+
+class LeaseForged(QuireError):
+    """A lease that this cluster did not sign, or that covers other chunks."""
+
+
+class LeaseExpired(QuireError):
+    """A lease whose time is over."""
+
+
+class ChunkMissing(QuireError):
+    """A chunk that is not here (any more)."""
+
+
+class ContentConflict(QuireError):
+    """Other bytes are stored under the same key."""
+
+
+class CorruptData(QuireError):
+    """Stored bytes do not match their checksum."""
+
+
+class ResourceExhausted(QuireError):
+    """A limit is reached."""
+
+
+class PoolFull(ResourceExhausted):
+    """No free slot on the storage node."""
+
+
+class TooManyRequests(ResourceExhausted):
+    """A bounded queue is full."""
+
+
+class Unavailable(QuireError):
+    """Somebody needed is not there; the request may be retried."""
+
+
+class NoStorageNode(Unavailable):
+    """No live storage node can take the chunks."""
+
+
+class NodeUnavailable(Unavailable):
+    """A node of the cluster does not answer."""
+
+
+class MetadataUnavailable(Unavailable):
+    """Redis does not answer."""
+
+
+class PeerLost(Unavailable):
+    """The data plane to a client or node broke."""
+
+
+class DeadlineExceeded(QuireError):
+    """Not done in the time that the caller gave."""
+
+
+class NotImplementedHere(QuireError):
+    """This deployment does not offer it."""
+
+
+class ConfigInvalid(QuireError):
+    """Environment variables that cannot be used."""
+
+
+class InternalError(QuireError):
+    """A bug; the caller sees no details."""
+
+
+def by_code(code: str) -> type[QuireError]:
+    """The class with that `code()`; `InternalError` for one that this version does not know."""
+    pending: list[type[QuireError]] = [QuireError]
+    while pending:
+        kind = pending.pop()
+        if kind.code() == code:
+            return kind
+        pending.extend(kind.__subclasses__())
+    return InternalError

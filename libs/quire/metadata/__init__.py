@@ -1,0 +1,7 @@
+"""What Quire keeps in Redis: the prefix-closed index, pins of leases, and membership. The only room that sees `redis`."""
+
+from quire.metadata.connection import connect
+from quire.metadata.index import ChunkRecord, Match, PlacedRun, PrefixIndex
+from quire.metadata.membership import Membership
+
+__all__ = ["ChunkRecord", "Match", "Membership", "PlacedRun", "PrefixIndex", "connect"]

@@ -1,0 +1,71 @@
+"""Channels to other services: one per address, kept; each call with a deadline, the trace, and typed errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+from opentelemetry import trace
+
+from quire.rpc.server import MESSAGE_BYTES_MAX
+from quire.rpc.status import error_of
+from quire.telemetry import headers, tracer
+
+_OPTIONS: Final = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
+
+
+class ChannelPool:
+    """Channels by address. Use from one loop."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def get(self, address: str) -> grpc.aio.Channel:
+        """The channel to host:port; connects at the first call, reconnects by itself."""
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        return channel
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+
+async def call(method: Any, request: Any, *, timeout_s: float) -> Any:
+    """A unary call. Raises the `QuireError` that the server raised."""
+    with _span(method) as span:
+        try:
+            return await method(request, timeout=timeout_s, metadata=tuple(headers().items()))
+        except grpc.aio.AioRpcError as error:
+            span.set_attribute("rpc.status_code", error.code().name)
+            raise error_of(error) from None
+
+
+async def stream(method: Any, request: Any, *, timeout_s: float) -> AsyncIterator[Any]:
+    """A server-streaming call. Leaving the iteration early cancels it."""
+    with _span(method) as span:
+        responses = method(request, timeout=timeout_s, metadata=tuple(headers().items()))
+        try:
+            async for response in responses:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            span.set_attribute("rpc.status_code", error.code().name)
+            raise error_of(error) from None
+        finally:
+            responses.cancel()
+
+
+def _span(method: Any) -> Any:
+    path = getattr(method, "_method", b"")
+    name = (path.decode() if isinstance(path, bytes) else str(path)).lstrip("/")
+    return tracer().start_as_current_span(name or "rpc", kind=trace.SpanKind.CLIENT,
+                                          attributes={"rpc.system.name": "grpc"})  # fmt: skip

@@ -1,0 +1,192 @@
+"""Between messages and Quire's value types. Messages go no further inwards than the module that calls this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.durability import Durability, OnExisting
+from quire.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.layout import Attention, Dtype, KvLayout
+from quire.metadata.index import ChunkRecord
+from quire.nodes import Node, Role, Segment
+from quire.outcome import ChunkRun, NodeOutcome
+from quire.v1 import common_pb2 as pb
+from quire.v1 import orchestrator_pb2
+
+_DTYPES: Final = {
+    pb.DTYPE_FP32: Dtype.FP32,
+    pb.DTYPE_FP16: Dtype.FP16,
+    pb.DTYPE_BF16: Dtype.BF16,
+    pb.DTYPE_FP8_E4M3: Dtype.FP8_E4M3,
+    pb.DTYPE_FP8_E5M2: Dtype.FP8_E5M2,
+}
+_ATTENTION: Final = {pb.ATTENTION_KV_HEADS: Attention.KV_HEADS, pb.ATTENTION_MLA: Attention.MLA}
+_ROLES: Final = {
+    pb.ROLE_STORAGE: Role.STORAGE,
+    pb.ROLE_DECODER: Role.DECODER,
+    pb.ROLE_GATEWAY: Role.GATEWAY,
+    pb.ROLE_SCHEDULER: Role.SCHEDULER,
+}
+_ORDERS: Final = {
+    pb.DELIVERY_ORDER_AUTO: DeliveryOrder.AUTO,
+    pb.DELIVERY_ORDER_LAYERWISE: DeliveryOrder.LAYERWISE,
+    pb.DELIVERY_ORDER_CHUNKWISE: DeliveryOrder.CHUNKWISE,
+}
+_DURABILITY: Final = {
+    pb.DURABILITY_MEMORY: Durability.MEMORY,
+    pb.DURABILITY_LOCAL: Durability.LOCAL,
+    pb.DURABILITY_REPLICATED: Durability.REPLICATED,
+    pb.DURABILITY_OBJECT: Durability.OBJECT,
+}
+_ON_EXISTING: Final = {pb.ON_EXISTING_SKIP: OnExisting.SKIP, pb.ON_EXISTING_VERIFY: OnExisting.VERIFY}
+TRANSFER_ID_BYTES: Final = 16
+
+
+Message = TypeVar("Message")
+Value = TypeVar("Value")
+
+
+def _inverse(table: dict[Message, Value], value: Value) -> Message:
+    return next(message for message, meaning in table.items() if meaning is value)
+
+
+def layout_from(message: pb.KvLayout) -> KvLayout:
+    if message.dtype not in _DTYPES:
+        raise LayoutInvalid("not set, or unknown", field="layout.dtype")
+    if message.attention not in _ATTENTION:
+        raise LayoutInvalid("not set, or unknown", field="layout.attention")
+    return KvLayout(message.num_layers, message.chunk_tokens, message.kv_heads, message.head_dim,
+                    _DTYPES[message.dtype], _ATTENTION[message.attention])  # fmt: skip
+
+
+def layout_to(layout: KvLayout) -> pb.KvLayout:
+    return pb.KvLayout(num_layers=layout.num_layers, chunk_tokens=layout.chunk_tokens, kv_heads=layout.kv_heads,
+                       head_dim=layout.head_dim, dtype=_inverse(_DTYPES, layout.dtype),
+                       attention=_inverse(_ATTENTION, layout.attention))  # fmt: skip
+
+
+def namespace_from(message: pb.Namespace) -> Namespace:
+    return Namespace(message.model_id, message.weight_version, layout_from(message.layout), message.tenant_salt,
+                     message.adapter, message.shard_index, message.shard_count or 1)  # fmt: skip
+
+
+def namespace_to(namespace: Namespace) -> pb.Namespace:
+    return pb.Namespace(tenant_salt=namespace.tenant_salt, model_id=namespace.model_id,
+                        weight_version=namespace.weight_version, adapter=namespace.adapter,
+                        layout=layout_to(namespace.layout), shard_index=namespace.shard_index,
+                        shard_count=namespace.shard_count)  # fmt: skip
+
+
+def target_from(message: pb.RdmaTarget) -> RdmaTarget:
+    return RdmaTarget(message.worker_address, message.address, message.length, message.remote_key)
+
+
+def target_to(target: RdmaTarget) -> pb.RdmaTarget:
+    return pb.RdmaTarget(worker_address=target.worker_address, address=target.address, length=target.length,
+                         remote_key=target.remote_key)  # fmt: skip
+
+
+def order_to(order: DeliveryOrder) -> pb.DeliveryOrder.ValueType:
+    return _inverse(_ORDERS, order)
+
+
+def descriptor_from(message: pb.Descriptor) -> Descriptor:
+    if message.order not in _ORDERS:
+        raise DescriptorInvalid("not set, or unknown", field="descriptor.order")
+    return Descriptor(ChunkKeys(message.chunk_keys), message.num_layers, message.chunk_tokens,
+                      message.per_layer_chunk_bytes, _ORDERS[message.order], target_from(message.target))  # fmt: skip
+
+
+def descriptor_to(descriptor: Descriptor) -> pb.Descriptor:
+    return pb.Descriptor(chunk_keys=descriptor.keys.packed, num_layers=descriptor.num_layers,
+                         chunk_tokens=descriptor.chunk_tokens, per_layer_chunk_bytes=descriptor.slice_bytes,
+                         order=order_to(descriptor.order), target=target_to(descriptor.target))  # fmt: skip
+
+
+def segment_from(message: pb.Segment) -> Segment:
+    return Segment(message.node_id, message.grpc_address, message.worker_address, message.first_chunk,
+                   message.chunk_count)  # fmt: skip
+
+
+def segment_to(segment: Segment) -> pb.Segment:
+    return pb.Segment(node_id=segment.node_id, grpc_address=segment.grpc_address,
+                      worker_address=segment.worker_address, first_chunk=segment.first_chunk,
+                      chunk_count=segment.chunk_count)  # fmt: skip
+
+
+def role_from(value: pb.Role.ValueType) -> Role:
+    if value not in _ROLES:
+        raise InvalidRequest("not set, or unknown", field="role")
+    return _ROLES[value]
+
+
+def node_from(message: pb.Node) -> Node:
+    return Node(message.node_id, role_from(message.role), message.grpc_address, message.worker_address,
+                message.incarnation, message.protocol_version, message.capacity_bytes, message.used_bytes,
+                dict(message.figures))  # fmt: skip
+
+
+def node_to(node: Node) -> pb.Node:
+    return pb.Node(node_id=node.node_id, role=_inverse(_ROLES, node.role), grpc_address=node.grpc_address,
+                   worker_address=node.worker_address, incarnation=node.incarnation,
+                   protocol_version=node.protocol_version, capacity_bytes=node.capacity_bytes,
+                   used_bytes=node.used_bytes, figures=node.figures)  # fmt: skip
+
+
+def record_from(message: orchestrator_pb2.ChunkRecord) -> ChunkRecord:
+    return ChunkRecord(message.key, message.parent, message.segment, message.parent_segment)
+
+
+def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
+    return orchestrator_pb2.ChunkRecord(key=record.key, parent=record.parent, segment=record.segment,
+                                        parent_segment=record.parent_segment)  # fmt: skip
+
+
+def durability_from(value: pb.Durability.ValueType) -> Durability:
+    if value not in _DURABILITY:
+        raise InvalidRequest("not set, or unknown", field="durability")
+    return _DURABILITY[value]
+
+
+def durability_to(value: Durability) -> pb.Durability.ValueType:
+    return _inverse(_DURABILITY, value)
+
+
+def on_existing_from(value: pb.OnExisting.ValueType) -> OnExisting:
+    return _ON_EXISTING.get(value, OnExisting.SKIP)
+
+
+def on_existing_to(value: OnExisting) -> pb.OnExisting.ValueType:
+    return _inverse(_ON_EXISTING, value)
+
+
+def transfer_id_from(raw: bytes, field: str) -> bytes:
+    if len(raw) != TRANSFER_ID_BYTES:
+        raise InvalidRequest(f"{len(raw)} bytes, {TRANSFER_ID_BYTES} are needed", field=field)
+    return raw
+
+
+def runs_from(messages: Iterable[pb.ChunkRun]) -> tuple[ChunkRun, ...]:
+    return tuple(ChunkRun(message.first_chunk, message.chunk_count) for message in messages)
+
+
+def runs_to(runs: Iterable[ChunkRun]) -> list[pb.ChunkRun]:
+    return [pb.ChunkRun(first_chunk=run.first, chunk_count=run.count) for run in runs]
+
+
+def outcome_from(message: pb.NodeOutcome) -> NodeOutcome:
+    return NodeOutcome(message.node_id, runs_from(message.runs), message.delivered, message.bytes,
+                       _ORDERS.get(message.order, DeliveryOrder.AUTO), message.rate_bytes_per_s, message.scheduled,
+                       message.quiesced, message.error_code, message.error_message)  # fmt: skip
+
+
+def outcome_to(outcome: NodeOutcome) -> pb.NodeOutcome:
+    return pb.NodeOutcome(node_id=outcome.node_id, runs=runs_to(outcome.runs), delivered=outcome.delivered,
+                          bytes=outcome.bytes_moved, order=order_to(outcome.order),
+                          rate_bytes_per_s=outcome.rate_bytes_per_s, scheduled=outcome.scheduled,
+                          quiesced=outcome.quiesced, error_code=outcome.error_code,
+                          error_message=outcome.error_message)  # fmt: skip

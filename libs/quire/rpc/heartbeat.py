@@ -1,0 +1,62 @@
+"""Membership from a node's side: announce, keep announcing, leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from quire.errors import QuireError
+from quire.nodes import Node
+from quire.rpc.channels import ChannelPool, call
+from quire.rpc.convert import node_to
+from quire.telemetry import logger
+from quire.v1 import orchestrator_pb2 as pb
+from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
+_TIMEOUT_S = 2.0
+_RETRY_S = 0.3
+
+
+class Heartbeat:
+    """Announces `describe()` to the orchestrator at the interval that it asks for."""
+
+    def __init__(self, channels: ChannelPool, orchestrator_address: str, describe: Callable[[], Node]) -> None:
+        self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(orchestrator_address))
+        self._describe = describe
+        self._task: asyncio.Task[None] | None = None
+        self._joined = asyncio.Event()
+
+    def start(self) -> None:
+        """Begin; an orchestrator that is not there yet is waited for."""
+        self._task = asyncio.create_task(self._run())
+
+    async def joined(self) -> None:
+        """Return once the cluster knows this node."""
+        await self._joined.wait()
+
+    async def leave(self) -> None:
+        """Stop announcing and say good-bye, if somebody listens."""
+        if self._task is not None:
+            self._task.cancel()
+        node = self._describe()
+        request = pb.LeaveRequest(node_id=node.node_id, incarnation=node.incarnation)
+        try:
+            await call(self._stub.Leave, request, timeout_s=_TIMEOUT_S)
+        except QuireError as error:
+            logger().warning("could not leave", error=str(error))
+
+    async def _run(self) -> None:
+        failing = False
+        while True:
+            request = pb.HeartbeatRequest(node=node_to(self._describe()))
+            try:
+                response = await call(self._stub.Heartbeat, request, timeout_s=_TIMEOUT_S)
+            except QuireError as error:
+                if not failing:
+                    logger().warning("the orchestrator does not answer", error=str(error))
+                failing = True
+                await asyncio.sleep(_RETRY_S)
+                continue
+            failing = False
+            self._joined.set()
+            await asyncio.sleep(response.interval_ms / 1000)

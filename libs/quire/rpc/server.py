@@ -1,0 +1,129 @@
+"""Life of a gRPC server: health, reflection, traces, errors, a graceful stop on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from opentelemetry import trace
+
+from quire import errors
+from quire.rpc.status import status_of, trailers_of
+from quire.telemetry import attach, logger, tracer
+
+MESSAGE_BYTES_MAX: Final = 32 << 20
+_OPTIONS: Final = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.so_reuseport", 0),
+]
+
+
+class Server:
+    """A gRPC server with everything that each of Quire's has.
+
+    `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells.
+    """
+
+    def __init__(self, address: str, services: Sequence[str], *, requests_max: int = 1024) -> None:
+        self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._health = health.aio.HealthServicer()
+        self.grpc = grpc.aio.server(interceptors=[_EdgeInterceptor()], options=_OPTIONS,
+                                    maximum_concurrent_rpcs=requests_max)  # fmt: skip
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call, unused-ignore]
+        reflection.enable_server_reflection(self._services, self.grpc)
+        self.port = self.grpc.add_insecure_port(address)
+
+    async def start(self) -> None:
+        """Listen, and report healthy."""
+        await self.grpc.start()
+        await self._report(health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        """Report unhealthy, refuse new requests, let running ones finish for `grace_s`."""
+        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self.grpc.stop(grace_s)
+
+    async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", *self._services):
+            await self._health.set(name, status)
+
+
+async def until_signalled() -> None:
+    """Return on SIGTERM or SIGINT."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopped.set)
+    await stopped.wait()
+
+
+class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+    """A span for each request, in the caller's trace; every exception becomes a status, never a stack trace."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method.startswith(("/grpc.health", "/grpc.reflection")):
+            return handler
+        carrier = {str(key): str(value) for key, value in handler_call_details.invocation_metadata or ()}
+        if handler.unary_unary:
+            wrapped = _unary(handler.unary_unary, method, carrier)
+            return grpc.unary_unary_rpc_method_handler(wrapped, handler.request_deserializer, handler.response_serializer)
+        if handler.unary_stream:
+            streamed = _stream(handler.unary_stream, method, carrier)
+            return grpc.unary_stream_rpc_method_handler(streamed, handler.request_deserializer,
+                                                        handler.response_serializer)  # fmt: skip
+        return handler
+
+
+def _unary(behaviour: Callable[..., Awaitable[Any]], method: str, carrier: dict[str, str]) -> Callable[..., Any]:
+    async def call(request: Any, context: Any) -> Any:
+        with _span(method, carrier) as span:
+            try:
+                return await behaviour(request, context)
+            except Exception as error:
+                await _abort(context, error, method, span)
+
+    return call
+
+
+def _stream(behaviour: Callable[..., AsyncIterator[Any]], method: str, carrier: dict[str, str]) -> Callable[..., Any]:
+    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+        with _span(method, carrier) as span:
+            try:
+                async for response in behaviour(request, context):
+                    yield response
+            except Exception as error:
+                await _abort(context, error, method, span)
+
+    return call
+
+
+def _span(method: str, carrier: dict[str, str]) -> Any:
+    service, _, name = method.lstrip("/").rpartition("/")
+    attributes = {"rpc.system.name": "grpc", "rpc.service": service, "rpc.method": name}
+    parent = attach(carrier)
+    return tracer().start_as_current_span(f"{service}/{name}", parent, trace.SpanKind.SERVER, attributes,
+                                          record_exception=False, set_status_on_exception=False)  # fmt: skip
+
+
+async def _abort(context: Any, error: Exception, method: str, span: trace.Span) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, errors.QuireError):
+        logger().error("a request failed unexpectedly", method=method, exc_info=error)
+        error = errors.InternalError("internal error; the service's log has the details")
+    status = status_of(error)
+    span.set_attribute("rpc.status_code", status.name)
+    span.set_status(trace.Status(trace.StatusCode.ERROR, error.code()))
+    await context.abort(status, str(error), trailers_of(error))

@@ -1,0 +1,31 @@
+"""The frame that every service's `main()` stands in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from quire.config import Config, load
+from quire.errors import QuireError
+from quire.telemetry import configure, logger
+
+
+
+def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Config], Awaitable[None]]) -> None:
+    """Read the configuration, set up telemetry, run `serve` on uvloop until it returns.
+
+    A `QuireError` (a wrong variable, a foreign pool) ends the process with status 2 and one line.
+    """
+    configure(name)
+    try:
+        config = load(kind, prefix)
+        uvloop.run(_serve(serve, config))
+    except QuireError as error:
+        logger().error("cannot start", error=error.code(), message=str(error))
+        sys.exit(2)
+
+
+async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> None:
+    await serve(config)

@@ -1,0 +1,27 @@
+"""Every span and metric name of Quire. A tidy test holds that no other module spells one."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Spans, by service. RPC spans are named "package.Service/Method" by `quire.rpc`.
+CLIENT_LOOKUP: Final = "quire.client.lookup"
+CLIENT_FETCH: Final = "quire.client.fetch"
+CLIENT_STORE: Final = "quire.client.store"
+INDEX_MATCH: Final = "quire.index.match"
+INDEX_REGISTER: Final = "quire.index.register"
+STORAGE_DELIVER: Final = "quire.storage.deliver"
+STORAGE_ADMIT: Final = "quire.storage.admit"
+STORAGE_INGEST: Final = "quire.storage.ingest"
+STORAGE_PULL: Final = "quire.storage.pull"
+STORAGE_COMMIT: Final = "quire.storage.commit"
+EVENT_LAYER: Final = "layer"
+
+# Metrics; units as UCUM in the instrument.
+LOOKUP_CHUNKS: Final = "quire.lookup.chunks"
+DELIVERED_BYTES: Final = "quire.storage.delivered"
+INGESTED_BYTES: Final = "quire.storage.ingested"
+DELIVERIES_ACTIVE: Final = "quire.storage.deliveries.active"
+CHECKSUM_FAILURES: Final = "quire.storage.checksum.failures"
+SCHEDULER_FALLBACKS: Final = "quire.storage.scheduler.fallbacks"
+ADMITTED: Final = "quire.scheduler.admitted"

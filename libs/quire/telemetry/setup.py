@@ -1,0 +1,118 @@
+"""Set-up of OpenTelemetry and structlog, once per process.
+
+`OTEL_EXPORTER_OTLP_ENDPOINT` sends traces and metrics to a collector. `QUIRE_TRACE_FOLDER` also appends each finished span
+to a file there as one JSON line, for machines without a collector. With neither, spans are not recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
+
+
+class FileSpanExporter(SpanExporter):
+    """One JSON object per finished span and line; times in Unix nanoseconds."""
+
+    def __init__(self, path: Path, service: str) -> None:
+        self._file = path.open("a", buffering=1)
+        self._service = service
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        for span in spans:
+            self._file.write(json.dumps(self._record(span)) + "\n")
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self._file.close()
+
+    def _record(self, span: ReadableSpan) -> dict[str, Any]:
+        context, parent = span.get_span_context(), span.parent
+        return {
+            "trace_id": f"{context.trace_id:032x}" if context else "",
+            "span_id": f"{context.span_id:016x}" if context else "",
+            "parent_id": f"{parent.span_id:016x}" if parent else None,
+            "name": span.name,
+            "service": self._service,
+            "start_ns": span.start_time,
+            "end_ns": span.end_time,
+            "attributes": dict(span.attributes or {}),
+            "events": [[event.timestamp, event.name, dict(event.attributes or {})] for event in span.events],
+            "ok": span.status.is_ok,
+        }
+
+
+def configure(service: str, *, log_level: str = "info") -> None:
+    """Install exporters and log format for this process."""
+    _configure_logs(service, log_level)
+    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    folder = os.environ.get("QUIRE_TRACE_FOLDER")
+    if not endpoint and not folder:
+        return
+    resource = Resource.create({"service.name": service})
+    provider = TracerProvider(resource=resource)
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        path = Path(folder) / f"{service}-{os.getpid()}.jsonl"
+        provider.add_span_processor(SimpleSpanProcessor(FileSpanExporter(path, service)))
+    if endpoint:
+        _export_otlp(provider, resource)
+    trace.set_tracer_provider(provider)
+
+
+def _export_otlp(provider: TracerProvider, resource: Resource) -> None:
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+    metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=[reader]))
+
+
+def _configure_logs(service: str, level: str) -> None:
+    def add_trace(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            event["trace_id"] = f"{context.trace_id:032x}"
+        return event
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            add_trace,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def tracer() -> trace.Tracer:
+    """Quire's tracer."""
+    return trace.get_tracer("quire")
+
+
+def meter() -> metrics.Meter:
+    """Quire's meter."""
+    return metrics.get_meter("quire")
+
+
+def logger() -> Any:
+    """A structured logger."""
+    return structlog.get_logger()

@@ -1,0 +1,37 @@
+"""Trace context on its way through gRPC metadata, the descriptor's headers and the UCX message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+BINARY_BYTES: Final = 25
+
+
+def headers() -> dict[str, str]:
+    """`traceparent` (and `tracestate`) of the current span; empty without one."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    return carrier
+
+
+def attach(carrier: Mapping[str, str]) -> Context:
+    """The context that the headers name."""
+    return _PROPAGATOR.extract(dict(carrier))
+
+
+def binary_context() -> bytes:
+    """Current context in 25 bytes: trace id, span id, flags. Zeros without one."""
+    context = trace.get_current_span().get_span_context()
+    return context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big") + bytes([context.trace_flags])
+
+
+def from_binary(raw: bytes) -> trace.SpanContext:
+    """The inverse of `binary_context`."""
+    flags = trace.TraceFlags(raw[24])
+    return trace.SpanContext(int.from_bytes(raw[:16], "big"), int.from_bytes(raw[16:24], "big"), True, flags)

@@ -1,0 +1,17 @@
+"""The data plane as a port, with two ends: UCX, and memory of this process for tests of what stands above it."""
+
+from quire.transport.base import Peer, PayloadStream, Region, Remote, Transport
+from quire.transport.messages import LayerProduced, LayerReady, Message, Quiesced, decode_message
+
+__all__ = [
+    "LayerProduced",
+    "LayerReady",
+    "Message",
+    "PayloadStream",
+    "Peer",
+    "Quiesced",
+    "Region",
+    "Remote",
+    "Transport",
+    "decode_message",
+]

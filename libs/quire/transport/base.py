@@ -1,0 +1,113 @@
+"""The data plane as a port: registered memory, one-sided reads and writes, ordered announced payloads, short messages.
+
+Laws that every implementation keeps, and that `tests/contract/transport_suite.py` checks: a message announced after bytes
+arrives after them; a transfer outside of either side's registered range raises `TargetInvalid` and moves nothing; after
+`drain` returned or raised `PeerLost`, nobody touches either side's memory; a peer's death raises `PeerLost` and costs nobody
+else anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.descriptor import RdmaTarget
+from quire.errors import PeerLost
+
+
+class Region(Protocol):
+    """Registered memory here. `view`: its bytes."""
+
+    @property
+    def address(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def remote_key(self) -> bytes: ...
+    def close(self) -> None:
+        """Unregister. Not while a peer may still be writing."""
+
+
+class Remote(Protocol):
+    """A peer's registered range, opened for access."""
+
+    @property
+    def length(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class PayloadStream(Protocol):
+    """Ordered payloads of one producer; not for two tasks at once."""
+
+    @property
+    def bytes_posted(self) -> int: ...
+    async def send(self, offset: int, length: int, remote_offset: int) -> None:
+        """Put a contiguous range; returns when posted."""
+
+    async def gather(self, offsets: npt.NDArray[np.int64], length: int, remote_offset: int) -> None:
+        """Put `length` bytes from each of `offsets`, back to back; returns when posted."""
+
+    def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
+        """Send `message`, and call `then`, once everything put so far has arrived."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until nothing is in flight. Raises what went wrong."""
+
+    def stop(self) -> None:
+        """Post nothing more."""
+
+
+class Peer(Protocol):
+    """One connection."""
+
+    @property
+    def error(self) -> PeerLost | None: ...
+    def on_failure(self, callback: Callable[[PeerLost], None]) -> None:
+        """Call back once when the peer is found dead."""
+
+    def remote(self, target: RdmaTarget) -> Remote:
+        """Open the peer's range. Raises `TargetInvalid` for a key that cannot be used."""
+
+    async def get(self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *,
+                  timeout_s: float) -> None:  # fmt: skip
+        """Read from the peer's memory."""
+
+    def stream(self, region: Region, remote: Remote) -> PayloadStream:
+        """Ordered payloads from `region` into `remote`."""
+
+    def send(self, message: bytes) -> None:
+        """A short message."""
+
+    async def flush(self, timeout_s: float) -> None:
+        """Wait until everything sent has left."""
+
+    async def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Transport(Protocol):
+    """The data plane of one process and loop."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def address(self) -> bytes:
+        """What a peer needs to connect here."""
+
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+    def register(self, buffer: Any) -> Region:
+        """Register a writable contiguous buffer (numpy, mmap, torch); kept alive until the region is closed."""
+
+    def connect(self, address: bytes) -> Peer:
+        """The connection to that address; the same one while it is alive."""
+
+    def on_message(self, handler: Callable[[bytes], None]) -> None:
+        """Where messages go."""
+
+    def expecting(self) -> AbstractContextManager[None]:
+        """While inside, messages are about to arrive: spin a little rather than sleep."""

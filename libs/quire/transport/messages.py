@@ -1,0 +1,75 @@
+"""The short messages of the data plane, with the trace they belong to. Fixed binary layout, versioned."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from quire.errors import InvalidRequest
+
+TRANSFER_ID_BYTES: Final = 16
+_NO_TRACE: Final = bytes(25)
+_FORMAT: Final = struct.Struct("<BB16sHHHx25s")  # version, kind, transfer, node index, layer, status, trace
+_VERSION: Final = 1
+ALL_LAYERS: Final = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReady:
+    """Storage node → client: this node's stripe of `layer` is complete in the client's memory.
+
+    `layer` is `ALL_LAYERS` for a chunkwise delivery. `trace` is the binary W3C context: trace id, span id, flags.
+    """
+
+    transfer_id: bytes
+    node_index: int
+    layer: int
+    trace: bytes = _NO_TRACE
+
+
+@dataclass(frozen=True, slots=True)
+class Quiesced:
+    """Storage node → client: this node touches the client's memory no more. `complete`: it delivered all of its run."""
+
+    transfer_id: bytes
+    node_index: int
+    complete: bool
+    trace: bytes = _NO_TRACE
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProduced:
+    """Client → storage node: `layer` of the chunks to store is in the source buffer."""
+
+    transfer_id: bytes
+    layer: int
+    trace: bytes = _NO_TRACE
+
+
+Message = LayerReady | Quiesced | LayerProduced
+_LAYER_READY, _QUIESCED, _LAYER_PRODUCED = 1, 2, 3
+
+
+def encode_message(message: Message) -> bytes:
+    match message:
+        case LayerReady(transfer, node, layer, trace):
+            return _FORMAT.pack(_VERSION, _LAYER_READY, transfer, node, layer, 0, trace)
+        case Quiesced(transfer, node, complete, trace):
+            return _FORMAT.pack(_VERSION, _QUIESCED, transfer, node, 0, int(complete), trace)
+        case LayerProduced(transfer, layer, trace):
+            return _FORMAT.pack(_VERSION, _LAYER_PRODUCED, transfer, 0, layer, 0, trace)
+
+
+def decode_message(raw: bytes) -> Message:
+    """Raises `InvalidRequest` for what no version of Quire sends."""
+    if len(raw) != _FORMAT.size or raw[0] != _VERSION:
+        raise InvalidRequest(f"a message of {len(raw)} bytes, version {raw[0] if raw else None}", field="message")
+    _, kind, transfer, node, layer, status, trace = _FORMAT.unpack(raw)
+    if kind == _LAYER_READY:
+        return LayerReady(transfer, node, layer, trace)
+    if kind == _QUIESCED:
+        return Quiesced(transfer, node, bool(status), trace)
+    if kind == _LAYER_PRODUCED:
+        return LayerProduced(transfer, layer, trace)
+    raise InvalidRequest(f"{kind} is no kind of message", field="message")

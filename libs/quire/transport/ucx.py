@@ -1,0 +1,174 @@
+"""The data plane on UCX. The only module that sees `pyucx`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+import pyucx
+from quire.descriptor import RdmaTarget
+from quire.errors import DeadlineExceeded, PeerLost, QuireError, TargetInvalid
+from quire.transport.base import PayloadStream, Peer, Region, Remote
+
+_MESSAGE_ID: Final = 1
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """pyucx's errors in Quire's words."""
+    try:
+        yield
+    except pyucx.UcxError as error:
+        raise _translate(error) from error
+
+
+def _translate(error: pyucx.UcxError) -> QuireError:
+    match error:
+        case pyucx.TargetOutOfRange() | pyucx.InvalidRemoteKey():
+            return TargetInvalid(str(error), field="target")
+        case pyucx.OperationTimeout():
+            return DeadlineExceeded(str(error))
+        case _:
+            return PeerLost(str(error))
+
+
+class UcxTransport:
+    """UCX in the running loop. `config` are UCX settings, e.g. TLS="tcp"."""
+
+    name = "ucx"
+
+    def __init__(self, **config: str) -> None:
+        self._config = config
+        self._peers: dict[bytes, UcxPeer] = {}
+        self._handler: Callable[[bytes], None] = lambda message: None
+        self._gathers = True
+        self.description = f"ucx {'.'.join(map(str, pyucx.library.version))} ({pyucx.library.origin})"
+
+    async def start(self) -> None:
+        self._gathers = await pyucx.gathers_correctly()
+        self._context = pyucx.Context(**self._config)
+        self._worker = pyucx.Worker(self._context)
+        self._worker.start()
+        self._worker.on_message(_MESSAGE_ID, lambda message: self._handler(message))
+        self._address = self._worker.address()
+
+    async def close(self) -> None:
+        self._peers.clear()
+        await self._worker.close()
+
+    @property
+    def address(self) -> bytes:
+        return self._address
+
+    def register(self, buffer: Any) -> Region:
+        with _translated():
+            return self._context.register(buffer)
+
+    def connect(self, address: bytes) -> Peer:
+        peer = self._peers.get(address)
+        if peer is None or peer.error is not None:
+            with _translated():
+                peer = UcxPeer(self._worker.connect(address), gathers=self._gathers)
+            peer.on_failure(lambda _: self._forget(address))
+            self._peers[address] = peer
+        return peer
+
+    def on_message(self, handler: Callable[[bytes], None]) -> None:
+        self._handler = handler
+
+    def expecting(self) -> AbstractContextManager[None]:
+        return self._worker.expecting()
+
+    def _forget(self, address: bytes) -> None:
+        dead = self._peers.pop(address, None)
+        if dead is not None:
+            # UCX runs this from its error handler, where an endpoint must not be closed.
+            self._worker.loop.call_soon(dead.abort)
+
+
+class UcxPeer:
+    """One endpoint."""
+
+    def __init__(self, endpoint: pyucx.Endpoint, *, gathers: bool) -> None:
+        self._endpoint = endpoint
+        self._gathers = gathers
+
+    @property
+    def error(self) -> PeerLost | None:
+        return None if self._endpoint.error is None else PeerLost(str(self._endpoint.error))
+
+    def on_failure(self, callback: Callable[[PeerLost], None]) -> None:
+        self._endpoint.on_failure(lambda error: callback(PeerLost(str(error))))
+
+    def transports(self) -> list[tuple[str, str]]:
+        return self._endpoint.transports()
+
+    def remote(self, target: RdmaTarget) -> Remote:
+        with _translated():
+            return self._endpoint.remote_memory(target.address, target.length, target.remote_key)
+
+    async def get(self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *,
+                  timeout_s: float) -> None:  # fmt: skip
+        with _translated():
+            await self._endpoint.get(cast(pyucx.Memory, region), offset, length, cast(pyucx.RemoteMemory, remote),
+                                     remote_offset, timeout_s)  # fmt: skip
+
+    def stream(self, region: Region, remote: Remote) -> PayloadStream:
+        with _translated():
+            stream = self._endpoint.stream(cast(pyucx.Memory, region), cast(pyucx.RemoteMemory, remote), _MESSAGE_ID)
+        return UcxStream(stream, gathers=self._gathers)
+
+    def send(self, message: bytes) -> None:
+        with _translated():
+            self._endpoint.send(_MESSAGE_ID, message)
+
+    async def flush(self, timeout_s: float) -> None:
+        with _translated():
+            await self._endpoint.flush(timeout_s)
+
+    async def close(self) -> None:
+        with _translated():
+            await self._endpoint.close()
+
+    def abort(self) -> None:
+        self._endpoint.abort()
+
+
+class UcxStream:
+    """A `pyucx.Stream`; where this libucp gathers wrongly (1.13), slice by slice."""
+
+    def __init__(self, stream: pyucx.Stream, *, gathers: bool) -> None:
+        self._stream = stream
+        self._gathers = gathers
+
+    @property
+    def bytes_posted(self) -> int:
+        return self._stream.bytes_posted
+
+    async def send(self, offset: int, length: int, remote_offset: int) -> None:
+        with _translated():
+            await self._stream.send(offset, length, remote_offset)
+
+    async def gather(self, offsets: npt.NDArray[np.int64], length: int, remote_offset: int) -> None:
+        with _translated():
+            if self._gathers:
+                await self._stream.gather(offsets, length, remote_offset)
+            else:
+                for index, offset in enumerate(offsets.tolist()):
+                    await self._stream.send(offset, length, remote_offset + index * length)
+
+    def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
+        with _translated():
+            self._stream.announce(message, then)
+
+    async def drain(self, timeout_s: float) -> None:
+        with _translated():
+            await self._stream.drain(timeout_s)
+
+    def stop(self) -> None:
+        self._stream.stop()

@@ -1,0 +1,82 @@
+"""The orchestrator and the storage nodes over gRPC."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from quire.durability import Durability, OnExisting
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.nodes import Segment
+from quire.outcome import NodeOutcome
+from quire.rpc import convert
+from quire.rpc.channels import ChannelPool, call, stream
+from quire.v1 import orchestrator_pb2, storage_pb2
+from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire.v1.storage_pb2_grpc import StorageServiceStub
+from quire_gateway.config import GatewayConfig
+from quire_gateway.ports import DeliveryOrder, IngestOrder, LayerArrived
+
+
+class GrpcAllocator:
+    """The `Allocator` port."""
+
+    def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
+        self._config = config
+        self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
+
+    async def allocate(self, namespace: Namespace, keys: ChunkKeys, first: int, durability: Durability,
+                       on_existing: OnExisting) -> tuple[list[Segment], int]:  # fmt: skip
+        request = orchestrator_pb2.AllocateRequest(
+            namespace=convert.namespace_to(namespace),
+            chunk_keys=keys.packed,
+            first_chunk=first,
+            durability=convert.durability_to(durability),
+            on_existing=convert.on_existing_to(on_existing),
+        )
+        response = await call(self._stub.Allocate, request, timeout_s=self._config.control_timeout_s)
+        return [convert.segment_from(segment) for segment in response.segments], response.known_chunks
+
+
+class GrpcStorageNodes:
+    """The `StorageNodes` port."""
+
+    def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
+        self._config = config
+        self._channels = channels
+
+    async def deliver(self, address: str, order: DeliveryOrder) -> AsyncIterator[LayerArrived | NodeOutcome]:
+        request = storage_pb2.DeliverRequest(
+            lease=order.lease,
+            delivery_id=order.delivery_id,
+            descriptor=convert.descriptor_to(order.descriptor),
+            runs=convert.runs_to(order.runs),
+            node_index=order.node_index,
+            compute_window_us=order.compute_window_us,
+            layers_in_stream=order.layers_in_stream,
+        )
+        method = self._stub(address).Deliver
+        async for response in stream(method, request, timeout_s=self._config.transfer_timeout_s):
+            if response.WhichOneof("event") == "layer":
+                yield LayerArrived(response.layer.node_id, response.layer.layer)
+            else:
+                yield convert.outcome_from(response.outcome)
+
+    async def ingest(self, address: str, order: IngestOrder) -> NodeOutcome:
+        request = storage_pb2.IngestRequest(
+            layout=convert.layout_to(order.namespace.layout),
+            namespace_digest=order.namespace.digest(),
+            chunks=[convert.record_to(record) for record in order.chunks],
+            store_id=order.store_id,
+            source=convert.target_to(order.source),
+            source_runs=convert.runs_to(order.source_runs),
+            source_chunk_count=order.source_chunks,
+            node_index=order.node_index,
+            durability=convert.durability_to(order.durability),
+            on_existing=convert.on_existing_to(order.on_existing),
+        )
+        response = await call(self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s)
+        return convert.outcome_from(response.outcome)
+
+    def _stub(self, address: str) -> StorageServiceStub:
+        return StorageServiceStub(self._channels.get(address))

@@ -1,0 +1,69 @@
+"""What the gateway needs from outside: the orchestrator and the storage nodes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.descriptor import Descriptor, RdmaTarget
+from quire.durability import Durability, OnExisting
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.metadata.index import ChunkRecord
+from quire.nodes import Segment
+from quire.outcome import ChunkRun, NodeOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class LayerArrived:
+    """A node's stripe of a layer is complete at the client."""
+
+    node_id: str
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryOrder:
+    """One node's part of a fetch."""
+
+    lease: bytes
+    delivery_id: bytes
+    descriptor: Descriptor
+    runs: tuple[ChunkRun, ...]
+    node_index: int
+    compute_window_us: int
+    layers_in_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IngestOrder:
+    """One node's part of a store. `source_runs` say where `chunks` lie among the `source_chunks` of the source."""
+
+    namespace: Namespace
+    store_id: bytes
+    chunks: Sequence[ChunkRecord]
+    source: RdmaTarget
+    source_runs: tuple[ChunkRun, ...]
+    source_chunks: int
+    node_index: int
+    durability: Durability
+    on_existing: OnExisting
+
+
+class Allocator(Protocol):
+    """The orchestrator, as far as values of Quire pass to it; plain requests are forwarded as they are."""
+
+    async def allocate(self, namespace: Namespace, keys: ChunkKeys, first: int, durability: Durability,
+                       on_existing: OnExisting) -> tuple[list[Segment], int]:  # fmt: skip
+        """Where to store the unknown chunks, and how many from the start are known."""
+
+
+class StorageNodes(Protocol):
+    """Storage nodes by their gRPC address."""
+
+    def deliver(self, address: str, order: DeliveryOrder) -> AsyncIterator[LayerArrived | NodeOutcome]:
+        """Events of one node's delivery; the outcome comes last."""
+
+    async def ingest(self, address: str, order: IngestOrder) -> NodeOutcome:
+        """One node's part of a store."""

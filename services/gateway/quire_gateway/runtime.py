@@ -1,0 +1,190 @@
+"""Fetches and stores: one request in, one per storage node out, their outcomes gathered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.descriptor import Descriptor, RdmaTarget
+from quire.durability import Durability, OnExisting
+from quire.errors import InvalidRequest, QuireError, TargetInvalid
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.metadata.index import records
+from quire.nodes import Segment
+from quire.outcome import ChunkRun, NodeOutcome
+from quire_gateway.config import GatewayConfig
+from quire_gateway.core.plan import NodeShare, delivered_mask, node_shares, shares, usable_chunks
+from quire_gateway.errors import TransfersExhausted
+from quire_gateway.ports import Allocator, DeliveryOrder, IngestOrder, LayerArrived, StorageNodes
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSummary:
+    """What arrived: one byte per chunk, and how many from the first on an engine can use."""
+
+    delivered: bytes
+    usable_chunks: int
+    bytes_moved: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCall:
+    """A fetch as the client asked for it."""
+
+    lease: bytes
+    delivery_id: bytes
+    descriptor: Descriptor
+    segments: Sequence[Segment]
+    compute_window_us: int = 0
+    layers_in_stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCall:
+    """A store as the client asked for it; `keys` from the start of the prefix, the source holds those from `first` on."""
+
+    namespace: Namespace
+    keys: ChunkKeys
+    first: int
+    store_id: bytes
+    source: RdmaTarget
+    durability: Durability
+    on_existing: OnExisting
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a store goes."""
+
+    segments: Sequence[Segment]
+    known_chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSummary:
+    """What was stored, and what had been before."""
+
+    stored_chunks: int
+    known_chunks: int
+    bytes_moved: int
+
+
+class Gateway:
+    """Stateless but for the bound on transfers."""
+
+    def __init__(self, config: GatewayConfig, allocator: Allocator, nodes: StorageNodes) -> None:
+        self._config = config
+        self._allocator = allocator
+        self._nodes = nodes
+        self._transfers = 0
+
+    @property
+    def transfers(self) -> int:
+        return self._transfers
+
+    async def fetch(self, fetch: FetchCall) -> AsyncIterator[LayerArrived | NodeOutcome | FetchSummary]:
+        """Every node's events as they come; the summary last. Closing the iterator early stops the nodes."""
+        chunks = len(fetch.descriptor.keys)
+        outcomes: list[NodeOutcome] = []
+        with self._transfer():
+            parts = shares(fetch.segments, chunks)
+            async with _gathered([self._deliver(fetch, share) for share in parts]) as events:
+                async for event in events:
+                    if isinstance(event, NodeOutcome):
+                        outcomes.append(event)
+                    yield event
+        mask = delivered_mask(outcomes, chunks)
+        yield FetchSummary(mask, usable_chunks(mask), sum(outcome.bytes_moved for outcome in outcomes))
+
+    async def store(self, store: StoreCall) -> AsyncIterator[Placement | NodeOutcome | StoreSummary]:
+        """The placement first, so that the client can announce its layers; then outcomes; the summary last."""
+        source_chunks = len(store.keys) - store.first
+        if source_chunks < 1:
+            raise InvalidRequest(f"{store.first}, but there are {len(store.keys)} keys", field="first_chunk")
+        needed = store.namespace.layout.payload_bytes(source_chunks)
+        if store.source.length < needed:
+            raise TargetInvalid(f"{store.source.length} bytes, but the chunks have {needed}", field="source.length")
+        outcomes: list[NodeOutcome] = []
+        with self._transfer():
+            segments, known = await self._allocator.allocate(store.namespace, store.keys, store.first,
+                                                             store.durability, store.on_existing)  # fmt: skip
+            yield Placement(segments, known)
+            async with _gathered([self._ingest(store, share) for share in node_shares(segments)]) as events:
+                async for outcome in events:
+                    outcomes.append(outcome)
+                    yield outcome
+        stored = sum(sum(outcome.delivered) for outcome in outcomes)
+        yield StoreSummary(stored, known, sum(outcome.bytes_moved for outcome in outcomes))
+
+    @contextlib.contextmanager
+    def _transfer(self) -> Iterator[None]:
+        if self._transfers >= self._config.transfers_max:
+            raise TransfersExhausted(f"{self._transfers} transfers are running; retry later")
+        self._transfers += 1
+        try:
+            yield
+        finally:
+            self._transfers -= 1
+
+    async def _deliver(self, fetch: FetchCall, share: NodeShare) -> AsyncIterator[LayerArrived | NodeOutcome]:
+        order = DeliveryOrder(fetch.lease, fetch.delivery_id, fetch.descriptor, share.runs, share.index,
+                              fetch.compute_window_us, fetch.layers_in_stream)  # fmt: skip
+        try:
+            async for event in self._nodes.deliver(share.grpc_address, order):
+                yield event
+        except QuireError as error:
+            yield _failed(share, error)
+
+    async def _ingest(self, store: StoreCall, share: NodeShare) -> AsyncIterator[NodeOutcome]:
+        chunks = [record for run in share.runs for record in records(store.keys, run.first, run.count)]
+        source_runs = tuple(ChunkRun(run.first - store.first, run.count) for run in share.runs)
+        order = IngestOrder(store.namespace, store.store_id, chunks, store.source, source_runs,
+                            len(store.keys) - store.first, share.index, store.durability, store.on_existing)  # fmt: skip
+        try:
+            yield await self._nodes.ingest(share.grpc_address, order)
+        except QuireError as error:
+            yield _failed(share, error)
+
+
+def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:
+    count = sum(run.count for run in share.runs)
+    return NodeOutcome(share.node_id, share.runs, bytes(count), error_code=error.code(), error_message=str(error))
+
+
+@contextlib.asynccontextmanager
+async def _gathered(sources: Sequence[AsyncIterator[Any]]) -> AsyncIterator[AsyncIterator[Any]]:
+    """Events of all sources as they come. On leaving, what still runs is cancelled and waited for."""
+    queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=64)
+    done = object()
+
+    async def pump(source: AsyncIterator[Any]) -> None:
+        try:
+            async with contextlib.aclosing(source) as events:  # type: ignore[type-var]
+                async for event in events:
+                    await queue.put(event)
+        finally:
+            with contextlib.suppress(asyncio.QueueFull):
+                queue.put_nowait(done)
+
+    async def events() -> AsyncIterator[Any]:
+        left = len(sources)
+        while left:
+            event = await queue.get()
+            if event is done:
+                left -= 1
+            else:
+                yield event
+
+    runners: list[Coroutine[Any, Any, None]] = [pump(source) for source in sources]
+    tasks = [asyncio.create_task(runner) for runner in runners]
+    try:
+        yield events()
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

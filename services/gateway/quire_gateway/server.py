@@ -1,0 +1,125 @@
+"""The public gRPC door: decode, call, answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+from quire import PROTOCOL_VERSION
+from quire.keys import ChunkKeys
+from quire.nodes import Node, Role
+from quire.outcome import NodeOutcome
+from quire.rpc import convert
+from quire.rpc.channels import ChannelPool, call
+from quire.rpc.heartbeat import Heartbeat
+from quire.rpc.server import Server, until_signalled
+from quire.rpc.service import run_service
+from quire.v1 import gateway_pb2 as pb
+from quire.v1 import orchestrator_pb2
+from quire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
+from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
+from quire_gateway.config import PREFIX, GatewayConfig
+from quire_gateway.ports import LayerArrived
+from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
+
+
+
+
+class GatewayServicer(GatewayServiceServicer):
+    """Short requests go on to the orchestrator as they are; transfers are the gateway's own."""
+
+    def __init__(self, config: GatewayConfig, gateway: Gateway, channels: ChannelPool) -> None:
+        self._timeout_s = config.control_timeout_s
+        self._gateway = gateway
+        self._orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
+
+    async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
+        return await self._forward(self._orchestrator.Lookup, request)
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
+        return await self._forward(self._orchestrator.Release, request)
+
+    async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
+        return await self._forward(self._orchestrator.Evict, request)
+
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
+        listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
+        return pb.StatusResponse(nodes=listed.nodes)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
+        fetch = FetchCall(
+            request.lease,
+            convert.transfer_id_from(request.delivery_id, "delivery_id"),
+            convert.descriptor_from(request.descriptor),
+            [convert.segment_from(segment) for segment in request.segments],
+            request.compute_window_us,
+            request.layers_in_stream,
+        )
+        async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
+            async for event in events:
+                match event:
+                    case LayerArrived(node_id, layer):
+                        yield pb.FetchResponse(layer=pb.LayerArrived(layer=layer, node_id=node_id))
+                    case NodeOutcome():
+                        yield pb.FetchResponse(node=convert.outcome_to(event))
+                    case FetchSummary(delivered, usable, moved):
+                        yield pb.FetchResponse(
+                            summary=pb.FetchSummary(delivered=delivered, usable_chunks=usable, bytes=moved)
+                        )
+
+    async def Store(self, request: pb.StoreRequest, context: Any) -> AsyncIterator[pb.StoreResponse]:
+        store = StoreCall(
+            convert.namespace_from(request.namespace),
+            ChunkKeys(request.chunk_keys),
+            request.first_chunk,
+            convert.transfer_id_from(request.store_id, "store_id"),
+            convert.target_from(request.source),
+            convert.durability_from(request.durability),
+            convert.on_existing_from(request.on_existing),
+        )
+        async with contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
+            async for event in events:
+                match event:
+                    case Placement(segments, known):
+                        placed = [convert.segment_to(segment) for segment in segments]
+                        yield pb.StoreResponse(placement=pb.StorePlacement(segments=placed, known_chunks=known))
+                    case NodeOutcome():
+                        yield pb.StoreResponse(node=convert.outcome_to(event))
+                    case StoreSummary(stored, known, moved):
+                        yield pb.StoreResponse(
+                            summary=pb.StoreSummary(stored_chunks=stored, known_chunks=known, bytes=moved)
+                        )
+
+    async def _forward(self, method: Any, request: Any) -> Any:
+        return await call(method, request, timeout_s=self._timeout_s)
+
+
+async def serve(config: GatewayConfig) -> None:
+    """Run until SIGTERM."""
+    channels, incarnation = ChannelPool(), os.urandom(8).hex()
+    gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels))
+    server = Server(config.listen, ["quire.v1.GatewayService"], requests_max=config.requests_max)
+    add_GatewayServiceServicer_to_server(GatewayServicer(config, gateway, channels), server.grpc)
+
+    def describe() -> Node:
+        return Node(config.node_id, Role.GATEWAY, config.advertise or config.listen, b"", incarnation,
+                    PROTOCOL_VERSION, figures={"transfers": gateway.transfers})  # fmt: skip
+
+    heartbeat = Heartbeat(channels, config.orchestrator_address, describe)
+    await server.start()
+    heartbeat.start()
+    await until_signalled()
+    await heartbeat.leave()
+    await server.stop(config.stop_grace_s)
+    await channels.close()
+
+
+def main() -> None:
+    run_service("gateway", GatewayConfig, PREFIX, serve)
+
+
+if __name__ == "__main__":
+    main()

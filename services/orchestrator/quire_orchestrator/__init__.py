@@ -1,0 +1,1 @@
+"""The brain: prefix look-up, placement, leases, membership."""

@@ -1,0 +1,25 @@
+"""Configuration of the orchestrator, from QUIRE_ORCHESTRATOR_*."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config import setting
+
+PREFIX = "QUIRE_ORCHESTRATOR_"
+
+
+@dataclass(frozen=True, slots=True)
+class OrchestratorConfig:
+    """Units are in the names."""
+
+    listen: str = setting("127.0.0.1:7411", "host:port to listen on")
+    redis_url: str = setting("redis://127.0.0.1:6379/0", "where the metadata live", variable="QUIRE_REDIS_URL")
+    redis_cluster: bool = setting(False, "ask index segment by segment, as a Redis Cluster needs it",
+                                  variable="QUIRE_REDIS_CLUSTER")  # fmt: skip
+    cluster_secret: str = setting("", "signs leases; the same at every service", variable="QUIRE_CLUSTER_SECRET")
+    heartbeat_ms: int = setting(1000, "how often members report", minimum=50)
+    member_ttl_ms: int = setting(3000, "after how long without a report a member counts as dead", minimum=100)
+    lease_ttl_ms_max: int = setting(300_000, "longest lease", minimum=1)
+    requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
+    stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)

@@ -1,0 +1,113 @@
+"""The orchestrator's gRPC door: decode, call, answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.clock import SystemClock
+from quire.errors import InvalidRequest
+from quire.hashing import block_keys
+from quire.keys import ChunkKeys
+from quire.metadata import Membership, PrefixIndex, connect
+from quire.rpc import convert
+from quire.rpc.channels import ChannelPool
+from quire.rpc.server import Server, until_signalled
+from quire.rpc.service import run_service
+from quire.v1 import common_pb2, gateway_pb2, orchestrator_pb2
+from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
+from quire_orchestrator.adapters.storage import GrpcChunkHolder
+from quire_orchestrator.config import PREFIX, OrchestratorConfig
+from quire_orchestrator.runtime import Orchestrator
+
+
+class OrchestratorServicer(OrchestratorServiceServicer):
+    """Maps messages to `Orchestrator` and back."""
+
+    def __init__(self, orchestrator: Orchestrator) -> None:
+        self._orchestrator = orchestrator
+
+    async def Lookup(self, request: gateway_pb2.LookupRequest, context: Any) -> gateway_pb2.LookupResponse:
+        namespace = convert.namespace_from(request.namespace)
+        if request.tokens and request.chunk_keys:
+            raise InvalidRequest("give either keys or tokens", field="chunk_keys")
+        keys = block_keys(namespace, request.tokens) if request.tokens else ChunkKeys(request.chunk_keys)
+        found = await self._orchestrator.lookup(keys, request.lease_ttl_ms)
+        return gateway_pb2.LookupResponse(
+            matched_chunks=found.matched_chunks,
+            matched_tokens=found.matched_chunks * namespace.layout.chunk_tokens,
+            lease=found.lease,
+            lease_expires_ms=found.lease_expires_ms,
+            segments=[convert.segment_to(segment) for segment in found.segments],
+            index_us=found.index_us,
+        )
+
+    async def Allocate(self, request: orchestrator_pb2.AllocateRequest,
+                       context: Any) -> orchestrator_pb2.AllocateResponse:  # fmt: skip
+        convert.namespace_from(request.namespace)
+        segments, known = await self._orchestrator.allocate(
+            ChunkKeys(request.chunk_keys),
+            request.first_chunk,
+            convert.durability_from(request.durability),
+            convert.on_existing_from(request.on_existing),
+        )
+        return orchestrator_pb2.AllocateResponse(
+            segments=[convert.segment_to(segment) for segment in segments], known_chunks=known
+        )
+
+    async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
+        chunks = [convert.record_from(chunk) for chunk in request.chunks]
+        return orchestrator_pb2.CommitResponse(indexed=bytes(await self._orchestrator.commit(request.node_id, chunks)))
+
+    async def Withdraw(self, request: orchestrator_pb2.WithdrawRequest,
+                       context: Any) -> orchestrator_pb2.WithdrawResponse:  # fmt: skip
+        chunks = [convert.record_from(chunk) for chunk in request.chunks]
+        withdrawn = await self._orchestrator.withdraw(request.node_id, chunks)
+        return orchestrator_pb2.WithdrawResponse(withdrawn_chunks=withdrawn)
+
+    async def Release(self, request: gateway_pb2.ReleaseRequest, context: Any) -> gateway_pb2.ReleaseResponse:
+        return gateway_pb2.ReleaseResponse(released=await self._orchestrator.release(request.lease))
+
+    async def Evict(self, request: gateway_pb2.EvictRequest, context: Any) -> gateway_pb2.EvictResponse:
+        convert.namespace_from(request.namespace)
+        evicted = await self._orchestrator.evict(ChunkKeys(request.chunk_keys), request.keep_chunks)
+        return gateway_pb2.EvictResponse(evicted_chunks=evicted)
+
+    async def Heartbeat(self, request: orchestrator_pb2.HeartbeatRequest,
+                        context: Any) -> orchestrator_pb2.HeartbeatResponse:  # fmt: skip
+        interval_ms = await self._orchestrator.heartbeat(convert.node_from(request.node))
+        return orchestrator_pb2.HeartbeatResponse(interval_ms=interval_ms)
+
+    async def Leave(self, request: orchestrator_pb2.LeaveRequest, context: Any) -> orchestrator_pb2.LeaveResponse:
+        await self._orchestrator.leave(request.node_id, request.incarnation)
+        return orchestrator_pb2.LeaveResponse()
+
+    async def ListNodes(self, request: orchestrator_pb2.ListNodesRequest,
+                        context: Any) -> orchestrator_pb2.ListNodesResponse:  # fmt: skip
+        role = None if request.role == common_pb2.ROLE_UNSPECIFIED else convert.role_from(request.role)
+        nodes = await self._orchestrator.nodes(role)
+        return orchestrator_pb2.ListNodesResponse(nodes=[convert.node_to(node) for node in nodes])
+
+
+async def serve(config: OrchestratorConfig) -> None:
+    """Run until SIGTERM."""
+    redis = connect(config.redis_url)
+    channels = ChannelPool()
+    orchestrator = Orchestrator(config, PrefixIndex(redis, cluster=config.redis_cluster), Membership(redis),
+                                GrpcChunkHolder(channels), SystemClock())  # fmt: skip
+    server = Server(config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max)
+    add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator), server.grpc)
+    await orchestrator.start()
+    await server.start()
+    await until_signalled()
+    await server.stop(config.stop_grace_s)
+    await orchestrator.close()
+    await channels.close()
+    await redis.aclose()
+
+
+def main() -> None:
+    run_service("orchestrator", OrchestratorConfig, PREFIX, serve)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The valve: who gets how much of the shared link, per epoch."""

@@ -1,0 +1,73 @@
+"""The scheduler's gRPC door: decode, call, answer."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from quire import PROTOCOL_VERSION
+from quire.clock import SystemClock
+from quire.nodes import Node, Role
+from quire.rpc.channels import ChannelPool
+from quire.rpc.heartbeat import Heartbeat
+from quire.rpc.server import Server, until_signalled
+from quire.rpc.service import run_service
+from quire.v1 import scheduler_pb2 as pb
+from quire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
+from quire_scheduler.config import PREFIX, SchedulerConfig
+from quire_scheduler.core.epochs import Grant
+from quire_scheduler.core.policy import Demand
+from quire_scheduler.runtime import Scheduler
+
+
+class SchedulerServicer(SchedulerServiceServicer):
+    """Maps messages to `Scheduler` and back."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    async def Admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitResponse:
+        demand = Demand(request.delivery, request.bytes_per_layer, request.compute_window_us / 1e6,
+                        request.layers_left, request.tenant, request.weight or 1.0)  # fmt: skip
+        return pb.AdmitResponse(grant=_message(self._scheduler.admit(request.link, demand)))
+
+    async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
+        grants = self._scheduler.renew({entry.delivery: entry.layers_left for entry in request.deliveries})
+        return pb.RenewResponse(grants=[_message(grant) for grant in grants])
+
+    async def Finish(self, request: pb.FinishRequest, context: Any) -> pb.FinishResponse:
+        self._scheduler.finish(request.delivery)
+        return pb.FinishResponse()
+
+
+def _message(grant: Grant) -> pb.Grant:
+    return pb.Grant(delivery=grant.delivery, rate_bytes_per_s=grant.rate_bytes_per_s, epoch=grant.epoch,
+                    epoch_left_ms=max(1, int(grant.epoch_left_s * 1000)))  # fmt: skip
+
+
+async def serve(config: SchedulerConfig) -> None:
+    """Run until SIGTERM."""
+    scheduler = Scheduler(config, SystemClock())
+    server = Server(config.listen, ["quire.v1.SchedulerService"], requests_max=config.requests_max)
+    add_SchedulerServiceServicer_to_server(SchedulerServicer(scheduler), server.grpc)
+    channels, incarnation = ChannelPool(), os.urandom(8).hex()
+
+    def describe() -> Node:
+        return Node(config.node_id, Role.SCHEDULER, config.advertise or config.listen, b"", incarnation,
+                    PROTOCOL_VERSION, figures={"deliveries": scheduler.admitted})  # fmt: skip
+
+    heartbeat = Heartbeat(channels, config.orchestrator_address, describe)
+    await server.start()
+    heartbeat.start()
+    await until_signalled()
+    await heartbeat.leave()
+    await server.stop(config.stop_grace_s)
+    await channels.close()
+
+
+def main() -> None:
+    run_service("scheduler", SchedulerConfig, PREFIX, serve)
+
+
+if __name__ == "__main__":
+    main()

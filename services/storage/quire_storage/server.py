@@ -1,0 +1,109 @@
+"""A storage node's gRPC door: decode, call, answer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from quire import PROTOCOL_VERSION
+from quire.clock import SystemClock
+from quire.keys import ChunkKeys
+from quire.nodes import Node, Role
+from quire.outcome import NodeOutcome
+from quire.rpc import convert
+from quire.rpc.channels import ChannelPool
+from quire.rpc.heartbeat import Heartbeat
+from quire.rpc.server import Server, until_signalled
+from quire.rpc.service import run_service
+from quire.telemetry import logger
+from quire.transport.ucx import UcxTransport
+from quire.v1 import gateway_pb2
+from quire.v1 import storage_pb2 as pb
+from quire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
+from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcRateSource
+from quire_storage.adapters.pool_file import PoolFile
+from quire_storage.config import PREFIX, StorageConfig
+from quire_storage.delivery import DeliverCall
+from quire_storage.ingest import IngestCall
+from quire_storage.runtime import StorageNode
+
+
+class StorageServicer(StorageServiceServicer):
+    """Maps messages to `StorageNode` and back."""
+
+    def __init__(self, node: StorageNode, node_id: str) -> None:
+        self._node = node
+        self._node_id = node_id
+
+    async def Deliver(self, request: pb.DeliverRequest, context: Any) -> AsyncIterator[pb.DeliverResponse]:
+        call = DeliverCall(
+            request.lease,
+            convert.transfer_id_from(request.delivery_id, "delivery_id"),
+            convert.descriptor_from(request.descriptor),
+            convert.runs_from(request.runs),
+            request.node_index,
+            request.compute_window_us,
+            request.layers_in_stream,
+        )
+        async with contextlib.aclosing(self._node.deliver(call)) as events:  # type: ignore[type-var]
+            async for event in events:
+                if isinstance(event, NodeOutcome):
+                    yield pb.DeliverResponse(outcome=convert.outcome_to(event))
+                else:
+                    arrived = gateway_pb2.LayerArrived(layer=event, node_id=self._node_id)
+                    yield pb.DeliverResponse(layer=arrived)
+
+    async def Ingest(self, request: pb.IngestRequest, context: Any) -> pb.IngestResponse:
+        call = IngestCall(
+            convert.layout_from(request.layout),
+            [convert.record_from(chunk) for chunk in request.chunks],
+            convert.transfer_id_from(request.store_id, "store_id"),
+            convert.target_from(request.source),
+            convert.runs_from(request.source_runs),
+            request.source_chunk_count,
+            request.node_index,
+            convert.durability_from(request.durability),
+            convert.on_existing_from(request.on_existing),
+        )
+        return pb.IngestResponse(outcome=convert.outcome_to(await self._node.ingest(call)))
+
+    async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropResponse:
+        return pb.DropResponse(dropped_chunks=await self._node.drop(ChunkKeys(request.chunk_keys)))
+
+
+async def serve(config: StorageConfig) -> None:
+    """Run until SIGTERM."""
+    channels, incarnation = ChannelPool(), os.urandom(8).hex()
+    transport = UcxTransport(**({"TLS": config.ucx_tls} if config.ucx_tls else {}))
+    on_disk = config.folder != Path()
+    pool = PoolFile(config.folder, config.node_id, config.arena_bytes) if on_disk else None
+    node = StorageNode(config, transport, GrpcClusterIndex(channels, config.orchestrator_address),
+                       GrpcRateSource(channels, config.scheduler_address, config.link), pool, SystemClock())  # fmt: skip
+    server = Server(config.listen, ["quire.v1.StorageService"], requests_max=config.requests_max)
+    add_StorageServiceServicer_to_server(StorageServicer(node, config.node_id), server.grpc)
+    await node.start()
+    logger().info("data plane", transport=transport.description)
+
+    def describe() -> Node:
+        return Node(config.node_id, Role.STORAGE, config.advertise or config.listen, transport.address, incarnation,
+                    PROTOCOL_VERSION, config.arena_bytes, node.used_bytes, node.figures)  # fmt: skip
+
+    heartbeat = Heartbeat(channels, config.orchestrator_address, describe)
+    await server.start()
+    heartbeat.start()
+    await until_signalled()
+    await heartbeat.leave()
+    await server.stop(config.stop_grace_s)
+    await node.close()
+    await channels.close()
+
+
+def main() -> None:
+    run_service("storage", StorageConfig, PREFIX, serve)
+
+
+if __name__ == "__main__":
+    main()
