@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.descriptor import Descriptor, RdmaTarget
 from quire.durability import Durability, OnExisting
-from quire.errors import InvalidRequest, QuireError, TargetInvalid
+from quire.errors import DeadlineExceeded, InternalError, InvalidRequest, QuireError, TargetInvalid, Unavailable
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.metadata.index import records
@@ -151,8 +151,10 @@ class Gateway:
 
 
 def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:
-    count = sum(run.count for run in share.runs)
-    return NodeOutcome(share.node_id, share.runs, bytes(count), error_code=error.code(), error_message=str(error))
+    # A node that refused has written nothing; one that cannot be heard may still be writing.
+    refused = not isinstance(error, Unavailable | DeadlineExceeded | InternalError)
+    return NodeOutcome(share.node_id, share.runs, bytes(sum(run.count for run in share.runs)), quiesced=refused,
+                       error_code=error.code(), error_message=str(error))  # fmt: skip
 
 
 @contextlib.asynccontextmanager

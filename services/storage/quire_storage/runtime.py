@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.durability import Durability, OnExisting
+from quire.durability import Durability
 from quire.errors import (
     ContentConflict,
     InvalidRequest,
@@ -55,6 +55,7 @@ class StorageNode:
         self._table = ChunkTable()
         self._produced = ProducedLayers()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._committing = asyncio.Lock()
         self._deliveries = 0
         self._ingests = 0
         self._corrupt_total = 0
@@ -228,18 +229,18 @@ class StorageNode:
     async def _commit(self, call: IngestCall, pulled: list[Chunk]) -> list[Chunk]:
         """Make new chunks durable, readable and indexed; those that turned out to be here already are compared."""
         with tracer().start_as_current_span(names.STORAGE_COMMIT):
-            fresh = [chunk for chunk in pulled if not self._is_known(chunk, call.on_existing)]
-            if call.durability is Durability.LOCAL:
-                assert self._pool is not None, "ingest() checked"
-                await self._in_pool_thread(self._pool.persist, fresh, self._arena)
-            # A second store of the same key may have come in while this one was on its way to the disk.
-            kept = [chunk for chunk in fresh if not self._is_known(chunk, call.on_existing)]
-            for chunk in kept:
-                self._table.add(chunk)
-            await self._index_all(kept)
-            return [chunk for chunk in kept if not chunk.dropped]
+            # One commit at a time: a key that two stores bring at once must get one frame in the log, not two.
+            async with self._committing:
+                fresh = [chunk for chunk in pulled if not self._is_known(chunk)]
+                if call.durability is Durability.LOCAL and fresh:
+                    assert self._pool is not None, "ingest() checked"
+                    await self._in_pool_thread(self._pool.persist, fresh, self._arena)
+                for chunk in fresh:
+                    self._table.add(chunk)
+            await self._index_all(fresh)
+            return [chunk for chunk in fresh if not chunk.dropped]
 
-    def _is_known(self, chunk: Chunk, on_existing: OnExisting) -> bool:
+    def _is_known(self, chunk: Chunk) -> bool:
         known = self._table.get(chunk.record.key)
         if known is None:
             return False

@@ -1,0 +1,20 @@
+"""The SDK: `QuireClient` for asyncio, `SyncClient` for engines that have no loop."""
+
+from quire.client.buffers import Buffer
+from quire.client.client import Lookup, QuireClient
+from quire.client.delivery import Delivery, FetchSummary
+from quire.client.store import StoreSession, StoreSummary
+from quire.client.sync import SyncClient, SyncDelivery, SyncStoreSession
+
+__all__ = [
+    "Buffer",
+    "Delivery",
+    "FetchSummary",
+    "Lookup",
+    "QuireClient",
+    "StoreSession",
+    "StoreSummary",
+    "SyncClient",
+    "SyncDelivery",
+    "SyncStoreSession",
+]

@@ -1,0 +1,180 @@
+"""The asynchronous client: metadata through the gateway, bytes by the data plane."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quire.client.buffers import Buffer
+from quire.client.delivery import Delivery
+from quire.client.store import StoreSession
+from quire.descriptor import DeliveryOrder, Descriptor
+from quire.durability import Durability, OnExisting
+from quire.errors import InvalidRequest, ResourceExhausted
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.nodes import Node, Segment
+from quire.rpc import convert
+from quire.rpc.channels import ChannelPool, call, stream
+from quire.telemetry import names, tracer
+from quire.transport import Transport, decode_message
+from quire.transport.ucx import UcxTransport
+from quire.v1 import gateway_pb2 as pb
+from quire.v1.gateway_pb2_grpc import GatewayServiceStub
+
+_UNQUIET_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The longest cached prefix of what was asked. `keys`: those of the matched chunks. `lease` is empty for none."""
+
+    namespace: Namespace
+    keys: ChunkKeys
+    matched_tokens: int
+    lease: bytes
+    segments: tuple[Segment, ...]
+    index_us: int
+
+    @property
+    def matched_chunks(self) -> int:
+        return len(self.keys)
+
+
+class QuireClient:
+    """One gateway, one data plane, one loop. `async with QuireClient("host:port") as client`.
+
+    `transport` is UCX unless given. Every request has a deadline of `timeout_s`.
+    """
+
+    def __init__(self, gateway_address: str, *, transport: Transport | None = None, timeout_s: float = 60.0) -> None:
+        self._address = gateway_address
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._channels = ChannelPool()
+        self._deliveries: dict[bytes, Delivery] = {}
+
+    async def __aenter__(self) -> QuireClient:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        self._stub: GatewayServiceStub = GatewayServiceStub(self._channels.get(self._address))
+        if self._transport is None:
+            self._transport = UcxTransport()
+        await self._transport.start()
+        self._transport.on_message(self._on_message)
+
+    async def close(self) -> None:
+        for delivery in list(self._deliveries.values()):
+            delivery.cancel()
+        await self._channels.close()
+        await self.transport.close()
+
+    @property
+    def transport(self) -> Transport:
+        assert self._transport is not None, "start() comes first"
+        return self._transport
+
+    def allocate(self, length: int) -> Buffer:
+        """Registered host memory."""
+        return Buffer.allocate(self.transport, length)
+
+    def register(self, memory: Any) -> Buffer:
+        """Register a numpy array or a torch tensor in place; on a GPU where UCX can reach it."""
+        on_host = not getattr(memory, "is_cuda", False)
+        array = memory.numpy() if hasattr(memory, "numpy") and on_host else memory
+        return Buffer(self.transport, memory, array.reshape(-1).view("uint8") if on_host else None)
+
+    async def lookup(self, namespace: Namespace, keys: ChunkKeys, *, lease_ttl_ms: int = 60_000) -> Lookup:
+        """The longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect)."""
+        request = pb.LookupRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed,
+                                   lease_ttl_ms=lease_ttl_ms)  # fmt: skip
+        with tracer().start_as_current_span(names.CLIENT_LOOKUP):
+            response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
+        segments = tuple(convert.segment_from(segment) for segment in response.segments)
+        return Lookup(namespace, keys.run(0, response.matched_chunks), response.matched_tokens, response.lease, segments,
+                      response.index_us)  # fmt: skip
+
+    async def fetch(self, found: Lookup, buffer: Buffer, *, order: DeliveryOrder = DeliveryOrder.AUTO,
+                    compute_window_us: int = 0) -> Delivery:  # fmt: skip
+        """Have the matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes).
+
+        Returns at once; see `Delivery`. Raises `TargetInvalid` for a buffer that is too small or still in use.
+        """
+        layout = found.namespace.layout
+        descriptor = Descriptor(found.keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, order,
+                                buffer.target())  # fmt: skip
+        if len(self._deliveries) >= _UNQUIET_MAX:
+            raise ResourceExhausted(f"{len(self._deliveries)} deliveries are running or not quiesced")
+        transfer_id = os.urandom(16)
+        request = pb.FetchRequest(
+            lease=found.lease,
+            delivery_id=transfer_id,
+            descriptor=convert.descriptor_to(descriptor),
+            segments=[convert.segment_to(segment) for segment in found.segments],
+            compute_window_us=compute_window_us,
+        )
+        buffer.lend(f"delivery {transfer_id.hex()}", descriptor.payload_bytes)
+        delivery = Delivery(transfer_id, found.segments, layout.num_layers, buffer, self.transport,
+                            lambda: self._deliveries.pop(transfer_id, None) and None)  # fmt: skip
+        self._deliveries[transfer_id] = delivery
+        with tracer().start_as_current_span(names.CLIENT_FETCH):
+            delivery.start(stream(self._stub.Fetch, request, timeout_s=self._timeout_s))
+        return delivery
+
+    async def store(self, namespace: Namespace, keys: ChunkKeys, first_chunk: int, buffer: Buffer, *,
+                    durability: Durability = Durability.LOCAL,
+                    on_existing: OnExisting = OnExisting.SKIP) -> StoreSession:  # fmt: skip
+        """Store chunks from `first_chunk` on; `keys` are those of the whole prefix.
+
+        `buffer` is laid out as (layers, chunks from first_chunk on, slice bytes) and read as layers are announced.
+        """
+        chunks = len(keys) - first_chunk
+        if chunks < 1:
+            raise InvalidRequest(f"{first_chunk}, but there are {len(keys)} keys", field="first_chunk")
+        transfer_id = os.urandom(16)
+        buffer.lend(f"store {transfer_id.hex()}", namespace.layout.payload_bytes(chunks))
+        request = pb.StoreRequest(
+            namespace=convert.namespace_to(namespace),
+            chunk_keys=keys.packed,
+            first_chunk=first_chunk,
+            store_id=transfer_id,
+            source=convert.target_to(buffer.target()),
+            durability=convert.durability_to(durability),
+            on_existing=convert.on_existing_to(on_existing),
+        )
+        session = StoreSession(transfer_id, buffer, self.transport)
+        with tracer().start_as_current_span(names.CLIENT_STORE):
+            await session.start(stream(self._stub.Store, request, timeout_s=self._timeout_s))
+        return session
+
+    async def release(self, found: Lookup) -> bool:
+        """Give the lease back; whether it was still held."""
+        if not found.lease:
+            return False
+        response = await call(self._stub.Release, pb.ReleaseRequest(lease=found.lease), timeout_s=self._timeout_s)
+        return bool(response.released)
+
+    async def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
+        """Drop chunks from the end of a prefix; how many were dropped."""
+        request = pb.EvictRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed,
+                                  keep_chunks=keep_chunks)  # fmt: skip
+        response = await call(self._stub.Evict, request, timeout_s=self._timeout_s)
+        return int(response.evicted_chunks)
+
+    async def status(self) -> Sequence[Node]:
+        """The members of the cluster."""
+        response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)
+        return [convert.node_from(node) for node in response.nodes]
+
+    def _on_message(self, raw: bytes) -> None:
+        message = decode_message(raw)
+        delivery = self._deliveries.get(message.transfer_id)
+        if delivery is not None:
+            delivery.on_message(message)

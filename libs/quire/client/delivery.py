@@ -1,0 +1,159 @@
+"""A delivery as its receiver sees it: layers that arrive, an end, and the moment when the memory is its own again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.client.buffers import Buffer
+from quire.errors import DeadlineExceeded, InternalError, PeerLost, QuireError, by_code
+from quire.nodes import Segment
+from quire.outcome import NodeOutcome
+from quire.rpc.convert import outcome_from
+from quire.transport import LayerReady, Message, Quiesced, Transport
+from quire.transport.messages import ALL_LAYERS, Hello, encode_message
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSummary:
+    """How a delivery ended. `usable_chunks` from the first on are complete in every layer; `outcomes` by node."""
+
+    usable_chunks: int
+    bytes_moved: int
+    outcomes: tuple[NodeOutcome, ...]
+
+
+class Delivery:
+    """Made by `QuireClient.fetch`. A layer is ready when every node has written its stripe of it.
+
+    `arrived_ns[l]`: monotonic time of arrival, 0 before.
+    """
+
+    def __init__(self, transfer_id: bytes, segments: Sequence[Segment], num_layers: int, buffer: Buffer,
+                 transport: Transport, on_quiesced: Callable[[], None]) -> None:  # fmt: skip
+        self.transfer_id = transfer_id
+        self.num_layers = num_layers
+        self.buffer = buffer
+        self.arrived_ns = [0] * num_layers
+        self._segments = segments
+        self._transport = transport
+        self._on_quiesced = on_quiesced
+        self._nodes = list(dict.fromkeys(segment.node_id for segment in segments))
+        self._missing = [len(self._nodes)] * num_layers
+        loop = asyncio.get_running_loop()
+        self._ready: list[asyncio.Future[None]] = [loop.create_future() for _ in range(num_layers)]
+        self._quiet = [False] * len(self._nodes)
+        self._quiesced: asyncio.Future[None] = loop.create_future()
+        self._outcomes: list[NodeOutcome] = []
+        self._task: asyncio.Task[FetchSummary] | None = None
+
+    # ---- what callers use
+
+    async def layer(self, layer: int) -> None:
+        """Return when `layer` is complete in the buffer. Raises why it will never be."""
+        await asyncio.shield(self._ready[layer])
+
+    async def summary(self) -> FetchSummary:
+        """Wait for the end, good or bad. Raises only if the gateway could not be asked at all."""
+        assert self._task is not None, "start() comes first"
+        return await asyncio.shield(self._task)
+
+    async def quiesced(self, timeout_s: float) -> None:
+        """Return when no storage node touches the buffer any more. Raises `DeadlineExceeded`: then do not reuse it."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._quiesced)
+        except TimeoutError:
+            silent = [node for node, quiet in zip(self._nodes, self._quiet, strict=True) if not quiet]
+            raise DeadlineExceeded(f"no word from {', '.join(silent)} within {timeout_s} s") from None
+
+    def cancel(self) -> None:
+        """Stop the delivery; await `quiesced` before the buffer is used for anything else."""
+        if self._task is not None:
+            self._task.cancel()
+        self._fail(PeerLost("the delivery was cancelled"))
+
+    # ---- what the client uses
+
+    def start(self, responses: AsyncIterator[Any]) -> None:
+        """Follow the gateway's answers, and watch the nodes' connections."""
+        for index, node_id in enumerate(self._nodes):
+            segment = next(segment for segment in self._segments if segment.node_id == node_id)
+            peer = self._transport.connect(segment.worker_address)
+            peer.on_failure(lambda _, index=index: self._node_quiet(index))  # type: ignore[misc]
+            if peer.error is None:
+                peer.send(encode_message(Hello(self.transfer_id)))
+        self._task = asyncio.create_task(self._follow(responses))
+
+    def on_message(self, message: Message) -> None:
+        match message:
+            case LayerReady(layer=layer) if layer == ALL_LAYERS:
+                for each in range(self.num_layers):
+                    self._stripe(each)
+            case LayerReady(layer=layer) if layer < self.num_layers:
+                self._stripe(layer)
+            case Quiesced(node_index=index) if index < len(self._nodes):
+                self._node_quiet(index)
+
+    # ----
+
+    async def _follow(self, responses: AsyncIterator[Any]) -> FetchSummary:
+        try:
+            with self._transport.expecting():
+                async for response in responses:
+                    kind = response.WhichOneof("event")
+                    if kind == "node":
+                        self._node_ended(outcome_from(response.node))
+                    elif kind == "summary":
+                        return self._ended(response.summary.usable_chunks, response.summary.bytes)
+            raise InternalError("the gateway's answers ended without a summary")
+        except QuireError as error:
+            self._fail(error)
+            if not self._outcomes and not any(self._missing[layer] < len(self._nodes) for layer in range(self.num_layers)):
+                self._refused(error)
+            raise
+
+    def _ended(self, usable: int, moved: int) -> FetchSummary:
+        if not any(outcome.error_code for outcome in self._outcomes):
+            # Every node has flushed everything: a message that is still on its way brings no news.
+            for layer in range(self.num_layers):
+                self._missing[layer] = 1
+                self._stripe(layer)
+        return FetchSummary(usable, moved, tuple(self._outcomes))
+
+    def _node_ended(self, outcome: NodeOutcome) -> None:
+        self._outcomes.append(outcome)
+        if outcome.quiesced:
+            self._node_quiet(self._nodes.index(outcome.node_id))
+        if outcome.error_code:
+            self._fail(by_code(outcome.error_code)(outcome.error_message))
+
+    def _refused(self, error: QuireError) -> None:
+        """The gateway turned the request down before any node heard of it."""
+        if error.code() in ("InvalidRequest", "DescriptorInvalid", "KeysInvalid", "TargetInvalid", "TooManyRequests",
+                            "TransfersExhausted", "ResourceExhausted"):  # fmt: skip
+            for index in range(len(self._nodes)):
+                self._node_quiet(index)
+
+    def _stripe(self, layer: int) -> None:
+        if self._missing[layer] > 0:
+            self._missing[layer] -= 1
+            if self._missing[layer] == 0 and not self._ready[layer].done():
+                self.arrived_ns[layer] = time.monotonic_ns()
+                self._ready[layer].set_result(None)
+
+    def _node_quiet(self, index: int) -> None:
+        self._quiet[index] = True
+        if all(self._quiet) and not self._quiesced.done():
+            self._quiesced.set_result(None)
+            self.buffer.take_back()
+            self._on_quiesced()
+
+    def _fail(self, error: QuireError) -> None:
+        for future in self._ready:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # whoever waits gets it; nobody has to

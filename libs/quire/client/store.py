@@ -1,0 +1,96 @@
+"""A store as the producer sees it: announce each layer, then wait for the acknowledgement."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.client.buffers import Buffer
+from quire.errors import InternalError, QuireError, by_code
+from quire.nodes import Segment
+from quire.outcome import NodeOutcome
+from quire.rpc.convert import outcome_from, segment_from
+from quire.telemetry import binary_context
+from quire.transport import LayerProduced, Peer, Transport
+from quire.transport.messages import encode_message
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSummary:
+    """What was stored by this session, and how many chunks of the prefix were known before."""
+
+    stored_chunks: int
+    known_chunks: int
+    bytes_moved: int
+    outcomes: tuple[NodeOutcome, ...]
+
+
+class StoreSession:
+    """Made by `QuireClient.store`. Call `layer_produced` for each layer in order, then await `finish`."""
+
+    def __init__(self, transfer_id: bytes, buffer: Buffer, transport: Transport) -> None:
+        self._transfer_id = transfer_id
+        self._buffer = buffer
+        self._transport = transport
+        self._peers: list[Peer] = []
+        self._placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._outcomes: list[NodeOutcome] = []
+        self._task: asyncio.Task[StoreSummary] | None = None
+        self.known_chunks = 0
+
+    async def start(self, responses: AsyncIterator[Any]) -> None:
+        """Returns when the placement is known. Raises what the gateway answered."""
+        self._task = asyncio.create_task(self._follow(responses))
+        await self._placed
+
+    def layer_produced(self, layer: int) -> None:
+        """The layer of all chunks is in the buffer: storage nodes may read it now."""
+        message = encode_message(LayerProduced(self._transfer_id, layer, binary_context()))
+        for peer in self._peers:
+            if peer.error is None:
+                peer.send(message)
+
+    async def finish(self) -> StoreSummary:
+        """Wait for the acknowledgement. Raises the first node's failure; what other nodes stored stays stored."""
+        assert self._task is not None, "start() comes first"
+        summary = await asyncio.shield(self._task)
+        for outcome in summary.outcomes:
+            if outcome.error_code:
+                raise by_code(outcome.error_code)(outcome.error_message)
+        return summary
+
+    async def cancel(self) -> None:
+        """Give up. Storage nodes only read the buffer: it may be reused when this returns."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _follow(self, responses: AsyncIterator[Any]) -> StoreSummary:
+        try:
+            async for response in responses:
+                kind = response.WhichOneof("event")
+                if kind == "placement":
+                    self.known_chunks = response.placement.known_chunks
+                    self._connect([segment_from(segment) for segment in response.placement.segments])
+                    self._placed.set_result(None)
+                elif kind == "node":
+                    self._outcomes.append(outcome_from(response.node))
+                else:
+                    summary = response.summary
+                    return StoreSummary(summary.stored_chunks, summary.known_chunks, summary.bytes,
+                                        tuple(self._outcomes))  # fmt: skip
+            raise InternalError("the gateway's answers ended without a summary")
+        except QuireError as error:
+            if not self._placed.done():
+                self._placed.set_exception(error)
+            raise
+        finally:
+            self._buffer.take_back()
+            if not self._placed.done():
+                self._placed.cancel()
+
+    def _connect(self, segments: Sequence[Segment]) -> None:
+        addresses = dict.fromkeys(segment.worker_address for segment in segments)
+        self._peers = [self._transport.connect(address) for address in addresses]

@@ -1,0 +1,143 @@
+"""The client for engines that have no loop: the asynchronous one, on a loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import uvloop
+from opentelemetry import context as otel
+
+from quire.client.buffers import Buffer
+from quire.client.client import Lookup, QuireClient
+from quire.client.delivery import Delivery, FetchSummary
+from quire.client.store import StoreSession, StoreSummary
+from quire.descriptor import DeliveryOrder
+from quire.durability import Durability, OnExisting
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.nodes import Node
+
+Result = TypeVar("Result")
+
+
+class SyncClient:
+    """`with SyncClient("host:port") as client`. Methods as in `QuireClient`, blocking; safe from any thread."""
+
+    def __init__(self, gateway_address: str, *, timeout_s: float = 60.0) -> None:
+        self._client = QuireClient(gateway_address, timeout_s=timeout_s)
+        self._timeout_s = timeout_s
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="quire-client", daemon=True)
+
+    def __enter__(self) -> SyncClient:
+        self._thread.start()
+        self.run(self._client.start())
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(self._timeout_s)
+        self._loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run on the client's loop, in the caller's trace, and wait."""
+        current = otel.get_current()
+
+        async def in_context() -> Result:
+            token = otel.attach(current)
+            try:
+                return await coroutine
+            finally:
+                otel.detach(token)
+
+        return asyncio.run_coroutine_threadsafe(in_context(), self._loop).result(self._timeout_s * 2)
+
+    def allocate(self, length: int) -> Buffer:
+        async def allocate() -> Buffer:
+            return self._client.allocate(length)
+
+        return self.run(allocate())
+
+    def free(self, buffer: Buffer) -> None:
+        """Close a buffer."""
+
+        async def free() -> None:
+            buffer.close()
+
+        self.run(free())
+
+    def lookup(self, namespace: Namespace, keys: ChunkKeys, *, lease_ttl_ms: int = 60_000) -> Lookup:
+        return self.run(self._client.lookup(namespace, keys, lease_ttl_ms=lease_ttl_ms))
+
+    def fetch(self, found: Lookup, buffer: Buffer, *, order: DeliveryOrder = DeliveryOrder.AUTO,
+              compute_window_us: int = 0) -> SyncDelivery:  # fmt: skip
+        delivery = self.run(self._client.fetch(found, buffer, order=order, compute_window_us=compute_window_us))
+        return SyncDelivery(self, delivery)
+
+    def store(self, namespace: Namespace, keys: ChunkKeys, first_chunk: int, buffer: Buffer, *,
+              durability: Durability = Durability.LOCAL,
+              on_existing: OnExisting = OnExisting.SKIP) -> SyncStoreSession:  # fmt: skip
+        session = self.run(self._client.store(namespace, keys, first_chunk, buffer, durability=durability,
+                                              on_existing=on_existing))  # fmt: skip
+        return SyncStoreSession(self, session)
+
+    def release(self, found: Lookup) -> bool:
+        return self.run(self._client.release(found))
+
+    def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
+        return self.run(self._client.evict(namespace, keys, keep_chunks=keep_chunks))
+
+    def status(self) -> Sequence[Node]:
+        return self.run(self._client.status())
+
+
+class SyncDelivery:
+    """A `Delivery`, blocking."""
+
+    def __init__(self, client: SyncClient, delivery: Delivery) -> None:
+        self._client = client
+        self.delivery = delivery
+
+    def layer(self, layer: int) -> None:
+        if not self.delivery.arrived_ns[layer]:
+            self._client.run(self.delivery.layer(layer))
+
+    def summary(self) -> FetchSummary:
+        return self._client.run(self.delivery.summary())
+
+    def quiesced(self, timeout_s: float) -> None:
+        self._client.run(self.delivery.quiesced(timeout_s))
+
+    def cancel(self) -> None:
+        async def cancel() -> None:
+            self.delivery.cancel()
+
+        self._client.run(cancel())
+
+
+class SyncStoreSession:
+    """A `StoreSession`, blocking."""
+
+    def __init__(self, client: SyncClient, session: StoreSession) -> None:
+        self._client = client
+        self._session = session
+
+    @property
+    def known_chunks(self) -> int:
+        return self._session.known_chunks
+
+    def layer_produced(self, layer: int) -> None:
+        async def produced() -> None:
+            self._session.layer_produced(layer)
+
+        self._client.run(produced())
+
+    def finish(self) -> StoreSummary:
+        return self._client.run(self._session.finish())
+
+    def cancel(self) -> None:
+        self._client.run(self._session.cancel())

