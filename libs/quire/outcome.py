@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.descriptor import DeliveryOrder
 
@@ -25,7 +25,7 @@ class NodeOutcome:
 
     node_id: str
     runs: tuple[ChunkRun, ...]
-    delivered: bytes
+    delivered: bytes = field(repr=False)
     bytes_moved: int = 0
     order: DeliveryOrder = DeliveryOrder.LAYERWISE
     rate_bytes_per_s: int = 0

@@ -12,7 +12,7 @@ from quire.client.delivery import Delivery
 from quire.client.store import StoreSession
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.durability import Durability, OnExisting
-from quire.errors import InvalidRequest, ResourceExhausted
+from quire.errors import InvalidRequest, QuireError, ResourceExhausted
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.nodes import Node, Segment
@@ -124,6 +124,13 @@ class QuireClient:
         delivery = Delivery(transfer_id, found.segments, layout.num_layers, buffer, self.transport,
                             lambda: self._deliveries.pop(transfer_id, None) and None)  # fmt: skip
         self._deliveries[transfer_id] = delivery
+        try:
+            delivery.connect()
+        except QuireError:
+            # Nothing was asked for yet, so nobody will write.
+            del self._deliveries[transfer_id]
+            buffer.take_back()
+            raise
         with tracer().start_as_current_span(names.CLIENT_FETCH):
             delivery.start(stream(self._stub.Fetch, request, timeout_s=self._timeout_s))
         return delivery

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,14 +79,17 @@ class Delivery:
 
     # ---- what the client uses
 
-    def start(self, responses: AsyncIterator[Any]) -> None:
-        """Follow the gateway's answers, and watch the nodes' connections."""
+    def connect(self) -> None:
+        """Watch the nodes' connections. Raises `PeerLost` for a node that cannot be reached."""
         for index, node_id in enumerate(self._nodes):
             segment = next(segment for segment in self._segments if segment.node_id == node_id)
             peer = self._transport.connect(segment.worker_address)
             peer.on_failure(lambda _, index=index: self._node_quiet(index))  # type: ignore[misc]
             if peer.error is None:
                 peer.send(encode_message(Hello(self.transfer_id)))
+
+    def start(self, responses: AsyncGenerator[Any, None]) -> None:
+        """Follow the gateway's answers."""
         self._task = asyncio.create_task(self._follow(responses))
 
     def on_message(self, message: Message) -> None:
@@ -100,15 +104,16 @@ class Delivery:
 
     # ----
 
-    async def _follow(self, responses: AsyncIterator[Any]) -> FetchSummary:
+    async def _follow(self, responses: AsyncGenerator[Any, None]) -> FetchSummary:
         try:
             with self._transport.expecting():
-                async for response in responses:
-                    kind = response.WhichOneof("event")
-                    if kind == "node":
-                        self._node_ended(outcome_from(response.node))
-                    elif kind == "summary":
-                        return self._ended(response.summary.usable_chunks, response.summary.bytes)
+                async with contextlib.aclosing(responses):
+                    async for response in responses:
+                        kind = response.WhichOneof("event")
+                        if kind == "node":
+                            self._node_ended(outcome_from(response.node))
+                        elif kind == "summary":
+                            return self._ended(response.summary.usable_chunks, response.summary.bytes)
             raise InternalError("the gateway's answers ended without a summary")
         except QuireError as error:
             self._fail(error)

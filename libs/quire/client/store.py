@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,7 @@ class StoreSession:
         self._task: asyncio.Task[StoreSummary] | None = None
         self.known_chunks = 0
 
-    async def start(self, responses: AsyncIterator[Any]) -> None:
+    async def start(self, responses: AsyncGenerator[Any, None]) -> None:
         """Returns when the placement is known. Raises what the gateway answered."""
         self._task = asyncio.create_task(self._follow(responses))
         await self._placed
@@ -67,20 +68,21 @@ class StoreSession:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _follow(self, responses: AsyncIterator[Any]) -> StoreSummary:
+    async def _follow(self, responses: AsyncGenerator[Any, None]) -> StoreSummary:
         try:
-            async for response in responses:
-                kind = response.WhichOneof("event")
-                if kind == "placement":
-                    self.known_chunks = response.placement.known_chunks
-                    self._connect([segment_from(segment) for segment in response.placement.segments])
-                    self._placed.set_result(None)
-                elif kind == "node":
-                    self._outcomes.append(outcome_from(response.node))
-                else:
-                    summary = response.summary
-                    return StoreSummary(summary.stored_chunks, summary.known_chunks, summary.bytes,
-                                        tuple(self._outcomes))  # fmt: skip
+            async with contextlib.aclosing(responses):
+                async for response in responses:
+                    kind = response.WhichOneof("event")
+                    if kind == "placement":
+                        self.known_chunks = response.placement.known_chunks
+                        self._connect([segment_from(segment) for segment in response.placement.segments])
+                        self._placed.set_result(None)
+                    elif kind == "node":
+                        self._outcomes.append(outcome_from(response.node))
+                    else:
+                        summary = response.summary
+                        return StoreSummary(summary.stored_chunks, summary.known_chunks, summary.bytes,
+                                            tuple(self._outcomes))  # fmt: skip
             raise InternalError("the gateway's answers ended without a summary")
         except QuireError as error:
             if not self._placed.done():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any, Final
 
 import grpc
@@ -42,30 +42,34 @@ class ChannelPool:
 
 async def call(method: Any, request: Any, *, timeout_s: float) -> Any:
     """A unary call. Raises the `QuireError` that the server raised."""
-    with _span(method) as span:
-        try:
-            return await method(request, timeout=timeout_s, metadata=tuple(headers().items()))
-        except grpc.aio.AioRpcError as error:
-            span.set_attribute("rpc.status_code", error.code().name)
-            raise error_of(error) from None
+    span, metadata = _begin(method)
+    try:
+        return await method(request, timeout=timeout_s, metadata=metadata)
+    except grpc.aio.AioRpcError as error:
+        span.set_attribute("rpc.status_code", error.code().name)
+        raise error_of(error) from None
+    finally:
+        span.end()
 
 
-async def stream(method: Any, request: Any, *, timeout_s: float) -> AsyncIterator[Any]:
-    """A server-streaming call. Leaving the iteration early cancels it."""
-    with _span(method) as span:
-        responses = method(request, timeout=timeout_s, metadata=tuple(headers().items()))
-        try:
-            async for response in responses:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            span.set_attribute("rpc.status_code", error.code().name)
-            raise error_of(error) from None
-        finally:
-            responses.cancel()
+async def stream(method: Any, request: Any, *, timeout_s: float) -> AsyncGenerator[Any, None]:
+    """A server-streaming call. Closing the generator early cancels it."""
+    span, metadata = _begin(method)
+    responses = method(request, timeout=timeout_s, metadata=metadata)
+    try:
+        async for response in responses:
+            yield response
+    except grpc.aio.AioRpcError as error:
+        span.set_attribute("rpc.status_code", error.code().name)
+        raise error_of(error) from None
+    finally:
+        responses.cancel()
+        span.end()
 
 
-def _span(method: Any) -> Any:
+def _begin(method: Any) -> tuple[trace.Span, tuple[tuple[str, str], ...]]:
+    """A client span and the metadata that carry it. Not made current: a generator's span would leak into its caller."""
     path = getattr(method, "_method", b"")
     name = (path.decode() if isinstance(path, bytes) else str(path)).lstrip("/")
-    return tracer().start_as_current_span(name or "rpc", kind=trace.SpanKind.CLIENT,
-                                          attributes={"rpc.system.name": "grpc"})  # fmt: skip
+    span = tracer().start_span(name or "rpc", kind=trace.SpanKind.CLIENT, attributes={"rpc.system.name": "grpc"})
+    return span, tuple(headers(trace.set_span_in_context(span)).items())

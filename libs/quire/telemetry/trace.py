@@ -13,10 +13,10 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 BINARY_BYTES: Final = 25
 
 
-def headers() -> dict[str, str]:
-    """`traceparent` (and `tracestate`) of the current span; empty without one."""
+def headers(context: Context | None = None) -> dict[str, str]:
+    """`traceparent` (and `tracestate`) of the current span, or of `context`; empty without one."""
     carrier: dict[str, str] = {}
-    _PROPAGATOR.inject(carrier)
+    _PROPAGATOR.inject(carrier, context)
     return carrier
 
 

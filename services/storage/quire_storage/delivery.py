@@ -30,7 +30,7 @@ from quire_storage.core.plan import DeliveryPlan, choose_order
 from quire_storage.ports import Clock
 from quire_storage.rates import Allowance, Rates
 
-_PIECE_BYTES = 4 << 20
+_PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 256 << 10, 4 << 20
 _QUIESCE_TIMEOUT_S = 5.0
 
 
@@ -144,7 +144,7 @@ class Delivery:
                 await check
                 if layer + 1 < self._plan.num_layers:
                     check = self._check(layer + 1)
-                for piece in self._plan.pieces(layer, _PIECE_BYTES):
+                for piece in self._plan.pieces(layer, self._piece_bytes()):
                     await self._pace(len(piece.offsets) * self._plan.slice_bytes)
                     await stream.gather(piece.offsets, self._plan.slice_bytes, piece.remote_offset)
                 if layerwise:
@@ -170,6 +170,12 @@ class Delivery:
         delay_s = self._allowance.pacer.delay_s(size, self._shop.clock.monotonic_s())
         if delay_s > 0:
             await self._shop.clock.sleep(delay_s)
+
+    def _piece_bytes(self) -> int:
+        """Bytes between two looks at the pacer: two milliseconds' worth, within limits."""
+        if self._allowance is None:
+            return _PIECE_BYTES_MAX
+        return min(_PIECE_BYTES_MAX, max(_PIECE_BYTES_MIN, self._allowance.rate_bytes_per_s // 500))
 
     def _count_layer(self) -> None:
         if self._allowance is not None and self._allowance.layers_left > 1:

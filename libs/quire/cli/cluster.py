@@ -1,0 +1,99 @@
+"""`quire up`, `quire status`, `quire lookup`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from quire.client import SyncClient
+from quire.errors import InvalidRequest
+from quire.hashing import Namespace, block_keys
+from quire.layout import Attention, Dtype, KvLayout
+from quire.local import LocalCluster, read_state
+
+console = Console()
+
+
+def up(folder: Path, storage_nodes: int, arena_bytes: int, trace: bool) -> None:
+    """Run a cluster until SIGINT or SIGTERM."""
+    stopped = threading.Event()
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, lambda *_: stopped.set())
+    cluster = LocalCluster(folder, storage_nodes=storage_nodes, arena_bytes=arena_bytes, trace=trace)
+    try:
+        with console.status("starting"):
+            cluster.start()
+        console.print(f"gateway [bold]{cluster.gateway_address}[/]; files in {folder}; Ctrl-C stops it")
+        for name in cluster.names:
+            console.print(f"  {name:<14}{cluster.address(name)}  pid {cluster.pid(name)}")
+        while not stopped.wait(0.5):
+            pass
+    finally:
+        with console.status("stopping"):
+            cluster.stop()
+
+
+def status(folder: Path, gateway: str) -> None:
+    """A table of members."""
+    with SyncClient(gateway_of(folder, gateway)) as client:
+        nodes = client.status()
+    table = Table("node", "role", "address", "used MiB", "of MiB", "figures")
+    for node in nodes:
+        figures = ", ".join(f"{name} {value:g}" for name, value in sorted(node.figures.items()))
+        table.add_row(node.node_id, node.role.value, node.grpc_address, f"{node.used_bytes / 2**20:.1f}",
+                      f"{node.capacity_bytes / 2**20:.0f}", figures)  # fmt: skip
+    console.print(table)
+
+
+def lookup(file: Path, namespace_file: Path, folder: Path, gateway: str) -> None:
+    """What a fetch of this text would find."""
+    namespace = read_namespace(namespace_file)
+    keys = block_keys(namespace, list(file.read_bytes()))
+    with SyncClient(gateway_of(folder, gateway)) as client:
+        found = client.lookup(namespace, keys, lease_ttl_ms=0)
+    size = namespace.layout.payload_bytes(found.matched_chunks)
+    console.print(f"{found.matched_tokens} of {len(keys) * namespace.layout.chunk_tokens} tokens in whole chunks are cached "
+                  f"({found.matched_chunks} chunks, {size / 2**20:.1f} MiB); Redis took {found.index_us} µs")  # fmt: skip
+    for segment in found.segments:
+        console.print(f"  chunks {segment.first_chunk}–{segment.first_chunk + segment.chunk_count - 1} at {segment.node_id}")
+
+
+def gateway_of(folder: Path, gateway: str) -> str:
+    """The gateway asked for, or that of the cluster on `folder`."""
+    return gateway or str(read_state(folder)["gateway"])
+
+
+def write_namespace(file: Path, namespace: Namespace) -> None:
+    layout = namespace.layout
+    record: dict[str, Any] = {
+        "model_id": namespace.model_id,
+        "weight_version": namespace.weight_version,
+        "tenant_salt_hex": namespace.tenant_salt.hex(),
+        "adapter": namespace.adapter,
+        "num_layers": layout.num_layers,
+        "chunk_tokens": layout.chunk_tokens,
+        "kv_heads": layout.kv_heads,
+        "head_dim": layout.head_dim,
+        "dtype": layout.dtype.value[0],
+        "attention": layout.attention.value,
+    }
+    file.write_text(json.dumps(record, indent=2))
+
+
+def read_namespace(file: Path) -> Namespace:
+    """Raises `InvalidRequest`, naming what is missing or wrong."""
+    try:
+        record = json.loads(file.read_text())
+        dtype = next(dtype for dtype in Dtype if dtype.value[0] == record["dtype"])
+        layout = KvLayout(record["num_layers"], record["chunk_tokens"], record["kv_heads"], record["head_dim"], dtype,
+                          Attention(record["attention"]))  # fmt: skip
+        return Namespace(record["model_id"], record["weight_version"], layout,
+                         bytes.fromhex(record["tenant_salt_hex"]), record["adapter"])  # fmt: skip
+    except (OSError, ValueError, KeyError, StopIteration) as error:
+        raise InvalidRequest(f"{file} is no namespace: {error!r}", field="namespace") from None

@@ -1,0 +1,1 @@
+"""Quire inside of inference engines. Each module needs its engine, and nothing else imports it."""
