@@ -18,9 +18,17 @@ def generate(folder: Path) -> None:
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("quire/v1/*.proto"))
     plugin = shutil.which("protoc-gen-mypy", path=str(Path(sys.executable).parent))
     grpc_plugin = shutil.which("protoc-gen-mypy_grpc", path=str(Path(sys.executable).parent))
-    arguments = ["protoc", f"-I{ROOT}", f"--python_out={folder}", f"--grpc_python_out={folder}",
-                 f"--plugin=protoc-gen-mypy={plugin}", f"--mypy_out=quiet:{folder}",
-                 f"--plugin=protoc-gen-mypy_grpc={grpc_plugin}", f"--mypy_grpc_out=quiet:{folder}", *sources]  # fmt: skip
+    arguments = [
+        "protoc",
+        f"-I{ROOT}",
+        f"--python_out={folder}",
+        f"--grpc_python_out={folder}",
+        f"--plugin=protoc-gen-mypy={plugin}",
+        f"--mypy_out=quiet:{folder}",
+        f"--plugin=protoc-gen-mypy_grpc={grpc_plugin}",
+        f"--mypy_grpc_out=quiet:{folder}",
+        *sources,
+    ]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed")
     (folder / "quire/v1/__init__.py").write_text('"""Generated from protos/quire/v1 by `make proto`."""\n')

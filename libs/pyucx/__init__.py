@@ -8,7 +8,8 @@
         stream.announce(b"it is there")
         await stream.drain()
 
-By cffi in ABI mode: nothing is compiled at install. Sockets of UCX lack close-on-exec: spawn child processes, do not fork.
+By cffi in ABI mode: nothing is compiled at install. Sockets of UCX lack close-on-exec: spawn child processes, do not
+fork.
 """
 
 from pyucx._library import Library, library

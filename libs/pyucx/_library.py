@@ -28,12 +28,18 @@ _PROCESS_ENVIRONMENT: Final = {
     "UCX_VFS_ENABLE": "n",
     "UCX_LOG_LEVEL": "fatal",
 }
-_SYSTEM_FOLDERS: Final = ("/opt/ucx/lib", "/usr/local/lib", "/usr/lib64", "/usr/lib/x86_64-linux-gnu",
-                          "/usr/lib/aarch64-linux-gnu", "/usr/lib")  # fmt: skip
+_SYSTEM_FOLDERS: Final = (
+    "/opt/ucx/lib",
+    "/usr/local/lib",
+    "/usr/lib64",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib",
+)
 _SONAME: Final = "libucp.so.0"
 OLDEST: Final = (1, 13)
 
-ffi: Final = cffi.FFI()
+ffi: Final[Any] = cffi.FFI()
 ffi.cdef(CDEF)
 
 
@@ -141,6 +147,3 @@ def pointer_status(pointer: Any) -> int:
     value = int(ffi.cast("uintptr_t", pointer))
     error_floor = (1 << 64) + STATUS_LAST
     return value - (1 << 64) if value >= error_floor else 1
-
-
-

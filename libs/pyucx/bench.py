@@ -1,8 +1,8 @@
 """`python -m pyucx.bench`: put, get, stream and latency between two processes, with the same stream in C beside it.
 
-The C program (tests/benchmarks/ucx_stream.c of the repository) is built with gcc against the headers of the library in use;
-where either is missing the column stays empty. `ucx_perftest` is run where found: its put reuses one buffer, which
-flatters.
+The C program (tests/benchmarks/ucx_stream.c of the repository) is built with gcc against the headers of the library in
+use; where either is missing the column stays empty. `ucx_perftest` is run where found: its put reuses one buffer,
+which flatters.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class Link:
     remote: RemoteMemory
 
 
-async def _connect(context: Context, worker: Worker, length: int, write: Callable[[str], None],
-                   read: Callable[[], Awaitable[str]]) -> Link:  # fmt: skip
+async def _connect(
+    context: Context, worker: Worker, length: int, write: Callable[[str], None], read: Callable[[], Awaitable[str]]
+) -> Link:
     buffer = np.ones(length, dtype=np.uint8)
     memory = context.register(buffer)
     write(json.dumps([worker.address().hex(), memory.address, memory.remote_key.hex()]))
@@ -159,8 +160,20 @@ def build_c_program(folder: Path) -> Path | None:
     if gcc is None or include is None or not _C_SOURCE.exists():
         return None
     program, lib = folder / "ucx_stream", library.path.parent
-    command = [gcc, "-O2", "-w", "-I", str(include), str(_C_SOURCE), "-o", str(program), str(library.path),
-               str(lib / "libucs.so.0"), f"-Wl,-rpath,{lib}", f"-Wl,-rpath-link,{lib}"]  # fmt: skip
+    command = [
+        gcc,
+        "-O2",
+        "-w",
+        "-I",
+        str(include),
+        str(_C_SOURCE),
+        "-o",
+        str(program),
+        str(library.path),
+        str(lib / "libucs.so.0"),
+        f"-Wl,-rpath,{lib}",
+        f"-Wl,-rpath-link,{lib}",
+    ]
     built = subprocess.run(command, capture_output=True, check=False, timeout=120)
     return program if built.returncode == 0 else None
 
@@ -233,7 +246,9 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     major, minor, release = library.version
     print(f"UCX {major}.{minor}.{release} from {library.path} ({library.origin}); {_LAYERS} layers per stream")
-    heading = f"{'transport':10}{'size':>10}{'put':>8}{'get':>8}{'stream':>8}{'±':>6}{'latency':>10}{'C':>8}{'ratio':>7}"
+    heading = (
+        f"{'transport':10}{'size':>10}{'put':>8}{'get':>8}{'stream':>8}{'±':>6}{'latency':>10}{'C':>8}{'ratio':>7}"
+    )
     print(heading + "      GB/s, µs")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -242,17 +257,31 @@ def main(arguments: list[str] | None = None) -> None:
             tls = "tcp,cma" if transport == "cma" else transport
             for size in map(_size, options.sizes.split(",")):
                 row = bench_row(tls, size, options.rounds, program)
-                print(f"{transport:10}{size:>10}{row.put_gb_s:>8.2f}{row.get_gb_s:>8.2f}{row.stream_gb_s:>8.2f}"
-                      f"{row.stream_spread:>6.0%}{row.latency_us:>10.0f}{row.c_stream_gb_s or 0:>8.2f}"
-                      f"{row.ratio or 0:>7.2f}", flush=True)  # fmt: skip
-                rows.append({"params": {"transport": transport, "size": size}, "measured": asdict(row),
-                             "baseline": row.c_stream_gb_s, "ratio": row.ratio})  # fmt: skip
+                print(
+                    f"{transport:10}{size:>10}{row.put_gb_s:>8.2f}{row.get_gb_s:>8.2f}{row.stream_gb_s:>8.2f}"
+                    f"{row.stream_spread:>6.0%}{row.latency_us:>10.0f}{row.c_stream_gb_s or 0:>8.2f}"
+                    f"{row.ratio or 0:>7.2f}",
+                    flush=True,
+                )
+                rows.append(
+                    {
+                        "params": {"transport": transport, "size": size},
+                        "measured": asdict(row),
+                        "baseline": row.c_stream_gb_s,
+                        "ratio": row.ratio,
+                    }
+                )
     if line := perftest(1 << 20):
         print(f"ucx_perftest put, 1 MiB: {line}")
     if options.json:
         baseline = {"name": "the same stream in C, busy polling", "unit": "GB/s"}
-        report = {"bench": "pyucx", "version": f"{major}.{minor}.{release}", "machine": os.uname().machine,
-                  "baseline": baseline, "rows": rows}  # fmt: skip
+        report = {
+            "bench": "pyucx",
+            "version": f"{major}.{minor}.{release}",
+            "machine": os.uname().machine,
+            "baseline": baseline,
+            "rows": rows,
+        }
         options.json.write_text(json.dumps(report, indent=2))
 
 

@@ -34,7 +34,10 @@ class Context:
         check(_ucp.ucp_config_read(ffi.NULL, ffi.NULL, settings), "read the UCX configuration")
         try:
             for name, value in (_DEFAULT_CONFIG | config).items():
-                check(_ucp.ucp_config_modify(settings[0], name.encode(), value.encode()), f"UCX setting {name}={value}")
+                check(
+                    _ucp.ucp_config_modify(settings[0], name.encode(), value.encode()),
+                    f"UCX setting {name}={value}",
+                )
             params = ffi.new("ucp_params_t *")
             params.field_mask = 1
             params.features = _cdef.FEATURE_RMA | _cdef.FEATURE_AM | _cdef.FEATURE_WAKEUP
@@ -118,7 +121,9 @@ class Memory:
     def pointer(self, offset: int, length: int) -> Any:
         """A `void *` into the memory, after a bounds check."""
         if offset < 0 or length < 0 or offset + length > self.length:
-            raise TargetOutOfRange(f"[{offset}, {offset + length}) is outside of the {self.length} bytes registered here")
+            raise TargetOutOfRange(
+                f"[{offset}, {offset + length}) is outside of the {self.length} bytes registered here"
+            )
         return ffi.cast("void *", self.address + offset)
 
     def close(self) -> None:

@@ -131,22 +131,43 @@ class Endpoint:
             raise InvalidRemoteKey(f"UCX cannot use the remote key: {status_text(status)}")
         return RemoteMemory(handle[0], address, length)
 
-    async def put(self, source: Memory, offset: int, length: int, remote: RemoteMemory, remote_offset: int,
-                  timeout_s: float = TIMEOUT_S) -> None:  # fmt: skip
+    async def put(
+        self,
+        source: Memory,
+        offset: int,
+        length: int,
+        remote: RemoteMemory,
+        remote_offset: int,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         """Write `length` bytes and wait until the source may be reused. Readable at the peer only after `flush()`."""
         done = self.future("put")
         self.post_put(source, offset, length, remote, remote_offset, done.settle)
         await done.wait(timeout_s)
 
-    async def put_gathered(self, source: Memory, offsets: npt.NDArray[np.int64], length: int, remote: RemoteMemory,
-                           remote_offset: int, timeout_s: float = TIMEOUT_S) -> None:  # fmt: skip
+    async def put_gathered(
+        self,
+        source: Memory,
+        offsets: npt.NDArray[np.int64],
+        length: int,
+        remote: RemoteMemory,
+        remote_offset: int,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         """Write `length` bytes from each of `offsets`, back to back, in one operation."""
         done = self.future("put")
         self.post_put_gathered(source, offsets, length, remote, remote_offset, done.settle)
         await done.wait(timeout_s)
 
-    async def get(self, target: Memory, offset: int, length: int, remote: RemoteMemory, remote_offset: int,
-                  timeout_s: float = TIMEOUT_S) -> None:  # fmt: skip
+    async def get(
+        self,
+        target: Memory,
+        offset: int,
+        length: int,
+        remote: RemoteMemory,
+        remote_offset: int,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         """Read `length` bytes of the peer's memory; when this returns they are here."""
         done = self.future("get")
         pointer, address = target.pointer(offset, length), remote.at(remote_offset, length)
@@ -179,8 +200,15 @@ class Endpoint:
 
         self._worker.post(call, self._message_sent, keep=(message, header))
 
-    def stream(self, source: Memory, remote: RemoteMemory, message_id: int, *, window_bytes: int = 4 << 20,
-               slice_bytes: int = 1 << 20) -> Stream:  # fmt: skip
+    def stream(
+        self,
+        source: Memory,
+        remote: RemoteMemory,
+        message_id: int,
+        *,
+        window_bytes: int = 4 << 20,
+        slice_bytes: int = 1 << 20,
+    ) -> Stream:
         """Ordered payloads into `remote`, each announced by a message once it is complete there. See `Stream`."""
         return Stream(self, source, remote, message_id, window_bytes=window_bytes, slice_bytes=slice_bytes)
 
@@ -195,8 +223,10 @@ class Endpoint:
         check(_ucp.ucp_ep_query(self.handle, attributes), "query the endpoint")
         if entries[0].transport_name == ffi.NULL:
             return []
-        return [(_text(entries[i].transport_name), _text(entries[i].device_name))
-                for i in range(attributes.transports.num_entries)]  # fmt: skip
+        return [
+            (_text(entries[i].transport_name), _text(entries[i].device_name))
+            for i in range(attributes.transports.num_entries)
+        ]
 
     async def close(self, timeout_s: float = TIMEOUT_S) -> None:
         """Flush what was posted, tell the peer, and disconnect. A peer that is gone is no error here."""
@@ -219,8 +249,15 @@ class Endpoint:
 
     # The verbs without a wait, for streams.
 
-    def post_put(self, source: Memory, offset: int, length: int, remote: RemoteMemory, remote_offset: int,
-                 completion: Callable[[int], None]) -> None:  # fmt: skip
+    def post_put(
+        self,
+        source: Memory,
+        offset: int,
+        length: int,
+        remote: RemoteMemory,
+        remote_offset: int,
+        completion: Callable[[int], None],
+    ) -> None:
         pointer, address = source.pointer(offset, length), remote.at(remote_offset, length)
         handle = self.handle
 
@@ -230,11 +267,20 @@ class Endpoint:
 
         self._worker.post(call, completion)
 
-    def post_put_gathered(self, source: Memory, offsets: npt.NDArray[np.int64], length: int, remote: RemoteMemory,
-                          remote_offset: int, completion: Callable[[int], None]) -> None:  # fmt: skip
+    def post_put_gathered(
+        self,
+        source: Memory,
+        offsets: npt.NDArray[np.int64],
+        length: int,
+        remote: RemoteMemory,
+        remote_offset: int,
+        completion: Callable[[int], None],
+    ) -> None:
         count = len(offsets)
         if count == 0 or offsets.min() < 0 or int(offsets.max()) + length > source.length:
-            raise TargetOutOfRange(f"{count} slices of {length} bytes do not lie in the {source.length} registered here")
+            raise TargetOutOfRange(
+                f"{count} slices of {length} bytes do not lie in the {source.length} registered here"
+            )
         address, handle = remote.at(remote_offset, count * length), self.handle
         entries = ffi.new("ucp_dt_iov_t[]", count)
         table = np.frombuffer(ffi.buffer(entries), dtype=np.uint64).reshape(count, _IOV_BYTES // 8)

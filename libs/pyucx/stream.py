@@ -41,8 +41,16 @@ class Stream:
     After an error nothing more is announced; `drain` then waits for what is in flight and raises.
     """
 
-    def __init__(self, endpoint: Endpoint, source: Memory, remote: RemoteMemory, message_id: int, *, window_bytes: int,
-                 slice_bytes: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        source: Memory,
+        remote: RemoteMemory,
+        message_id: int,
+        *,
+        window_bytes: int,
+        slice_bytes: int,
+    ) -> None:
         if not 0 < slice_bytes <= window_bytes:
             raise ValueError(f"slice_bytes {slice_bytes} must be positive and at most window_bytes {window_bytes}")
         self._endpoint = endpoint

@@ -1,9 +1,9 @@
 """A UCX worker that makes progress inside the running asyncio loop.
 
 UCX does nothing by itself: somebody has to call `ucp_worker_progress`. Here the loop does. While operations are
-outstanding (or messages are expected), progress runs in ticks of at most 200 µs by `call_soon`, so that other tasks
-of the loop keep running; after 100 µs without an event the worker is armed and sleeps on its file descriptor. An idle worker
-costs nothing, and no second thread fights for the GIL.
+outstanding (or messages are expected), progress runs in ticks of at most 200 µs by `call_soon`, so that other tasks of
+the loop keep running; after 100 µs without an event the worker is armed and sleeps on its file descriptor. An idle
+worker costs nothing, and no second thread fights for the GIL.
 """
 
 from __future__ import annotations
@@ -130,7 +130,10 @@ class Worker:
         params.flags = _cdef.AM_WHOLE_MESSAGE
         params.cb = self._message_callback
         params.arg = ffi.cast("void *", message_id)
-        check(_ucp.ucp_worker_set_am_recv_handler(self.handle, params), f"install the handler of message {message_id}")
+        check(
+            _ucp.ucp_worker_set_am_recv_handler(self.handle, params),
+            f"install the handler of message {message_id}",
+        )
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """Configuration from the environment: one frozen dataclass per service, every problem reported at once.
 
-The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. Field metadata:
-`doc` (one sentence), `minimum`, and `variable` for names shared by several services.
+The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. Field
+metadata: `doc` (one sentence), `minimum`, and `variable` for names shared by several services.
 """
 
 from __future__ import annotations

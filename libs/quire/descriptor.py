@@ -1,7 +1,7 @@
 """The ObjectCache request descriptor (Table 1 of the paper): one value type for gRPC and for the S3 header.
 
-The header form is versioned and compact: a fixed part, the keys, the target, in base64url. It is arithmetic and no manifest:
-every range that the storage node reads follows from these fields.
+The header form is versioned and compact: a fixed part, the keys, the target, in base64url. It is arithmetic and no
+manifest: every range that the storage node reads follows from these fields.
 """
 
 from __future__ import annotations
@@ -70,13 +70,15 @@ class Descriptor:
         if not 1 <= self.num_layers <= _LAYERS_MAX:
             raise DescriptorInvalid(f"{self.num_layers} is not in 1..{_LAYERS_MAX}", field="descriptor.num_layers")
         if not 1 <= self.slice_bytes <= SLICE_BYTES_MAX:
-            raise DescriptorInvalid(f"{self.slice_bytes} is not in 1..{SLICE_BYTES_MAX}",
-                                    field="descriptor.per_layer_chunk_bytes")  # fmt: skip
+            raise DescriptorInvalid(
+                f"{self.slice_bytes} is not in 1..{SLICE_BYTES_MAX}", field="descriptor.per_layer_chunk_bytes"
+            )
         if not 1 <= self.chunk_tokens <= 0xFFFF:
             raise DescriptorInvalid(f"{self.chunk_tokens} is not in 1..65535", field="descriptor.chunk_tokens")
         if self.target.length < self.payload_bytes:
-            raise TargetInvalid(f"{self.target.length} bytes, but the payload has {self.payload_bytes}",
-                                field="target.length")  # fmt: skip
+            raise TargetInvalid(
+                f"{self.target.length} bytes, but the payload has {self.payload_bytes}", field="target.length"
+            )
 
     @property
     def payload_bytes(self) -> int:
@@ -91,9 +93,18 @@ class Descriptor:
     def to_header(self) -> str:
         """The compact form for the `x-quire-descriptor` header."""
         target = self.target
-        fixed = _FIXED.pack(_VERSION, self.order.value, self.num_layers, self.chunk_tokens, self.slice_bytes,
-                            len(self.keys), target.address, target.length, len(target.worker_address),
-                            len(target.remote_key))  # fmt: skip
+        fixed = _FIXED.pack(
+            _VERSION,
+            self.order.value,
+            self.num_layers,
+            self.chunk_tokens,
+            self.slice_bytes,
+            len(self.keys),
+            target.address,
+            target.length,
+            len(target.worker_address),
+            len(target.remote_key),
+        )
         raw = fixed + self.keys.packed + target.worker_address + target.remote_key
         return base64.urlsafe_b64encode(raw).decode()
 
@@ -106,7 +117,9 @@ class Descriptor:
             raise DescriptorInvalid(f"not base64url: {error}", field="descriptor") from None
         if len(raw) < _FIXED.size:
             raise DescriptorInvalid(f"{len(raw)} bytes are too few", field="descriptor")
-        version, order, layers, tokens, slice_bytes, count, address, length, worker_size, key_size = _FIXED.unpack_from(raw)
+        version, order, layers, tokens, slice_bytes, count, address, length, worker_size, key_size = _FIXED.unpack_from(
+            raw
+        )
         if version != _VERSION:
             raise DescriptorInvalid(f"version {version}, this is {_VERSION}", field="descriptor")
         keys_end = _FIXED.size + count * 32

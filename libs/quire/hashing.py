@@ -63,13 +63,21 @@ class Namespace:
         """H_{-1}: 32 bytes."""
         layout = asdict(self.layout)
         layout["dtype"], layout["attention"] = self.layout.dtype.value[0], self.layout.attention.value
-        record = {"quire": 1, "salt": self.tenant_salt, "model": self.model_id, "weights": self.weight_version,
-                  "adapter": self.adapter, "layout": layout, "shard": [self.shard_index, self.shard_count]}  # fmt: skip
+        record = {
+            "quire": 1,
+            "salt": self.tenant_salt,
+            "model": self.model_id,
+            "weights": self.weight_version,
+            "adapter": self.adapter,
+            "layout": layout,
+            "shard": [self.shard_index, self.shard_count],
+        }
         return hashlib.sha256(cbor2.dumps(record, canonical=True)).digest()
 
 
-def block_keys(namespace: Namespace, tokens: Sequence[int],
-               algorithm: HashAlgorithm = HashAlgorithm.SHA256_CBOR) -> ChunkKeys:  # fmt: skip
+def block_keys(
+    namespace: Namespace, tokens: Sequence[int], algorithm: HashAlgorithm = HashAlgorithm.SHA256_CBOR
+) -> ChunkKeys:
     """Keys of all whole chunks of `tokens`; a rest shorter than a chunk has none. Raises `KeysInvalid`."""
     size = namespace.layout.chunk_tokens
     count = len(tokens) // size

@@ -55,7 +55,12 @@ class KvLayout:
     attention: Attention = Attention.KV_HEADS
 
     def __post_init__(self) -> None:
-        limits = {"num_layers": _LAYERS_MAX, "chunk_tokens": _TOKENS_MAX, "kv_heads": _HEADS_MAX, "head_dim": _DIM_MAX}
+        limits = {
+            "num_layers": _LAYERS_MAX,
+            "chunk_tokens": _TOKENS_MAX,
+            "kv_heads": _HEADS_MAX,
+            "head_dim": _DIM_MAX,
+        }
         for name, most in limits.items():
             value = getattr(self, name)
             if not 1 <= value <= most:

@@ -1,8 +1,8 @@
 """Signed leases: what a look-up promises, in a form that a storage node can check without asking anybody.
 
-A lease names each run of chunks with the node that holds it and a digest of its keys. The orchestrator signs (HMAC-SHA256 with
-the cluster's secret); storage nodes verify before the first byte moves. In Redis the lease pins the last matched
-chunk alone: the index is prefix-closed, so everything before it is held by it.
+A lease names each run of chunks with the node that holds it and a digest of its keys. The orchestrator signs
+(HMAC-SHA256 with the cluster's secret); storage nodes verify before the first byte moves. In Redis the lease pins the
+last matched chunk alone: the index is prefix-closed, so everything before it is held by it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,13 @@ class Lease:
     def covers(self, node_id: str, first_chunk: int, keys: ChunkKeys) -> bool:
         """Whether exactly this run at this node is leased."""
         digest = keys.digest()
-        return any(run.node_id == node_id and run.first_chunk == first_chunk and run.chunk_count == len(keys)
-                   and hmac.compare_digest(run.digest, digest) for run in self.runs)  # fmt: skip
+        return any(
+            run.node_id == node_id
+            and run.first_chunk == first_chunk
+            and run.chunk_count == len(keys)
+            and hmac.compare_digest(run.digest, digest)
+            for run in self.runs
+        )
 
 
 class LeaseSigner:

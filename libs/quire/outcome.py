@@ -19,8 +19,8 @@ class ChunkRun:
 class NodeOutcome:
     """`delivered` has one byte per chunk of `runs`, 1 or 0. `error_code` is empty for success.
 
-    `quiesced`: the node has said that it touches the client's memory no more. `scheduled`: the rate (bytes per second, 0
-    for unpaced) came from the scheduler and not from the node's own fallback.
+    `quiesced`: the node has said that it touches the client's memory no more. `scheduled`: the rate (bytes per
+    second, 0 for unpaced) came from the scheduler and not from the node's own fallback.
     """
 
     node_id: str

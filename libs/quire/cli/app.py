@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,9 @@ from quire.cli import cluster as cluster_commands
 from quire.errors import QuireError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-bench_app = typer.Typer(no_args_is_help=True, help="Benchmarks: a table, --json FILE, --plot FILE.png; the baseline is named.")
+bench_app = typer.Typer(
+    no_args_is_help=True, help="Benchmarks: a table, --json FILE, --plot FILE.png; the baseline is named."
+)
 app.add_typer(bench_app, name="bench")
 
 Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
@@ -47,17 +48,21 @@ def status(folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
 
 
 @app.command()
-def lookup(file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
-           namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
-           folder: Folder = _FOLDER, gateway: Gateway = "") -> None:  # fmt: skip
+def lookup(
+    file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
+    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
     """How much of a text's prefix is cached, and where. No side effect."""
     cluster_commands.lookup(file, namespace, folder, gateway)
 
 
 @app.command()
-def demo(folder: Annotated[Path, typer.Option(help="where the trace and the picture go")] = Path("quire-demo"),
-         gateway: Annotated[str, typer.Option("--endpoint", help="use a running cluster instead of a new one")] = "",
-         ) -> None:  # fmt: skip
+def demo(
+    folder: Annotated[Path, typer.Option(help="where the trace and the picture go")] = Path("quire-demo"),
+    gateway: Annotated[str, typer.Option("--endpoint", help="use a running cluster instead of a new one")] = "",
+) -> None:
     """A real model reuses a prefix that another process computed; then a storage node dies."""
     from quire.cli.demo import Demo
 
@@ -65,8 +70,14 @@ def demo(folder: Annotated[Path, typer.Option(help="where the trace and the pict
 
 
 @bench_app.command("lookup")
-def bench_lookup(context: int = 65_536, chunk_tokens: int = 16, rounds: int = 200, clients: int = 4,
-                 json_file: Json = None, plot: Plot = None) -> None:  # fmt: skip
+def bench_lookup(
+    context: int = 65_536,
+    chunk_tokens: int = 16,
+    rounds: int = 200,
+    clients: int = 4,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
     """Longest match through gRPC, warm, and look-ups per second at saturation."""
     from quire.bench import lookup as bench
 
@@ -74,9 +85,16 @@ def bench_lookup(context: int = 65_536, chunk_tokens: int = 16, rounds: int = 20
 
 
 @bench_app.command("delivery")
-def bench_delivery(tier: str = "memory", chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64,256",
-                   context: int = 65_536, hit: float = 0.875, layers: int = 32, rounds: int = 7,
-                   json_file: Json = None, plot: Plot = None) -> None:  # fmt: skip
+def bench_delivery(
+    tier: str = "memory",
+    chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64,256",
+    context: int = 65_536,
+    hit: float = 0.875,
+    layers: int = 32,
+    rounds: int = 7,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
     """Layerwise delivery (Llama 3.1 8B layout) against a bare pyucx stream of the same layers in the same run."""
     from quire.bench import delivery as bench
 

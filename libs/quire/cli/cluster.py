@@ -23,8 +23,8 @@ console = Console()
 def up(folder: Path, storage_nodes: int, arena_bytes: int, trace: bool) -> None:
     """Run a cluster until SIGINT or SIGTERM."""
     stopped = threading.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, lambda *_: stopped.set())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
     cluster = LocalCluster(folder, storage_nodes=storage_nodes, arena_bytes=arena_bytes, trace=trace)
     try:
         with console.status("starting"):
@@ -46,8 +46,14 @@ def status(folder: Path, gateway: str) -> None:
     table = Table("node", "role", "address", "used MiB", "of MiB", "figures")
     for node in nodes:
         figures = ", ".join(f"{name} {value:g}" for name, value in sorted(node.figures.items()))
-        table.add_row(node.node_id, node.role.value, node.grpc_address, f"{node.used_bytes / 2**20:.1f}",
-                      f"{node.capacity_bytes / 2**20:.0f}", figures)  # fmt: skip
+        table.add_row(
+            node.node_id,
+            node.role.value,
+            node.grpc_address,
+            f"{node.used_bytes / 2**20:.1f}",
+            f"{node.capacity_bytes / 2**20:.0f}",
+            figures,
+        )
     console.print(table)
 
 
@@ -58,10 +64,14 @@ def lookup(file: Path, namespace_file: Path, folder: Path, gateway: str) -> None
     with SyncClient(gateway_of(folder, gateway)) as client:
         found = client.lookup(namespace, keys, lease_ttl_ms=0)
     size = namespace.layout.payload_bytes(found.matched_chunks)
-    console.print(f"{found.matched_tokens} of {len(keys) * namespace.layout.chunk_tokens} tokens in whole chunks are cached "
-                  f"({found.matched_chunks} chunks, {size / 2**20:.1f} MiB); Redis took {found.index_us} µs")  # fmt: skip
+    console.print(
+        f"{found.matched_tokens} of {len(keys) * namespace.layout.chunk_tokens} tokens in whole chunks are cached "
+        f"({found.matched_chunks} chunks, {size / 2**20:.1f} MiB); Redis took {found.index_us} µs"
+    )
     for segment in found.segments:
-        console.print(f"  chunks {segment.first_chunk}–{segment.first_chunk + segment.chunk_count - 1} at {segment.node_id}")
+        console.print(
+            f"  chunks {segment.first_chunk}–{segment.first_chunk + segment.chunk_count - 1} at {segment.node_id}"
+        )
 
 
 def gateway_of(folder: Path, gateway: str) -> str:
@@ -91,9 +101,20 @@ def read_namespace(file: Path) -> Namespace:
     try:
         record = json.loads(file.read_text())
         dtype = next(dtype for dtype in Dtype if dtype.value[0] == record["dtype"])
-        layout = KvLayout(record["num_layers"], record["chunk_tokens"], record["kv_heads"], record["head_dim"], dtype,
-                          Attention(record["attention"]))  # fmt: skip
-        return Namespace(record["model_id"], record["weight_version"], layout,
-                         bytes.fromhex(record["tenant_salt_hex"]), record["adapter"])  # fmt: skip
+        layout = KvLayout(
+            record["num_layers"],
+            record["chunk_tokens"],
+            record["kv_heads"],
+            record["head_dim"],
+            dtype,
+            Attention(record["attention"]),
+        )
+        return Namespace(
+            record["model_id"],
+            record["weight_version"],
+            layout,
+            bytes.fromhex(record["tenant_salt_hex"]),
+            record["adapter"],
+        )
     except (OSError, ValueError, KeyError, StopIteration) as error:
         raise InvalidRequest(f"{file} is no namespace: {error!r}", field="namespace") from None

@@ -1,7 +1,7 @@
 """`quire demo`: one process computes a prefix, another reuses it; then a storage node dies under a request.
 
-The model is a Llama of a few million random weights, by seed: its compute is real, its words are not. The tokens are the bytes of the
-source files of Quire itself.
+The model is a Llama of a few million random weights, by seed: its compute is real, its words are not. The tokens are
+the bytes of the source files of Quire itself.
 """
 
 from __future__ import annotations
@@ -40,13 +40,20 @@ console = Console(highlight=False)
 def demo_model() -> Any:
     """A Llama with grouped-query attention, 8 layers, byte vocabulary; weights by seed."""
     torch.manual_seed(11)
-    config = LlamaConfig(vocab_size=256, hidden_size=512, num_hidden_layers=8, num_attention_heads=8,
-                         num_key_value_heads=4, intermediate_size=1536, max_position_embeddings=8192)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        intermediate_size=1536,
+        max_position_embeddings=8192,
+    )
     return LlamaForCausalLM(config).eval()
 
 
 def demo_prompts() -> tuple[torch.Tensor, torch.Tensor]:
-    """Two prompts with the same first 3,000 tokens: a source file each, behind a shared one. (1, tokens) of byte ids."""
+    """Two prompts with the same first 3,000 tokens: a source file each, behind shared ones. (1, tokens) bytes."""
     folder = Path(quire.__file__).parent
     shared = (folder / "hashing.py").read_bytes() + (folder / "descriptor.py").read_bytes()
     endings = [(folder / name).read_bytes()[:_SUFFIX_TOKENS] for name in ("layout.py", "lease.py")]
@@ -62,7 +69,10 @@ def compute_first_prompt(gateway: str) -> None:
         cache = PrefixCache(model, client, model_id=_MODEL_ID)
         result = cache.prefill(first)
         stored = result.wait_stored()
-        print(json.dumps({"ttft_s": result.ttft_s, "stored": stored, "reused": result.reused_tokens}), flush=True)
+        print(
+            json.dumps({"ttft_s": result.ttft_s, "stored": stored, "reused": result.reused_tokens}),
+            flush=True,
+        )
 
 
 class Demo:
@@ -79,12 +89,15 @@ class Demo:
             self._tell(self._gateway, None)
             return
         settings = {"QUIRE_SCHEDULER_LINK_BYTES_PER_S": str(_LINK_BYTES_PER_S)}
-        cluster = LocalCluster(self._folder / "cluster", storage_nodes=2, arena_bytes=256 << 20, trace=True,
-                               settings=settings)  # fmt: skip
+        cluster = LocalCluster(
+            self._folder / "cluster", storage_nodes=2, arena_bytes=256 << 20, trace=True, settings=settings
+        )
         with _step("starting the cluster: redis, orchestrator, gateway, scheduler, decoder, 2 × storage"):
             cluster.start()
         try:
-            console.print(f"the link's budget is set to {_LINK_BYTES_PER_S / 1e9} GB/s, so that the overlap can be seen")
+            console.print(
+                f"the link's budget is set to {_LINK_BYTES_PER_S / 1e9} GB/s, so that the overlap can be seen"
+            )
             self._tell(cluster.gateway_address, cluster)
         finally:
             with _step("stopping the cluster"):
@@ -97,8 +110,10 @@ class Demo:
         configure("demo-consumer", log_level="error")
         with _step("another process computes the first prompt and stores its prefix"):
             producer = self._produce(gateway)
-        console.print(f"  it computed {_PREFIX_TOKENS + _SUFFIX_TOKENS - producer['reused']} tokens in "
-                      f"{producer['ttft_s']:.2f} s and stored {producer['stored']} chunks")  # fmt: skip
+        console.print(
+            f"  it computed {_PREFIX_TOKENS + _SUFFIX_TOKENS - producer['reused']} tokens in "
+            f"{producer['ttft_s']:.2f} s and stored {producer['stored']} chunks"
+        )
         with SyncClient(gateway) as client:
             model, (first, second) = demo_model(), demo_prompts()
             cache = PrefixCache(model, client, model_id=_MODEL_ID)
@@ -113,7 +128,11 @@ class Demo:
             console.print(f"trace of every request, one span per line: [bold]{spans}[/]")
 
     def _produce(self, gateway: str) -> dict[str, Any]:
-        command = [sys.executable, "-c", f"from quire.cli.demo import compute_first_prompt as go; go({gateway!r})"]
+        command = [
+            sys.executable,
+            "-c",
+            f"from quire.cli.demo import compute_first_prompt as go; go({gateway!r})",
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         if done.returncode != 0:
             raise SystemExit(f"the producer failed:\n{done.stderr[-2000:]}")
@@ -124,7 +143,10 @@ class Demo:
         with _step("the second prompt, recomputed in full"):
             cache.prefill(second[:, :64], reuse=False, store=False)
             recomputed = cache.prefill(second, reuse=False, store=False)
-        with _step("the second prompt, with the prefix from Quire"), tracer().start_as_current_span("demo.reuse"):
+        with (
+            _step("the second prompt, with the prefix from Quire"),
+            tracer().start_as_current_span("demo.reuse"),
+        ):
             reused = cache.prefill(second)
             reused.wait_stored()
         with _step("the second prompt, with the same prefix kept in this process's memory"):
@@ -134,8 +156,10 @@ class Demo:
         tail = recomputed.logits[:, -reused.computed_tokens :]
         difference = float((tail - reused.logits).abs().max())
         same = bool((tail.argmax(-1) == reused.logits.argmax(-1)).all())
-        console.print(f"logits: bit-identical to the KV kept in memory: [bold]{'yes' if identical else 'NO'}[/]; "
-                      f"largest difference to the full recompute {difference:.1e}, same tokens: {same}")  # fmt: skip
+        console.print(
+            f"logits: bit-identical to the KV kept in memory: [bold]{'yes' if identical else 'NO'}[/]; "
+            f"largest difference to the full recompute {difference:.1e}, same tokens: {same}"
+        )
         if not (identical and same):
             raise SystemExit("the logits are wrong")
         picture = self._folder / "timeline.png"
@@ -145,31 +169,44 @@ class Demo:
     def _report(self, recomputed: Prefill, reused: Prefill) -> None:
         table = Table("", "tokens matched", "tokens computed", "MiB delivered", "time to first token")
         for name, result in (("recompute", recomputed), ("reuse", reused)):
-            table.add_row(name, str(result.matched_tokens), str(result.computed_tokens),
-                          f"{result.bytes_delivered / 2**20:.1f}", f"{result.ttft_s * 1e3:.0f} ms")  # fmt: skip
+            table.add_row(
+                name,
+                str(result.matched_tokens),
+                str(result.computed_tokens),
+                f"{result.bytes_delivered / 2**20:.1f}",
+                f"{result.ttft_s * 1e3:.0f} ms",
+            )
         console.print(table)
         layers = Table("layer", "arrived ms", "model asked ms", "model got ms", "stall ms")
         for index, times in enumerate(reused.layers):
-            layers.add_row(str(index), *(f"{value * 1e3:.1f}" for value in
-                           (times.arrived_s, times.asked_s, times.got_s, times.stall_s)))  # fmt: skip
+            layers.add_row(
+                str(index),
+                *(f"{value * 1e3:.1f}" for value in (times.arrived_s, times.asked_s, times.got_s, times.stall_s)),
+            )
         console.print(layers)
-        console.print(f"{recomputed.ttft_s / reused.ttft_s:.1f}× faster to the first token; "
-                      f"stalled {sum(times.stall_s for times in reused.layers) * 1e3:.0f} ms of "
-                      f"{reused.ttft_s * 1e3:.0f}")  # fmt: skip
+        console.print(
+            f"{recomputed.ttft_s / reused.ttft_s:.1f}× faster to the first token; "
+            f"stalled {sum(times.stall_s for times in reused.layers) * 1e3:.0f} ms of "
+            f"{reused.ttft_s * 1e3:.0f}"
+        )
 
-    def _lose_a_node(self, client: SyncClient, cache: PrefixCache, cluster: LocalCluster,
-                     second: torch.Tensor) -> None:  # fmt: skip
+    def _lose_a_node(self, client: SyncClient, cache: PrefixCache, cluster: LocalCluster, second: torch.Tensor) -> None:
         victim = max(client.status(), key=lambda node: node.used_bytes).node_id
         # Frozen first, so that the request is surely under way when the node dies.
         cluster.kill(victim, signal.SIGSTOP)
         killer = threading.Timer(0.3, lambda: cluster.kill(victim, signal.SIGKILL))
-        with _step(f"{victim} is killed in the middle of a delivery"), tracer().start_as_current_span("demo.loss"):
+        with (
+            _step(f"{victim} is killed in the middle of a delivery"),
+            tracer().start_as_current_span("demo.loss"),
+        ):
             killer.start()
             survived = cache.prefill(second, store=False)
             killer.join()
         console.print(f"  {survived.failure or 'the delivery was faster than the kill'}")
-        console.print(f"  the request finished all the same: {survived.reused_tokens} tokens reused, "
-                      f"{survived.computed_tokens} recomputed, {survived.ttft_s * 1e3:.0f} ms")  # fmt: skip
+        console.print(
+            f"  the request finished all the same: {survived.reused_tokens} tokens reused, "
+            f"{survived.computed_tokens} recomputed, {survived.ttft_s * 1e3:.0f} ms"
+        )
         if not survived.failure:
             raise SystemExit("the node's death went unnoticed")
 
@@ -185,11 +222,28 @@ def draw_timeline(path: Path, result: Prefill) -> None:
     figure, axes = pyplot.subplots(figsize=(9, 0.5 * count + 1.5))
     ends = [times.asked_s for times in result.layers[1:]] + [result.ttft_s]
     for index, (times, end) in enumerate(zip(result.layers, ends, strict=True)):
-        axes.barh(index, (end - times.got_s) * 1e3, left=times.got_s * 1e3, color="#4878a8", label="compute" if not index else None)
-        axes.barh(index, times.stall_s * 1e3, left=times.asked_s * 1e3, color="#d1605e", label="stall" if not index else None)
+        axes.barh(
+            index,
+            (end - times.got_s) * 1e3,
+            left=times.got_s * 1e3,
+            color="#4878a8",
+            label="compute" if not index else None,
+        )
+        axes.barh(
+            index,
+            times.stall_s * 1e3,
+            left=times.asked_s * 1e3,
+            color="#d1605e",
+            label="stall" if not index else None,
+        )
         axes.plot(times.arrived_s * 1e3, index, "k>", label="layer arrived" if not index else None)
-    axes.set(yticks=range(count), ylabel="layer", xlabel="ms since the request began",
-             title=f"{result.reused_tokens} tokens from Quire, {result.computed_tokens} computed")  # fmt: skip
+    axes.set(
+        yticks=range(count),
+        ylabel="layer",
+        xlabel="ms since the request began",
+        title=f"{result.reused_tokens} tokens from Quire, {result.computed_tokens} computed",
+    )
+    axes.set_xlim(left=0)
     axes.invert_yaxis()
     axes.legend(loc="lower left")
     figure.tight_layout()

@@ -93,23 +93,32 @@ class QuireClient:
 
     async def lookup(self, namespace: Namespace, keys: ChunkKeys, *, lease_ttl_ms: int = 60_000) -> Lookup:
         """The longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect)."""
-        request = pb.LookupRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed,
-                                   lease_ttl_ms=lease_ttl_ms)  # fmt: skip
+        request = pb.LookupRequest(
+            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, lease_ttl_ms=lease_ttl_ms
+        )
         with tracer().start_as_current_span(names.CLIENT_LOOKUP):
             response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
         segments = tuple(convert.segment_from(segment) for segment in response.segments)
-        return Lookup(namespace, keys.run(0, response.matched_chunks), response.matched_tokens, response.lease, segments,
-                      response.index_us)  # fmt: skip
+        return Lookup(
+            namespace,
+            keys.run(0, response.matched_chunks),
+            response.matched_tokens,
+            response.lease,
+            segments,
+            response.index_us,
+        )
 
-    async def fetch(self, found: Lookup, buffer: Buffer, *, order: DeliveryOrder = DeliveryOrder.AUTO,
-                    compute_window_us: int = 0) -> Delivery:  # fmt: skip
+    async def fetch(
+        self, found: Lookup, buffer: Buffer, *, order: DeliveryOrder = DeliveryOrder.AUTO, compute_window_us: int = 0
+    ) -> Delivery:
         """Have the matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes).
 
         Returns at once; see `Delivery`. Raises `TargetInvalid` for a buffer that is too small or still in use.
         """
         layout = found.namespace.layout
-        descriptor = Descriptor(found.keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, order,
-                                buffer.target())  # fmt: skip
+        descriptor = Descriptor(
+            found.keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, order, buffer.target()
+        )
         if len(self._deliveries) >= _UNQUIET_MAX:
             raise ResourceExhausted(f"{len(self._deliveries)} deliveries are running or not quiesced")
         transfer_id = os.urandom(16)
@@ -121,8 +130,9 @@ class QuireClient:
             compute_window_us=compute_window_us,
         )
         buffer.lend(f"delivery {transfer_id.hex()}", descriptor.payload_bytes)
-        delivery = Delivery(transfer_id, found.segments, layout.num_layers, buffer, self.transport,
-                            lambda: self._deliveries.pop(transfer_id, None) and None)  # fmt: skip
+        delivery = Delivery(
+            transfer_id, found.segments, layout.num_layers, buffer, self.transport, lambda: self._quiesced(transfer_id)
+        )
         self._deliveries[transfer_id] = delivery
         try:
             delivery.connect()
@@ -135,9 +145,16 @@ class QuireClient:
             delivery.start(stream(self._stub.Fetch, request, timeout_s=self._timeout_s))
         return delivery
 
-    async def store(self, namespace: Namespace, keys: ChunkKeys, first_chunk: int, buffer: Buffer, *,
-                    durability: Durability = Durability.LOCAL,
-                    on_existing: OnExisting = OnExisting.SKIP) -> StoreSession:  # fmt: skip
+    async def store(
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        first_chunk: int,
+        buffer: Buffer,
+        *,
+        durability: Durability = Durability.LOCAL,
+        on_existing: OnExisting = OnExisting.SKIP,
+    ) -> StoreSession:
         """Store chunks from `first_chunk` on; `keys` are those of the whole prefix.
 
         `buffer` is laid out as (layers, chunks from first_chunk on, slice bytes) and read as layers are announced.
@@ -170,8 +187,9 @@ class QuireClient:
 
     async def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
         """Drop chunks from the end of a prefix; how many were dropped."""
-        request = pb.EvictRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed,
-                                  keep_chunks=keep_chunks)  # fmt: skip
+        request = pb.EvictRequest(
+            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, keep_chunks=keep_chunks
+        )
         response = await call(self._stub.Evict, request, timeout_s=self._timeout_s)
         return int(response.evicted_chunks)
 
@@ -179,6 +197,9 @@ class QuireClient:
         """The members of the cluster."""
         response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)
         return [convert.node_from(node) for node in response.nodes]
+
+    def _quiesced(self, transfer_id: bytes) -> None:
+        self._deliveries.pop(transfer_id, None)
 
     def _on_message(self, raw: bytes) -> None:
         message = decode_message(raw)

@@ -33,8 +33,15 @@ class Delivery:
     `arrived_ns[l]`: monotonic time of arrival, 0 before.
     """
 
-    def __init__(self, transfer_id: bytes, segments: Sequence[Segment], num_layers: int, buffer: Buffer,
-                 transport: Transport, on_quiesced: Callable[[], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        transfer_id: bytes,
+        segments: Sequence[Segment],
+        num_layers: int,
+        buffer: Buffer,
+        transport: Transport,
+        on_quiesced: Callable[[], None],
+    ) -> None:
         self.transfer_id = transfer_id
         self.num_layers = num_layers
         self.buffer = buffer
@@ -117,7 +124,9 @@ class Delivery:
             raise InternalError("the gateway's answers ended without a summary")
         except QuireError as error:
             self._fail(error)
-            if not self._outcomes and not any(self._missing[layer] < len(self._nodes) for layer in range(self.num_layers)):
+            if not self._outcomes and not any(
+                self._missing[layer] < len(self._nodes) for layer in range(self.num_layers)
+            ):
                 self._refused(error)
             raise
 
@@ -138,8 +147,15 @@ class Delivery:
 
     def _refused(self, error: QuireError) -> None:
         """The gateway turned the request down before any node heard of it."""
-        if error.code() in ("InvalidRequest", "DescriptorInvalid", "KeysInvalid", "TargetInvalid", "TooManyRequests",
-                            "TransfersExhausted", "ResourceExhausted"):  # fmt: skip
+        if error.code() in (
+            "InvalidRequest",
+            "DescriptorInvalid",
+            "KeysInvalid",
+            "TargetInvalid",
+            "TooManyRequests",
+            "TransfersExhausted",
+            "ResourceExhausted",
+        ):
             for index in range(len(self._nodes)):
                 self._node_quiet(index)
 

@@ -81,8 +81,9 @@ class StoreSession:
                         self._outcomes.append(outcome_from(response.node))
                     else:
                         summary = response.summary
-                        return StoreSummary(summary.stored_chunks, summary.known_chunks, summary.bytes,
-                                            tuple(self._outcomes))  # fmt: skip
+                        return StoreSummary(
+                            summary.stored_chunks, summary.known_chunks, summary.bytes, tuple(self._outcomes)
+                        )
             raise InternalError("the gateway's answers ended without a summary")
         except QuireError as error:
             if not self._placed.done():

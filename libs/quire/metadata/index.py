@@ -1,8 +1,8 @@
 """The prefix-closed index: which chunks exist, and which storage nodes hold them.
 
-Closed means that a chunk is indexed only if the chunk before it is, so the longest cached prefix is found by bisection: on the
-server, in one round trip, without reading every key. Chains are cut into segments of 256 chunks, each a Redis hash
-named by the key that opens it, so that a popular root does not fill one slot of a Redis Cluster.
+Closed means that a chunk is indexed only if the chunk before it is, so the longest cached prefix is found by
+bisection: on the server, in one round trip, without reading every key. Chains are cut into segments of 256 chunks,
+each a Redis hash named by the key that opens it, so that a popular root does not fill one slot of a Redis Cluster.
 """
 
 from __future__ import annotations
@@ -66,8 +66,14 @@ class PrefixIndex:
     def __init__(self, client: redis.Redis, *, cluster: bool = False) -> None:
         self._client = client
         self._cluster = cluster
-        names = {"match": scripts.MATCH, "register": scripts.REGISTER, "unregister": scripts.UNREGISTER,
-                 "evict": scripts.EVICT, "count_child": scripts.COUNT_CHILD, "pin": scripts.PIN}  # fmt: skip
+        names = {
+            "match": scripts.MATCH,
+            "register": scripts.REGISTER,
+            "unregister": scripts.UNREGISTER,
+            "evict": scripts.EVICT,
+            "count_child": scripts.COUNT_CHILD,
+            "pin": scripts.PIN,
+        }
         self._scripts = {name: client.register_script(text) for name, text in names.items()}
 
     async def match(self, keys: ChunkKeys) -> Match:
@@ -79,7 +85,9 @@ class PrefixIndex:
             flat = await self._match_each(keys, segments)
         else:
             flat = await self._run("match", segments, [keys.packed, SEGMENT_CHUNKS])
-        return Match(tuple(PlacedRun(count, _nodes(placement)) for count, placement in zip(flat[::2], flat[1::2], strict=True)))
+        return Match(
+            tuple(PlacedRun(count, _nodes(placement)) for count, placement in zip(flat[::2], flat[1::2], strict=True))
+        )
 
     async def register(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[bool]:
         """List `node_id` as a holder of `chunks`, parents before children.
@@ -108,8 +116,7 @@ class PrefixIndex:
         doomed = list(reversed(records(keys, keep, len(keys) - keep)))
         for segment, group in groupby(doomed, key=lambda chunk: chunk.segment):
             chunks = list(group)
-            placements = await self._run("evict", [_segment_key(segment), _pins_key(segment)],
-                                         [now_ms, _pack(chunks)])  # fmt: skip
+            placements = await self._run("evict", [_segment_key(segment), _pins_key(segment)], [now_ms, _pack(chunks)])
             gone = [(chunk, placement) for chunk, placement in zip(chunks, placements, strict=False)]
             removed += [(chunk.key, _nodes(placement)) for chunk, placement in gone if placement]
             opener = chunks[-1]
@@ -127,12 +134,12 @@ class PrefixIndex:
     async def unpin(self, segment: bytes, key: bytes, lease_id: bytes) -> bool:
         """Give a pin back; whether it was held."""
         async with metadata_errors():
-            return bool(await self._client.hdel(_pins_key(segment), key + lease_id))  # type: ignore[arg-type,misc]
+            return bool(await self._client.hdel(_pins_key(segment), key + lease_id))
 
     async def pins(self, segment: bytes) -> int:
         """How many pins a segment has, expired ones included until the next eviction."""
         async with metadata_errors():
-            return int(await self._client.hlen(_pins_key(segment)))  # type: ignore[misc]
+            return int(await self._client.hlen(_pins_key(segment)))
 
     async def _register_segment(self, node_id: str, segment: bytes, chunks: list[ChunkRecord]) -> list[bool]:
         opener = chunks[0]
@@ -150,7 +157,7 @@ class PrefixIndex:
 
     async def _exists(self, chunk: ChunkRecord) -> bool:
         async with metadata_errors():
-            return bool(await self._client.hexists(_segment_key(chunk.segment), chunk.key))  # type: ignore[arg-type,misc]
+            return bool(await self._client.hexists(_segment_key(chunk.segment), chunk.key))
 
     async def _count_child(self, opener: ChunkRecord, change: int) -> bool:
         return bool(await self._run("count_child", [_segment_key(opener.parent_segment)], [opener.parent, change]))
@@ -169,7 +176,7 @@ class PrefixIndex:
         for at, segment in enumerate(segments):
             part = keys.run(at * SEGMENT_CHUNKS, min(SEGMENT_CHUNKS, len(keys) - at * SEGMENT_CHUNKS))
             sizes.append(len(part))
-            pipeline.evalsha(self._scripts["match"].sha, 1, segment, part.packed, SEGMENT_CHUNKS)  # type: ignore[arg-type]
+            pipeline.evalsha(self._scripts["match"].sha, 1, segment, part.packed, SEGMENT_CHUNKS)
         flat: list[Any] = []
         for size, runs in zip(sizes, await pipeline.execute(), strict=True):
             flat += runs
@@ -184,7 +191,9 @@ class PrefixIndex:
 
 def _pack(chunks: Sequence[ChunkRecord]) -> bytes:
     """(digest ‖ parent) of each; a parent in another segment counts as none here."""
-    return b"".join(chunk.key + (chunk.parent if chunk.parent_segment == chunk.segment else _NO_PARENT) for chunk in chunks)
+    return b"".join(
+        chunk.key + (chunk.parent if chunk.parent_segment == chunk.segment else _NO_PARENT) for chunk in chunks
+    )
 
 
 def _segment_key(segment: bytes) -> str:

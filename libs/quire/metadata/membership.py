@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import cbor2
 import redis.asyncio as redis
 
@@ -27,11 +29,19 @@ class Membership:
 
     async def renew(self, node: Node, expires_ms: int) -> None:
         """Count `node` as alive until `expires_ms` (Unix epoch)."""
-        entry = {"expires_ms": expires_ms, "role": node.role.value, "grpc": node.grpc_address,
-                 "worker": node.worker_address, "incarnation": node.incarnation, "protocol": node.protocol_version,
-                 "capacity": node.capacity_bytes, "used": node.used_bytes, "figures": node.figures}  # fmt: skip
+        entry = {
+            "expires_ms": expires_ms,
+            "role": node.role.value,
+            "grpc": node.grpc_address,
+            "worker": node.worker_address,
+            "incarnation": node.incarnation,
+            "protocol": node.protocol_version,
+            "capacity": node.capacity_bytes,
+            "used": node.used_bytes,
+            "figures": node.figures,
+        }
         async with metadata_errors():
-            await self._client.hset(_KEY, node.node_id, cbor2.dumps(entry))  # type: ignore[misc,arg-type]
+            await self._client.hset(_KEY, node.node_id, cbor2.dumps(entry))
 
     async def leave(self, node_id: str, incarnation: str) -> bool:
         """Forget a node that is stopping, unless it has restarted since; whether it was forgotten."""
@@ -41,12 +51,22 @@ class Membership:
     async def live(self, now_ms: int) -> list[Node]:
         """Members whose time is not over, by name."""
         async with metadata_errors():
-            entries = await self._client.hgetall(_KEY)  # type: ignore[misc]
+            entries = await self._client.hgetall(_KEY)
         nodes = []
-        for name, raw in entries.items():
+        for name, raw in cast(dict[bytes, bytes], entries).items():
             entry = cbor2.loads(raw)
             if entry["expires_ms"] > now_ms:
-                nodes.append(Node(name.decode(), Role(entry["role"]), entry["grpc"], entry["worker"],
-                                  entry["incarnation"], entry["protocol"], entry["capacity"], entry["used"],
-                                  entry["figures"]))  # fmt: skip
+                nodes.append(
+                    Node(
+                        name.decode(),
+                        Role(entry["role"]),
+                        entry["grpc"],
+                        entry["worker"],
+                        entry["incarnation"],
+                        entry["protocol"],
+                        entry["capacity"],
+                        entry["used"],
+                        entry["figures"],
+                    )
+                )
         return sorted(nodes, key=lambda node: node.node_id)

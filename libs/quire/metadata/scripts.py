@@ -1,8 +1,9 @@
 """The server-side scripts of the prefix index. Each touches one index segment, so each runs on a Redis Cluster.
 
-An index segment is a hash. Fields: the 32-byte key of a chunk → the nodes that hold it, joined by commas ("" for none, a
-tombstone that keeps the chain closed); key .. "c" → how many indexed chunks extend it; "@n" chunks, "@u" the placement
-that is most common, "@m" how many chunks differ from it. A second hash of the same slot holds pins: key .. lease id → expiry.
+An index segment is a hash. Fields: the 32-byte key of a chunk → the nodes that hold it, joined by commas ("" for none,
+a tombstone that keeps the chain closed); key .. "c" → how many indexed chunks extend it; "@n" chunks, "@u" the
+placement that is most common, "@m" how many chunks differ from it. A second hash of the same slot holds pins: key ..
+lease id → expiry.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""gRPC as Quire uses it: channels with deadlines, servers with health and reflection, one table of errors, conversions."""
+"""gRPC as Quire uses it: channels, servers with health and reflection, one table of errors, conversions."""

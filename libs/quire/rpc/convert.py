@@ -59,26 +59,49 @@ def layout_from(message: pb.KvLayout) -> KvLayout:
         raise LayoutInvalid("not set, or unknown", field="layout.dtype")
     if message.attention not in _ATTENTION:
         raise LayoutInvalid("not set, or unknown", field="layout.attention")
-    return KvLayout(message.num_layers, message.chunk_tokens, message.kv_heads, message.head_dim,
-                    _DTYPES[message.dtype], _ATTENTION[message.attention])  # fmt: skip
+    return KvLayout(
+        message.num_layers,
+        message.chunk_tokens,
+        message.kv_heads,
+        message.head_dim,
+        _DTYPES[message.dtype],
+        _ATTENTION[message.attention],
+    )
 
 
 def layout_to(layout: KvLayout) -> pb.KvLayout:
-    return pb.KvLayout(num_layers=layout.num_layers, chunk_tokens=layout.chunk_tokens, kv_heads=layout.kv_heads,
-                       head_dim=layout.head_dim, dtype=_inverse(_DTYPES, layout.dtype),
-                       attention=_inverse(_ATTENTION, layout.attention))  # fmt: skip
+    return pb.KvLayout(
+        num_layers=layout.num_layers,
+        chunk_tokens=layout.chunk_tokens,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        dtype=_inverse(_DTYPES, layout.dtype),
+        attention=_inverse(_ATTENTION, layout.attention),
+    )
 
 
 def namespace_from(message: pb.Namespace) -> Namespace:
-    return Namespace(message.model_id, message.weight_version, layout_from(message.layout), message.tenant_salt,
-                     message.adapter, message.shard_index, message.shard_count or 1)  # fmt: skip
+    return Namespace(
+        message.model_id,
+        message.weight_version,
+        layout_from(message.layout),
+        message.tenant_salt,
+        message.adapter,
+        message.shard_index,
+        message.shard_count or 1,
+    )
 
 
 def namespace_to(namespace: Namespace) -> pb.Namespace:
-    return pb.Namespace(tenant_salt=namespace.tenant_salt, model_id=namespace.model_id,
-                        weight_version=namespace.weight_version, adapter=namespace.adapter,
-                        layout=layout_to(namespace.layout), shard_index=namespace.shard_index,
-                        shard_count=namespace.shard_count)  # fmt: skip
+    return pb.Namespace(
+        tenant_salt=namespace.tenant_salt,
+        model_id=namespace.model_id,
+        weight_version=namespace.weight_version,
+        adapter=namespace.adapter,
+        layout=layout_to(namespace.layout),
+        shard_index=namespace.shard_index,
+        shard_count=namespace.shard_count,
+    )
 
 
 def target_from(message: pb.RdmaTarget) -> RdmaTarget:
@@ -86,8 +109,9 @@ def target_from(message: pb.RdmaTarget) -> RdmaTarget:
 
 
 def target_to(target: RdmaTarget) -> pb.RdmaTarget:
-    return pb.RdmaTarget(worker_address=target.worker_address, address=target.address, length=target.length,
-                         remote_key=target.remote_key)  # fmt: skip
+    return pb.RdmaTarget(
+        worker_address=target.worker_address, address=target.address, length=target.length, remote_key=target.remote_key
+    )
 
 
 def order_to(order: DeliveryOrder) -> pb.DeliveryOrder.ValueType:
@@ -97,25 +121,41 @@ def order_to(order: DeliveryOrder) -> pb.DeliveryOrder.ValueType:
 def descriptor_from(message: pb.Descriptor) -> Descriptor:
     if message.order not in _ORDERS:
         raise DescriptorInvalid("not set, or unknown", field="descriptor.order")
-    return Descriptor(ChunkKeys(message.chunk_keys), message.num_layers, message.chunk_tokens,
-                      message.per_layer_chunk_bytes, _ORDERS[message.order], target_from(message.target))  # fmt: skip
+    return Descriptor(
+        ChunkKeys(message.chunk_keys),
+        message.num_layers,
+        message.chunk_tokens,
+        message.per_layer_chunk_bytes,
+        _ORDERS[message.order],
+        target_from(message.target),
+    )
 
 
 def descriptor_to(descriptor: Descriptor) -> pb.Descriptor:
-    return pb.Descriptor(chunk_keys=descriptor.keys.packed, num_layers=descriptor.num_layers,
-                         chunk_tokens=descriptor.chunk_tokens, per_layer_chunk_bytes=descriptor.slice_bytes,
-                         order=order_to(descriptor.order), target=target_to(descriptor.target))  # fmt: skip
+    return pb.Descriptor(
+        chunk_keys=descriptor.keys.packed,
+        num_layers=descriptor.num_layers,
+        chunk_tokens=descriptor.chunk_tokens,
+        per_layer_chunk_bytes=descriptor.slice_bytes,
+        order=order_to(descriptor.order),
+        target=target_to(descriptor.target),
+    )
 
 
 def segment_from(message: pb.Segment) -> Segment:
-    return Segment(message.node_id, message.grpc_address, message.worker_address, message.first_chunk,
-                   message.chunk_count)  # fmt: skip
+    return Segment(
+        message.node_id, message.grpc_address, message.worker_address, message.first_chunk, message.chunk_count
+    )
 
 
 def segment_to(segment: Segment) -> pb.Segment:
-    return pb.Segment(node_id=segment.node_id, grpc_address=segment.grpc_address,
-                      worker_address=segment.worker_address, first_chunk=segment.first_chunk,
-                      chunk_count=segment.chunk_count)  # fmt: skip
+    return pb.Segment(
+        node_id=segment.node_id,
+        grpc_address=segment.grpc_address,
+        worker_address=segment.worker_address,
+        first_chunk=segment.first_chunk,
+        chunk_count=segment.chunk_count,
+    )
 
 
 def role_from(value: pb.Role.ValueType) -> Role:
@@ -125,16 +165,31 @@ def role_from(value: pb.Role.ValueType) -> Role:
 
 
 def node_from(message: pb.Node) -> Node:
-    return Node(message.node_id, role_from(message.role), message.grpc_address, message.worker_address,
-                message.incarnation, message.protocol_version, message.capacity_bytes, message.used_bytes,
-                dict(message.figures))  # fmt: skip
+    return Node(
+        message.node_id,
+        role_from(message.role),
+        message.grpc_address,
+        message.worker_address,
+        message.incarnation,
+        message.protocol_version,
+        message.capacity_bytes,
+        message.used_bytes,
+        dict(message.figures),
+    )
 
 
 def node_to(node: Node) -> pb.Node:
-    return pb.Node(node_id=node.node_id, role=_inverse(_ROLES, node.role), grpc_address=node.grpc_address,
-                   worker_address=node.worker_address, incarnation=node.incarnation,
-                   protocol_version=node.protocol_version, capacity_bytes=node.capacity_bytes,
-                   used_bytes=node.used_bytes, figures=node.figures)  # fmt: skip
+    return pb.Node(
+        node_id=node.node_id,
+        role=_inverse(_ROLES, node.role),
+        grpc_address=node.grpc_address,
+        worker_address=node.worker_address,
+        incarnation=node.incarnation,
+        protocol_version=node.protocol_version,
+        capacity_bytes=node.capacity_bytes,
+        used_bytes=node.used_bytes,
+        figures=node.figures,
+    )
 
 
 def record_from(message: orchestrator_pb2.ChunkRecord) -> ChunkRecord:
@@ -142,8 +197,9 @@ def record_from(message: orchestrator_pb2.ChunkRecord) -> ChunkRecord:
 
 
 def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
-    return orchestrator_pb2.ChunkRecord(key=record.key, parent=record.parent, segment=record.segment,
-                                        parent_segment=record.parent_segment)  # fmt: skip
+    return orchestrator_pb2.ChunkRecord(
+        key=record.key, parent=record.parent, segment=record.segment, parent_segment=record.parent_segment
+    )
 
 
 def durability_from(value: pb.Durability.ValueType) -> Durability:
@@ -179,14 +235,30 @@ def runs_to(runs: Iterable[ChunkRun]) -> list[pb.ChunkRun]:
 
 
 def outcome_from(message: pb.NodeOutcome) -> NodeOutcome:
-    return NodeOutcome(message.node_id, runs_from(message.runs), message.delivered, message.bytes,
-                       _ORDERS.get(message.order, DeliveryOrder.AUTO), message.rate_bytes_per_s, message.scheduled,
-                       message.quiesced, message.error_code, message.error_message)  # fmt: skip
+    return NodeOutcome(
+        message.node_id,
+        runs_from(message.runs),
+        message.delivered,
+        message.bytes,
+        _ORDERS.get(message.order, DeliveryOrder.AUTO),
+        message.rate_bytes_per_s,
+        message.scheduled,
+        message.quiesced,
+        message.error_code,
+        message.error_message,
+    )
 
 
 def outcome_to(outcome: NodeOutcome) -> pb.NodeOutcome:
-    return pb.NodeOutcome(node_id=outcome.node_id, runs=runs_to(outcome.runs), delivered=outcome.delivered,
-                          bytes=outcome.bytes_moved, order=order_to(outcome.order),
-                          rate_bytes_per_s=outcome.rate_bytes_per_s, scheduled=outcome.scheduled,
-                          quiesced=outcome.quiesced, error_code=outcome.error_code,
-                          error_message=outcome.error_message)  # fmt: skip
+    return pb.NodeOutcome(
+        node_id=outcome.node_id,
+        runs=runs_to(outcome.runs),
+        delivered=outcome.delivered,
+        bytes=outcome.bytes_moved,
+        order=order_to(outcome.order),
+        rate_bytes_per_s=outcome.rate_bytes_per_s,
+        scheduled=outcome.scheduled,
+        quiesced=outcome.quiesced,
+        error_code=outcome.error_code,
+        error_message=outcome.error_message,
+    )

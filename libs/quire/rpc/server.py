@@ -33,8 +33,9 @@ class Server:
     def __init__(self, address: str, services: Sequence[str], *, requests_max: int = 1024) -> None:
         self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
-        self.grpc = grpc.aio.server(interceptors=[_EdgeInterceptor()], options=_OPTIONS,
-                                    maximum_concurrent_rpcs=requests_max)  # fmt: skip
+        self.grpc = grpc.aio.server(
+            interceptors=[_EdgeInterceptor()], options=_OPTIONS, maximum_concurrent_rpcs=requests_max
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call, unused-ignore]
         reflection.enable_server_reflection(self._services, self.grpc)
         self.port = self.grpc.add_insecure_port(address)
@@ -49,7 +50,7 @@ class Server:
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.stop(grace_s)
 
-    async def _report(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+    async def _report(self, status: Any) -> None:
         for name in ("", *self._services):
             await self._health.set(name, status)
 
@@ -78,11 +79,14 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         carrier = {str(key): str(value) for key, value in handler_call_details.invocation_metadata or ()}
         if handler.unary_unary:
             wrapped = _unary(handler.unary_unary, method, carrier)
-            return grpc.unary_unary_rpc_method_handler(wrapped, handler.request_deserializer, handler.response_serializer)
+            return grpc.unary_unary_rpc_method_handler(
+                wrapped, handler.request_deserializer, handler.response_serializer
+            )
         if handler.unary_stream:
             streamed = _stream(handler.unary_stream, method, carrier)
-            return grpc.unary_stream_rpc_method_handler(streamed, handler.request_deserializer,
-                                                        handler.response_serializer)  # fmt: skip
+            return grpc.unary_stream_rpc_method_handler(
+                streamed, handler.request_deserializer, handler.response_serializer
+            )
         return handler
 
 
@@ -113,8 +117,14 @@ def _span(method: str, carrier: dict[str, str]) -> Any:
     service, _, name = method.lstrip("/").rpartition("/")
     attributes = {"rpc.system.name": "grpc", "rpc.service": service, "rpc.method": name}
     parent = attach(carrier)
-    return tracer().start_as_current_span(f"{service}/{name}", parent, trace.SpanKind.SERVER, attributes,
-                                          record_exception=False, set_status_on_exception=False)  # fmt: skip
+    return tracer().start_as_current_span(
+        f"{service}/{name}",
+        parent,
+        trace.SpanKind.SERVER,
+        attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    )
 
 
 async def _abort(context: Any, error: Exception, method: str, span: trace.Span) -> None:

@@ -12,7 +12,6 @@ from quire.errors import QuireError
 from quire.telemetry import configure, logger
 
 
-
 def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Config], Awaitable[None]]) -> None:
     """Read the configuration, set up telemetry, run `serve` on uvloop until it returns.
 

@@ -1,7 +1,7 @@
 """Set-up of OpenTelemetry and structlog, once per process.
 
-`OTEL_EXPORTER_OTLP_ENDPOINT` sends traces and metrics to a collector. `QUIRE_TRACE_FOLDER` also appends each finished span
-to a file there as one JSON line, for machines without a collector. With neither, spans are not recorded.
+`OTEL_EXPORTER_OTLP_ENDPOINT` sends traces and metrics to a collector. `QUIRE_TRACE_FOLDER` also appends each finished
+span to a file there as one JSON line, for machines without a collector. With neither, spans are not recorded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,12 @@ import structlog
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
 
 
 class FileSpanExporter(SpanExporter):
@@ -82,7 +87,7 @@ def _export_otlp(provider: TracerProvider, resource: Resource) -> None:
 
 
 def _configure_logs(service: str, level: str) -> None:
-    def add_trace(_: Any, __: str, event: dict[str, Any]) -> dict[str, Any]:
+    def add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
         context = trace.get_current_span().get_span_context()
         if context.is_valid:
             event["trace_id"] = f"{context.trace_id:032x}"

@@ -1,6 +1,6 @@
 """The data plane as a port, with two ends: UCX, and memory of this process for tests of what stands above it."""
 
-from quire.transport.base import Peer, PayloadStream, Region, Remote, Transport
+from quire.transport.base import PayloadStream, Peer, Region, Remote, Transport
 from quire.transport.messages import LayerProduced, LayerReady, Message, Quiesced, decode_message
 
 __all__ = [

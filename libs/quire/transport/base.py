@@ -1,9 +1,9 @@
 """The data plane as a port: registered memory, one-sided reads and writes, ordered announced payloads, short messages.
 
-Laws that every implementation keeps, and that `tests/contract/transport_suite.py` checks: a message announced after bytes
-arrives after them; a transfer outside of either side's registered range raises `TargetInvalid` and moves nothing; after
-`drain` returned or raised `PeerLost`, nobody touches either side's memory; a peer's death raises `PeerLost` and costs nobody
-else anything.
+Laws that every implementation keeps, and that `tests/contract/transport_suite.py` checks: a message announced after
+bytes arrives after them; a transfer outside of either side's registered range raises `TargetInvalid` and moves
+nothing; after `drain` returned or raised `PeerLost`, nobody touches either side's memory; a peer's death raises
+`PeerLost` and costs nobody else anything.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ class Peer(Protocol):
     def remote(self, target: RdmaTarget) -> Remote:
         """Open the peer's range. Raises `TargetInvalid` for a key that cannot be used."""
 
-    async def get(self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *,
-                  timeout_s: float) -> None:  # fmt: skip
+    async def get(
+        self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *, timeout_s: float
+    ) -> None:
         """Read from the peer's memory."""
 
     def stream(self, region: Region, remote: Remote) -> PayloadStream:

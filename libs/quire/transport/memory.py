@@ -1,4 +1,4 @@
-"""The data plane inside one process: numpy copies. For tests of what stands above the port; passes the same suite as UCX."""
+"""The data plane inside one process: numpy copies. For tests of what stands above the port."""
 
 from __future__ import annotations
 
@@ -127,8 +127,9 @@ class MemoryPeer:
             raise TargetInvalid("unknown key", field="target.remote_key")
         return MemoryRemote(region, target)
 
-    async def get(self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *,
-                  timeout_s: float) -> None:  # fmt: skip
+    async def get(
+        self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *, timeout_s: float
+    ) -> None:
         assert isinstance(remote, MemoryRemote)
         self.peer()
         target = local_window(region, offset, length)

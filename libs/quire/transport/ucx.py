@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
-
 import pyucx
+
 from quire.descriptor import RdmaTarget
 from quire.errors import DeadlineExceeded, PeerLost, QuireError, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote
@@ -112,11 +112,13 @@ class UcxPeer:
         with _translated():
             return self._endpoint.remote_memory(target.address, target.length, target.remote_key)
 
-    async def get(self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *,
-                  timeout_s: float) -> None:  # fmt: skip
+    async def get(
+        self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *, timeout_s: float
+    ) -> None:
         with _translated():
-            await self._endpoint.get(cast(pyucx.Memory, region), offset, length, cast(pyucx.RemoteMemory, remote),
-                                     remote_offset, timeout_s)  # fmt: skip
+            await self._endpoint.get(
+                cast(pyucx.Memory, region), offset, length, cast(pyucx.RemoteMemory, remote), remote_offset, timeout_s
+            )
 
     def stream(self, region: Region, remote: Remote) -> PayloadStream:
         with _translated():

@@ -16,7 +16,8 @@ class DecoderConfig:
     listen: str = setting("127.0.0.1:7415", "host:port to listen on")
     advertise: str = setting("", "host:port under which others reach it; empty: as listened")
     node_id: str = setting("decoder-0", "name in the cluster")
-    orchestrator_address: str = setting("127.0.0.1:7411", "where the orchestrator listens",
-                                        variable="QUIRE_ORCHESTRATOR_ADDRESS")  # fmt: skip
+    orchestrator_address: str = setting(
+        "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
+    )
     requests_max: int = setting(256, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(2.0, "time for running requests at SIGTERM", minimum=0)

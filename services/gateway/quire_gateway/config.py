@@ -16,8 +16,9 @@ class GatewayConfig:
     listen: str = setting("127.0.0.1:7410", "host:port to listen on")
     advertise: str = setting("", "host:port under which others reach it; empty: as listened")
     node_id: str = setting("gateway-0", "name in the cluster")
-    orchestrator_address: str = setting("127.0.0.1:7411", "where the orchestrator listens",
-                                        variable="QUIRE_ORCHESTRATOR_ADDRESS")  # fmt: skip
+    orchestrator_address: str = setting(
+        "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
+    )
     control_timeout_s: float = setting(5.0, "deadline of look-ups and other short requests", minimum=0.01)
     transfer_timeout_s: float = setting(120.0, "deadline of deliveries and stores", minimum=0.1)
     transfers_max: int = setting(256, "deliveries and stores at the same time; more are refused", minimum=1)

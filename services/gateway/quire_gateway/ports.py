@@ -54,8 +54,9 @@ class IngestOrder:
 class Allocator(Protocol):
     """The orchestrator, as far as values of Quire pass to it; plain requests are forwarded as they are."""
 
-    async def allocate(self, namespace: Namespace, keys: ChunkKeys, first: int, durability: Durability,
-                       on_existing: OnExisting) -> tuple[list[Segment], int]:  # fmt: skip
+    async def allocate(
+        self, namespace: Namespace, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
+    ) -> tuple[list[Segment], int]:
         """Where to store the unknown chunks, and how many from the start are known."""
 
 

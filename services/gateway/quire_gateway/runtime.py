@@ -10,12 +10,20 @@ from typing import Any
 
 from quire.descriptor import Descriptor, RdmaTarget
 from quire.durability import Durability, OnExisting
-from quire.errors import DeadlineExceeded, InternalError, InvalidRequest, QuireError, TargetInvalid, Unavailable
+from quire.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    QuireError,
+    TargetInvalid,
+    Unavailable,
+)
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.metadata.index import records
 from quire.nodes import Segment
 from quire.outcome import ChunkRun, NodeOutcome
+
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, node_shares, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted
@@ -45,7 +53,7 @@ class FetchCall:
 
 @dataclass(frozen=True, slots=True)
 class StoreCall:
-    """A store as the client asked for it; `keys` from the start of the prefix, the source holds those from `first` on."""
+    """A store as the client asked for it; `keys`: the whole prefix; the source holds those from `first` on."""
 
     namespace: Namespace
     keys: ChunkKeys
@@ -110,8 +118,9 @@ class Gateway:
             raise TargetInvalid(f"{store.source.length} bytes, but the chunks have {needed}", field="source.length")
         outcomes: list[NodeOutcome] = []
         with self._transfer():
-            segments, known = await self._allocator.allocate(store.namespace, store.keys, store.first,
-                                                             store.durability, store.on_existing)  # fmt: skip
+            segments, known = await self._allocator.allocate(
+                store.namespace, store.keys, store.first, store.durability, store.on_existing
+            )
             yield Placement(segments, known)
             async with _gathered([self._ingest(store, share) for share in node_shares(segments)]) as events:
                 async for outcome in events:
@@ -131,8 +140,15 @@ class Gateway:
             self._transfers -= 1
 
     async def _deliver(self, fetch: FetchCall, share: NodeShare) -> AsyncIterator[LayerArrived | NodeOutcome]:
-        order = DeliveryOrder(fetch.lease, fetch.delivery_id, fetch.descriptor, share.runs, share.index,
-                              fetch.compute_window_us, fetch.layers_in_stream)  # fmt: skip
+        order = DeliveryOrder(
+            fetch.lease,
+            fetch.delivery_id,
+            fetch.descriptor,
+            share.runs,
+            share.index,
+            fetch.compute_window_us,
+            fetch.layers_in_stream,
+        )
         try:
             async for event in self._nodes.deliver(share.grpc_address, order):
                 yield event
@@ -142,8 +158,17 @@ class Gateway:
     async def _ingest(self, store: StoreCall, share: NodeShare) -> AsyncIterator[NodeOutcome]:
         chunks = [record for run in share.runs for record in records(store.keys, run.first, run.count)]
         source_runs = tuple(ChunkRun(run.first - store.first, run.count) for run in share.runs)
-        order = IngestOrder(store.namespace, store.store_id, chunks, store.source, source_runs,
-                            len(store.keys) - store.first, share.index, store.durability, store.on_existing)  # fmt: skip
+        order = IngestOrder(
+            store.namespace,
+            store.store_id,
+            chunks,
+            store.source,
+            source_runs,
+            len(store.keys) - store.first,
+            share.index,
+            store.durability,
+            store.on_existing,
+        )
         try:
             yield await self._nodes.ingest(share.grpc_address, order)
         except QuireError as error:
@@ -153,8 +178,14 @@ class Gateway:
 def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:
     # A node that refused has written nothing; one that cannot be heard may still be writing.
     refused = not isinstance(error, Unavailable | DeadlineExceeded | InternalError)
-    return NodeOutcome(share.node_id, share.runs, bytes(sum(run.count for run in share.runs)), quiesced=refused,
-                       error_code=error.code(), error_message=str(error))  # fmt: skip
+    return NodeOutcome(
+        share.node_id,
+        share.runs,
+        bytes(sum(run.count for run in share.runs)),
+        quiesced=refused,
+        error_code=error.code(),
+        error_message=str(error),
+    )
 
 
 @contextlib.asynccontextmanager

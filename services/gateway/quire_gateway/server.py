@@ -20,12 +20,11 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1 import orchestrator_pb2
 from quire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+
 from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
 from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
-
-
 
 
 class GatewayServicer(GatewayServiceServicer):
@@ -37,13 +36,16 @@ class GatewayServicer(GatewayServiceServicer):
         self._orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
-        return await self._forward(self._orchestrator.Lookup, request)
+        response: pb.LookupResponse = await self._forward(self._orchestrator.Lookup, request)
+        return response
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
-        return await self._forward(self._orchestrator.Release, request)
+        response: pb.ReleaseResponse = await self._forward(self._orchestrator.Release, request)
+        return response
 
     async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
-        return await self._forward(self._orchestrator.Evict, request)
+        response: pb.EvictResponse = await self._forward(self._orchestrator.Evict, request)
+        return response
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
         listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
@@ -105,8 +107,15 @@ async def serve(config: GatewayConfig) -> None:
     add_GatewayServiceServicer_to_server(GatewayServicer(config, gateway, channels), server.grpc)
 
     def describe() -> Node:
-        return Node(config.node_id, Role.GATEWAY, config.advertise or config.listen, b"", incarnation,
-                    PROTOCOL_VERSION, figures={"transfers": gateway.transfers})  # fmt: skip
+        return Node(
+            config.node_id,
+            Role.GATEWAY,
+            config.advertise or config.listen,
+            b"",
+            incarnation,
+            PROTOCOL_VERSION,
+            figures={"transfers": gateway.transfers},
+        )
 
     heartbeat = Heartbeat(channels, config.orchestrator_address, describe)
     await server.start()

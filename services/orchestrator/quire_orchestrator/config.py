@@ -15,8 +15,9 @@ class OrchestratorConfig:
 
     listen: str = setting("127.0.0.1:7411", "host:port to listen on")
     redis_url: str = setting("redis://127.0.0.1:6379/0", "where the metadata live", variable="QUIRE_REDIS_URL")
-    redis_cluster: bool = setting(False, "ask index segment by segment, as a Redis Cluster needs it",
-                                  variable="QUIRE_REDIS_CLUSTER")  # fmt: skip
+    redis_cluster: bool = setting(
+        False, "ask index segment by segment, as a Redis Cluster needs it", variable="QUIRE_REDIS_CLUSTER"
+    )
     cluster_secret: str = setting("", "signs leases; the same at every service", variable="QUIRE_CLUSTER_SECRET")
     heartbeat_ms: int = setting(1000, "how often members report", minimum=50)
     member_ttl_ms: int = setting(3000, "after how long without a report a member counts as dead", minimum=100)

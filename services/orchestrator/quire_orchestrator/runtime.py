@@ -16,6 +16,7 @@ from quire.lease import Lease, LeasedRun, LeaseSigner
 from quire.metadata.index import ChunkRecord
 from quire.nodes import Node, Role, Segment
 from quire.telemetry import logger, names, tracer
+
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.placement import placed_segments, readable_segments
 from quire_orchestrator.errors import NoDurableNode
@@ -38,8 +39,9 @@ class Found:
 class Orchestrator:
     """Every method is one request. Holds no state but a short-lived picture of the membership."""
 
-    def __init__(self, config: OrchestratorConfig, index: Index, members: Members, holders: ChunkHolder,
-                 clock: Clock) -> None:  # fmt: skip
+    def __init__(
+        self, config: OrchestratorConfig, index: Index, members: Members, holders: ChunkHolder, clock: Clock
+    ) -> None:
         self._config = config
         self._index = index
         self._members = members
@@ -76,12 +78,14 @@ class Orchestrator:
             # Evicted between the match and the pin: look again.
         return Found(0, [], b"", 0, index_us)
 
-    async def allocate(self, keys: ChunkKeys, first: int, durability: Durability,
-                       on_existing: OnExisting) -> tuple[list[Segment], int]:  # fmt: skip
+    async def allocate(
+        self, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
+    ) -> tuple[list[Segment], int]:
         """Nodes for the chunks that are not stored, and how many from the start are."""
         if durability not in (Durability.MEMORY, Durability.LOCAL):
-            raise NotImplementedHere(f"durability {durability.value!r}; this version has memory and local",
-                                     field="durability")  # fmt: skip
+            raise NotImplementedHere(
+                f"durability {durability.value!r}; this version has memory and local", field="durability"
+            )
         nodes = list(self._storage_nodes().values())
         if not nodes:
             raise NoDurableNode("no storage node is alive")
@@ -90,8 +94,9 @@ class Orchestrator:
         readable = readable_segments(await self._index.match(keys), self._storage_nodes())
         known = sum(segment.chunk_count for segment in readable)
         if known < first:
-            raise InvalidRequest(f"chunk {known} is not stored, so chunks from {first} on would have no parent",
-                                 field="first_chunk")  # fmt: skip
+            raise InvalidRequest(
+                f"chunk {known} is not stored, so chunks from {first} on would have no parent", field="first_chunk"
+            )
         if on_existing is OnExisting.VERIFY and known > first:
             held = [_clip(segment, first) for segment in readable if segment.first_chunk + segment.chunk_count > first]
             return held + placed_segments(keys, known, nodes), known
@@ -133,8 +138,9 @@ class Orchestrator:
     async def heartbeat(self, node: Node) -> int:
         """Keep a member alive; milliseconds until it should report again."""
         if node.protocol_version != PROTOCOL_VERSION:
-            raise InvalidRequest(f"{node.protocol_version}, this cluster speaks {PROTOCOL_VERSION}",
-                                 field="node.protocol_version")  # fmt: skip
+            raise InvalidRequest(
+                f"{node.protocol_version}, this cluster speaks {PROTOCOL_VERSION}", field="node.protocol_version"
+            )
         await self._members.renew(node, self._clock.now_ms() + self._config.member_ttl_ms)
         self._live[node.node_id] = node
         return self._config.heartbeat_ms
@@ -151,9 +157,15 @@ class Orchestrator:
         return {name: node for name, node in self._live.items() if node.role is Role.STORAGE}
 
     def _lease(self, keys: ChunkKeys, matched: int, segments: Sequence[Segment], ttl_ms: int) -> Lease:
-        runs = tuple(LeasedRun(segment.node_id, segment.first_chunk, segment.chunk_count,
-                               keys.run(segment.first_chunk, segment.chunk_count).digest())
-                     for segment in segments)  # fmt: skip
+        runs = tuple(
+            LeasedRun(
+                segment.node_id,
+                segment.first_chunk,
+                segment.chunk_count,
+                keys.run(segment.first_chunk, segment.chunk_count).digest(),
+            )
+            for segment in segments
+        )
         expires_ms = self._clock.now_ms() + ttl_ms
         return Lease(os.urandom(16), keys.at(matched - 1), keys.segment_of(matched - 1), expires_ms, runs)
 
@@ -172,5 +184,10 @@ class Orchestrator:
 def _clip(segment: Segment, first: int) -> Segment:
     """`segment` without its chunks before `first`."""
     skip = max(0, first - segment.first_chunk)
-    return Segment(segment.node_id, segment.grpc_address, segment.worker_address, segment.first_chunk + skip,
-                   segment.chunk_count - skip)  # fmt: skip
+    return Segment(
+        segment.node_id,
+        segment.grpc_address,
+        segment.worker_address,
+        segment.first_chunk + skip,
+        segment.chunk_count - skip,
+    )

@@ -14,7 +14,11 @@ from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server, until_signalled
 from quire.rpc.service import run_service
 from quire.v1 import common_pb2, gateway_pb2, orchestrator_pb2
-from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceServicer, add_OrchestratorServiceServicer_to_server
+from quire.v1.orchestrator_pb2_grpc import (
+    OrchestratorServiceServicer,
+    add_OrchestratorServiceServicer_to_server,
+)
+
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import PREFIX, OrchestratorConfig
 from quire_orchestrator.runtime import Orchestrator
@@ -41,8 +45,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             index_us=found.index_us,
         )
 
-    async def Allocate(self, request: orchestrator_pb2.AllocateRequest,
-                       context: Any) -> orchestrator_pb2.AllocateResponse:  # fmt: skip
+    async def Allocate(
+        self, request: orchestrator_pb2.AllocateRequest, context: Any
+    ) -> orchestrator_pb2.AllocateResponse:
         convert.namespace_from(request.namespace)
         segments, known = await self._orchestrator.allocate(
             ChunkKeys(request.chunk_keys),
@@ -58,8 +63,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         chunks = [convert.record_from(chunk) for chunk in request.chunks]
         return orchestrator_pb2.CommitResponse(indexed=bytes(await self._orchestrator.commit(request.node_id, chunks)))
 
-    async def Withdraw(self, request: orchestrator_pb2.WithdrawRequest,
-                       context: Any) -> orchestrator_pb2.WithdrawResponse:  # fmt: skip
+    async def Withdraw(
+        self, request: orchestrator_pb2.WithdrawRequest, context: Any
+    ) -> orchestrator_pb2.WithdrawResponse:
         chunks = [convert.record_from(chunk) for chunk in request.chunks]
         withdrawn = await self._orchestrator.withdraw(request.node_id, chunks)
         return orchestrator_pb2.WithdrawResponse(withdrawn_chunks=withdrawn)
@@ -72,8 +78,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         evicted = await self._orchestrator.evict(ChunkKeys(request.chunk_keys), request.keep_chunks)
         return gateway_pb2.EvictResponse(evicted_chunks=evicted)
 
-    async def Heartbeat(self, request: orchestrator_pb2.HeartbeatRequest,
-                        context: Any) -> orchestrator_pb2.HeartbeatResponse:  # fmt: skip
+    async def Heartbeat(
+        self, request: orchestrator_pb2.HeartbeatRequest, context: Any
+    ) -> orchestrator_pb2.HeartbeatResponse:
         interval_ms = await self._orchestrator.heartbeat(convert.node_from(request.node))
         return orchestrator_pb2.HeartbeatResponse(interval_ms=interval_ms)
 
@@ -81,8 +88,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         await self._orchestrator.leave(request.node_id, request.incarnation)
         return orchestrator_pb2.LeaveResponse()
 
-    async def ListNodes(self, request: orchestrator_pb2.ListNodesRequest,
-                        context: Any) -> orchestrator_pb2.ListNodesResponse:  # fmt: skip
+    async def ListNodes(
+        self, request: orchestrator_pb2.ListNodesRequest, context: Any
+    ) -> orchestrator_pb2.ListNodesResponse:
         role = None if request.role == common_pb2.ROLE_UNSPECIFIED else convert.role_from(request.role)
         nodes = await self._orchestrator.nodes(role)
         return orchestrator_pb2.ListNodesResponse(nodes=[convert.node_to(node) for node in nodes])
@@ -92,8 +100,13 @@ async def serve(config: OrchestratorConfig) -> None:
     """Run until SIGTERM."""
     redis = connect(config.redis_url)
     channels = ChannelPool()
-    orchestrator = Orchestrator(config, PrefixIndex(redis, cluster=config.redis_cluster), Membership(redis),
-                                GrpcChunkHolder(channels), SystemClock())  # fmt: skip
+    orchestrator = Orchestrator(
+        config,
+        PrefixIndex(redis, cluster=config.redis_cluster),
+        Membership(redis),
+        GrpcChunkHolder(channels),
+        SystemClock(),
+    )
     server = Server(config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max)
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator), server.grpc)
     await orchestrator.start()

@@ -14,6 +14,7 @@ from quire.rpc.server import Server, until_signalled
 from quire.rpc.service import run_service
 from quire.v1 import scheduler_pb2 as pb
 from quire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
+
 from quire_scheduler.config import PREFIX, SchedulerConfig
 from quire_scheduler.core.epochs import Grant
 from quire_scheduler.core.policy import Demand
@@ -27,8 +28,14 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._scheduler = scheduler
 
     async def Admit(self, request: pb.AdmitRequest, context: Any) -> pb.AdmitResponse:
-        demand = Demand(request.delivery, request.bytes_per_layer, request.compute_window_us / 1e6,
-                        request.layers_left, request.tenant, request.weight or 1.0)  # fmt: skip
+        demand = Demand(
+            request.delivery,
+            request.bytes_per_layer,
+            request.compute_window_us / 1e6,
+            request.layers_left,
+            request.tenant,
+            request.weight or 1.0,
+        )
         return pb.AdmitResponse(grant=_message(self._scheduler.admit(request.link, demand)))
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
@@ -41,8 +48,12 @@ class SchedulerServicer(SchedulerServiceServicer):
 
 
 def _message(grant: Grant) -> pb.Grant:
-    return pb.Grant(delivery=grant.delivery, rate_bytes_per_s=grant.rate_bytes_per_s, epoch=grant.epoch,
-                    epoch_left_ms=max(1, int(grant.epoch_left_s * 1000)))  # fmt: skip
+    return pb.Grant(
+        delivery=grant.delivery,
+        rate_bytes_per_s=grant.rate_bytes_per_s,
+        epoch=grant.epoch,
+        epoch_left_ms=max(1, int(grant.epoch_left_s * 1000)),
+    )
 
 
 async def serve(config: SchedulerConfig) -> None:
@@ -53,8 +64,15 @@ async def serve(config: SchedulerConfig) -> None:
     channels, incarnation = ChannelPool(), os.urandom(8).hex()
 
     def describe() -> Node:
-        return Node(config.node_id, Role.SCHEDULER, config.advertise or config.listen, b"", incarnation,
-                    PROTOCOL_VERSION, figures={"deliveries": scheduler.admitted})  # fmt: skip
+        return Node(
+            config.node_id,
+            Role.SCHEDULER,
+            config.advertise or config.listen,
+            b"",
+            incarnation,
+            PROTOCOL_VERSION,
+            figures={"deliveries": scheduler.admitted},
+        )
 
     heartbeat = Heartbeat(channels, config.orchestrator_address, describe)
     await server.start()

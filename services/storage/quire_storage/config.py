@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
 from quire.config import setting
 
 PREFIX = "QUIRE_STORAGE_"
@@ -17,17 +15,20 @@ class StorageConfig:
     listen: str = setting("127.0.0.1:7412", "host:port to listen on")
     advertise: str = setting("", "host:port under which others reach it; empty: as listened")
     node_id: str = setting("storage-0", "name in the cluster; survives restarts")
-    folder: Path = setting(Path(), "where the pool file and its commit log lie; empty for memory only")
+    folder: str = setting("", "where the pool file and its commit log lie; empty for memory only")
     arena_bytes: int = setting(1 << 30, "memory for chunks, and size of the pool file", minimum=1 << 20)
     slab_bytes: int = setting(64 << 20, "unit in which the arena is divided among chunk sizes", minimum=1 << 16)
-    orchestrator_address: str = setting("127.0.0.1:7411", "where the orchestrator listens",
-                                        variable="QUIRE_ORCHESTRATOR_ADDRESS")  # fmt: skip
-    scheduler_address: str = setting("127.0.0.1:7414", "where the scheduler listens",
-                                     variable="QUIRE_SCHEDULER_ADDRESS")  # fmt: skip
+    orchestrator_address: str = setting(
+        "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
+    )
+    scheduler_address: str = setting(
+        "127.0.0.1:7414", "where the scheduler listens", variable="QUIRE_SCHEDULER_ADDRESS"
+    )
     cluster_secret: str = setting("", "verifies leases; the same at every service", variable="QUIRE_CLUSTER_SECRET")
     link: str = setting("default", "name of the shared link that this node sends over")
-    link_bytes_per_s: int = setting(12_500_000_000, "what this node takes of the link when no scheduler answers",
-                                    minimum=1)  # fmt: skip
+    link_bytes_per_s: int = setting(
+        12_500_000_000, "what this node takes of the link when no scheduler answers", minimum=1
+    )
     theta_bytes: int = setting(4 << 20, "payloads below it are delivered chunkwise (Eq. 2)", minimum=0)
     ucx_tls: str = setting("", "UCX transports, e.g. rc,tcp; empty lets UCX choose")
     transfer_timeout_s: float = setting(60.0, "deadline of one delivery or store", minimum=0.1)

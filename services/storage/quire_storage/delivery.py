@@ -1,8 +1,8 @@
 """One delivery: this node's stripe of every layer into a client's memory.
 
-The way of a layer: its checksums are verified in a thread while the layer before it is on the wire; its slices are gathered from
-the arena straight into the client's memory, no staging copy; the layer-ready message follows the completed flush. However it
-ends, the last thing the client hears is `Quiesced`: from then on its memory is its own.
+The way of a layer: its checksums are verified in a thread while the layer before it is on the wire; its slices are
+gathered from the arena straight into the client's memory, no staging copy; the layer-ready message follows the
+completed flush. However it ends, the last thing the client hears is `Quiesced`: from then on its memory is its own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from opentelemetry import trace
-
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.errors import CorruptData, DeadlineExceeded, InternalError, PeerLost, QuireError
 from quire.outcome import ChunkRun, NodeOutcome
 from quire.telemetry import binary_context, logger, names, tracer
 from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
+
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import mismatches
 from quire_storage.core.chunks import Chunk
@@ -63,8 +63,9 @@ class Workshop:
 class Delivery:
     """Runs once. `layers()` yields each finished layer if the call asks for it; `run()` returns the outcome."""
 
-    def __init__(self, shop: Workshop, call: DeliverCall, chunks: list[Chunk],
-                 on_corrupt: Callable[[list[Chunk]], None]) -> None:  # fmt: skip
+    def __init__(
+        self, shop: Workshop, call: DeliverCall, chunks: list[Chunk], on_corrupt: Callable[[list[Chunk]], None]
+    ) -> None:
         self._shop = shop
         self._call = call
         self._chunks = chunks
@@ -89,8 +90,11 @@ class Delivery:
 
     async def run(self) -> NodeOutcome:
         """Deliver. Raises `TargetInvalid` before the first byte; afterwards every failure is in the outcome."""
-        attributes = {"quire.chunks": len(self._chunks), "quire.bytes": self._plan.payload_bytes,
-                      "quire.order": self._order.name}  # fmt: skip
+        attributes: dict[str, str | int] = {
+            "quire.chunks": len(self._chunks),
+            "quire.bytes": self._plan.payload_bytes,
+            "quire.order": self._order.name,
+        }
         with tracer().start_as_current_span(names.STORAGE_DELIVER, attributes=attributes) as span:
             try:
                 return await self._deliver(span)
@@ -119,7 +123,7 @@ class Delivery:
                 raise PeerLost("the client cancelled")
             async with asyncio.timeout(self._shop.config.transfer_timeout_s):
                 self._writer = asyncio.create_task(self._write(stream, span))
-                peer.on_failure(lambda _: self._writer and self._writer.cancel())
+                peer.on_failure(self._peer_failed)
                 await self._writer
         except QuireError as error:
             return error
@@ -133,6 +137,10 @@ class Delivery:
             logger().error("a delivery failed unexpectedly", exc_info=error)
             return InternalError("the storage node's log has the details")
         return None
+
+    def _peer_failed(self, _: PeerLost) -> None:
+        if self._writer is not None:
+            self._writer.cancel()
 
     async def _write(self, stream: PayloadStream, span: trace.Span) -> None:
         layerwise = self._order is DeliveryOrder.LAYERWISE
@@ -161,8 +169,9 @@ class Delivery:
     async def _admit(self) -> Allowance:
         name = f"{self._shop.config.node_id}/{self._call.delivery_id.hex()}/{self._call.node_index}"
         with tracer().start_as_current_span(names.STORAGE_ADMIT):
-            return await self._shop.rates.admit(name, self._plan.bytes_per_layer, self._call.compute_window_us,
-                                                self._plan.num_layers)  # fmt: skip
+            return await self._shop.rates.admit(
+                name, self._plan.bytes_per_layer, self._call.compute_window_us, self._plan.num_layers
+            )
 
     async def _pace(self, size: int) -> None:
         if self._allowance is None:
@@ -196,8 +205,14 @@ class Delivery:
         async def check() -> None:
             loop = asyncio.get_running_loop()
             plan = self._plan
-            bad = await loop.run_in_executor(self._shop.checkers, mismatches, self._shop.arena, plan.sources(layer),
-                                             plan.slice_bytes, plan.checksums(layer))  # fmt: skip
+            bad = await loop.run_in_executor(
+                self._shop.checkers,
+                mismatches,
+                self._shop.arena,
+                plan.sources(layer),
+                plan.slice_bytes,
+                plan.checksums(layer),
+            )
             if bad:
                 self._on_corrupt([self._chunks[index] for index in bad])
                 raise CorruptData(f"{len(bad)} chunks do not match their checksums in layer {layer}")

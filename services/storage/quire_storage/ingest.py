@@ -1,7 +1,8 @@
 """One store: chunks out of a client's memory, layer by layer as it produces them, into slots.
 
-Each layer is read in one piece into a staging buffer and scattered from there to the slots, with the checksums taken on the
-way, in a thread. A slot counts only once its bytes are where the asked durability wants them and its key is indexed.
+Each layer is read in one piece into a staging buffer and scattered from there to the slots, with the checksums taken
+on the way, in a thread. A slot counts only once its bytes are where the asked durability wants them and its key is
+indexed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from quire.descriptor import RdmaTarget
 from quire.durability import Durability, OnExisting
 from quire.errors import InvalidRequest, TargetInvalid
@@ -23,6 +23,7 @@ from quire.metadata.index import ChunkRecord
 from quire.outcome import ChunkRun
 from quire.telemetry import names, tracer
 from quire.transport import Transport
+
 from quire_storage.core.checksums import slice_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.produced import ProducedLayers
@@ -60,8 +61,15 @@ class IngestCall:
             raise TargetInvalid(f"{self.source.length} bytes, but the chunks have {needed}", field="source.length")
 
 
-async def pull(call: IngestCall, offsets: npt.NDArray[np.int64], arena: Bytes, transport: Transport,
-               produced: ProducedLayers, threads: Executor, timeout_s: float) -> list[Chunk]:  # fmt: skip
+async def pull(
+    call: IngestCall,
+    offsets: npt.NDArray[np.int64],
+    arena: Bytes,
+    transport: Transport,
+    produced: ProducedLayers,
+    threads: Executor,
+    timeout_s: float,
+) -> list[Chunk]:
     """Read every layer into the slots at `offsets`. Returns the chunks with their checksums, not yet readable."""
     peer = transport.connect(call.source.worker_address)
     peer.on_failure(lambda error: produced.fail(call.store_id, error))
@@ -88,8 +96,10 @@ async def pull(call: IngestCall, offsets: npt.NDArray[np.int64], arena: Bytes, t
         remote.close()
         region.close()
         produced.forget(call.store_id)
-    return [Chunk(record, layers, size, int(offset), checksums[:, index].copy(), call.durability)
-            for index, (record, offset) in enumerate(zip(call.records, offsets, strict=True))]  # fmt: skip
+    return [
+        Chunk(record, layers, size, int(offset), checksums[:, index].copy(), call.durability)
+        for index, (record, offset) in enumerate(zip(call.records, offsets, strict=True))
+    ]
 
 
 def _scatter(staging: Bytes, arena: Bytes, slots: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint64]:
@@ -100,5 +110,8 @@ def _scatter(staging: Bytes, arena: Bytes, slots: npt.NDArray[np.int64], size: i
 
 def _bounded(runs: Sequence[ChunkRun], rows_max: int) -> list[ChunkRun]:
     """`runs` cut so that each fits the staging buffer."""
-    return [ChunkRun(start, min(rows_max, run.first + run.count - start))
-            for run in runs for start in range(run.first, run.first + run.count, rows_max)]  # fmt: skip
+    return [
+        ChunkRun(start, min(rows_max, run.first + run.count - start))
+        for run in runs
+        for start in range(run.first, run.first + run.count, rows_max)
+    ]

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
 from quire.clock import Clock
 from quire.metadata.index import ChunkRecord
+
 from quire_storage.core.chunks import Chunk
 
 __all__ = ["Clock", "ClusterIndex", "DurablePool", "Grant", "RateSource"]
@@ -61,5 +61,3 @@ class DurablePool(Protocol):
         """When this returns the chunks will not come back; their slots may be reused."""
 
     def close(self) -> None: ...
-
-

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from quire.errors import QuireError
 from quire.telemetry import logger, meter, names
+
 from quire_storage.core.pacing import Pacer
 from quire_storage.ports import Clock, RateSource
 
@@ -51,8 +52,12 @@ class Rates:
                 grant = await self._source.admit(delivery, bytes_per_layer, compute_window_us, layers)
         except (QuireError, TimeoutError) as error:
             self._fallbacks.add(1)
-            logger().warning("no rate from the scheduler, falling back to an equal share", delivery=delivery,
-                             bytes_per_s=share, error=str(error))  # fmt: skip
+            logger().warning(
+                "no rate from the scheduler, falling back to an equal share",
+                delivery=delivery,
+                bytes_per_s=share,
+                error=str(error),
+            )
         except BaseException:
             del self._running[delivery]
             raise
@@ -74,8 +79,9 @@ class Rates:
     async def _renew(self) -> None:
         while self._running:
             await self._clock.sleep(max(_RENEW_S_MIN, self._epoch_left_s))
-            layers_left = {name: allowance.layers_left for name, allowance in self._running.items()
-                           if allowance.scheduled}  # fmt: skip
+            layers_left = {
+                name: allowance.layers_left for name, allowance in self._running.items() if allowance.scheduled
+            }
             if not layers_left:
                 continue
             try:

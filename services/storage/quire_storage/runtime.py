@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-
 from quire.durability import Durability
 from quire.errors import (
     ContentConflict,
@@ -26,6 +25,7 @@ from quire.metadata.index import records
 from quire.outcome import NodeOutcome
 from quire.telemetry import logger, meter, names, tracer
 from quire.transport import LayerProduced, Transport, decode_message
+
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk, ChunkTable
 from quire_storage.core.slots import SlotAllocator
@@ -42,8 +42,15 @@ _REINDEX_ROUNDS = 20
 class StorageNode:
     """`pool` is None for a node that keeps chunks in memory only."""
 
-    def __init__(self, config: StorageConfig, transport: Transport, index: ClusterIndex, rate_source: RateSource,
-                 pool: DurablePool | None, clock: Clock) -> None:  # fmt: skip
+    def __init__(
+        self,
+        config: StorageConfig,
+        transport: Transport,
+        index: ClusterIndex,
+        rate_source: RateSource,
+        pool: DurablePool | None,
+        clock: Clock,
+    ) -> None:
         self._config = config
         self._transport = transport
         self._index = index
@@ -103,8 +110,12 @@ class StorageNode:
     @property
     def figures(self) -> dict[str, float]:
         """For `quire status`."""
-        return {"chunks": len(self._table), "deliveries": self._deliveries, "ingests": self._ingests,
-                "corrupt": self._corrupt_total}  # fmt: skip
+        return {
+            "chunks": len(self._table),
+            "deliveries": self._deliveries,
+            "ingests": self._ingests,
+            "corrupt": self._corrupt_total,
+        }
 
     async def deliver(self, call: DeliverCall) -> AsyncIterator[int | NodeOutcome]:
         """Layers as they arrive, if asked for, then the outcome. Closing the iterator early stops the delivery.
@@ -113,8 +124,9 @@ class StorageNode:
         """
         lease = self._signer.verify(call.lease, self._clock.now_ms())
         keys = [call.descriptor.keys.run(run.first, run.count) for run in call.runs]
-        if not call.runs or not all(lease.covers(self._config.node_id, run.first, part)
-                                    for run, part in zip(call.runs, keys, strict=True)):  # fmt: skip
+        if not call.runs or not all(
+            lease.covers(self._config.node_id, run.first, part) for run, part in zip(call.runs, keys, strict=True)
+        ):
             raise LeaseForged("it does not cover these chunks at this node", field="lease")
         if self._deliveries >= self._config.deliveries_max:
             raise TooManyRequests(f"{self._deliveries} deliveries are running; retry later")
@@ -164,8 +176,12 @@ class StorageNode:
         try:
             return self._table.pin(keys)
         except QuireError:
-            missing = [record for run in call.runs for record in records(call.descriptor.keys, run.first, run.count)
-                       if self._table.get(record.key) is None]  # fmt: skip
+            missing = [
+                record
+                for run in call.runs
+                for record in records(call.descriptor.keys, run.first, run.count)
+                if self._table.get(record.key) is None
+            ]
             self._spawn(self._withdraw(missing))
             raise
 
@@ -213,8 +229,15 @@ class StorageNode:
             offsets = self._slots.allocate(call.layout.chunk_bytes, len(call.records))
             kept: list[Chunk] = []
             try:
-                pulled = await pull(call, offsets, self._arena, self._transport, self._produced, self._threads,
-                                    self._config.transfer_timeout_s)  # fmt: skip
+                pulled = await pull(
+                    call,
+                    offsets,
+                    self._arena,
+                    self._transport,
+                    self._produced,
+                    self._threads,
+                    self._config.transfer_timeout_s,
+                )
                 kept = await self._commit(call, pulled)
             finally:
                 used = {chunk.offset for chunk in kept}

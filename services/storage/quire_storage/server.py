@@ -23,6 +23,7 @@ from quire.transport.ucx import UcxTransport
 from quire.v1 import gateway_pb2
 from quire.v1 import storage_pb2 as pb
 from quire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
+
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcRateSource
 from quire_storage.adapters.pool_file import PoolFile
 from quire_storage.config import PREFIX, StorageConfig
@@ -78,18 +79,32 @@ async def serve(config: StorageConfig) -> None:
     """Run until SIGTERM."""
     channels, incarnation = ChannelPool(), os.urandom(8).hex()
     transport = UcxTransport(**({"TLS": config.ucx_tls} if config.ucx_tls else {}))
-    on_disk = config.folder != Path()
-    pool = PoolFile(config.folder, config.node_id, config.arena_bytes) if on_disk else None
-    node = StorageNode(config, transport, GrpcClusterIndex(channels, config.orchestrator_address),
-                       GrpcRateSource(channels, config.scheduler_address, config.link), pool, SystemClock())  # fmt: skip
+    pool = PoolFile(Path(config.folder), config.node_id, config.arena_bytes) if config.folder else None
+    node = StorageNode(
+        config,
+        transport,
+        GrpcClusterIndex(channels, config.orchestrator_address),
+        GrpcRateSource(channels, config.scheduler_address, config.link),
+        pool,
+        SystemClock(),
+    )
     server = Server(config.listen, ["quire.v1.StorageService"], requests_max=config.requests_max)
     add_StorageServiceServicer_to_server(StorageServicer(node, config.node_id), server.grpc)
     await node.start()
     logger().info("data plane", transport=transport.description)
 
     def describe() -> Node:
-        return Node(config.node_id, Role.STORAGE, config.advertise or config.listen, transport.address, incarnation,
-                    PROTOCOL_VERSION, config.arena_bytes, node.used_bytes, node.figures)  # fmt: skip
+        return Node(
+            config.node_id,
+            Role.STORAGE,
+            config.advertise or config.listen,
+            transport.address,
+            incarnation,
+            PROTOCOL_VERSION,
+            config.arena_bytes,
+            node.used_bytes,
+            node.figures,
+        )
 
     heartbeat = Heartbeat(channels, config.orchestrator_address, describe)
     await server.start()

@@ -14,6 +14,7 @@ from quire.rpc.channels import ChannelPool, call, stream
 from quire.v1 import orchestrator_pb2, storage_pb2
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.v1.storage_pb2_grpc import StorageServiceStub
+
 from quire_gateway.config import GatewayConfig
 from quire_gateway.ports import DeliveryOrder, IngestOrder, LayerArrived
 
@@ -25,8 +26,9 @@ class GrpcAllocator:
         self._config = config
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
-    async def allocate(self, namespace: Namespace, keys: ChunkKeys, first: int, durability: Durability,
-                       on_existing: OnExisting) -> tuple[list[Segment], int]:  # fmt: skip
+    async def allocate(
+        self, namespace: Namespace, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
+    ) -> tuple[list[Segment], int]:
         request = orchestrator_pb2.AllocateRequest(
             namespace=convert.namespace_to(namespace),
             chunk_keys=keys.packed,

@@ -37,9 +37,12 @@ def node_shares(segments: Sequence[Segment]) -> list[NodeShare]:
     by_node: dict[str, list[Segment]] = {}
     for segment in segments:
         by_node.setdefault(segment.node_id, []).append(segment)
-    return [NodeShare(index, node_id, parts[0].grpc_address,
-                      tuple(ChunkRun(part.first_chunk, part.chunk_count) for part in parts))
-            for index, (node_id, parts) in enumerate(by_node.items())]  # fmt: skip
+    return [
+        NodeShare(
+            index, node_id, parts[0].grpc_address, tuple(ChunkRun(part.first_chunk, part.chunk_count) for part in parts)
+        )
+        for index, (node_id, parts) in enumerate(by_node.items())
+    ]
 
 
 def delivered_mask(outcomes: Iterable[NodeOutcome], chunks: int) -> bytes:

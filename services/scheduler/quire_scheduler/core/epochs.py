@@ -1,7 +1,7 @@
 """Epochs of one link: rates stay as they are until the epoch ends (ObjectCache, §3.6).
 
-A newcomer gets its share of what is not granted, at least an equal share; what a finished delivery frees returns at the next
-epoch. A delivery that is not renewed for two epochs is forgotten: its storage node is gone.
+A newcomer gets its share of what is not granted, at least an equal share; what a finished delivery frees returns at
+the next epoch. A delivery that is not renewed for two epochs is forgotten: its storage node is gone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class LinkEpochs:
         share = self._policy(demands, self._budget)[-1]
         free = self._budget - self.granted_bytes_per_s
         if free < share:
-            # Within an epoch nobody's rate falls, but a newcomer must not starve until the next one: it starts on what is
+            # Within an epoch nobody's rate falls, but a newcomer must not starve until the next one: it
+            # starts on what is
             # left, and on a tenth of its share at the least.
             share = max(free, share // 10, 1)
         self._admitted[demand.delivery] = _Admitted(demand, share, self._epoch)
@@ -86,8 +87,9 @@ class LinkEpochs:
         if epoch <= self._epoch:
             return
         self._epoch = epoch
-        self._admitted = {name: entry for name, entry in self._admitted.items()
-                          if epoch - entry.seen_epoch <= _FORGET_EPOCHS}  # fmt: skip
+        self._admitted = {
+            name: entry for name, entry in self._admitted.items() if epoch - entry.seen_epoch <= _FORGET_EPOCHS
+        }
         entries = list(self._admitted.values())
         rates = self._policy([entry.demand for entry in entries], self._budget)
         for entry, rate in zip(entries, rates, strict=True):

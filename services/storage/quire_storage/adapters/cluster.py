@@ -10,6 +10,7 @@ from quire.rpc.channels import ChannelPool, call
 from quire.v1 import gateway_pb2, orchestrator_pb2, scheduler_pb2
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.v1.scheduler_pb2_grpc import SchedulerServiceStub
+
 from quire_storage.ports import Grant
 
 _INDEX_TIMEOUT_S = 10.0
@@ -43,15 +44,21 @@ class GrpcRateSource:
         self._link = link
 
     async def admit(self, delivery: str, bytes_per_layer: int, compute_window_us: int, layers_left: int) -> Grant:
-        request = scheduler_pb2.AdmitRequest(delivery=delivery, link=self._link, bytes_per_layer=bytes_per_layer,
-                                             compute_window_us=compute_window_us, layers_left=layers_left)  # fmt: skip
+        request = scheduler_pb2.AdmitRequest(
+            delivery=delivery,
+            link=self._link,
+            bytes_per_layer=bytes_per_layer,
+            compute_window_us=compute_window_us,
+            layers_left=layers_left,
+        )
         response = await call(self._stub.Admit, request, timeout_s=_RATE_TIMEOUT_S)
         return _grant(response.grant)
 
     async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
         progress = [scheduler_pb2.Progress(delivery=name, layers_left=left) for name, left in layers_left.items()]
-        response = await call(self._stub.Renew, scheduler_pb2.RenewRequest(deliveries=progress),
-                              timeout_s=_RATE_TIMEOUT_S)  # fmt: skip
+        response = await call(
+            self._stub.Renew, scheduler_pb2.RenewRequest(deliveries=progress), timeout_s=_RATE_TIMEOUT_S
+        )
         return [_grant(grant) for grant in response.grants]
 
     async def finish(self, delivery: str, bytes_moved: int, duration_s: float) -> None:

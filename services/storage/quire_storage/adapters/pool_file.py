@@ -1,8 +1,9 @@
 """The pool on disk: one preallocated file with the arena's geometry, and a commit log beside it.
 
-`pool.dat` holds chunks at the offsets that they have in the arena. `commit.log` says which of them count: a header (magic,
-version, node), then frames of (length, CRC-32, CBOR). Bytes are written and synced before their commit frame is, so a chunk
-that has a frame has its bytes; a torn frame at the end is cut off. Recovery verifies every slice all the same.
+`pool.dat` holds chunks at the offsets that they have in the arena. `commit.log` says which of them count: a header
+(magic, version, node), then frames of (length, CRC-32, CBOR). Bytes are written and synced before their commit frame
+is, so a chunk that has a frame has its bytes; a torn frame at the end is cut off. Recovery verifies every slice all
+the same.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any, Final
 import cbor2
 import numpy as np
 import numpy.typing as npt
-
 from quire.durability import Durability
 from quire.metadata.index import ChunkRecord
+
 from quire_storage.core.checksums import mismatches
 from quire_storage.core.chunks import Chunk
 from quire_storage.errors import ForeignPool
@@ -77,7 +78,7 @@ class PoolFile:
         if chunk.offset + chunk.bytes > arena.nbytes:
             return False
         target = arena[chunk.offset : chunk.offset + chunk.bytes]
-        if os.preadv(self._data, [target], chunk.offset) != chunk.bytes:
+        if os.preadv(self._data, [target.data], chunk.offset) != chunk.bytes:
             return False
         offsets = chunk.offset + np.arange(chunk.num_layers, dtype=np.int64) * chunk.slice_bytes
         return not mismatches(arena, offsets, chunk.slice_bytes, chunk.checksums)
@@ -115,7 +116,7 @@ class PoolFile:
             raise ForeignPool(f"{self._log_path} has version {version}, this is {_VERSION}; it is left as it is")
         if name != self._node_id:
             raise ForeignPool(f"{self._log_path} belongs to node {name!r}, this is {self._node_id!r}")
-        return _HEADER.size + name_size
+        return _HEADER.size + int(name_size)
 
     def _rewrite_log(self, chunks: Sequence[Chunk]) -> None:
         """Start the log anew with what is alive, in a file of its own that replaces the old one whole."""
@@ -141,12 +142,22 @@ def _encode(frame: list[Any]) -> bytes:
 
 def _frame_of(chunk: Chunk) -> list[Any]:
     record = chunk.record
-    return [_COMMIT, record.key, record.parent, record.segment, record.parent_segment, chunk.num_layers,
-            chunk.slice_bytes, chunk.offset, chunk.checksums.astype("<u8").tobytes()]  # fmt: skip
+    return [
+        _COMMIT,
+        record.key,
+        record.parent,
+        record.segment,
+        record.parent_segment,
+        chunk.num_layers,
+        chunk.slice_bytes,
+        chunk.offset,
+        chunk.checksums.astype("<u8").tobytes(),
+    ]
 
 
 def _chunk_of(frame: list[Any]) -> Chunk:
     _, key, parent, segment, parent_segment, layers, slice_bytes, offset, checksums = frame
     record = ChunkRecord(key, parent, segment, parent_segment)
-    return Chunk(record, layers, slice_bytes, offset, np.frombuffer(checksums, "<u8").astype(np.uint64),
-                 Durability.LOCAL)  # fmt: skip
+    return Chunk(
+        record, layers, slice_bytes, offset, np.frombuffer(checksums, "<u8").astype(np.uint64), Durability.LOCAL
+    )

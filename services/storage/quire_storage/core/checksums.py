@@ -11,11 +11,12 @@ Bytes = npt.NDArray[np.uint8]
 
 def slice_checksums(arena: Bytes, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint64]:
     """Checksums of the slices of `length` bytes at `offsets`."""
-    view, digest = memoryview(arena), xxhash.xxh3_64_intdigest
+    view, digest = memoryview(arena.data), xxhash.xxh3_64_intdigest
     return np.array([digest(view[at : at + length]) for at in offsets.tolist()], dtype=np.uint64)
 
 
-def mismatches(arena: Bytes, offsets: npt.NDArray[np.int64], length: int,
-               expected: npt.NDArray[np.uint64]) -> list[int]:  # fmt: skip
+def mismatches(
+    arena: Bytes, offsets: npt.NDArray[np.int64], length: int, expected: npt.NDArray[np.uint64]
+) -> list[int]:
     """Indices of the slices that do not have their expected checksum."""
     return [int(index) for index in np.flatnonzero(slice_checksums(arena, offsets, length) != expected)]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.errors import DescriptorInvalid
 from quire.outcome import ChunkRun
+
 from quire_storage.core.chunks import Chunk
 
 
@@ -32,8 +32,8 @@ class Piece:
 class DeliveryPlan:
     """One node's stripe of every layer.
 
-    `chunks` are those of `runs`, in order. Slice l of chunk i lies at offset_i + l·S here and goes to (l·N + i)·S there.
-    Raises `DescriptorInvalid` where a stored chunk has another shape than the descriptor says.
+    `chunks` are those of `runs`, in order. Slice l of chunk i lies at offset_i + l·S here and goes to (l·N + i)·S
+    there. Raises `DescriptorInvalid` where a stored chunk has another shape than the descriptor says.
     """
 
     def __init__(self, descriptor: Descriptor, runs: Sequence[ChunkRun], chunks: Sequence[Chunk]) -> None:
@@ -41,7 +41,9 @@ class DeliveryPlan:
             if (chunk.num_layers, chunk.slice_bytes) != (descriptor.num_layers, descriptor.slice_bytes):
                 raise DescriptorInvalid(
                     f"{descriptor.num_layers} layers of {descriptor.slice_bytes} bytes, but the chunks have "
-                    f"{chunk.num_layers} of {chunk.slice_bytes}", field="descriptor")  # fmt: skip
+                    f"{chunk.num_layers} of {chunk.slice_bytes}",
+                    field="descriptor",
+                )
         self.num_layers = descriptor.num_layers
         self.slice_bytes = descriptor.slice_bytes
         self.bytes_per_layer = len(chunks) * descriptor.slice_bytes

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from quire.errors import LayoutInvalid, PoolFull
 
 
@@ -36,8 +35,9 @@ class SlotAllocator:
     def allocate(self, slot_bytes: int, count: int) -> npt.NDArray[np.int64]:
         """Offsets of `count` slots, ascending within a slab. All or none: raises `PoolFull`, or `LayoutInvalid`."""
         if slot_bytes > self._slab_bytes:
-            raise LayoutInvalid(f"a chunk of {slot_bytes} bytes exceeds the node's slabs of {self._slab_bytes}",
-                                field="layout")  # fmt: skip
+            raise LayoutInvalid(
+                f"a chunk of {slot_bytes} bytes exceeds the node's slabs of {self._slab_bytes}", field="layout"
+            )
         taken: list[int] = []
         while len(taken) < count:
             slab_index = self._slab_with_room(slot_bytes)
