@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from quire.config import setting
 
 PREFIX = "QUIRE_STORAGE_"

@@ -75,7 +75,6 @@ class StorageNode:
         self._arena_memory = mmap.mmap(-1, self._config.arena_bytes)
         self._arena_memory.madvise(mmap.MADV_HUGEPAGE)
         self._arena = np.frombuffer(self._arena_memory, dtype=np.uint8)
-        self._arena.fill(0)
         self._threads = ThreadPoolExecutor(2, "storage")
         self._pool_thread = ThreadPoolExecutor(1, "pool")
         if self._pool is not None:
