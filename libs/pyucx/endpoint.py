@@ -24,6 +24,7 @@ from pyucx.errors import (
     PeerDied,
     TargetOutOfRange,
 )
+from pyucx.gather import GatherTable
 from pyucx.stream import Stream
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _ucp: Final = library.ucp
 MESSAGE_BYTES_MAX: Final = 1024
 TIMEOUT_S: Final = 30.0
-_IOV_BYTES: Final = ffi.sizeof("ucp_dt_iov_t")
 
 
 class RemoteMemory:
@@ -156,7 +156,8 @@ class Endpoint:
     ) -> None:
         """Write `length` bytes from each of `offsets`, back to back, in one operation."""
         done = self.future("put")
-        self.post_put_gathered(source, offsets, length, remote, remote_offset, done.settle)
+        table = GatherTable(source, offsets, length)
+        self.post_put_gathered(table, 0, len(offsets), remote, remote_offset, done.settle)
         await done.wait(timeout_s)
 
     async def get(
@@ -269,30 +270,21 @@ class Endpoint:
 
     def post_put_gathered(
         self,
-        source: Memory,
-        offsets: npt.NDArray[np.int64],
-        length: int,
+        table: GatherTable,
+        start: int,
+        count: int,
         remote: RemoteMemory,
         remote_offset: int,
         completion: Callable[[int], None],
     ) -> None:
-        count = len(offsets)
-        if count == 0 or offsets.min() < 0 or int(offsets.max()) + length > source.length:
-            raise TargetOutOfRange(
-                f"{count} slices of {length} bytes do not lie in the {source.length} registered here"
-            )
-        address, handle = remote.at(remote_offset, count * length), self.handle
-        entries = ffi.new("ucp_dt_iov_t[]", count)
-        table = np.frombuffer(ffi.buffer(entries), dtype=np.uint64).reshape(count, _IOV_BYTES // 8)
-        np.add(offsets, source.address, out=table[:, 0], casting="unsafe")
-        table[:, 1] = length
+        address, handle, entries = remote.at(remote_offset, count * table.length), self.handle, table.at(start)
 
         def call(params: Any) -> Any:
             params.op_attr_mask |= _cdef.OP_FIELD_DATATYPE
             params.datatype = _cdef.DATATYPE_IOV
             return _ucp.ucp_put_nbx(handle, entries, count, address, remote.handle, params)
 
-        self._worker.post(call, completion, keep=(entries, table))
+        self._worker.post(call, completion, keep=table)
 
     def post_flush(self, completion: Callable[[int], None]) -> None:
         handle = self.handle

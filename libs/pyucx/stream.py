@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from pyucx._library import status_text
 from pyucx.context import Memory
-from pyucx.errors import Closed, OperationFailed, OperationTimeout, PeerDied, TargetOutOfRange
+from pyucx.errors import Closed, OperationFailed, OperationTimeout, PeerDied
+from pyucx.gather import GatherTable
 
 if TYPE_CHECKING:
     from pyucx.endpoint import Endpoint, RemoteMemory
@@ -80,20 +81,17 @@ class Stream:
     async def gather(self, offsets: npt.NDArray[np.int64], length: int, remote_offset: int) -> None:
         """Put `length` bytes from each of `offsets` of the source, back to back at `remote_offset`."""
         self._remote.at(remote_offset, length * len(offsets))
-        if len(offsets) and (offsets.min() < 0 or int(offsets.max()) + length > self._source.length):
-            raise TargetOutOfRange(f"slices of {length} bytes leave the {self._source.length} registered here")
         if length >= self._slice_bytes:
             for index, offset in enumerate(offsets.tolist()):
                 await self.send(offset, length, remote_offset + index * length)
             return
+        table = GatherTable(self._source, offsets, length)
         per_put = max(1, self._slice_bytes // length)
         for start in range(0, len(offsets), per_put):
-            part = offsets[start : start + per_put]
+            count = min(per_put, len(offsets) - start)
             await self._room()
-            done = self._start(len(part) * length)
-            self._endpoint.post_put_gathered(
-                self._source, part, length, self._remote, remote_offset + start * length, done
-            )
+            done = self._start(count * length)
+            self._endpoint.post_put_gathered(table, start, count, self._remote, remote_offset + start * length, done)
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
         """Send `message`, and call `then`, once all that was put so far has arrived. Returns at once."""
@@ -166,8 +164,10 @@ class Stream:
         self._wake()
 
     async def _room(self) -> None:
-        while self._in_flight_bytes >= self._window_bytes and not self._stopped and self._status == 0:
-            await self._wait()
+        if self._in_flight_bytes >= self._window_bytes:
+            # Refilled when half empty: waking up for every slice would cost as much as posting it.
+            while self._in_flight_bytes > self._window_bytes // 2 and not self._stopped and self._status == 0:
+                await self._wait()
         self._check()
 
     async def _wait(self) -> None:
@@ -178,7 +178,8 @@ class Stream:
             self._waiter = None
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        idle = not self._in_flight_puts or self._in_flight_bytes <= self._window_bytes // 2
+        if (idle or self._status or self._stopped) and self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _check(self) -> None:

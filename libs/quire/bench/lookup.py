@@ -31,7 +31,8 @@ def run(context: int, chunk_tokens: int, rounds: int, clients: int) -> Report:
     with tempfile.TemporaryDirectory() as folder, Console().status("starting a cluster"):
         cluster = LocalCluster(Path(folder), arena_bytes=128 << 20)
         with cluster:
-            return uvloop.run(_measure(cluster.gateway_address, context, chunk_tokens, rounds, clients))
+            measured: Report = uvloop.run(_measure(cluster.gateway_address, context, chunk_tokens, rounds, clients))
+            return measured
 
 
 async def _measure(gateway: str, context: int, chunk_tokens: int, rounds: int, clients: int) -> Report:

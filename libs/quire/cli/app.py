@@ -96,10 +96,10 @@ def bench_delivery(
     plot: Plot = None,
 ) -> None:
     """Layerwise delivery (Llama 3.1 8B layout) against a bare pyucx stream of the same layers in the same run."""
-    from quire.bench import delivery as bench
+    from quire.bench import delivery
 
     sizes = [int(text) for text in chunk_tokens.split(",")]
-    bench.run(tier, sizes, context, hit, layers, rounds).show(json_file, plot)
+    delivery.run(tier, sizes, context, hit, layers, rounds).show(json_file, plot)
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, T
 from quire.transport.messages import ALL_LAYERS, encode_message
 
 from quire_storage.config import StorageConfig
-from quire_storage.core.checksums import mismatches
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.plan import DeliveryPlan, choose_order
 from quire_storage.ports import Clock
@@ -153,8 +152,8 @@ class Delivery:
                 if layer + 1 < self._plan.num_layers:
                     check = self._check(layer + 1)
                 for piece in self._plan.pieces(layer, self._piece_bytes()):
-                    await self._pace(len(piece.offsets) * self._plan.slice_bytes)
-                    await stream.gather(piece.offsets, self._plan.slice_bytes, piece.remote_offset)
+                    await self._pace(piece.bytes)
+                    await stream.gather(piece.offsets, piece.length, piece.remote_offset)
                 if layerwise:
                     self._announce(stream, layer, span)
                     self._count_layer()
@@ -204,15 +203,7 @@ class Delivery:
 
         async def check() -> None:
             loop = asyncio.get_running_loop()
-            plan = self._plan
-            bad = await loop.run_in_executor(
-                self._shop.checkers,
-                mismatches,
-                self._shop.arena,
-                plan.sources(layer),
-                plan.slice_bytes,
-                plan.checksums(layer),
-            )
+            bad = await loop.run_in_executor(self._shop.checkers, self._plan.corrupt, self._shop.arena, layer)
             if bad:
                 self._on_corrupt([self._chunks[index] for index in bad])
                 raise CorruptData(f"{len(bad)} chunks do not match their checksums in layer {layer}")

@@ -22,13 +22,15 @@ from quire.layout import KvLayout
 from quire.metadata.index import ChunkRecord
 from quire.outcome import ChunkRun
 from quire.telemetry import names, tracer
-from quire.transport import Transport
+from quire.transport import Peer, Region, Remote, Transport
 
 from quire_storage.core.checksums import slice_checksums
 from quire_storage.core.chunks import Chunk
+from quire_storage.core.extents import extents
 from quire_storage.produced import ProducedLayers
 
-_STAGING_BYTES_MAX = 256 << 20
+_READ_BYTES_MAX = 4 << 20
+_READS_MAX = 8
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -61,57 +63,64 @@ class IngestCall:
             raise TargetInvalid(f"{self.source.length} bytes, but the chunks have {needed}", field="source.length")
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Where a store's chunks go: their `offsets` in the registered arena, and the distance between layers."""
+
+    arena: Bytes
+    region: Region
+    offsets: npt.NDArray[np.int64]
+    layer_stride: int
+
+
 async def pull(
     call: IngestCall,
-    offsets: npt.NDArray[np.int64],
-    arena: Bytes,
+    slots: Slots,
     transport: Transport,
     produced: ProducedLayers,
     threads: Executor,
     timeout_s: float,
 ) -> list[Chunk]:
-    """Read every layer into the slots at `offsets`. Returns the chunks with their checksums, not yet readable."""
+    """Read every layer straight into its slots. Returns the chunks with their checksums, not yet readable."""
     peer = transport.connect(call.source.worker_address)
     peer.on_failure(lambda error: produced.fail(call.store_id, error))
     size, layers = call.layout.slice_bytes, call.layout.num_layers
-    rows_max = max(1, _STAGING_BYTES_MAX // size)
-    staging = np.empty(min(len(offsets), rows_max) * size, dtype=np.uint8)
-    region, remote = transport.register(staging), peer.remote(call.source)
-    checksums = np.empty((layers, len(offsets)), dtype=np.uint64)
+    checksums = np.empty((layers, len(slots.offsets)), dtype=np.uint32)
+    remote = peer.remote(call.source)
     loop = asyncio.get_running_loop()
     try:
         for layer in range(layers):
             await produced.wait(call.store_id, layer, timeout_s)
             with tracer().start_as_current_span(names.STORAGE_PULL, attributes={"quire.layer": layer}):
-                at = 0
-                for run in _bounded(call.source_runs, rows_max):
-                    source = (layer * call.source_chunks + run.first) * size
-                    await peer.get(region, 0, run.count * size, remote, source, timeout_s=timeout_s)
-                    slots = offsets[at : at + run.count] + layer * size
-                    checksums[layer, at : at + run.count] = await loop.run_in_executor(
-                        threads, _scatter, staging, arena, slots, size
-                    )
-                    at += run.count
+                await _pull_layer(call, slots, layer, peer, remote, timeout_s)
+                places = slots.offsets + layer * slots.layer_stride
+                checksums[layer] = await loop.run_in_executor(threads, slice_checksums, slots.arena, places, size)
     finally:
         remote.close()
-        region.close()
         produced.forget(call.store_id)
     return [
-        Chunk(record, layers, size, int(offset), checksums[:, index].copy(), call.durability)
-        for index, (record, offset) in enumerate(zip(call.records, offsets, strict=True))
+        Chunk(record, layers, size, int(offset), slots.layer_stride, checksums[:, index].copy(), call.durability)
+        for index, (record, offset) in enumerate(zip(call.records, slots.offsets, strict=True))
     ]
 
 
-def _scatter(staging: Bytes, arena: Bytes, slots: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint64]:
-    for row, slot in enumerate(slots.tolist()):
-        arena[slot : slot + size] = staging[row * size : (row + 1) * size]
-    return slice_checksums(arena, slots, size)
-
-
-def _bounded(runs: Sequence[ChunkRun], rows_max: int) -> list[ChunkRun]:
-    """`runs` cut so that each fits the staging buffer."""
-    return [
-        ChunkRun(start, min(rows_max, run.first + run.count - start))
-        for run in runs
-        for start in range(run.first, run.first + run.count, rows_max)
-    ]
+async def _pull_layer(call: IngestCall, slots: Slots, layer: int, peer: Peer, remote: Remote, timeout_s: float) -> None:
+    size, shift, at = call.layout.slice_bytes, layer * slots.layer_stride, 0
+    for run in call.source_runs:
+        source = (layer * call.source_chunks + run.first) * size
+        parts = extents(slots.offsets[at : at + run.count], size, _READ_BYTES_MAX)
+        for start in range(0, len(parts), _READS_MAX):
+            await asyncio.gather(
+                *(
+                    peer.get(
+                        slots.region,
+                        part.offset + shift,
+                        part.count * size,
+                        remote,
+                        source + part.first * size,
+                        timeout_s=timeout_s,
+                    )
+                    for part in parts[start : start + _READS_MAX]
+                )
+            )
+        at += run.count

@@ -28,9 +28,9 @@ from quire.transport import LayerProduced, Transport, decode_message
 
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk, ChunkTable
-from quire_storage.core.slots import SlotAllocator
+from quire_storage.core.slots import Shape, SlotAllocator
 from quire_storage.delivery import DeliverCall, Delivery, Workshop
-from quire_storage.ingest import IngestCall, pull
+from quire_storage.ingest import IngestCall, Slots, pull
 from quire_storage.ports import Clock, ClusterIndex, DurablePool, RateSource
 from quire_storage.produced import ProducedLayers
 from quire_storage.rates import Rates
@@ -225,17 +225,13 @@ class StorageNode:
 
     async def _ingest(self, call: IngestCall) -> NodeOutcome:
         with tracer().start_as_current_span(names.STORAGE_INGEST, attributes={"quire.chunks": len(call.records)}):
-            offsets = self._slots.allocate(call.layout.chunk_bytes, len(call.records))
+            shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
+            offsets = self._slots.allocate(shape, len(call.records))
+            slots = Slots(self._arena, self._shop.region, offsets, self._slots.layer_stride(shape))
             kept: list[Chunk] = []
             try:
                 pulled = await pull(
-                    call,
-                    offsets,
-                    self._arena,
-                    self._transport,
-                    self._produced,
-                    self._threads,
-                    self._config.transfer_timeout_s,
+                    call, slots, self._transport, self._produced, self._threads, self._config.transfer_timeout_s
                 )
                 kept = await self._commit(call, pulled)
             finally:
@@ -301,7 +297,7 @@ class StorageNode:
 
     def _adopt(self, recovered: Sequence[Chunk]) -> None:
         for chunk in recovered:
-            if self._slots.adopt(chunk.offset, chunk.bytes):
+            if self._slots.adopt(chunk.offset, Shape(chunk.num_layers, chunk.slice_bytes)):
                 self._table.add(chunk)
             else:
                 logger().error("a recovered chunk does not fit the pool's geometry", key=chunk.record.key.hex())

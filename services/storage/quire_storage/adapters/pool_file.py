@@ -1,6 +1,6 @@
 """The pool on disk: one preallocated file with the arena's geometry, and a commit log beside it.
 
-`pool.dat` holds chunks at the offsets that they have in the arena. `commit.log` says which of them count: a header
+`pool.dat` holds each slice at the offset that it has in the arena. `commit.log` says which of them count: a header
 (magic, version, node), then frames of (length, CRC-32, CBOR). Bytes are written and synced before their commit frame
 is, so a chunk that has a frame has its bytes; a torn frame at the end is cut off. Recovery verifies every slice all
 the same.
@@ -23,6 +23,7 @@ from quire.metadata.index import ChunkRecord
 
 from quire_storage.core.checksums import mismatches
 from quire_storage.core.chunks import Chunk
+from quire_storage.core.extents import extents
 from quire_storage.errors import ForeignPool
 
 Bytes = npt.NDArray[np.uint8]
@@ -32,6 +33,7 @@ _HEADER: Final = struct.Struct("<8sII")  # magic, version, length of the node's 
 _FRAME: Final = struct.Struct("<II")
 _COMMIT, _FORGET = 1, 2
 _FRAME_BYTES_MAX: Final = 1 << 20
+_WRITE_BYTES_MAX: Final = 16 << 20
 
 
 class PoolFile:
@@ -61,8 +63,14 @@ class PoolFile:
         return sound
 
     def persist(self, chunks: Sequence[Chunk], arena: Bytes) -> None:
-        for chunk in chunks:
-            self._write_all(self._data, arena[chunk.offset : chunk.offset + chunk.bytes], chunk.offset)
+        for group in _by_shape(chunks):
+            size = group[0].slice_bytes
+            bases = np.array([chunk.offset for chunk in group], dtype=np.int64)
+            for layer in range(group[0].num_layers):
+                shift = layer * group[0].layer_stride
+                for part in extents(bases, size, _WRITE_BYTES_MAX):
+                    start = part.offset + shift
+                    self._write_all(self._data, arena[start : start + part.count * size], start)
         os.fdatasync(self._data)
         self._append([_frame_of(chunk) for chunk in chunks])
 
@@ -75,13 +83,14 @@ class PoolFile:
             os.close(self._log)
 
     def _read(self, chunk: Chunk, arena: Bytes) -> bool:
-        if chunk.offset + chunk.bytes > arena.nbytes:
+        slices = chunk.slices()
+        if int(slices[-1]) + chunk.slice_bytes > arena.nbytes:
             return False
-        target = arena[chunk.offset : chunk.offset + chunk.bytes]
-        if os.preadv(self._data, [target.data], chunk.offset) != chunk.bytes:
-            return False
-        offsets = chunk.offset + np.arange(chunk.num_layers, dtype=np.int64) * chunk.slice_bytes
-        return not mismatches(arena, offsets, chunk.slice_bytes, chunk.checksums)
+        for start in slices.tolist():
+            target = arena[start : start + chunk.slice_bytes]
+            if os.preadv(self._data, [target.data], start) != chunk.slice_bytes:
+                return False
+        return not mismatches(arena, slices, chunk.slice_bytes, chunk.checksums)
 
     def _write_all(self, file: int, data: Any, offset: int) -> None:
         view = memoryview(data)
@@ -135,6 +144,14 @@ class PoolFile:
         self._log = os.open(self._log_path, os.O_RDWR | os.O_CLOEXEC)
 
 
+def _by_shape(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+    """Chunks gathered by shape, so that neighbours are written together."""
+    groups: dict[tuple[int, int], list[Chunk]] = {}
+    for chunk in chunks:
+        groups.setdefault((chunk.num_layers, chunk.slice_bytes), []).append(chunk)
+    return list(groups.values())
+
+
 def _encode(frame: list[Any]) -> bytes:
     body = cbor2.dumps(frame)
     return _FRAME.pack(len(body), zlib.crc32(body)) + body
@@ -151,13 +168,20 @@ def _frame_of(chunk: Chunk) -> list[Any]:
         chunk.num_layers,
         chunk.slice_bytes,
         chunk.offset,
-        chunk.checksums.astype("<u8").tobytes(),
+        chunk.layer_stride,
+        chunk.checksums.astype("<u4").tobytes(),
     ]
 
 
 def _chunk_of(frame: list[Any]) -> Chunk:
-    _, key, parent, segment, parent_segment, layers, slice_bytes, offset, checksums = frame
+    _, key, parent, segment, parent_segment, layers, slice_bytes, offset, layer_stride, checksums = frame
     record = ChunkRecord(key, parent, segment, parent_segment)
     return Chunk(
-        record, layers, slice_bytes, offset, np.frombuffer(checksums, "<u8").astype(np.uint64), Durability.LOCAL
+        record,
+        layers,
+        slice_bytes,
+        offset,
+        layer_stride,
+        np.frombuffer(checksums, "<u4").astype(np.uint32),
+        Durability.LOCAL,
     )

@@ -1,22 +1,81 @@
-"""A checksum per slice: xxh3, 64 bits. Every path out verifies it; pure functions, called from a thread."""
+"""A checksum per slice, CRC-32, and the checksum of neighbouring slices as one range.
+
+CRC-32 because it can be combined: crc(A ‖ B) follows from crc(A), crc(B) and the length of B. So a layer of many
+neighbouring slices is verified in one call of several MiB, without the GIL, instead of in one call per slice; only
+when that fails are the slices looked at one by one. The code comes from ISA-L and runs at memory speed.
+"""
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
-import xxhash
+from isal import isal_zlib
+
+from quire_storage.core.extents import Extent
 
 Bytes = npt.NDArray[np.uint8]
+Checksums = npt.NDArray[np.uint32]
+_POLYNOMIAL: Final = 0xEDB88320  # of CRC-32, reflected
 
 
-def slice_checksums(arena: Bytes, offsets: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint64]:
+def slice_checksums(arena: Bytes, offsets: npt.NDArray[np.int64], length: int) -> Checksums:
     """Checksums of the slices of `length` bytes at `offsets`."""
-    view, digest = memoryview(arena.data), xxhash.xxh3_64_intdigest
-    return np.array([digest(view[at : at + length]) for at in offsets.tolist()], dtype=np.uint64)
+    view, crc = memoryview(arena.data), isal_zlib.crc32
+    return np.array([crc(view[at : at + length]) for at in offsets.tolist()], dtype=np.uint32)
 
 
-def mismatches(
-    arena: Bytes, offsets: npt.NDArray[np.int64], length: int, expected: npt.NDArray[np.uint64]
-) -> list[int]:
+def mismatches(arena: Bytes, offsets: npt.NDArray[np.int64], length: int, expected: Checksums) -> list[int]:
     """Indices of the slices that do not have their expected checksum."""
     return [int(index) for index in np.flatnonzero(slice_checksums(arena, offsets, length) != expected)]
+
+
+def combined(checksums: Checksums, parts: list[Extent], length: int) -> Checksums:
+    """Checksums of each part as one range. `checksums`: (layers, slices of `length` bytes) → (layers, parts)."""
+    first = np.array([part.first for part in parts])
+    count = np.array([part.count for part in parts])
+    total: Checksums = checksums[:, first].copy()
+    for place in range(1, int(count.max())):
+        longer = np.flatnonzero(count > place)
+        total[:, longer] = _shift(total[:, longer], length) ^ checksums[:, first[longer] + place]
+    return total
+
+
+def _shift(checksums: Checksums, length: int) -> Checksums:
+    """The checksums' contribution once `length` more bytes follow."""
+    tables = _shift_tables(length)
+    shifted: Checksums = tables[0][checksums & 0xFF] ^ tables[1][checksums >> 8 & 0xFF]
+    shifted ^= tables[2][checksums >> 16 & 0xFF] ^ tables[3][checksums >> 24]
+    return shifted
+
+
+@lru_cache(maxsize=64)
+def _shift_tables(length: int) -> npt.NDArray[np.uint32]:
+    """Multiplication by x^(8·length) modulo the polynomial, which is linear, by each byte of the checksum: (4, 256)."""
+    operator, power, bits = _identity(), _one_bit(), 8 * length
+    while bits:
+        if bits & 1:
+            operator = [_apply(power, column) for column in operator]
+        power = [_apply(power, column) for column in power]
+        bits >>= 1
+    tables = [[_apply(operator, value << 8 * byte) for value in range(256)] for byte in range(4)]
+    return np.array(tables, dtype=np.uint32)
+
+
+def _identity() -> list[int]:
+    return [1 << bit for bit in range(32)]
+
+
+def _one_bit() -> list[int]:
+    """The operator of one more zero bit, as the images of the 32 unit vectors."""
+    return [_POLYNOMIAL] + [1 << bit for bit in range(31)]
+
+
+def _apply(operator: list[int], value: int) -> int:
+    image = 0
+    for bit in range(32):
+        if value >> bit & 1:
+            image ^= operator[bit]
+    return image

@@ -15,13 +15,14 @@ from quire.metadata.index import ChunkRecord
 
 @dataclass(slots=True)
 class Chunk:
-    """A stored chunk: `num_layers` slices of `slice_bytes` from `offset` of the arena, with a checksum each."""
+    """A stored chunk: slice l, of `slice_bytes`, lies at `offset` + l·`layer_stride` of the arena; a checksum each."""
 
     record: ChunkRecord
     num_layers: int
     slice_bytes: int
     offset: int
-    checksums: npt.NDArray[np.uint64]
+    layer_stride: int
+    checksums: npt.NDArray[np.uint32]
     durability: Durability = Durability.MEMORY
     pins: int = field(default=0, compare=False)
     dropped: bool = field(default=False, compare=False)
@@ -29,6 +30,10 @@ class Chunk:
     @property
     def bytes(self) -> int:
         return self.num_layers * self.slice_bytes
+
+    def slices(self) -> npt.NDArray[np.int64]:
+        """Offsets of its slices, layer 0 first."""
+        return self.offset + np.arange(self.num_layers, dtype=np.int64) * self.layer_stride
 
     def same_content(self, other: Chunk) -> bool:
         """Equal by shape and checksums."""

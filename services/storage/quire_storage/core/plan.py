@@ -7,11 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from isal.isal_zlib import crc32
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.errors import DescriptorInvalid
 from quire.outcome import ChunkRun
 
+from quire_storage.core.checksums import Checksums, combined, mismatches
 from quire_storage.core.chunks import Chunk
+from quire_storage.core.extents import extents
+
+_SCATTERED_BYTES = 256 << 10
+_VERIFY_BYTES = 4 << 20
 
 
 def choose_order(asked: DeliveryOrder, payload_bytes: int, theta_bytes: int) -> DeliveryOrder:
@@ -23,16 +29,21 @@ def choose_order(asked: DeliveryOrder, payload_bytes: int, theta_bytes: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Slices at `offsets` of the arena, to lie back to back from `remote_offset` of the target."""
+    """Ranges of `length` bytes at `offsets` of the arena, to lie back to back from `remote_offset` of the target."""
 
     offsets: npt.NDArray[np.int64]
+    length: int
     remote_offset: int
+
+    @property
+    def bytes(self) -> int:
+        return len(self.offsets) * self.length
 
 
 class DeliveryPlan:
     """One node's stripe of every layer.
 
-    `chunks` are those of `runs`, in order. Slice l of chunk i lies at offset_i + l·S here and goes to (l·N + i)·S
+    `chunks` are those of `runs`, in order. Slice l of chunk i lies at offset_i + l·stride here and goes to (l·N + i)·S
     there. Raises `DescriptorInvalid` where a stored chunk has another shape than the descriptor says.
     """
 
@@ -49,29 +60,50 @@ class DeliveryPlan:
         self.bytes_per_layer = len(chunks) * descriptor.slice_bytes
         self._layer_bytes = descriptor.layer_bytes
         self._runs = tuple(runs)
+        self._stride = chunks[0].layer_stride
         self._bases = np.array([chunk.offset for chunk in chunks], dtype=np.int64)
         self._checksums = np.stack([chunk.checksums for chunk in chunks], axis=1)
+        self._parts = extents(self._bases, self.slice_bytes, _VERIFY_BYTES)
+        self._expected: Checksums | None = None
 
     @property
     def payload_bytes(self) -> int:
         return self.num_layers * self.bytes_per_layer
 
-    def sources(self, layer: int) -> npt.NDArray[np.int64]:
-        """Offsets of this layer's slices, in the order of the chunks."""
-        return self._bases + layer * self.slice_bytes
-
-    def checksums(self, layer: int) -> npt.NDArray[np.uint64]:
-        """What those slices must have."""
-        row: npt.NDArray[np.uint64] = self._checksums[layer]
-        return row
+    def corrupt(self, arena: npt.NDArray[np.uint8], layer: int) -> list[int]:
+        """Verify the layer: indices of the chunks that do not match. For a thread; one call at a time."""
+        if self._expected is None:
+            self._expected = combined(self._checksums, self._parts, self.slice_bytes)
+        view, shift = memoryview(arena.data), layer * self._stride
+        for part, expected in zip(self._parts, self._expected[layer].tolist(), strict=True):
+            start = part.offset + shift
+            if crc32(view[start : start + part.count * self.slice_bytes]) != expected:
+                return mismatches(arena, self._bases + shift, self.slice_bytes, self._checksums[layer])
+        return []
 
     def pieces(self, layer: int, bytes_max: int) -> Iterator[Piece]:
-        """The layer in pieces of at most `bytes_max` (one slice at the least)."""
-        sources, at = self.sources(layer), 0
-        step = max(1, bytes_max // self.slice_bytes)
+        """The layer in pieces of at most `bytes_max` (one slice at the least).
+
+        Chunks that are neighbours in the arena go as one range, scattered ones as a list of slices.
+        """
+        at, shift = 0, layer * self._stride
         for run in self._runs:
-            for start in range(0, run.count, step):
-                count = min(step, run.count - start)
-                remote = layer * self._layer_bytes + (run.first + start) * self.slice_bytes
-                yield Piece(sources[at + start : at + start + count], remote)
+            remote = layer * self._layer_bytes + run.first * self.slice_bytes
+            for piece in self._run_pieces(self._bases[at : at + run.count], bytes_max):
+                yield Piece(piece.offsets + shift, piece.length, remote + piece.remote_offset)
             at += run.count
+
+    def _run_pieces(self, bases: npt.NDArray[np.int64], bytes_max: int) -> Iterator[Piece]:
+        size, scattered = self.slice_bytes, 0
+        step = max(1, bytes_max // size)
+        parts = extents(bases, size, bytes_max)
+        for index, part in enumerate(parts):
+            alone = part.count * size >= _SCATTERED_BYTES or len(parts) == 1
+            if alone:
+                yield Piece(np.array([part.offset], dtype=np.int64), part.count * size, part.first * size)
+                scattered = part.first + part.count
+            elif index + 1 == len(parts) or parts[index + 1].count * size >= _SCATTERED_BYTES:
+                stop = part.first + part.count
+                for start in range(scattered, stop, step):
+                    yield Piece(bases[start : min(stop, start + step)], size, start * size)
+                scattered = stop
