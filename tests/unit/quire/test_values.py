@@ -1,0 +1,159 @@
+"""Descriptors, leases, messages, configuration, errors: what crosses process boundaries comes back the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire import errors
+from quire.config import load, setting
+from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.errors import ConfigInvalid, DescriptorInvalid, InvalidRequest, LeaseExpired, LeaseForged, TargetInvalid
+from quire.keys import ChunkKeys
+from quire.lease import Lease, LeasedRun, LeaseSigner
+from quire.rpc import convert
+from quire.rpc.status import status_of
+from quire.telemetry.trace import binary_context, from_binary
+from quire.transport.messages import (
+    LayerProduced,
+    LayerReady,
+    Message,
+    Quiesced,
+    decode_message,
+    encode_message,
+)
+
+targets = st.builds(
+    RdmaTarget,
+    st.binary(min_size=1, max_size=300),
+    st.integers(1, 1 << 47),
+    st.integers(1 << 40, 1 << 41),
+    st.binary(min_size=1, max_size=120),
+)
+descriptors = st.builds(
+    Descriptor,
+    st.integers(1, 40).flatmap(lambda n: st.binary(min_size=32 * n, max_size=32 * n)).map(ChunkKeys),
+    st.integers(1, 128),
+    st.integers(1, 256),
+    st.integers(1, 1 << 20),
+    st.sampled_from(DeliveryOrder),
+    targets,
+)
+
+
+@given(descriptors)
+def test_descriptor_survives_header_and_proto(descriptor: Descriptor) -> None:
+    """One value type in gRPC and in the S3 header."""
+    assert Descriptor.from_header(descriptor.to_header()) == descriptor
+    assert convert.descriptor_from(convert.descriptor_to(descriptor)) == descriptor
+
+
+@given(descriptors, st.data())
+def test_damaged_header_is_a_typed_error(descriptor: Descriptor, data: st.DataObject) -> None:
+    """Whatever is cut off, the answer is an InvalidRequest and no other exception."""
+    text = descriptor.to_header()
+    cut = data.draw(st.integers(0, len(text) - 1))
+    with pytest.raises(InvalidRequest):
+        Descriptor.from_header(text[:cut])
+
+
+@given(st.text(max_size=200))
+def test_arbitrary_header_is_a_typed_error(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        Descriptor.from_header(text)
+
+
+def test_descriptor_refuses_what_cannot_work() -> None:
+    target = RdmaTarget(b"w", 4096, 1000, b"k")
+    with pytest.raises(TargetInvalid, match="target.length"):
+        Descriptor(ChunkKeys(bytes(64)), 4, 16, 512, DeliveryOrder.AUTO, target)
+    with pytest.raises(DescriptorInvalid, match="chunk_keys"):
+        Descriptor(ChunkKeys(b""), 4, 16, 512, DeliveryOrder.AUTO, target)
+    with pytest.raises(TargetInvalid, match="target"):
+        RdmaTarget(b"w", (1 << 64) - 10, 100, b"k")
+    with pytest.raises(TargetInvalid, match="remote_key"):
+        RdmaTarget(b"w", 4096, 100, b"")
+
+
+def test_lease_is_bound_to_its_chunks_node_time_and_secret() -> None:
+    """A lease says what it covers; altered, expired, or of another cluster it is refused."""
+    keys = ChunkKeys(bytes(range(64)))
+    run = LeasedRun("a", 3, 2, keys.digest())
+    lease = Lease(b"i" * 16, keys.at(1), keys.at(0), 1000, (run,))
+    signer = LeaseSigner(b"secret")
+    token = signer.sign(lease)
+    assert signer.verify(token, 999) == lease
+    assert lease.covers("a", 3, keys)
+    assert not lease.covers("b", 3, keys)
+    assert not lease.covers("a", 0, keys)
+    assert not lease.covers("a", 3, keys.run(0, 1))
+    with pytest.raises(LeaseExpired):
+        signer.verify(token, 1000)
+    with pytest.raises(LeaseForged):
+        LeaseSigner(b"other").verify(token, 999)
+    for position in range(0, len(token), 7):
+        with pytest.raises(LeaseForged):
+            signer.verify(token[:position] + bytes([token[position] ^ 1]) + token[position + 1 :], 999)
+    with pytest.raises(LeaseForged):
+        signer.verify(b"", 0)
+
+
+transfers = st.binary(min_size=16, max_size=16)
+traces = st.binary(min_size=25, max_size=25)
+
+
+@given(
+    st.one_of(
+        st.builds(LayerReady, transfers, st.integers(0, 65535), st.integers(0, 65535), traces),
+        st.builds(Quiesced, transfers, st.integers(0, 65535), st.booleans(), traces),
+        st.builds(LayerProduced, transfers, st.integers(0, 65535), traces),
+    )
+)
+def test_messages_come_back(message: Message) -> None:
+    assert decode_message(encode_message(message)) == message
+
+
+@given(st.binary(max_size=80))
+def test_unknown_messages_are_typed_errors(raw: bytes) -> None:
+    try:
+        decode_message(raw)
+    except InvalidRequest:
+        return
+    assert raw[0] == 1
+
+
+def test_trace_context_fits_the_message() -> None:
+    assert len(binary_context()) == 25
+    assert not from_binary(bytes(25)).is_valid
+
+
+def test_every_error_has_a_code_of_its_own_and_a_status() -> None:
+    """Names are unique, and each maps to a status other than the catch-all except InternalError."""
+    kinds, pending = [], [errors.QuireError]
+    while pending:
+        kind = pending.pop()
+        kinds.append(kind)
+        pending.extend(kind.__subclasses__())
+    assert len({kind.code() for kind in kinds}) == len(kinds)
+    internal = {kind.code() for kind in kinds if status_of(kind("x")).name == "INTERNAL"}
+    assert internal == {"QuireError", "InternalError"}
+    assert all(errors.by_code(kind.code()) is kind for kind in kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    listen: str = setting("x", "address")
+    limit_bytes: int = setting(5, "limit", minimum=1)
+    share: float = setting(0.5, "share")
+    shared: str = setting("", "secret", variable="QUIRE_SHARED")
+
+
+def test_configuration_reports_every_problem_at_once() -> None:
+    loaded = load(_Sample, "Q_", {"Q_LIMIT_BYTES": "7_000", "QUIRE_SHARED": "s"})
+    assert loaded == _Sample("x", 7000, 0.5, "s")
+    with pytest.raises(ConfigInvalid) as raised:
+        load(_Sample, "Q_", {"Q_LIMIT_BYTES": "0", "Q_SHARE": "many"})
+    assert "Q_LIMIT_BYTES" in str(raised.value) and "Q_SHARE" in str(raised.value)
