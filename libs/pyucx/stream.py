@@ -8,8 +8,9 @@ window of bytes is in flight, so that a message never queues behind a whole payl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from pyucx._library import status_text
 from pyucx.context import Memory
-from pyucx.errors import Closed, OperationFailed, OperationTimeout, PeerDied
+from pyucx.errors import Closed, OperationFailed, OperationTimeout, PeerDied, UcxError
 from pyucx.gather import GatherTable
 
 if TYPE_CHECKING:
@@ -72,11 +73,12 @@ class Stream:
     async def send(self, offset: int, length: int, remote_offset: int) -> None:
         """Put a contiguous range of the source."""
         self._remote.at(remote_offset, length)
+        self._source.pointer(offset, length)
         for start in range(0, length, self._slice_bytes):
             size = min(self._slice_bytes, length - start)
             await self._room()
-            done = self._start(size)
-            self._endpoint.post_put(self._source, offset + start, size, self._remote, remote_offset + start, done)
+            with self._put(size) as done:
+                self._endpoint.post_put(self._source, offset + start, size, self._remote, remote_offset + start, done)
 
     async def gather(self, offsets: npt.NDArray[np.int64], length: int, remote_offset: int) -> None:
         """Put `length` bytes from each of `offsets` of the source, back to back at `remote_offset`."""
@@ -90,8 +92,10 @@ class Stream:
         for start in range(0, len(offsets), per_put):
             count = min(per_put, len(offsets) - start)
             await self._room()
-            done = self._start(count * length)
-            self._endpoint.post_put_gathered(table, start, count, self._remote, remote_offset + start * length, done)
+            with self._put(count * length) as done:
+                self._endpoint.post_put_gathered(
+                    table, start, count, self._remote, remote_offset + start * length, done
+                )
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
         """Send `message`, and call `then`, once all that was put so far has arrived. Returns at once."""
@@ -129,7 +133,9 @@ class Stream:
 
     # ----
 
-    def _start(self, size: int) -> Callable[[int], None]:
+    @contextlib.contextmanager
+    def _put(self, size: int) -> Iterator[Callable[[int], None]]:
+        """Count a put of `size` bytes as in flight; yields its completion. One that could not be posted is not counted."""
         announcement = self._pending
         announcement.puts_left += 1
         self._in_flight_puts += 1
@@ -143,7 +149,12 @@ class Stream:
             self._note(status)
             self._advance()
 
-        return done
+        try:
+            yield done
+        except UcxError:
+            done(0)
+            self.bytes_posted -= size
+            raise
 
     def _note(self, status: int) -> None:
         # A failed put shows in its own status and in the endpoint's error, not in the flush: all three count.

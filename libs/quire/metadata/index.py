@@ -85,9 +85,13 @@ class PrefixIndex:
             flat = await self._match_each(keys, segments)
         else:
             flat = await self._run("match", segments, [keys.packed, SEGMENT_CHUNKS])
-        return Match(
-            tuple(PlacedRun(count, _nodes(placement)) for count, placement in zip(flat[::2], flat[1::2], strict=True))
-        )
+        runs: list[PlacedRun] = []
+        for count, placement in zip(flat[::2], flat[1::2], strict=True):
+            nodes = _nodes(placement)
+            if runs and runs[-1].nodes == nodes:
+                count += runs.pop().count
+            runs.append(PlacedRun(count, nodes))
+        return Match(tuple(runs))
 
     async def register(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[bool]:
         """List `node_id` as a holder of `chunks`, parents before children.

@@ -27,8 +27,14 @@ def test_sha256_cbor_known_answer() -> None:
 def test_namespace_digest_known_answer() -> None:
     """The digest is a contract with every stored chunk: it must not change unnoticed."""
     assert NAMESPACE.digest().hex() == "02ce1f9e2dfc925e8e945ae7f91157c624d30fbcafefa614c7b02ddb105d622f"
-    assert block_keys(NAMESPACE, list(range(32))).at(1).hex() == "f5659e809c47f239f0fc7fcb6e6ad6eeaa718697e3ab3cca8412c04d25998369"
-    assert block_keys(NAMESPACE, list(range(32)), HashAlgorithm.BLAKE3).at(1).hex() == "8fe5f2ec8cdb822491984a2c98a7a8b1adba8b3e820972d7edd2ff69d6adc396"
+    assert (
+        block_keys(NAMESPACE, list(range(32))).at(1).hex()
+        == "f5659e809c47f239f0fc7fcb6e6ad6eeaa718697e3ab3cca8412c04d25998369"
+    )
+    assert (
+        block_keys(NAMESPACE, list(range(32)), HashAlgorithm.BLAKE3).at(1).hex()
+        == "8fe5f2ec8cdb822491984a2c98a7a8b1adba8b3e820972d7edd2ff69d6adc396"
+    )
 
 
 def test_chain_by_definition() -> None:

@@ -58,7 +58,9 @@ def test_epoch_boundaries_never_grant_more_than_the_budget(events: list[tuple[st
         now = float(int(now) + 1)
 
 
-@pytest.mark.parametrize("field,value", [("bytes_per_layer", 0), ("layers_left", -1), ("weight", 0.0), ("delivery", "")])
+@pytest.mark.parametrize(
+    "field,value", [("bytes_per_layer", 0), ("layers_left", -1), ("weight", 0.0), ("delivery", "")]
+)
 def test_demands_must_make_sense(field: str, value: object) -> None:
     values: dict[str, object] = {"delivery": "d", "bytes_per_layer": 1, "compute_window_s": 0.0, "layers_left": 1}
     with pytest.raises(DemandInvalid, match=field):

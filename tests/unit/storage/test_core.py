@@ -141,9 +141,7 @@ def _scene(
     arena = np.random.default_rng(5).integers(0, 256, 1 << 20, dtype=np.uint8)
     keys = [bytes([index]) * 32 for index in range(count)]
     stride = allocator.layer_stride(shape)
-    chunks = [
-        _chunk(key, layers, size, int(offset), stride, arena) for key, offset in zip(keys, offsets, strict=True)
-    ]
+    chunks = [_chunk(key, layers, size, int(offset), stride, arena) for key, offset in zip(keys, offsets, strict=True)]
     target = RdmaTarget(b"w", 4096, count * layers * size, b"k")
     descriptor = Descriptor(ChunkKeys(b"".join(keys)), layers, 16, size, DeliveryOrder.AUTO, target)
     return arena, chunks, descriptor, allocator

@@ -1,0 +1,78 @@
+"""What the end-to-end tests share: small namespaces, random payloads, a store and a checked fetch."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.client import Buffer, FetchSummary, Lookup, QuireClient, StoreSummary
+from quire.descriptor import DeliveryOrder
+from quire.durability import Durability, OnExisting
+from quire.hashing import Namespace, block_keys
+from quire.keys import ChunkKeys
+from quire.layout import Dtype, KvLayout
+
+LAYOUT = KvLayout(4, 16, 2, 64, Dtype.BF16)
+
+
+def fresh_namespace(layout: KvLayout = LAYOUT) -> Namespace:
+    """A namespace that no other test has."""
+    return Namespace("test", os.urandom(8).hex(), layout)
+
+
+def some_keys(namespace: Namespace, chunks: int) -> ChunkKeys:
+    return block_keys(namespace, list(range(chunks * namespace.layout.chunk_tokens)))
+
+
+def random_payload(namespace: Namespace, chunks: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    """(layers, chunks, slice bytes) of random bytes."""
+    layout = namespace.layout
+    shape = (layout.num_layers, chunks, layout.slice_bytes)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+async def store(
+    client: QuireClient,
+    namespace: Namespace,
+    keys: ChunkKeys,
+    payload: npt.NDArray[np.uint8],
+    *,
+    first: int = 0,
+    durability: Durability = Durability.LOCAL,
+    on_existing: OnExisting = OnExisting.SKIP,
+) -> StoreSummary:
+    """Store chunks from `first` on; `payload` holds those."""
+    buffer = client.allocate(payload.nbytes)
+    assert buffer.view is not None
+    buffer.view[:] = payload.reshape(-1)
+    session = await client.store(namespace, keys, first, buffer, durability=durability, on_existing=on_existing)
+    for layer in range(namespace.layout.num_layers):
+        session.layer_produced(layer)
+    try:
+        return await session.finish()
+    finally:
+        buffer.close()
+
+
+async def fetch_all(
+    client: QuireClient, found: Lookup, order: DeliveryOrder = DeliveryOrder.LAYERWISE
+) -> tuple[npt.NDArray[np.uint8], FetchSummary]:
+    """Fetch what was found, layer by layer, each copied at the moment it is announced."""
+    layout = found.namespace.layout
+    buffer = client.allocate(layout.payload_bytes(found.matched_chunks))
+    delivery = await client.fetch(found, buffer, order=order)
+    copies = []
+    for layer in range(layout.num_layers):
+        await delivery.layer(layer)
+        copies.append(_layers(buffer, found)[layer].copy())
+    summary = await delivery.summary()
+    await delivery.quiesced(10)
+    buffer.close()
+    return np.stack(copies), summary
+
+
+def _layers(buffer: Buffer, found: Lookup) -> npt.NDArray[np.uint8]:
+    layout = found.namespace.layout
+    return buffer.layers(layout.num_layers, found.matched_chunks, layout.slice_bytes)

@@ -1,0 +1,153 @@
+"""Store and fetch through the real services: gateway, orchestrator, scheduler, three storage nodes, Redis, UCX."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from quire.client import QuireClient
+from quire.descriptor import DeliveryOrder
+from quire.durability import Durability, OnExisting
+from quire.errors import ContentConflict
+from quire.local import LocalCluster
+from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+
+
+@pytest.mark.parametrize("order", list(DeliveryOrder))
+@pytest.mark.parametrize("chunks", [1, 40, 700])
+async def test_what_was_stored_comes_back_layer_by_layer(
+    cluster: LocalCluster, chunks: int, order: DeliveryOrder
+) -> None:
+    """Bytes are exact at the moment each layer is announced, with stripes from several storage nodes (700 chunks)."""
+    async with QuireClient(cluster.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, chunks), random_payload(namespace, chunks, seed=chunks)
+        summary = await store(client, namespace, keys, payload)
+        assert (summary.stored_chunks, summary.known_chunks) == (chunks, 0)
+        found = await client.lookup(namespace, keys)
+        assert found.matched_chunks == chunks
+        assert len({segment.node_id for segment in found.segments}) >= (2 if chunks == 700 else 1)
+        got, fetched = await fetch_all(client, found, order)
+        assert np.array_equal(got, payload)
+        assert fetched.usable_chunks == chunks and fetched.bytes_moved == payload.nbytes
+        assert all(outcome.quiesced and not outcome.error_code for outcome in fetched.outcomes)
+        assert await client.release(found) and not await client.release(found)
+
+
+async def test_known_chunks_are_skipped_and_the_rest_appended(cluster: LocalCluster) -> None:
+    """A second store of a longer prefix stores what is new; the whole comes back."""
+    async with QuireClient(cluster.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, 300), random_payload(namespace, 300)
+        await store(client, namespace, keys.run(0, 250), payload[:, :250])
+        summary = await store(client, namespace, keys, payload)
+        assert (summary.stored_chunks, summary.known_chunks) == (50, 250)
+        found = await client.lookup(namespace, keys)
+        assert np.array_equal((await fetch_all(client, found))[0], payload)
+
+
+async def test_partial_hit_and_miss(cluster: LocalCluster) -> None:
+    """Another prompt matches as far as it agrees; another namespace not at all."""
+    async with QuireClient(cluster.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, 60), random_payload(namespace, 60)
+        await store(client, namespace, keys, payload)
+        other = type(keys)(keys.run(0, 35).packed + bytes(32 * 10))
+        found = await client.lookup(namespace, other)
+        assert found.matched_chunks == 35
+        assert np.array_equal((await fetch_all(client, found))[0], payload[:, :35])
+        stranger = fresh_namespace()
+        assert (await client.lookup(stranger, some_keys(stranger, 60))).matched_chunks == 0
+
+
+async def test_concurrent_deliveries_do_not_mix(cluster: LocalCluster) -> None:
+    """Six fetches of three prefixes by two clients at once: each gets its own bytes."""
+    async with QuireClient(cluster.gateway_address) as one, QuireClient(cluster.gateway_address) as two:
+        stored = []
+        for seed in range(3):
+            namespace = fresh_namespace()
+            keys, payload = some_keys(namespace, 120), random_payload(namespace, 120, seed)
+            await store(one, namespace, keys, payload, durability=Durability.MEMORY)
+            stored.append((namespace, keys, payload))
+
+        async def check(client: QuireClient, index: int) -> None:
+            namespace, keys, payload = stored[index]
+            got, _ = await fetch_all(client, await client.lookup(namespace, keys))
+            assert np.array_equal(got, payload)
+
+        await asyncio.gather(*(check(client, index) for client in (one, two) for index in range(3)))
+
+
+async def test_the_same_key_with_other_bytes_is_refused_and_the_first_kept(cluster: LocalCluster) -> None:
+    """VERIFY reads the bytes and compares; a difference is ContentConflict, and the stored bytes stay."""
+    async with QuireClient(cluster.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
+        await store(client, namespace, keys, payload)
+        await store(client, namespace, keys, payload, on_existing=OnExisting.VERIFY)
+        other = payload.copy()
+        other[2, 7, 100] ^= 1
+        with pytest.raises(ContentConflict, match="chunk_keys"):
+            await store(client, namespace, keys, other, on_existing=OnExisting.VERIFY)
+        got, _ = await fetch_all(client, await client.lookup(namespace, keys))
+        assert np.array_equal(got, payload)
+
+
+async def test_racing_stores_of_the_same_prefix_both_end_readable(cluster: LocalCluster) -> None:
+    async with QuireClient(cluster.gateway_address) as one, QuireClient(cluster.gateway_address) as two:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, 300), random_payload(namespace, 300)
+        await asyncio.gather(*(store(client, namespace, keys, payload) for client in (one, two)))
+        for client in (one, two):
+            found = await client.lookup(namespace, keys)
+            assert found.matched_chunks == 300
+            assert np.array_equal((await fetch_all(client, found))[0], payload)
+
+
+async def test_eviction_spares_leased_chunks_and_frees_the_rest(cluster: LocalCluster) -> None:
+    async with QuireClient(cluster.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, 30), random_payload(namespace, 30)
+        await store(client, namespace, keys, payload)
+        leased = await client.lookup(namespace, keys.run(0, 20))
+        assert await client.evict(namespace, keys) == 10
+        assert (await client.lookup(namespace, keys, lease_ttl_ms=0)).matched_chunks == 20
+        assert np.array_equal((await fetch_all(client, leased))[0], payload[:, :20])
+        await client.release(leased)
+        assert await client.evict(namespace, keys.run(0, 20)) == 20
+        assert (await client.lookup(namespace, keys)).matched_chunks == 0
+
+
+async def test_memory_durability_is_lost_with_the_process_and_local_is_not(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """kill -9 of the storage node: what was acknowledged `local` comes back, what was `memory` becomes a miss."""
+    folder = tmp_path_factory.mktemp("durable")
+    with LocalCluster(folder, arena_bytes=64 << 20) as cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            kept, lost = fresh_namespace(), fresh_namespace()
+            keys, payload = some_keys(kept, 50), random_payload(kept, 50)
+            await store(client, kept, keys, payload, durability=Durability.LOCAL)
+            await store(client, lost, some_keys(lost, 50), payload, durability=Durability.MEMORY)
+            cluster.kill("storage-0")
+            await asyncio.to_thread(cluster.restart, "storage-0")
+            found = await client.lookup(kept, keys)
+            assert np.array_equal((await fetch_all(client, found))[0], payload)
+            promised = await client.lookup(lost, some_keys(lost, 50))
+            if promised.matched_chunks:
+                buffer = client.allocate(payload.nbytes)
+                delivery = await client.fetch(promised, buffer)
+                with pytest.raises(Exception, match="chunk 0"):
+                    await delivery.layer(0)
+                await delivery.quiesced(10)
+                for _ in range(100):
+                    if not (await client.lookup(lost, some_keys(lost, 50))).matched_chunks:
+                        break
+                    await asyncio.sleep(0.05)
+            assert (await client.lookup(lost, some_keys(lost, 50))).matched_chunks == 0
+    with LocalCluster(folder, arena_bytes=64 << 20) as cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            found = await client.lookup(kept, keys)
+            assert np.array_equal((await fetch_all(client, found))[0], payload), "a restart of everything"

@@ -1,0 +1,177 @@
+"""What rots silently: import directions, sizes, lists that must agree. A ratchet in the way is changed here, in the open."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.telemetry import names
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICES = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
+FUNCTION_LINES_MAX, MODULE_LINES_MAX = 70, 500
+CORE_MAY_IMPORT = ("quire", "numpy", "isal")
+STANDARD_FORBIDDEN_IN_CORE = ("asyncio", "time", "socket", "os", "threading", "random", "subprocess")
+
+
+def _sources() -> Iterator[Path]:
+    for top in ("libs", "services"):
+        yield from (path for path in (ROOT / top).rglob("*.py") if "v1" not in path.parts)
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "libs" else parts[2:]
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+IMPORTS = {_module(path): _imports(path) for path in _sources()}
+
+
+def _tops(imports: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in imports}
+
+
+def test_services_do_not_import_each_other_and_libs_import_no_service() -> None:
+    for module, imports in IMPORTS.items():
+        allowed = {module.split(".")[0]} if module.startswith("quire_") else set()
+        used = {top for top in _tops(imports) if top.startswith("quire_")}
+        assert used <= allowed, f"{module} imports {used - allowed}"
+
+
+def test_pyucx_knows_nothing_of_quire_and_only_its_adapter_knows_pyucx() -> None:
+    for module, imports in IMPORTS.items():
+        if module.startswith("pyucx"):
+            assert "quire" not in _tops(imports), module
+        elif "pyucx" in _tops(imports):
+            assert module in ("quire.transport.ucx", "quire.cli.app"), f"{module} imports pyucx"
+
+
+def test_only_metadata_sees_redis() -> None:
+    for module, imports in IMPORTS.items():
+        if "redis" in _tops(imports):
+            assert module.startswith("quire.metadata") or module == "quire.local.cluster", module
+
+
+def test_messages_stop_at_the_edge() -> None:
+    """Only servers, gRPC adapters, quire.rpc, the SDK and the local cluster's readiness check see *_pb2."""
+    allowed = ("quire.rpc", "quire.client", "quire.local.cluster")
+    for module, imports in IMPORTS.items():
+        if any("_pb2" in name for name in imports):
+            is_edge = module.endswith(".server") or ".adapters." in module
+            assert is_edge or module.startswith(allowed), f"{module} sees messages"
+
+
+def test_core_decides_only() -> None:
+    """core/ has no await, no clock, no network: neither by import nor by syntax."""
+    for path in _sources():
+        if "core" not in path.parts:
+            continue
+        module = _module(path)
+        service = module.split(".")[0]
+        tops = _tops(IMPORTS[module])
+        assert not tops & set(STANDARD_FORBIDDEN_IN_CORE), module
+        for name in IMPORTS[module]:
+            if name.startswith(service):
+                assert name.startswith((f"{service}.core", f"{service}.errors")), f"{module} imports {name}"
+        third_party = {top for top in tops if top in ("grpc", "redis", "torch", "pyucx", "opentelemetry", "uvloop")}
+        assert not third_party, module
+        assert not any(
+            isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(ast.parse(path.read_text()))
+        )
+
+
+def test_runtime_does_not_reach_outwards() -> None:
+    """server → runtime → core, ports; adapters → core, ports. Nothing imports a server, runtimes import no adapter."""
+    for module, imports in IMPORTS.items():
+        if not module.startswith("quire_"):
+            continue
+        service = module.split(".")[0]
+        inner = not module.endswith(".server")
+        for name in imports:
+            if inner:
+                assert name != f"{service}.server" and not name.startswith(f"{service}.server."), module
+            if inner and ".adapters" not in module:
+                assert not name.startswith(f"{service}.adapters"), f"{module} imports {name}"
+
+
+def test_every_service_has_the_same_shape() -> None:
+    for service in SERVICES:
+        folder = ROOT / "services" / service / f"quire_{service}"
+        assert (folder / "server.py").exists() and (folder / "config.py").exists() and (folder / "py.typed").exists()
+        assert (ROOT / "services" / service / "README.md").exists(), f"{service} has no page"
+
+
+def test_functions_and_modules_stay_small() -> None:
+    long = []
+    for path in [*_sources(), *(ROOT / "tests").rglob("*.py")]:
+        text = path.read_text()
+        if len(text.splitlines()) > MODULE_LINES_MAX:
+            long.append(f"{path}: {len(text.splitlines())} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES_MAX:
+                    long.append(f"{path}:{node.lineno} {node.name}: {lines} lines")
+    assert not long, "\n".join(long)
+
+
+def test_telemetry_names_are_spelled_in_one_file() -> None:
+    values = {value for name, value in vars(names).items() if name.isupper()}
+    dotted = {value for value in values if value.startswith("quire.")}
+    assert len(dotted) >= 10
+    for path in _sources():
+        if path.name == "names.py":
+            continue
+        literals = {n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)}
+        assert not dotted & {value for value in literals if isinstance(value, str)}, path
+
+
+@pytest.fixture(scope="module")
+def project() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_pyproject_lists_agree(project: dict[str, object]) -> None:
+    """Wheel packages, editable folders, mypy's path and the entry points name the same five services."""
+    text = (ROOT / "pyproject.toml").read_text()
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]  # type: ignore[index]
+    assert packages == [
+        "libs/pyucx",
+        "libs/quire",
+        *(f"services/{name}/quire_{name}" for name in ("orchestrator", "gateway", "storage", "scheduler", "decoder")),
+    ]
+    folders = project["tool"]["hatch"]["build"]["dev-mode-dirs"]  # type: ignore[index]
+    assert folders == ["libs", *(str(Path(package).parent) for package in packages[2:])]
+    assert project["tool"]["mypy"]["mypy_path"].split(":") == folders  # type: ignore[index]
+    for service in SERVICES:
+        assert f'quire-{service} = "quire_{service}.server:main"' in text
+        assert (ROOT / "services" / service / f"quire_{service}" / "__init__.py").exists()
+
+
+def test_installed_versions_are_pinned(project: dict[str, object]) -> None:
+    """Every direct dependency of the two commands has a line in constraints.txt; torch's is the agreed one."""
+    pins = {line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().split()}
+    metadata = project["project"]
+    assert isinstance(metadata, dict)
+    wanted = list(metadata["dependencies"])
+    for extra in metadata["optional-dependencies"].values():
+        wanted += [name for name in extra if not name.startswith("quire[")]
+    for requirement in wanted:
+        name = requirement.split(">=")[0].split("[")[0].lower().replace("_", "-")
+        assert name in pins, f"{name} is not pinned"
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text()
