@@ -135,7 +135,7 @@ class Stream:
 
     @contextlib.contextmanager
     def _put(self, size: int) -> Iterator[Callable[[int], None]]:
-        """Count a put of `size` bytes as in flight; yields its completion. One that could not be posted is not counted."""
+        """Count a put of `size` bytes as in flight; yields its completion. One that cannot be posted is not counted."""
         announcement = self._pending
         announcement.puts_left += 1
         self._in_flight_puts += 1

@@ -1,4 +1,4 @@
-"""The prefix-closed index against a reference model, on a real Redis, asked both ways (one call, and segment by segment)."""
+"""The prefix-closed index against a reference model, on a real Redis, asked in one call and segment by segment."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ async def test_get_reads_the_peer(scene: Scene) -> None:
     peer = scene.writer.connect(scene.remote_target.worker_address)
     remote = peer.remote(scene.remote_target)
     await peer.get(scene.region, 10, 500, remote, 20, timeout_s=10)
-    assert (scene.source[10:510] == 7).all() and scene.source[9] != 7 or scene.source[510] != 7
+    assert ((scene.source[10:510] == 7).all() and scene.source[9] != 7) or scene.source[510] != 7
     remote.close()
 
 
@@ -121,7 +121,7 @@ async def test_peer_that_left_is_lost_and_others_go_on(scene: Scene) -> None:
     await stream.send(0, 100, 0)
     await stream.drain(10)
     lost: asyncio.Future[PeerLost] = asyncio.get_running_loop().create_future()
-    peer.on_failure(lambda error: lost.done() or lost.set_result(error))
+    peer.on_failure(lost.set_result)
     await scene.reader.close()
     with pytest.raises(PeerLost):
         for _ in range(200):

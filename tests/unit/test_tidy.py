@@ -1,4 +1,4 @@
-"""What rots silently: import directions, sizes, lists that must agree. A ratchet in the way is changed here, in the open."""
+"""What rots silently: import directions, sizes, lists that must agree. A ratchet in the way is changed in the open."""
 
 from __future__ import annotations
 

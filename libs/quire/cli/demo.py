@@ -26,6 +26,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 import quire
 from quire.cli.cluster import write_namespace
 from quire.client import SyncClient
+from quire.hashing import block_keys
 from quire.integrations.transformers import Prefill, PrefixCache
 from quire.local import LocalCluster
 from quire.telemetry import configure, tracer
@@ -191,7 +192,8 @@ class Demo:
         )
 
     def _lose_a_node(self, client: SyncClient, cache: PrefixCache, cluster: LocalCluster, second: torch.Tensor) -> None:
-        victim = max(client.status(), key=lambda node: node.used_bytes).node_id
+        keys = block_keys(cache.namespace, second[0].tolist())
+        victim = client.lookup(cache.namespace, keys, lease_ttl_ms=0).segments[0].node_id
         # Frozen first, so that the request is surely under way when the node dies.
         cluster.kill(victim, signal.SIGSTOP)
         killer = threading.Timer(0.3, lambda: cluster.kill(victim, signal.SIGKILL))

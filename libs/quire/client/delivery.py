@@ -98,6 +98,7 @@ class Delivery:
     def start(self, responses: AsyncGenerator[Any, None]) -> None:
         """Follow the gateway's answers."""
         self._task = asyncio.create_task(self._follow(responses))
+        self._task.add_done_callback(seen)
 
     def on_message(self, message: Message) -> None:
         match message:
@@ -178,3 +179,9 @@ class Delivery:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # whoever waits gets it; nobody has to
+
+
+def seen(task: asyncio.Task[Any]) -> None:
+    """A failure that nobody asks for is no surprise: whoever awaited a layer or the placement was told."""
+    if not task.cancelled():
+        task.exception()

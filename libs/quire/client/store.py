@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.client.buffers import Buffer
+from quire.client.delivery import seen
 from quire.errors import InternalError, QuireError, by_code
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
@@ -44,6 +45,7 @@ class StoreSession:
     async def start(self, responses: AsyncGenerator[Any, None]) -> None:
         """Returns when the placement is known. Raises what the gateway answered."""
         self._task = asyncio.create_task(self._follow(responses))
+        self._task.add_done_callback(seen)
         await self._placed
 
     def layer_produced(self, layer: int) -> None:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -28,6 +29,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.errors import ConfigInvalid, DeadlineExceeded, Unavailable
+from quire.v1 import gateway_pb2
+from quire.v1.gateway_pb2_grpc import GatewayServiceStub
 
 _STATE: Final = "cluster.json"
 _LOCK: Final = "cluster.lock"
@@ -72,6 +75,7 @@ class LocalCluster:
         self._settings = settings or {}
         self._processes: dict[str, _Process] = {}
         self._lock: IO[str] | None = None
+        self._spawner: ThreadPoolExecutor | None = None
         self._socket_folder = ""
 
     def __enter__(self) -> LocalCluster:
@@ -158,6 +162,9 @@ class LocalCluster:
                     process.popen.wait()
                 process.log.close()
         self._processes.clear()
+        if self._spawner is not None:
+            self._spawner.shutdown()
+            self._spawner = None
         if self._socket_folder:
             shutil.rmtree(self._socket_folder, ignore_errors=True)
         if self._lock is not None:
@@ -177,13 +184,15 @@ class LocalCluster:
         """Start a stopped process again, as it was."""
         old = self._processes[name]
         assert old.popen.poll() is not None, "kill it first"
+        before = {} if name == "redis" else self._incarnations()
         self._spawn(name, old.command, old.environment, old.address)
         deadline = time.monotonic() + timeout_s
         if name == "redis":
             self._wait_redis(deadline)
-        else:
-            self._wait_healthy(self._processes[name], deadline)
-            self._wait_joined(deadline)
+            return
+        self._wait_healthy(self._processes[name], deadline)
+        # The one before counts as alive for a while after its death: wait for the new one, not for the name.
+        self._wait_joined(deadline, {name: before[name]} if name in before else {})
 
     # ----
 
@@ -244,7 +253,11 @@ class LocalCluster:
 
     def _spawn(self, name: str, command: list[str], environment: dict[str, str], address: str) -> None:
         log = (self.folder / "logs" / f"{name}.log").open("ab")
-        popen = subprocess.Popen(
+        if self._spawner is None:
+            self._spawner = ThreadPoolExecutor(1, "spawner")
+        # The kernel's "die with your parent" means the parent's thread: one that lives as long as the cluster does.
+        popen = self._spawner.submit(
+            subprocess.Popen[bytes],
             command,
             env=environment,
             stdout=log,
@@ -252,7 +265,7 @@ class LocalCluster:
             stdin=subprocess.DEVNULL,
             preexec_fn=_die_with_parent,
             start_new_session=True,
-        )
+        ).result()
         self._processes[name] = _Process(name, command, environment, address, popen, log)
 
     def _wait_healthy(self, process: _Process, deadline: float) -> None:
@@ -266,26 +279,28 @@ class LocalCluster:
                         return
                 time.sleep(0.02)
 
-    def _wait_joined(self, deadline: float) -> None:
-        """Return when the orchestrator knows every storage node as it is now."""
-        from quire.v1 import gateway_pb2
-        from quire.v1.gateway_pb2_grpc import GatewayServiceStub
-
+    def _wait_joined(self, deadline: float, stale: dict[str, str] | None = None) -> None:
+        """Return when every storage node that runs is a member, none of them as an incarnation of `stale`."""
         running = {
             name
             for name, process in self._processes.items()
             if name.startswith("storage") and process.popen.poll() is None
         }
-        with grpc.insecure_channel(self.gateway_address) as channel:
+        while True:
+            known = self._incarnations()
+            if running <= known.keys() and not (known.items() & (stale or {}).items()):
+                return
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"not all of {sorted(running)} joined the cluster")
+            time.sleep(0.05)
+
+    def _incarnations(self) -> dict[str, str]:
+        """Members and their incarnations, as the gateway tells them; empty while it does not answer."""
+        with grpc.insecure_channel(self.gateway_address) as channel, contextlib.suppress(grpc.RpcError):
             stub: Any = GatewayServiceStub(channel)
-            while True:
-                with contextlib.suppress(grpc.RpcError):
-                    nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2).nodes
-                    if running <= {node.node_id for node in nodes}:
-                        return
-                if time.monotonic() > deadline:
-                    raise DeadlineExceeded(f"not all of {sorted(running)} joined the cluster")
-                time.sleep(0.05)
+            nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2).nodes
+            return {node.node_id: node.incarnation for node in nodes}
+        return {}
 
     def _check_alive(self, process: _Process, deadline: float) -> None:
         if process.popen.poll() is not None:

@@ -9,8 +9,8 @@ from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
-import pyucx
 
+import pyucx
 from quire.descriptor import RdmaTarget
 from quire.errors import DeadlineExceeded, PeerLost, QuireError, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote

@@ -14,7 +14,6 @@ from quire.rpc.server import Server, until_signalled
 from quire.rpc.service import run_service
 from quire.v1 import decoder_pb2 as pb
 from quire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
-
 from quire_decoder.config import PREFIX, DecoderConfig
 
 

@@ -23,7 +23,6 @@ from quire.keys import ChunkKeys
 from quire.metadata.index import records
 from quire.nodes import Segment
 from quire.outcome import ChunkRun, NodeOutcome
-
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, node_shares, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted

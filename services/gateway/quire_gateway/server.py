@@ -20,7 +20,6 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1 import orchestrator_pb2
 from quire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-
 from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
 from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.ports import LayerArrived

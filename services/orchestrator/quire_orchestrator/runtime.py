@@ -16,7 +16,6 @@ from quire.lease import Lease, LeasedRun, LeaseSigner
 from quire.metadata.index import ChunkRecord
 from quire.nodes import Node, Role, Segment
 from quire.telemetry import logger, names, tracer
-
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.placement import placed_segments, readable_segments
 from quire_orchestrator.errors import NoDurableNode

@@ -18,7 +18,6 @@ from quire.v1.orchestrator_pb2_grpc import (
     OrchestratorServiceServicer,
     add_OrchestratorServiceServicer_to_server,
 )
-
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import PREFIX, OrchestratorConfig
 from quire_orchestrator.runtime import Orchestrator

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.errors import TooManyRequests
-
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.epochs import Grant, LinkEpochs
 from quire_scheduler.core.policy import Demand, Policy, equal_share

@@ -14,7 +14,6 @@ from quire.rpc.server import Server, until_signalled
 from quire.rpc.service import run_service
 from quire.v1 import scheduler_pb2 as pb
 from quire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
-
 from quire_scheduler.config import PREFIX, SchedulerConfig
 from quire_scheduler.core.epochs import Grant
 from quire_scheduler.core.policy import Demand

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from opentelemetry import trace
+
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.errors import CorruptData, DeadlineExceeded, InternalError, PeerLost, QuireError
 from quire.outcome import ChunkRun, NodeOutcome
 from quire.telemetry import binary_context, logger, names, tracer
 from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
-
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.plan import DeliveryPlan, choose_order

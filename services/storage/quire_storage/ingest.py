@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from quire.descriptor import RdmaTarget
 from quire.durability import Durability, OnExisting
 from quire.errors import InvalidRequest, TargetInvalid
@@ -23,7 +24,6 @@ from quire.metadata.index import ChunkRecord
 from quire.outcome import ChunkRun
 from quire.telemetry import names, tracer
 from quire.transport import Peer, Region, Remote, Transport
-
 from quire_storage.core.checksums import slice_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.extents import extents

@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
 from quire.clock import Clock
 from quire.metadata.index import ChunkRecord
-
 from quire_storage.core.chunks import Chunk
 
 __all__ = ["Clock", "ClusterIndex", "DurablePool", "Grant", "RateSource"]

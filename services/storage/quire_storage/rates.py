@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from quire.errors import QuireError
 from quire.telemetry import logger, meter, names
-
 from quire_storage.core.pacing import Pacer
 from quire_storage.ports import Clock, RateSource
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
+
 from quire.durability import Durability
 from quire.errors import (
     ContentConflict,
@@ -25,7 +26,6 @@ from quire.metadata.index import records
 from quire.outcome import NodeOutcome
 from quire.telemetry import logger, meter, names, tracer
 from quire.transport import LayerProduced, Transport, decode_message
-
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk, ChunkTable
 from quire_storage.core.slots import Shape, SlotAllocator

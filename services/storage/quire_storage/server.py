@@ -23,7 +23,6 @@ from quire.transport.ucx import UcxTransport
 from quire.v1 import gateway_pb2
 from quire.v1 import storage_pb2 as pb
 from quire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
-
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcRateSource
 from quire_storage.adapters.pool_file import PoolFile
 from quire_storage.config import PREFIX, StorageConfig

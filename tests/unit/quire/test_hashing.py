@@ -87,7 +87,7 @@ def test_bad_input_names_its_field() -> None:
         ChunkKeys(b"x" * 33)
     with pytest.raises(KeysInvalid, match="at most"):
         ChunkKeys(bytes(32 * (KEYS_MAX + 1)))
-    with pytest.raises(InvalidRequest, match="namespace.model_id"):
+    with pytest.raises(InvalidRequest, match=r"namespace\.model_id"):
         Namespace("", "w", LAYOUT)
     with pytest.raises(InvalidRequest, match="shard_index"):
         Namespace("m", "w", LAYOUT, shard_index=2, shard_count=2)

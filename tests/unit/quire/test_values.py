@@ -68,7 +68,7 @@ def test_arbitrary_header_is_a_typed_error(text: str) -> None:
 
 def test_descriptor_refuses_what_cannot_work() -> None:
     target = RdmaTarget(b"w", 4096, 1000, b"k")
-    with pytest.raises(TargetInvalid, match="target.length"):
+    with pytest.raises(TargetInvalid, match=r"target\.length"):
         Descriptor(ChunkKeys(bytes(64)), 4, 16, 512, DeliveryOrder.AUTO, target)
     with pytest.raises(DescriptorInvalid, match="chunk_keys"):
         Descriptor(ChunkKeys(b""), 4, 16, 512, DeliveryOrder.AUTO, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +106,7 @@ def test_extents_cover_the_list_in_order(slots: list[int], per_part: int) -> Non
         assert offsets[at : at + part.count].tolist() == expected.tolist()
         at += part.count
     assert at == len(slots)
-    for left, right in zip(parts, parts[1:], strict=False):
+    for left, right in pairwise(parts):
         assert left.count == per_part or right.offset != left.offset + left.count * size
 
 

@@ -14,7 +14,6 @@ from quire.rpc.channels import ChannelPool, call, stream
 from quire.v1 import orchestrator_pb2, storage_pb2
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.v1.storage_pb2_grpc import StorageServiceStub
-
 from quire_gateway.config import GatewayConfig
 from quire_gateway.ports import DeliveryOrder, IngestOrder, LayerArrived
 

@@ -10,7 +10,6 @@ from quire.rpc.channels import ChannelPool, call
 from quire.v1 import gateway_pb2, orchestrator_pb2, scheduler_pb2
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.v1.scheduler_pb2_grpc import SchedulerServiceStub
-
 from quire_storage.ports import Grant
 
 _INDEX_TIMEOUT_S = 10.0

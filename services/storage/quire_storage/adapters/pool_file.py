@@ -18,9 +18,9 @@ from typing import Any, Final
 import cbor2
 import numpy as np
 import numpy.typing as npt
+
 from quire.durability import Durability
 from quire.metadata.index import ChunkRecord
-
 from quire_storage.core.checksums import mismatches
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.extents import extents

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
 from quire.durability import Durability
 from quire.errors import ChunkMissing
 from quire.keys import ChunkKeys

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
+
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.errors import DescriptorInvalid
 from quire.outcome import ChunkRun
-
 from quire_storage.core.checksums import Checksums, combined, mismatches
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.extents import extents

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from quire.errors import LayoutInvalid, PoolFull
 
 

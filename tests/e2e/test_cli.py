@@ -1,0 +1,167 @@
+"""The commands as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from quire.errors import ConfigInvalid
+from quire.local import LocalCluster
+
+_REQUEST: Any = reflection_pb2.ServerReflectionRequest
+QUIRE = [sys.executable, "-c", "from quire.cli import main; main()"]
+
+
+def quire(*arguments: str, timeout_s: float = 60, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "160"}
+    return subprocess.run(
+        [*QUIRE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=environment,
+        cwd=folder,
+    )
+
+
+def children_of(folder: Path) -> list[str]:
+    """Command lines of running processes that name `folder`."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                environment = (process / "environ").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if process.name != str(os.getpid()) and (str(folder) in command or f"={folder}" in environment):
+                found.append(command)
+    return found
+
+
+def test_up_status_and_ctrl_c(tmp_path: Path) -> None:
+    """`quire up` serves until Ctrl-C and leaves no process, lock or state behind; errors are one line."""
+    folder = tmp_path / "data"
+    up = subprocess.Popen(
+        [*QUIRE, "up", "--folder", str(folder), "--arena-mib", "64"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 30
+        status = quire("status", "--folder", str(folder))
+        while "storage-0" not in status.stdout and time.monotonic() < deadline:
+            time.sleep(0.2)
+            status = quire("status", "--folder", str(folder))
+        assert re.search(r"storage-0.*storage.*127\.0\.0\.1", status.stdout), status.stdout + status.stderr
+        assert "gateway-0" in status.stdout
+        with pytest.raises(ConfigInvalid, match="already runs"):
+            LocalCluster(folder).start()
+        up.send_signal(signal.SIGINT)
+        assert up.wait(30) == 0
+    finally:
+        up.kill()
+        up.wait()
+    assert not (folder / "cluster.lock").exists() and not (folder / "cluster.json").exists()
+    assert children_of(folder) == []
+    gone = quire("status", "--folder", str(folder))
+    assert gone.returncode == 1 and "quire up" in gone.stderr and "Traceback" not in gone.stderr
+
+
+def test_a_killed_launcher_takes_its_cluster_with_it(tmp_path: Path) -> None:
+    up = subprocess.Popen([*QUIRE, "up", "--folder", str(tmp_path), "--arena-mib", "64"], stdout=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "cluster.json").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert children_of(tmp_path)
+    finally:
+        up.kill()
+        up.wait()
+    deadline = time.monotonic() + 10
+    while children_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert children_of(tmp_path) == []
+
+
+def test_demo_runs_and_shows(tmp_path: Path) -> None:
+    """The demonstration: reuse is bit-identical, a killed node costs a recompute, picture and trace are there."""
+    done = quire("demo", "--folder", str(tmp_path / "demo"), timeout_s=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bit-identical to the KV kept in memory: yes" in done.stdout
+    assert "the request finished all the same" in done.stdout
+    assert (tmp_path / "demo" / "timeline.png").stat().st_size > 5000
+    spans = [json.loads(line) for line in (tmp_path / "demo" / "trace.jsonl").read_text().splitlines()]
+    assert {"gateway", "orchestrator", "storage", "scheduler"} <= {span["service"] for span in spans}
+    assert children_of(tmp_path) == []
+
+
+def test_lookup_by_hand_finds_what_the_demo_stored(tmp_path: Path, cluster: LocalCluster) -> None:
+    """`quire demo --endpoint` on a running cluster, then `quire lookup` with the namespace that it wrote."""
+    done = quire("demo", "--folder", str(tmp_path), "--endpoint", cluster.gateway_address, timeout_s=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = tmp_path / "prompt.txt"
+    from quire.cli.demo import demo_prompts
+
+    text.write_bytes(bytes(demo_prompts()[0][0].tolist()))
+    arguments = [str(text), "--namespace", str(tmp_path / "namespace.json"), "--gateway", cluster.gateway_address]
+    found = quire("lookup", *arguments)
+    assert "3184 of 3184 tokens" in found.stdout, found.stdout + found.stderr
+    bad = quire("lookup", str(text), "--namespace", str(text), "--gateway", cluster.gateway_address)
+    assert bad.returncode == 1 and "InvalidRequest" in bad.stderr
+
+
+@pytest.mark.parametrize("name", ["gateway", "orchestrator", "scheduler", "decoder", "storage-0"])
+def test_every_service_has_health_and_reflection(cluster: LocalCluster, name: str) -> None:
+    with grpc.insecure_channel(cluster.address(name)) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+        service = f"quire.v1.{name.split('-')[0].capitalize()}Service"
+        answer = health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+        request = _REQUEST(list_services="")
+        listed = next(iter(reflection.ServerReflectionInfo(iter([request]), timeout=5)))
+        assert service in {entry.name for entry in listed.list_services_response.service}
+
+
+def test_wrong_configuration_stops_the_start_with_one_line() -> None:
+    environment = {**os.environ, "QUIRE_STORAGE_ARENA_BYTES": "12", "QUIRE_STORAGE_THETA_BYTES": "many"}
+    done = subprocess.run(
+        [sys.executable, "-m", "quire_storage.server"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "QUIRE_STORAGE_ARENA_BYTES" in done.stderr and "QUIRE_STORAGE_THETA_BYTES" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
+    """The short form of both benchmarks: the shape that tools read, and a picture."""
+    for name, extra in {
+        "lookup": ["--context", "4096", "--rounds", "20"],
+        "delivery": ["--context", "512", "--chunk-tokens", "16", "--layers", "4", "--rounds", "2"],
+    }.items():
+        files = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
+        done = quire("bench", name, *extra, "--json", str(files[0]), "--plot", str(files[1]), timeout_s=100)
+        assert done.returncode == 0, done.stdout + done.stderr
+        report = json.loads(files[0].read_text())
+        assert {"bench", "version", "machine", "baseline", "rows"} <= report.keys()
+        assert {"name", "unit"} <= report["baseline"].keys()
+        (row,) = report["rows"]
+        assert {"params", "measured", "baseline", "ratio"} == row.keys() and row["ratio"] > 0
+        assert files[1].stat().st_size > 2000

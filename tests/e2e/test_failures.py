@@ -1,0 +1,239 @@
+"""Processes that die, freeze or change their mind in the middle: what they held is given back, others go on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from redis import Redis
+
+from quire.client import Lookup, QuireClient
+from quire.descriptor import DeliveryOrder
+from quire.durability import Durability
+from quire.errors import PeerLost, QuireError, TargetInvalid, Unavailable
+from quire.hashing import Namespace
+from quire.layout import Dtype, KvLayout
+from quire.local import LocalCluster
+from quire.telemetry import configure
+from tests.e2e.helpers import fetch_all, random_payload, some_keys, store
+
+ROOT = Path(__file__).resolve().parents[2]
+LARGE = KvLayout(16, 16, 8, 128, Dtype.BF16)  # 1 MiB per chunk
+CHUNKS = 48
+RATE = 20_000_000  # bytes per second: a delivery of 48 MiB takes two and a half seconds
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One storage node behind a slow link, so that there is a middle to be killed in; traces on."""
+    settings = {"QUIRE_SCHEDULER_LINK_BYTES_PER_S": str(RATE), "QUIRE_STORAGE_LINK_BYTES_PER_S": str(RATE)}
+    folder = tmp_path_factory.mktemp("slow")
+    with LocalCluster(folder, arena_bytes=256 << 20, settings=settings, trace=True) as running:
+        yield running
+
+
+async def _stored(client: QuireClient) -> tuple[Namespace, np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    namespace = Namespace("test", os.urandom(8).hex(), LARGE)
+    payload = random_payload(namespace, CHUNKS)
+    await store(client, namespace, some_keys(namespace, CHUNKS), payload, durability=Durability.MEMORY)
+    return namespace, payload
+
+
+async def _until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 15) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.1)
+    assert await condition(), what
+
+
+async def _idle(client: QuireClient) -> bool:
+    """No delivery at the storage node, none admitted at the scheduler."""
+    figures = {node.node_id: node.figures for node in await client.status()}
+    return not figures["storage-0"]["deliveries"] and not figures["scheduler"]["deliveries"]
+
+
+async def _busy(client: QuireClient) -> bool:
+    return not await _idle(client)
+
+
+async def test_a_vanished_client_frees_pins_lease_and_rate(slow: LocalCluster) -> None:
+    """kill -9 of a client in the middle of its delivery: the node's delivery ends, rate and lease come back at once."""
+    async with QuireClient(slow.gateway_address) as client:
+        namespace, _ = await _stored(client)
+        keys = some_keys(namespace, CHUNKS)
+        command = [sys.executable, "-m", "tests.e2e.vanishing_client", slow.gateway_address]
+        victim = await asyncio.to_thread(
+            subprocess.Popen[str],
+            [*command, namespace.weight_version, str(CHUNKS)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        try:
+            assert victim.stdout is not None
+            assert await asyncio.to_thread(victim.stdout.readline) == "receiving\n"
+            redis = Redis.from_url(slow.redis_url)
+            pins = f"quire:pins:{{{keys.segment_of(CHUNKS - 1).hex()}}}"
+            assert redis.hlen(pins) == 1
+            await _until(lambda: _busy(client), "the delivery shows in the figures")
+        finally:
+            victim.kill()
+            victim.wait()
+        await _until(lambda: _idle(client), "the delivery is over")
+        assert redis.hlen(pins) == 0, "the lease was given back"
+        assert await client.evict(namespace, keys) == CHUNKS, "no pin is left on the slots"
+
+
+async def test_a_cancelled_delivery_ends_with_a_quiesce(slow: LocalCluster) -> None:
+    """Until the node has said that it stopped, the buffer is refused; afterwards nothing changes in it any more."""
+    async with QuireClient(slow.gateway_address) as client:
+        namespace, payload = await _stored(client)
+        found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+        buffer = client.allocate(payload.nbytes)
+        assert buffer.view is not None
+        delivery = await client.fetch(found, buffer, order=DeliveryOrder.LAYERWISE)
+        await delivery.layer(1)
+        delivery.cancel()
+        with pytest.raises(TargetInvalid, match="in use"):
+            await client.fetch(found, buffer)
+        with pytest.raises(TargetInvalid, match="in use"):
+            buffer.close()
+        with pytest.raises(PeerLost):
+            await delivery.layer(15)
+        await delivery.quiesced(10)
+        buffer.view[:] = 7
+        await asyncio.sleep(0.5)
+        assert (buffer.view == 7).all()
+        buffer.close()
+        await _until(lambda: _idle(client), "nothing runs on")
+
+
+async def test_pacing_follows_the_granted_rate(slow: LocalCluster) -> None:
+    """The outcome names the scheduler's rate, and the delivery took as long as that rate says, within a tenth."""
+    async with QuireClient(slow.gateway_address) as client:
+        namespace, payload = await _stored(client)
+        found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        got, summary = await fetch_all(client, found)
+        seconds = loop.time() - started
+        assert np.array_equal(got, payload)
+        (outcome,) = summary.outcomes
+        assert outcome.scheduled and outcome.rate_bytes_per_s == RATE
+        assert seconds > 0.9 * payload.nbytes / RATE
+
+
+async def test_without_a_scheduler_nodes_fall_back_and_say_so(slow: LocalCluster) -> None:
+    async with QuireClient(slow.gateway_address) as client:
+        namespace, payload = await _stored(client)
+        found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+        slow.kill("scheduler")
+        try:
+            got, summary = await fetch_all(client, found)
+            assert np.array_equal(got, payload)
+            assert not summary.outcomes[0].scheduled and summary.outcomes[0].rate_bytes_per_s == RATE
+        finally:
+            await asyncio.to_thread(slow.restart, "scheduler")
+
+
+async def test_a_killed_storage_node_is_an_error_and_then_a_miss(slow: LocalCluster) -> None:
+    """kill -9 in the middle of a delivery: layers raise, the buffer comes back; soon look-ups promise nothing there."""
+    async with QuireClient(slow.gateway_address) as client:
+        namespace, payload = await _stored(client)
+        keys = some_keys(namespace, CHUNKS)
+        found = await client.lookup(namespace, keys)
+        buffer = client.allocate(payload.nbytes)
+        delivery = await client.fetch(found, buffer, order=DeliveryOrder.LAYERWISE)
+        await delivery.layer(0)
+        slow.kill("storage-0")
+        try:
+            with pytest.raises(Unavailable):
+                await delivery.layer(15)
+            summary = await delivery.summary()
+            assert summary.usable_chunks == 0 and summary.outcomes[0].error_code
+            await delivery.quiesced(15)
+            buffer.close()
+
+            async def is_miss() -> bool:
+                return (await client.lookup(namespace, keys, lease_ttl_ms=0)).matched_chunks == 0
+
+            await _until(is_miss, "a dead node's chunks are misses")
+        finally:
+            await asyncio.to_thread(slow.restart, "storage-0")
+
+
+async def test_a_frozen_storage_node_does_not_free_the_buffer(slow: LocalCluster) -> None:
+    """SIGSTOP: the client may give up, but the buffer stays lent until the node is heard of again."""
+    async with QuireClient(slow.gateway_address) as client:
+        namespace, payload = await _stored(client)
+        found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+        buffer = client.allocate(payload.nbytes)
+        delivery = await client.fetch(found, buffer, order=DeliveryOrder.LAYERWISE)
+        await delivery.layer(0)
+        slow.kill("storage-0", signal.SIGSTOP)
+        try:
+            delivery.cancel()
+            with pytest.raises(QuireError, match="no word from storage-0"):
+                await delivery.quiesced(1)
+            assert buffer.is_busy
+        finally:
+            slow.kill("storage-0", signal.SIGCONT)
+        await delivery.quiesced(15)
+        buffer.close()
+
+
+async def test_one_trace_goes_through_every_service(slow: LocalCluster) -> None:
+    """Look-up and fetch leave spans of one trace in gateway, orchestrator, storage and scheduler, one root."""
+    script = (
+        "import asyncio, sys; from tests.e2e.test_failures import traced_fetch; asyncio.run(traced_fetch(sys.argv[1]))"
+    )
+    environment = {**os.environ, "QUIRE_TRACE_FOLDER": str(slow.folder / "traces")}
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-c", script, slow.gateway_address],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    trace_id = done.stdout.split()[-1]
+
+    def spans() -> list[dict[str, object]]:
+        lines = [line for path in (slow.folder / "traces").glob("*.jsonl") for line in path.read_text().splitlines()]
+        return [span for span in map(json.loads, lines) if span["trace_id"] == trace_id]
+
+    async def complete() -> bool:
+        return {"gateway", "orchestrator", "storage", "scheduler"} <= {str(span["service"]) for span in spans()}
+
+    await _until(complete, "every service took part")
+    await asyncio.sleep(0.5)
+    ids = {span["span_id"] for span in spans()}
+    roots = [span for span in spans() if span["parent_id"] not in ids]
+    assert [span["name"] for span in roots] == ["test.request"]
+    deliver = next(span for span in spans() if span["name"] == "quire.storage.deliver")
+    events = deliver["events"]
+    assert isinstance(events, list) and len(events) == LARGE.num_layers
+
+
+async def traced_fetch(gateway: str) -> None:
+    """What the traced process does: one request under one root span."""
+    from opentelemetry import trace
+
+    configure("client")
+    with trace.get_tracer("test").start_as_current_span("test.request") as span:
+        async with QuireClient(gateway) as client:
+            namespace, _ = await _stored(client)
+            found: Lookup = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+            await fetch_all(client, found)
+            await client.release(found)
+        print(f"{span.get_span_context().trace_id:032x}")
