@@ -1,7 +1,7 @@
 """Configuration from the environment: one frozen dataclass per service, every problem reported at once.
 
 The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. Field
-metadata: `doc` (one sentence), `minimum`, and `variable` for names shared by several services.
+metadata: `doc` (one sentence), `minimum`, `required`, and `variable` for names shared by several services.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ class _Config(Protocol):
 Config = TypeVar("Config", bound=_Config)
 
 
-def setting(default: Any, doc: str, *, minimum: float | None = None, variable: str | None = None) -> Any:
+def setting(
+    default: Any, doc: str, *, minimum: float | None = None, variable: str | None = None, required: bool = False
+) -> Any:
     """A field of a configuration dataclass."""
-    metadata = {"doc": doc, "minimum": minimum, "variable": variable}
+    metadata = {"doc": doc, "minimum": minimum, "variable": variable, "required": required}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -40,7 +42,9 @@ def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
     hints, values, problems = get_type_hints(kind), {}, []
     for field in dataclasses.fields(kind):
         name = variable_name(prefix, field)
-        if name not in source:
+        if not source.get(name):
+            if field.metadata.get("required"):
+                problems.append(f"{name}: must be set")
             continue
         try:
             value = _parse(source[name], hints[field.name])

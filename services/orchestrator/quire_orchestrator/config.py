@@ -18,7 +18,9 @@ class OrchestratorConfig:
     redis_cluster: bool = setting(
         False, "ask index segment by segment, as a Redis Cluster needs it", variable="QUIRE_REDIS_CLUSTER"
     )
-    cluster_secret: str = setting("", "signs leases; the same at every service", variable="QUIRE_CLUSTER_SECRET")
+    cluster_secret: str = setting(
+        "", "signs leases; the same at every service, not empty", variable="QUIRE_CLUSTER_SECRET", required=True
+    )
     heartbeat_ms: int = setting(1000, "how often members report", minimum=50)
     member_ttl_ms: int = setting(3000, "after how long without a report a member counts as dead", minimum=100)
     lease_ttl_ms_max: int = setting(300_000, "longest lease", minimum=1)

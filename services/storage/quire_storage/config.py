@@ -25,7 +25,9 @@ class StorageConfig:
     scheduler_address: str = setting(
         "127.0.0.1:7414", "where the scheduler listens", variable="QUIRE_SCHEDULER_ADDRESS"
     )
-    cluster_secret: str = setting("", "verifies leases; the same at every service", variable="QUIRE_CLUSTER_SECRET")
+    cluster_secret: str = setting(
+        "", "signs leases; the same at every service, not empty", variable="QUIRE_CLUSTER_SECRET", required=True
+    )
     link: str = setting("default", "name of the shared link that this node sends over")
     link_bytes_per_s: int = setting(
         12_500_000_000, "what this node takes of the link when no scheduler answers", minimum=1
