@@ -18,7 +18,7 @@ from typing import Any, Final
 from pyucx import _cdef
 from pyucx._library import ffi, library, pointer_status
 from pyucx.context import Context, check
-from pyucx.endpoint import Endpoint
+from pyucx.endpoint import GREETING_ID, Endpoint
 from pyucx.errors import Closed
 
 _log: Final = logging.getLogger("pyucx")
@@ -92,6 +92,7 @@ class Worker:
         check(_ucp.ucp_worker_get_efd(self._handle, descriptor), "get the worker's event descriptor")
         self._descriptor = int(descriptor[0])
         self._loop.add_reader(self._descriptor, self.kick)
+        self.on_message(GREETING_ID, lambda _: None)
         self.kick()
 
     async def close(self, timeout_s: float = 5.0) -> None:
@@ -118,11 +119,11 @@ class Worker:
             _ucp.ucp_worker_release_address(self._handle, address[0])
 
     def connect(self, address: bytes) -> Endpoint:
-        """An endpoint to the worker that has `address`. Connects lazily: a dead peer shows at the first operation."""
+        """An endpoint to the worker that has `address`. A peer that is gone already shows here or at the first wait."""
         return Endpoint(self, address)
 
     def on_message(self, message_id: int, handler: MessageHandler) -> None:
-        """Call `handler(message)` for each active message with `message_id`, in the loop's thread."""
+        """Call `handler(message)` for each active message with `message_id` (above 0), in the loop's thread."""
         self._handlers[message_id] = handler
         params = ffi.new("ucp_am_handler_param_t *")
         params.field_mask = 1 | 2 | 4 | 8

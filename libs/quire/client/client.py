@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1.gateway_pb2_grpc import GatewayServiceStub
 
 _UNQUIET_MAX: Final = 64
+_CLOSE_TIMEOUT_S: Final = 5.0
+_abandoned: Final[list[Buffer]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,15 @@ class QuireClient:
         self._transport.on_message(self._on_message)
 
     async def close(self) -> None:
-        for delivery in list(self._deliveries.values()):
+        """Stop every delivery, wait until no storage node writes here any more, disconnect.
+
+        The memory of a delivery whose nodes stay silent is never given back to the process: they may still write to it.
+        """
+        running = list(self._deliveries.values())
+        for delivery in running:
             delivery.cancel()
+        ends = await asyncio.gather(*(each.quiesced(_CLOSE_TIMEOUT_S) for each in running), return_exceptions=True)
+        _abandoned.extend(each.buffer for each, end in zip(running, ends, strict=True) if end is not None)
         await self._channels.close()
         await self.transport.close()
 

@@ -15,7 +15,7 @@ from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc.convert import outcome_from
 from quire.transport import LayerReady, Message, Quiesced, Transport
-from quire.transport.messages import ALL_LAYERS, Hello, encode_message
+from quire.transport.messages import ALL_LAYERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,6 @@ class Delivery:
             segment = next(segment for segment in self._segments if segment.node_id == node_id)
             peer = self._transport.connect(segment.worker_address)
             peer.on_failure(lambda _, index=index: self._node_quiet(index))  # type: ignore[misc]
-            if peer.error is None:
-                peer.send(encode_message(Hello(self.transfer_id)))
 
     def start(self, responses: AsyncGenerator[Any, None]) -> None:
         """Follow the gateway's answers."""

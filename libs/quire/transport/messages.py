@@ -47,15 +47,8 @@ class LayerProduced:
     trace: bytes = _NO_TRACE
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """Client → storage node: opens the connection, so that either side learns of the other's death."""
-
-    transfer_id: bytes
-
-
-Message = LayerReady | Quiesced | LayerProduced | Hello
-_LAYER_READY, _QUIESCED, _LAYER_PRODUCED, _HELLO = 1, 2, 3, 4
+Message = LayerReady | Quiesced | LayerProduced
+_LAYER_READY, _QUIESCED, _LAYER_PRODUCED = 1, 2, 3
 
 
 def encode_message(message: Message) -> bytes:
@@ -66,8 +59,6 @@ def encode_message(message: Message) -> bytes:
             return _FORMAT.pack(_VERSION, _QUIESCED, transfer, node, 0, int(complete), trace)
         case LayerProduced(transfer, layer, trace):
             return _FORMAT.pack(_VERSION, _LAYER_PRODUCED, transfer, 0, layer, 0, trace)
-        case Hello(transfer):
-            return _FORMAT.pack(_VERSION, _HELLO, transfer, 0, 0, 0, _NO_TRACE)
 
 
 def decode_message(raw: bytes) -> Message:
@@ -81,6 +72,4 @@ def decode_message(raw: bytes) -> Message:
         return Quiesced(transfer, node, bool(status), trace)
     if kind == _LAYER_PRODUCED:
         return LayerProduced(transfer, layer, trace)
-    if kind == _HELLO:
-        return Hello(transfer)
     raise InvalidRequest(f"{kind} is no kind of message", field="message")
