@@ -6,6 +6,7 @@ Everything runs under error mode "peer", the only one in which a killed peer doe
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,7 +77,8 @@ class Endpoint:
     def __init__(self, worker: Worker, address: bytes) -> None:
         self._worker = worker
         self._error: PeerDied | None = None
-        self._failure_callbacks: list[Callable[[PeerDied], None]] = []
+        self._failure_callbacks: dict[object, Callable[[PeerDied], None]] = {}
+        self._transfers = 0
         kept = ffi.from_buffer(address)
         params = ffi.new("ucp_ep_params_t *")
         params.field_mask = 1 | 2 | 4
@@ -109,19 +111,24 @@ class Endpoint:
             raise Closed("the endpoint is closed")
         return self._handle
 
-    def on_failure(self, callback: Callable[[PeerDied], None]) -> None:
-        """Call `callback(error)` once when the peer is found dead (at once if it is already)."""
+    def on_failure(self, callback: Callable[[PeerDied], None]) -> Callable[[], None]:
+        """Call `callback(error)` once when the peer is found dead (at once if it is already).
+
+        Returns a function that takes the callback back; call it when whoever waits is done.
+        """
         if self._error is not None:
             callback(self._error)
-        else:
-            self._failure_callbacks.append(callback)
+            return lambda: None
+        token = object()
+        self._failure_callbacks[token] = callback
+        return lambda: self._failure_callbacks.pop(token, None) and None
 
     def fail(self, status: int) -> None:
         """What the worker calls from UCX's error handler."""
         if self._error is None:
             self._error = PeerDied("endpoint", status, status_text(status))
-            callbacks, self._failure_callbacks = self._failure_callbacks, []
-            for callback in callbacks:
+            callbacks, self._failure_callbacks = self._failure_callbacks, {}
+            for callback in callbacks.values():
                 callback(self._error)
 
     def remote_memory(self, address: int, length: int, remote_key: bytes) -> RemoteMemory:
@@ -183,7 +190,7 @@ class Endpoint:
             _use_memory(params, target)
             return _ucp.ucp_get_nbx(handle, pointer, length, address, remote.handle, params)
 
-        self._worker.post(call, done.settle)
+        self._transfer(call, done.settle)
         await done.wait(timeout_s)
 
     async def flush(self, timeout_s: float = TIMEOUT_S) -> None:
@@ -234,6 +241,18 @@ class Endpoint:
             for i in range(attributes.transports.num_entries)
         ]
 
+    async def settle(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until no put or get of this endpoint is in flight, also of calls that timed out or were cancelled.
+
+        After `abort()` this says when local memory is free of UCX. Raises `OperationTimeout`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self._transfers:
+            if time.monotonic() > deadline:
+                raise OperationTimeout(f"{self._transfers} transfers in flight after {timeout_s} s")
+            self._worker.kick()
+            await asyncio.sleep(0.001)
+
     async def close(self, timeout_s: float = TIMEOUT_S) -> None:
         """Flush what was posted, tell the peer, and disconnect. A peer that is gone is no error here."""
         if self._handle is None:
@@ -249,9 +268,10 @@ class Endpoint:
             return  # the connection is gone either way
 
     def abort(self) -> None:
-        """Disconnect now; what is in flight ends with an error."""
+        """Disconnect now; what is in flight ends with an error, and the endpoint counts as failed."""
         if self._handle is not None:
             self._close(_cdef.CLOSE_FORCE, lambda status: None)
+            self.fail(_cdef.STATUS_CANCELED)
 
     # The verbs without a wait, for streams.
 
@@ -271,7 +291,7 @@ class Endpoint:
             _use_memory(params, source)
             return _ucp.ucp_put_nbx(handle, pointer, length, address, remote.handle, params)
 
-        self._worker.post(call, completion)
+        self._transfer(call, completion)
 
     def post_put_gathered(
         self,
@@ -289,11 +309,21 @@ class Endpoint:
             params.datatype = _cdef.DATATYPE_IOV
             return _ucp.ucp_put_nbx(handle, entries, count, address, remote.handle, params)
 
-        self._worker.post(call, completion, keep=table)
+        self._transfer(call, completion, table)
 
     def post_flush(self, completion: Callable[[int], None]) -> None:
         handle = self.handle
         self._worker.post(lambda params: _ucp.ucp_ep_flush_nbx(handle, params), completion)
+
+    def _transfer(self, call: Callable[[Any], Any], completion: Callable[[int], None], keep: object = None) -> None:
+        """Post a put or get, and count it until it ends."""
+
+        def ended(status: int) -> None:
+            self._transfers -= 1
+            completion(status)
+
+        self._transfers += 1
+        self._worker.post(call, ended, keep=keep)
 
     def future(self, what: str) -> Outcome:
         return Outcome(self, what)

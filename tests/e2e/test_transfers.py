@@ -11,8 +11,17 @@ from quire.client import QuireClient
 from quire.descriptor import DeliveryOrder
 from quire.durability import Durability, OnExisting
 from quire.errors import ContentConflict
+from quire.hashing import Namespace
 from quire.local import LocalCluster
+from quire.nodes import Node, Role
+from quire_orchestrator.core.placement import placed_segments
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+
+
+def _owners(namespace: Namespace, chunks: int) -> set[str]:
+    """The storage nodes among which a prefix of this namespace is spread."""
+    nodes = [Node(f"storage-{index}", Role.STORAGE, "h:1", b"w", "i", 1) for index in range(3)]
+    return {segment.node_id for segment in placed_segments(some_keys(namespace, chunks), 0, nodes)}
 
 
 @pytest.mark.parametrize("order", list(DeliveryOrder))
@@ -23,6 +32,8 @@ async def test_what_was_stored_comes_back_layer_by_layer(
     """Bytes are exact at the moment each layer is announced, with stripes from several storage nodes (700 chunks)."""
     async with QuireClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
+        while chunks > 256 and len(_owners(namespace, chunks)) < 2:
+            namespace = fresh_namespace()
         keys, payload = some_keys(namespace, chunks), random_payload(namespace, chunks, seed=chunks)
         summary = await store(client, namespace, keys, payload)
         assert (summary.stored_chunks, summary.known_chunks) == (chunks, 0)

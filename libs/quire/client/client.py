@@ -57,7 +57,7 @@ class QuireClient:
         self._transport = transport
         self._timeout_s = timeout_s
         self._channels = ChannelPool()
-        self._deliveries: dict[bytes, Delivery] = {}
+        self._transfers: dict[bytes, Delivery | StoreSession] = {}
 
     async def __aenter__(self) -> QuireClient:
         await self.start()
@@ -78,9 +78,9 @@ class QuireClient:
 
         The memory of a delivery whose nodes stay silent is never given back to the process: they may still write to it.
         """
-        running = list(self._deliveries.values())
-        for delivery in running:
-            delivery.cancel()
+        running = list(self._transfers.values())
+        for transfer in running:
+            transfer.abandon()
         ends = await asyncio.gather(*(each.quiesced(_CLOSE_TIMEOUT_S) for each in running), return_exceptions=True)
         _abandoned.extend(each.buffer for each, end in zip(running, ends, strict=True) if end is not None)
         await self._channels.close()
@@ -129,8 +129,8 @@ class QuireClient:
         descriptor = Descriptor(
             found.keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, order, buffer.target()
         )
-        if len(self._deliveries) >= _UNQUIET_MAX:
-            raise ResourceExhausted(f"{len(self._deliveries)} deliveries are running or not quiesced")
+        if len(self._transfers) >= _UNQUIET_MAX:
+            raise ResourceExhausted(f"{len(self._transfers)} transfers are running or not quiesced")
         transfer_id = os.urandom(16)
         request = pb.FetchRequest(
             lease=found.lease,
@@ -143,12 +143,13 @@ class QuireClient:
         delivery = Delivery(
             transfer_id, found.segments, layout.num_layers, buffer, self.transport, lambda: self._quiesced(transfer_id)
         )
-        self._deliveries[transfer_id] = delivery
+        self._transfers[transfer_id] = delivery
         try:
             delivery.connect()
         except QuireError:
             # Nothing was asked for yet, so nobody will write.
-            del self._deliveries[transfer_id]
+            del self._transfers[transfer_id]
+            delivery.unwatch()
             buffer.take_back()
             raise
         with tracer().start_as_current_span(names.CLIENT_FETCH):
@@ -183,7 +184,8 @@ class QuireClient:
             durability=convert.durability_to(durability),
             on_existing=convert.on_existing_to(on_existing),
         )
-        session = StoreSession(transfer_id, buffer, self.transport)
+        session = StoreSession(transfer_id, buffer, self.transport, lambda: self._quiesced(transfer_id))
+        self._transfers[transfer_id] = session
         with tracer().start_as_current_span(names.CLIENT_STORE):
             await session.start(stream(self._stub.Store, request, timeout_s=self._timeout_s))
         return session
@@ -209,10 +211,10 @@ class QuireClient:
         return [convert.node_from(node) for node in response.nodes]
 
     def _quiesced(self, transfer_id: bytes) -> None:
-        self._deliveries.pop(transfer_id, None)
+        self._transfers.pop(transfer_id, None)
 
     def _on_message(self, raw: bytes) -> None:
         message = decode_message(raw)
-        delivery = self._deliveries.get(message.transfer_id)
-        if delivery is not None:
-            delivery.on_message(message)
+        transfer = self._transfers.get(message.transfer_id)
+        if transfer is not None:
+            transfer.on_message(message)

@@ -7,15 +7,18 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from quire.client.buffers import Buffer
-from quire.errors import DeadlineExceeded, InternalError, PeerLost, QuireError, by_code
+from quire.client.quiescence import Quiescence
+from quire.errors import InternalError, InvalidRequest, PeerLost, QuireError, ResourceExhausted, by_code
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc.convert import outcome_from
 from quire.transport import LayerReady, Message, Quiesced, Transport
 from quire.transport.messages import ALL_LAYERS
+
+_REFUSALS: Final = (InvalidRequest, ResourceExhausted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +49,15 @@ class Delivery:
         self.num_layers = num_layers
         self.buffer = buffer
         self.arrived_ns = [0] * num_layers
-        self._segments = segments
         self._transport = transport
-        self._on_quiesced = on_quiesced
-        self._nodes = list(dict.fromkeys(segment.node_id for segment in segments))
-        self._missing = [len(self._nodes)] * num_layers
+        self._quiescence = Quiescence(segments, transport, buffer, on_quiesced)
+        self._stripes = len(self._quiescence.nodes)
+        self._missing = [self._stripes] * num_layers
         loop = asyncio.get_running_loop()
         self._ready: list[asyncio.Future[None]] = [loop.create_future() for _ in range(num_layers)]
-        self._quiet = [False] * len(self._nodes)
-        self._quiesced: asyncio.Future[None] = loop.create_future()
         self._outcomes: list[NodeOutcome] = []
         self._task: asyncio.Task[FetchSummary] | None = None
+        self._asked = False
 
     # ---- what callers use
 
@@ -71,32 +72,34 @@ class Delivery:
 
     async def quiesced(self, timeout_s: float) -> None:
         """Return when no storage node touches the buffer any more. Raises `DeadlineExceeded`: then do not reuse it."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(self._quiesced)
-        except TimeoutError:
-            silent = [node for node, quiet in zip(self._nodes, self._quiet, strict=True) if not quiet]
-            raise DeadlineExceeded(f"no word from {', '.join(silent)} within {timeout_s} s") from None
+        await self._quiescence.wait(timeout_s)
+
+    def abandon(self) -> None:
+        """Stop the delivery because its client closes."""
+        self.cancel()
 
     def cancel(self) -> None:
         """Stop the delivery; await `quiesced` before the buffer is used for anything else."""
         if self._task is not None:
             self._task.cancel()
+        if not self._asked:
+            self._quiescence.everybody()
         self._fail(PeerLost("the delivery was cancelled"))
 
     # ---- what the client uses
 
     def connect(self) -> None:
         """Watch the nodes' connections. Raises `PeerLost` for a node that cannot be reached."""
-        for index, node_id in enumerate(self._nodes):
-            segment = next(segment for segment in self._segments if segment.node_id == node_id)
-            peer = self._transport.connect(segment.worker_address)
-            peer.on_failure(lambda _, index=index: self._node_quiet(index))  # type: ignore[misc]
+        self._quiescence.connect()
 
     def start(self, responses: AsyncGenerator[Any, None]) -> None:
         """Follow the gateway's answers."""
         self._task = asyncio.create_task(self._follow(responses))
         self._task.add_done_callback(seen)
+
+    def unwatch(self) -> None:
+        """Let go of the nodes' connections."""
+        self._quiescence.unwatch()
 
     def on_message(self, message: Message) -> None:
         match message:
@@ -105,12 +108,13 @@ class Delivery:
                     self._stripe(each)
             case LayerReady(layer=layer) if layer < self.num_layers:
                 self._stripe(layer)
-            case Quiesced(node_index=index) if index < len(self._nodes):
-                self._node_quiet(index)
+            case Quiesced(node_index=index):
+                self._quiescence.node(index)
 
     # ----
 
     async def _follow(self, responses: AsyncGenerator[Any, None]) -> FetchSummary:
+        self._asked = True
         try:
             with self._transport.expecting():
                 async with contextlib.aclosing(responses):
@@ -123,10 +127,8 @@ class Delivery:
             raise InternalError("the gateway's answers ended without a summary")
         except QuireError as error:
             self._fail(error)
-            if not self._outcomes and not any(
-                self._missing[layer] < len(self._nodes) for layer in range(self.num_layers)
-            ):
-                self._refused(error)
+            if not self._outcomes and isinstance(error, _REFUSALS):
+                self._quiescence.everybody()  # turned down before any node heard of it
             raise
 
     def _ended(self, usable: int, moved: int) -> FetchSummary:
@@ -139,24 +141,9 @@ class Delivery:
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         self._outcomes.append(outcome)
-        if outcome.quiesced:
-            self._node_quiet(self._nodes.index(outcome.node_id))
+        self._quiescence.ended(outcome)
         if outcome.error_code:
             self._fail(by_code(outcome.error_code)(outcome.error_message))
-
-    def _refused(self, error: QuireError) -> None:
-        """The gateway turned the request down before any node heard of it."""
-        if error.code() in (
-            "InvalidRequest",
-            "DescriptorInvalid",
-            "KeysInvalid",
-            "TargetInvalid",
-            "TooManyRequests",
-            "TransfersExhausted",
-            "ResourceExhausted",
-        ):
-            for index in range(len(self._nodes)):
-                self._node_quiet(index)
 
     def _stripe(self, layer: int) -> None:
         if self._missing[layer] > 0:
@@ -164,13 +151,6 @@ class Delivery:
             if self._missing[layer] == 0 and not self._ready[layer].done():
                 self.arrived_ns[layer] = time.monotonic_ns()
                 self._ready[layer].set_result(None)
-
-    def _node_quiet(self, index: int) -> None:
-        self._quiet[index] = True
-        if all(self._quiet) and not self._quiesced.done():
-            self._quiesced.set_result(None)
-            self.buffer.take_back()
-            self._on_quiesced()
 
     def _fail(self, error: QuireError) -> None:
         for future in self._ready:

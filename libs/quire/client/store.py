@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.client.buffers import Buffer
 from quire.client.delivery import seen
+from quire.client.quiescence import Quiescence
 from quire.errors import InternalError, QuireError, by_code
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc.convert import outcome_from, segment_from
 from quire.telemetry import binary_context
-from quire.transport import LayerProduced, Peer, Transport
+from quire.transport import LayerProduced, Message, Peer, Quiesced, Transport
 from quire.transport.messages import encode_message
 
 
@@ -32,10 +33,14 @@ class StoreSummary:
 class StoreSession:
     """Made by `QuireClient.store`. Call `layer_produced` for each layer in order, then await `finish`."""
 
-    def __init__(self, transfer_id: bytes, buffer: Buffer, transport: Transport) -> None:
+    def __init__(
+        self, transfer_id: bytes, buffer: Buffer, transport: Transport, on_quiesced: Callable[[], None]
+    ) -> None:
         self._transfer_id = transfer_id
         self._buffer = buffer
         self._transport = transport
+        self._on_quiesced = on_quiesced
+        self._quiescence: Quiescence | None = None
         self._peers: list[Peer] = []
         self._placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outcomes: list[NodeOutcome] = []
@@ -64,11 +69,33 @@ class StoreSession:
                 raise by_code(outcome.error_code)(outcome.error_message)
         return summary
 
-    async def cancel(self) -> None:
-        """Give up. Storage nodes only read the buffer: it may be reused when this returns."""
+    async def cancel(self, timeout_s: float = 10.0) -> None:
+        """Give up. The buffer may be reused when this returns: until then a node might still store what it reads there.
+
+        Raises `DeadlineExceeded` if a node stays silent; the buffer then stays lent.
+        """
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        await self.quiesced(timeout_s)
+
+    def abandon(self) -> None:
+        """Stop the store because its client closes."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def quiesced(self, timeout_s: float) -> None:
+        """Return when no storage node reads the buffer any more."""
+        if self._quiescence is not None and self._quiescence.nodes:
+            await self._quiescence.wait(timeout_s)
+
+    @property
+    def buffer(self) -> Buffer:
+        return self._buffer
+
+    def on_message(self, message: Message) -> None:
+        if isinstance(message, Quiesced) and self._quiescence is not None:
+            self._quiescence.node(message.node_index)
 
     async def _follow(self, responses: AsyncGenerator[Any, None]) -> StoreSummary:
         try:
@@ -81,6 +108,8 @@ class StoreSession:
                         self._placed.set_result(None)
                     elif kind == "node":
                         self._outcomes.append(outcome_from(response.node))
+                        assert self._quiescence is not None, "the placement comes first"
+                        self._quiescence.ended(self._outcomes[-1])
                     else:
                         summary = response.summary
                         return StoreSummary(
@@ -92,10 +121,12 @@ class StoreSession:
                 self._placed.set_exception(error)
             raise
         finally:
-            self._buffer.take_back()
+            if self._quiescence is None or not self._quiescence.nodes:
+                self._buffer.take_back()  # no node was told of a layer, and none reads before it is
+                self._on_quiesced()
             if not self._placed.done():
                 self._placed.cancel()
 
     def _connect(self, segments: Sequence[Segment]) -> None:
-        addresses = dict.fromkeys(segment.worker_address for segment in segments)
-        self._peers = [self._transport.connect(address) for address in addresses]
+        self._quiescence = Quiescence(segments, self._transport, self._buffer, self._on_quiesced)
+        self._peers = self._quiescence.connect()

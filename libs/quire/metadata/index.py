@@ -20,6 +20,7 @@ from quire.metadata import scripts
 from quire.metadata.connection import metadata_errors
 
 _NO_PARENT: Final = bytes(KEY_BYTES)
+_ABSENT: Final = b"absent\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +123,9 @@ class PrefixIndex:
             chunks = list(group)
             placements = await self._run("evict", [_segment_key(segment), _pins_key(segment)], [now_ms, _pack(chunks)])
             gone = [(chunk, placement) for chunk, placement in zip(chunks, placements, strict=False)]
-            removed += [(chunk.key, _nodes(placement)) for chunk, placement in gone if placement]
+            removed += [(chunk.key, _nodes(placement)) for chunk, placement in gone if placement != _ABSENT]
             opener = chunks[-1]
-            if len(gone) == len(chunks) and opener.parent and opener.key == segment and gone[-1][1]:
+            if len(gone) == len(chunks) and opener.parent and opener.key == segment and gone[-1][1] != _ABSENT:
                 await self._count_child(opener, -1)
             if len(gone) < len(chunks):
                 break

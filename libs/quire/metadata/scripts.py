@@ -121,7 +121,8 @@ return changed
 )
 
 # KEYS: segment, pins. ARGV: 1 now in ms, 2 (digest .. parent) packed, the deepest chunk first; zero parent as above.
-# Removes from the end until a chunk is extended by an indexed one or pinned. Returns the placements of what it removed.
+# Removes from the end until a chunk is extended by an indexed one or pinned. Returns the placements of
+# what it removed, and "absent\0" for what was not indexed.
 EVICT: Final = (
     _PLACE
     + """
@@ -142,7 +143,7 @@ for at = 1, #records, 64 do
     if old ~= uniform then mixed = mixed - 1 end
     if parent ~= none then redis.call('HINCRBY', key, parent .. 'c', -1) end
     removed[#removed + 1] = old
-  else removed[#removed + 1] = '' end
+  else removed[#removed + 1] = 'absent' .. string.char(0) end
 end
 save()
 return removed

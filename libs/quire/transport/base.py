@@ -66,8 +66,8 @@ class Peer(Protocol):
 
     @property
     def error(self) -> PeerLost | None: ...
-    def on_failure(self, callback: Callable[[PeerLost], None]) -> None:
-        """Call back once when the peer is found dead."""
+    def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
+        """Call back once when the peer is found dead. Returns a function that takes the callback back."""
 
     def remote(self, target: RdmaTarget) -> Remote:
         """Open the peer's range. Raises `TargetInvalid` for a key that cannot be used."""
@@ -85,6 +85,9 @@ class Peer(Protocol):
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until everything sent has left."""
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until no transfer of this connection touches memory here. Raises `DeadlineExceeded`."""
 
     async def close(self) -> None: ...
     def abort(self) -> None: ...

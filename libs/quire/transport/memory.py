@@ -115,11 +115,13 @@ class MemoryPeer:
             raise error
         return self._fabric[self._address]
 
-    def on_failure(self, callback: Callable[[PeerLost], None]) -> None:
+    def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
         if (error := self.error) is not None:
             callback(error)
-        else:
-            self.peer().watchers.append(callback)
+            return lambda: None
+        watchers = self.peer().watchers
+        watchers.append(callback)
+        return lambda: watchers.remove(callback) if callback in watchers else None
 
     def remote(self, target: RdmaTarget) -> Remote:
         region = MemoryRegion.by_key.get(target.remote_key)
@@ -144,6 +146,9 @@ class MemoryPeer:
         asyncio.get_running_loop().call_soon(self.peer().handler, message)
 
     async def flush(self, timeout_s: float) -> None:
+        await asyncio.sleep(0)
+
+    async def settle(self, timeout_s: float) -> None:
         await asyncio.sleep(0)
 
     async def close(self) -> None:

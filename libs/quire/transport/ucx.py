@@ -102,8 +102,8 @@ class UcxPeer:
     def error(self) -> PeerLost | None:
         return None if self._endpoint.error is None else PeerLost(str(self._endpoint.error))
 
-    def on_failure(self, callback: Callable[[PeerLost], None]) -> None:
-        self._endpoint.on_failure(lambda error: callback(PeerLost(str(error))))
+    def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
+        return self._endpoint.on_failure(lambda error: callback(PeerLost(str(error))))
 
     def transports(self) -> list[tuple[str, str]]:
         return self._endpoint.transports()
@@ -132,6 +132,10 @@ class UcxPeer:
     async def flush(self, timeout_s: float) -> None:
         with _translated():
             await self._endpoint.flush(timeout_s)
+
+    async def settle(self, timeout_s: float) -> None:
+        with _translated():
+            await self._endpoint.settle(timeout_s)
 
     async def close(self) -> None:
         with _translated():

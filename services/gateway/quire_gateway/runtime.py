@@ -198,9 +198,9 @@ async def _gathered(sources: Sequence[AsyncIterator[Any]]) -> AsyncIterator[Asyn
             async with contextlib.aclosing(source) as events:  # type: ignore[type-var]
                 async for event in events:
                     await queue.put(event)
-        finally:
-            with contextlib.suppress(asyncio.QueueFull):
-                queue.put_nowait(done)
+            await queue.put(done)
+        except Exception as error:
+            await queue.put(error)
 
     async def events() -> AsyncIterator[Any]:
         left = len(sources)
@@ -208,6 +208,8 @@ async def _gathered(sources: Sequence[AsyncIterator[Any]]) -> AsyncIterator[Asyn
             event = await queue.get()
             if event is done:
                 left -= 1
+            elif isinstance(event, Exception):
+                raise event
             else:
                 yield event
 

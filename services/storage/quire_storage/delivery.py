@@ -122,8 +122,11 @@ class Delivery:
                 raise PeerLost("the client cancelled")
             async with asyncio.timeout(self._shop.config.transfer_timeout_s):
                 self._writer = asyncio.create_task(self._write(stream, span))
-                peer.on_failure(self._peer_failed)
-                await self._writer
+                unwatch = peer.on_failure(self._peer_failed)
+                try:
+                    await self._writer
+                finally:
+                    unwatch()
         except QuireError as error:
             return error
         except TimeoutError:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from quire.descriptor import RdmaTarget
 from quire.durability import Durability, OnExisting
-from quire.errors import InvalidRequest, TargetInvalid
+from quire.errors import DeadlineExceeded, InvalidRequest, TargetInvalid
 from quire.keys import KEY_BYTES
 from quire.layout import KvLayout
 from quire.metadata.index import ChunkRecord
@@ -27,10 +27,12 @@ from quire.transport import Peer, Region, Remote, Transport
 from quire_storage.core.checksums import slice_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.extents import extents
+from quire_storage.errors import SlotsUnsettled
 from quire_storage.produced import ProducedLayers
 
 _READ_BYTES_MAX = 4 << 20
 _READS_MAX = 8
+_SETTLE_TIMEOUT_S = 2.0
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -83,10 +85,10 @@ async def pull(
 ) -> list[Chunk]:
     """Read every layer straight into its slots. Returns the chunks with their checksums, not yet readable."""
     peer = transport.connect(call.source.worker_address)
-    peer.on_failure(lambda error: produced.fail(call.store_id, error))
+    remote = peer.remote(call.source)
+    unwatch = peer.on_failure(lambda error: produced.fail(call.store_id, error))
     size, layers = call.layout.slice_bytes, call.layout.num_layers
     checksums = np.empty((layers, len(slots.offsets)), dtype=np.uint32)
-    remote = peer.remote(call.source)
     loop = asyncio.get_running_loop()
     try:
         for layer in range(layers):
@@ -96,6 +98,7 @@ async def pull(
                 places = slots.offsets + layer * slots.layer_stride
                 checksums[layer] = await loop.run_in_executor(threads, slice_checksums, slots.arena, places, size)
     finally:
+        unwatch()
         remote.close()
         produced.forget(call.store_id)
     return [
@@ -110,17 +113,30 @@ async def _pull_layer(call: IngestCall, slots: Slots, layer: int, peer: Peer, re
         source = (layer * call.source_chunks + run.first) * size
         parts = extents(slots.offsets[at : at + run.count], size, _READ_BYTES_MAX)
         for start in range(0, len(parts), _READS_MAX):
-            await asyncio.gather(
-                *(
-                    peer.get(
-                        slots.region,
-                        part.offset + shift,
-                        part.count * size,
-                        remote,
-                        source + part.first * size,
-                        timeout_s=timeout_s,
-                    )
-                    for part in parts[start : start + _READS_MAX]
+            reads = [
+                peer.get(
+                    slots.region,
+                    part.offset + shift,
+                    part.count * size,
+                    remote,
+                    source + part.first * size,
+                    timeout_s=timeout_s,
                 )
-            )
+                for part in parts[start : start + _READS_MAX]
+            ]
+            # All of them to their end, whatever one of them says: a slot must not be given back under a read.
+            errors = [error for error in await asyncio.gather(*reads, return_exceptions=True) if error is not None]
+            if any(isinstance(error, DeadlineExceeded) for error in errors):
+                await _cut_off(peer)
+            if errors:
+                raise errors[0]
         at += run.count
+
+
+async def _cut_off(peer: Peer) -> None:
+    """The client is frozen: end what is in flight by force. Raises `SlotsUnsettled` if even that does not help."""
+    peer.abort()
+    try:
+        await peer.settle(_SETTLE_TIMEOUT_S)
+    except DeadlineExceeded as error:
+        raise SlotsUnsettled(str(error)) from None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,21 +23,23 @@ from quire.errors import (
 )
 from quire.keys import ChunkKeys
 from quire.lease import LeaseSigner
-from quire.metadata.index import records
+from quire.metadata.index import ChunkRecord, records
 from quire.outcome import NodeOutcome
-from quire.telemetry import logger, meter, names, tracer
-from quire.transport import LayerProduced, Transport, decode_message
+from quire.telemetry import binary_context, logger, meter, names, tracer
+from quire.transport import LayerProduced, Quiesced, Transport, decode_message
+from quire.transport.messages import encode_message
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk, ChunkTable
 from quire_storage.core.slots import Shape, SlotAllocator
 from quire_storage.delivery import DeliverCall, Delivery, Workshop
+from quire_storage.errors import SlotsUnsettled
 from quire_storage.ingest import IngestCall, Slots, pull
 from quire_storage.ports import Clock, ClusterIndex, DurablePool, RateSource
 from quire_storage.produced import ProducedLayers
 from quire_storage.rates import Rates
 
 _INDEX_RETRY_S = 0.02
-_REINDEX_ROUNDS = 20
+_REINDEX_PAUSE_S_MAX = 30.0
 
 
 class StorageNode:
@@ -63,6 +66,7 @@ class StorageNode:
         self._produced = ProducedLayers()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._committing = asyncio.Lock()
+        self._abandoned: set[bytes] = set()
         self._deliveries = 0
         self._ingests = 0
         self._corrupt_total = 0
@@ -154,20 +158,21 @@ class StorageNode:
         if self._ingests >= self._config.ingests_max:
             raise TooManyRequests(f"{self._ingests} stores are running; retry later")
         self._ingests += 1
+        task = self._spawn(self._ingest(call))
         try:
             # A task of its own: a caller that goes away must not leave slots half-written and half-committed.
-            return await asyncio.shield(self._spawn(self._ingest(call)))
-        finally:
-            self._ingests -= 1
+            return cast(NodeOutcome, await asyncio.shield(task))
+        except asyncio.CancelledError:
+            if not task.done():
+                self._abandoned.add(call.store_id)
+                self._produced.fail(call.store_id, PeerLost("the store was abandoned"))
+            raise
 
     async def drop(self, keys: ChunkKeys) -> int:
         """Forget chunks; how many were here."""
-        dropped = [found for key in keys if (found := self._table.drop(key)) is not None]
-        await self._forget([chunk for chunk, _ in dropped])
-        for chunk, is_free in dropped:
-            if is_free:
-                self._slots.free(chunk.offset)
-        return len(dropped)
+        removed = self._detach([chunk for key in keys if (chunk := self._table.get(key)) is not None])
+        await self._finish_removal(removed)
+        return len(removed)
 
     # ---- deliveries
 
@@ -205,9 +210,9 @@ class StorageNode:
         self._checksum_failures.add(len(chunks))
         self._corrupt_total += len(chunks)
         logger().error("chunks do not match their checksums", chunks=[chunk.record.key.hex() for chunk in chunks])
-        lost = [chunk.record for chunk in chunks if self._table.drop(chunk.record.key) is not None]
-        self._spawn(self._withdraw(lost))
-        self._spawn(self._forget(chunks))
+        removed = self._detach(chunks)
+        self._spawn(self._withdraw([chunk.record for chunk, _ in removed]))
+        self._spawn(self._finish_removal(removed))
 
     async def _withdraw(self, lost: Sequence[Any]) -> None:
         try:
@@ -224,39 +229,55 @@ class StorageNode:
     # ---- stores
 
     async def _ingest(self, call: IngestCall) -> NodeOutcome:
-        with tracer().start_as_current_span(names.STORAGE_INGEST, attributes={"quire.chunks": len(call.records)}):
-            shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
-            offsets = self._slots.allocate(shape, len(call.records))
-            slots = Slots(self._arena, self._shop.region, offsets, self._slots.layer_stride(shape))
-            kept: list[Chunk] = []
-            try:
-                pulled = await pull(
-                    call, slots, self._transport, self._produced, self._threads, self._config.transfer_timeout_s
-                )
-                kept = await self._commit(call, pulled)
-            finally:
-                used = {chunk.offset for chunk in kept}
-                for offset in offsets.tolist():
-                    if offset not in used:
-                        self._slots.free(offset)
-            moved = call.layout.payload_bytes(len(call.records))
-            self._ingested.add(moved)
-            present = bytes(self._table.get(record.key) is not None for record in call.records)
-            return NodeOutcome(self._config.node_id, call.source_runs, present, moved, quiesced=True)
+        complete = False
+        try:
+            with tracer().start_as_current_span(names.STORAGE_INGEST, attributes={"quire.chunks": len(call.records)}):
+                outcome = await self._pull_and_commit(call)
+            complete = True
+            return outcome
+        finally:
+            self._ingests -= 1
+            self._say_quiesced(call, complete=complete)
+
+    async def _pull_and_commit(self, call: IngestCall) -> NodeOutcome:
+        shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
+        offsets = self._slots.allocate(shape, len(call.records))
+        slots = Slots(self._arena, self._shop.region, offsets, self._slots.layer_stride(shape))
+        unowned = set(offsets.tolist())  # slots that belong to no chunk of the table (yet)
+        try:
+            pulled = await pull(
+                call, slots, self._transport, self._produced, self._threads, self._config.transfer_timeout_s
+            )
+            fresh = await self._commit(call, pulled)
+            unowned -= {chunk.offset for chunk in fresh}
+        except SlotsUnsettled as error:
+            logger().error("slots are lost until the next start", slots=len(offsets), error=str(error))
+            unowned.clear()
+            raise
+        finally:
+            for offset in unowned:
+                self._slots.free(offset)
+        # Those that were here already are indexed too: whoever stored them may not have got that far, or may fail to.
+        indexed = await self._index_all([chunk.record for chunk in pulled], fresh)
+        moved = call.layout.payload_bytes(len(call.records))
+        self._ingested.add(moved)
+        present = bytes(record.key in indexed for record in call.records)
+        return NodeOutcome(self._config.node_id, call.source_runs, present, moved, quiesced=True)
 
     async def _commit(self, call: IngestCall, pulled: list[Chunk]) -> list[Chunk]:
-        """Make new chunks durable, readable and indexed; those that turned out to be here already are compared."""
+        """Make new chunks durable and readable; those that turned out to be here already are compared."""
         with tracer().start_as_current_span(names.STORAGE_COMMIT):
             # One commit at a time: a key that two stores bring at once must get one frame in the log, not two.
             async with self._committing:
+                if call.store_id in self._abandoned:
+                    raise PeerLost("the store was abandoned: its buffer may hold something else by now")
                 fresh = [chunk for chunk in pulled if not self._is_known(chunk)]
                 if call.durability is Durability.LOCAL and fresh:
                     assert self._pool is not None, "ingest() checked"
                     await self._in_pool_thread(self._pool.persist, fresh, self._arena)
                 for chunk in fresh:
                     self._table.add(chunk)
-            await self._index_all(fresh)
-            return [chunk for chunk in fresh if not chunk.dropped]
+            return fresh
 
     def _is_known(self, chunk: Chunk) -> bool:
         known = self._table.get(chunk.record.key)
@@ -266,27 +287,45 @@ class StorageNode:
             raise ContentConflict(f"key {chunk.record.key.hex()} holds other bytes; they were kept", field="chunk_keys")
         return True
 
-    async def _index_all(self, chunks: list[Chunk]) -> None:
-        """Register; a chunk whose parent is on its way to another node waits for it. Drops what cannot be indexed."""
-        waiting, deadline = list(chunks), self._clock.monotonic_s() + self._config.index_timeout_s
-        while waiting:
-            try:
-                marks = await self._index.commit(self._config.node_id, [chunk.record for chunk in waiting])
-            except QuireError:
-                await self._discard(waiting)
-                raise
-            waiting = [chunk for chunk, indexed in zip(waiting, marks, strict=True) if not indexed]
-            if waiting and self._clock.monotonic_s() > deadline:
-                await self._discard(waiting)
-                return
-            if waiting:
-                await self._clock.sleep(_INDEX_RETRY_S)
+    async def _index_all(self, wanted: Sequence[ChunkRecord], fresh: Sequence[Chunk]) -> set[bytes]:
+        """Register; a chunk whose parent is on its way to another node waits for it. Returns the keys that are indexed.
 
-    async def _discard(self, chunks: list[Chunk]) -> None:
-        """Forget chunks that never became readable; their slots go back with the store that took them."""
-        for chunk in chunks:
-            self._table.drop(chunk.record.key)
-        await self._forget(chunks)
+        Chunks of `fresh` that cannot be indexed are dropped again.
+        """
+        waiting, deadline = list(wanted), self._clock.monotonic_s() + self._config.index_timeout_s
+        indexed: set[bytes] = set()
+        try:
+            while waiting:
+                marks = await self._index.commit(self._config.node_id, waiting)
+                indexed |= {record.key for record, mark in zip(waiting, marks, strict=True) if mark}
+                waiting = [record for record in waiting if record.key not in indexed]
+                if waiting and self._clock.monotonic_s() > deadline:
+                    break
+                if waiting:
+                    await self._clock.sleep(_INDEX_RETRY_S)
+        finally:
+            await self._finish_removal(self._detach([chunk for chunk in fresh if chunk.record.key not in indexed]))
+        return indexed
+
+    def _say_quiesced(self, call: IngestCall, *, complete: bool) -> None:
+        self._abandoned.discard(call.store_id)
+        message = Quiesced(call.store_id, call.node_index, complete, binary_context())
+        with contextlib.suppress(QuireError):
+            self._transport.connect(call.source.worker_address).send(encode_message(message))
+
+    # ---- removal
+
+    def _detach(self, chunks: Sequence[Chunk]) -> list[tuple[Chunk, bool]]:
+        """Make these very chunks unreadable, not others under the same keys; with whether each one's slot is free."""
+        found = [chunk for chunk in chunks if self._table.get(chunk.record.key) is chunk]
+        return [dropped for chunk in found if (dropped := self._table.drop(chunk.record.key)) is not None]
+
+    async def _finish_removal(self, removed: Sequence[tuple[Chunk, bool]]) -> None:
+        """Forget on disk, then free the slots that no delivery reads; the others are freed by the last of them."""
+        await self._forget([chunk for chunk, _ in removed])
+        for chunk, is_free in removed:
+            if is_free:
+                self._slots.free(chunk.offset)
 
     # ---- the pool
 
@@ -305,17 +344,16 @@ class StorageNode:
 
     async def _reindex(self, held: Sequence[Any]) -> None:
         """Tell the index what this node holds. Parents may be on nodes that are still coming up: try again."""
-        waiting = list(held)
-        for _ in range(_REINDEX_ROUNDS):
+        waiting, pause_s = list(held), 0.2
+        while waiting:
             try:
                 marks = await self._index.commit(self._config.node_id, waiting)
                 waiting = [record for record, indexed in zip(waiting, marks, strict=True) if not indexed]
             except QuireError as error:
                 logger().warning("the index does not take this node's chunks yet", error=str(error))
-            if not waiting:
-                return
-            await self._clock.sleep(0.5)
-        logger().warning("chunks without an indexed parent", chunks=len(waiting))
+            if waiting:
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, _REINDEX_PAUSE_S_MAX)
 
     async def _in_pool_thread(self, function: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._pool_thread, function, *arguments)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +90,28 @@ def test_flipped_payload_bit_makes_the_chunk_missing(tmp_path: Path, arena: npt.
         file.write(bytes([byte ^ 4]))
     found, _ = _recover(tmp_path)
     assert set(found) == {chunks[0].record.key, chunks[2].record.key}
+
+
+def test_a_failed_append_does_not_hide_later_commits(
+    tmp_path: Path, arena: npt.NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is full in the middle of a frame costs that commit alone; what is committed afterwards comes back."""
+    chunks = _store(tmp_path, arena, 3)
+    pool = PoolFile(tmp_path, "node", _CAPACITY)
+    pool.recover(np.zeros(_CAPACITY, dtype=np.uint8))
+    write = os.pwrite
+
+    def full(file: int, data: bytes, offset: int) -> int:
+        write(file, bytes(data)[:10], offset)
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="no space"):
+        pool.forget([chunks[0].record.key])
+    monkeypatch.undo()
+    pool.forget([chunks[1].record.key])
+    pool.close()
+    assert set(_recover(tmp_path)[0]) == {chunks[0].record.key, chunks[2].record.key}
 
 
 def test_forgotten_chunks_stay_forgotten(tmp_path: Path, arena: npt.NDArray[np.uint8]) -> None:

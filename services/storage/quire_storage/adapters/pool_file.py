@@ -48,6 +48,7 @@ class PoolFile:
         if os.fstat(self._data).st_size < capacity_bytes:
             os.posix_fallocate(self._data, 0, capacity_bytes)
         self._log = -1
+        self._log_end = 0
 
     def recover(self, arena: Bytes) -> list[Chunk]:
         alive: dict[bytes, Chunk] = {}
@@ -100,8 +101,15 @@ class PoolFile:
 
     def _append(self, frames: Sequence[list[Any]]) -> None:
         assert self._log >= 0, "recover() comes first"
-        self._write_all(self._log, b"".join(map(_encode, frames)), os.fstat(self._log).st_size)
-        os.fdatasync(self._log)
+        data = b"".join(map(_encode, frames))
+        try:
+            self._write_all(self._log, data, self._log_end)
+            os.fdatasync(self._log)
+        except OSError:
+            # A torn frame would hide every later one from recovery: cut it off, or write over it next time.
+            os.ftruncate(self._log, self._log_end)
+            raise
+        self._log_end += len(data)
 
     def _read_log(self) -> Iterator[list[Any]]:
         if not self._log_path.exists():
@@ -142,6 +150,7 @@ class PoolFile:
         os.fsync(folder)
         os.close(folder)
         self._log = os.open(self._log_path, os.O_RDWR | os.O_CLOEXEC)
+        self._log_end = os.fstat(self._log).st_size
 
 
 def _by_shape(chunks: Sequence[Chunk]) -> list[list[Chunk]]:

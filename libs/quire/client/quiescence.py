@@ -1,0 +1,72 @@
+"""Who may still touch a buffer: every storage node of a transfer, until it has said that it stopped, or has died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from quire.client.buffers import Buffer
+from quire.errors import DeadlineExceeded
+from quire.nodes import Segment
+from quire.outcome import NodeOutcome
+from quire.transport import Peer, Transport
+
+
+class Quiescence:
+    """The nodes of one transfer, numbered in order of their first segment. Takes the buffer back when all are quiet."""
+
+    def __init__(
+        self, segments: Sequence[Segment], transport: Transport, buffer: Buffer, on_quiet: Callable[[], None]
+    ) -> None:
+        self._addresses = {segment.node_id: segment.worker_address for segment in segments}
+        self.nodes = list(self._addresses)
+        self._transport = transport
+        self._buffer = buffer
+        self._on_quiet = on_quiet
+        self._quiet = [False] * len(self.nodes)
+        self._reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watches: list[Callable[[], None]] = []
+
+    def connect(self) -> list[Peer]:
+        """Watch the nodes' connections. Raises `PeerLost` for a node that cannot be reached."""
+        peers = []
+        for index, node_id in enumerate(self.nodes):
+            peer = self._transport.connect(self._addresses[node_id])
+            self._watches.append(peer.on_failure(lambda _, index=index: self.node(index)))  # type: ignore[misc]
+            peers.append(peer)
+        return peers
+
+    def node(self, index: int) -> None:
+        """This node is quiet."""
+        if index < len(self._quiet):
+            self._quiet[index] = True
+        if all(self._quiet) and not self._reached.done():
+            self._reached.set_result(None)
+            self.unwatch()
+            self._buffer.take_back()
+            self._on_quiet()
+
+    def ended(self, outcome: NodeOutcome) -> None:
+        """A node's last word through the gateway."""
+        if outcome.quiesced and outcome.node_id in self.nodes:
+            self.node(self.nodes.index(outcome.node_id))
+
+    def everybody(self) -> None:
+        """No node was ever asked."""
+        for index in range(len(self.nodes)):
+            self.node(index)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Return when all are quiet. Raises `DeadlineExceeded`: then the buffer must not be reused."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(self._reached)
+        except TimeoutError:
+            silent = [node for node, quiet in zip(self.nodes, self._quiet, strict=True) if not quiet]
+            raise DeadlineExceeded(f"no word from {', '.join(silent)} within {timeout_s} s") from None
+
+    def unwatch(self) -> None:
+        """Let go of the nodes' connections."""
+        for release in self._watches:
+            release()
+        self._watches.clear()
