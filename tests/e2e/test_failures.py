@@ -116,6 +116,33 @@ async def test_a_cancelled_delivery_ends_with_a_quiesce(slow: LocalCluster) -> N
         await _until(lambda: _idle(client), "nothing runs on")
 
 
+async def test_an_abandoned_store_keeps_nothing_and_gives_the_buffer_back(slow: LocalCluster) -> None:
+    """A store cancelled before its last layer: nothing is indexed, no slot stays taken, the buffer is reusable."""
+    async with QuireClient(slow.gateway_address) as client:
+        namespace = Namespace("test", os.urandom(8).hex(), LARGE)
+        keys, payload = some_keys(namespace, CHUNKS), random_payload(namespace, CHUNKS)
+        used = {node.node_id: node.used_bytes for node in await client.status()}["storage-0"]
+        buffer = client.allocate(payload.nbytes)
+        session = await client.store(namespace, keys, 0, buffer, durability=Durability.MEMORY)
+        for layer in range(LARGE.num_layers - 1):
+            session.layer_produced(layer)
+        await asyncio.sleep(0.3)
+        await session.cancel()
+        assert not buffer.is_busy
+        assert (await client.lookup(namespace, keys)).matched_chunks == 0
+
+        async def given_back() -> bool:
+            return {node.node_id: node.used_bytes for node in await client.status()}["storage-0"] <= used
+
+        await _until(given_back, "the slots are free again")
+        assert buffer.view is not None
+        buffer.view[:] = payload.reshape(-1)
+        again = await client.store(namespace, keys, 0, buffer, durability=Durability.MEMORY)
+        for layer in range(LARGE.num_layers):
+            again.layer_produced(layer)
+        assert (await again.finish()).stored_chunks == CHUNKS
+
+
 async def test_pacing_follows_the_granted_rate(slow: LocalCluster) -> None:
     """The outcome names the scheduler's rate, and the delivery took as long as that rate says, within a tenth."""
     async with QuireClient(slow.gateway_address) as client:

@@ -230,8 +230,7 @@ class _Run:
                     self._ids[:, self._prefix_tokens :], past_key_values=cache, use_cache=True
                 ).logits
         except BaseException:
-            if self._session is not None:
-                self._session.cancel()
+            self._cancel_store()
             raise
         ttft_s = time.monotonic() - self._started
         delivered = self._settle()
@@ -248,6 +247,14 @@ class _Run:
             failure,
             self._session,
         )
+
+    def _cancel_store(self) -> None:
+        if self._session is None:
+            return
+        try:
+            self._session.cancel()
+        except QuireError as error:
+            logger().warning("a cancelled store has not ended; its buffer is not used again", error=str(error))
 
     def salvage(self) -> int:
         """After a failed delivery: chunks from the first on that did arrive whole, once nobody writes any more."""

@@ -1,0 +1,142 @@
+"""A storage node in this process, on the memory transport, with an index that misbehaves: who owns a slot, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from quire.clock import SystemClock
+from quire.descriptor import RdmaTarget
+from quire.durability import Durability, OnExisting
+from quire.errors import MetadataUnavailable
+from quire.keys import ChunkKeys
+from quire.layout import Dtype, KvLayout
+from quire.metadata.index import ChunkRecord
+from quire.outcome import ChunkRun
+from quire.transport import LayerProduced
+from quire.transport.memory import MemoryTransport
+from quire.transport.messages import encode_message
+from quire_storage.config import StorageConfig
+from quire_storage.ingest import IngestCall
+from quire_storage.ports import Grant
+from quire_storage.runtime import StorageNode
+
+LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
+
+
+@dataclass(slots=True)
+class ScriptedIndex:
+    """Answers `commit` from a script: a list of marks, or an exception; after its end everything is indexed."""
+
+    script: list[list[bool] | Exception] = field(default_factory=list)
+    committed: list[bytes] = field(default_factory=list)
+    withdrawn: list[bytes] = field(default_factory=list)
+
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
+        await asyncio.sleep(0)
+        answer = self.script.pop(0) if self.script else [True] * len(records)
+        if isinstance(answer, Exception):
+            raise answer
+        self.committed += [record.key for record, mark in zip(records, answer, strict=True) if mark]
+        return answer
+
+    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
+        self.withdrawn += [record.key for record in records]
+
+    async def release(self, lease: bytes) -> None: ...
+
+
+class OpenValve:
+    """A scheduler that grants whatever is asked."""
+
+    async def admit(self, delivery: str, bytes_per_layer: int, compute_window_us: int, layers_left: int) -> Grant:
+        return Grant(delivery, 10**9, 1.0)
+
+    async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
+        return [Grant(name, 10**9, 1.0) for name in layers_left]
+
+    async def finish(self, delivery: str, bytes_moved: int, duration_s: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Scene:
+    node: StorageNode
+    index: ScriptedIndex
+    client: MemoryTransport
+    node_address: bytes
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    config = StorageConfig(arena_bytes=1 << 20, slab_bytes=1 << 16, index_timeout_s=0.3, cluster_secret="s")
+    index, transport, client = ScriptedIndex(), MemoryTransport(), MemoryTransport()
+    node = StorageNode(config, transport, index, OpenValve(), None, SystemClock())
+    await node.start()
+    await client.start()
+    yield Scene(node, index, client, transport.address)
+    await node.close()
+    await client.close()
+
+
+def _key(index: int) -> bytes:
+    return bytes([index]) * 32
+
+
+async def _store(scene: Scene, chunks: int, payload: npt.NDArray[np.uint8], transfer: bytes = b"t" * 16) -> bytes:
+    """Store chunks 0 … chunks-1; the outcome's marks."""
+    region = scene.client.register(payload)
+    source = RdmaTarget(scene.client.address, region.address, region.length, region.remote_key)
+    records = [ChunkRecord(_key(i), _key(i - 1) if i else b"", _key(0), _key(0) if i else b"") for i in range(chunks)]
+    call = IngestCall(
+        LAYOUT, records, transfer, source, (ChunkRun(0, chunks),), chunks, 0, Durability.MEMORY, OnExisting.SKIP
+    )
+    for layer in range(LAYOUT.num_layers):
+        scene.client.connect(scene.node_address).send(encode_message(LayerProduced(transfer, layer)))
+    return (await scene.node.ingest(call)).delivered
+
+
+def _payload(chunks: int, seed: int = 0) -> npt.NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, LAYOUT.payload_bytes(chunks), dtype=np.uint8)
+
+
+async def test_an_index_that_fails_half_way_keeps_what_it_has_and_frees_the_rest_once(scene: Scene) -> None:
+    """Two of three are indexed when Redis goes away: those two stay readable and keep their slots."""
+    scene.index.script = [[True, True, False], MetadataUnavailable("gone")]
+    with pytest.raises(MetadataUnavailable):
+        await _store(scene, 3, _payload(3))
+    assert scene.node.used_bytes == 2 * LAYOUT.chunk_bytes
+    assert await scene.node.drop(ChunkKeys(_key(0) + _key(1) + _key(2))) == 2
+    assert scene.node.used_bytes == 0
+
+
+async def test_a_chunk_whose_parent_never_comes_is_not_acknowledged(scene: Scene) -> None:
+    scene.index.script = [[True, False], *([False] for _ in range(1000))]
+    assert await _store(scene, 2, _payload(2)) == b"\1\0"
+    assert scene.node.used_bytes == LAYOUT.chunk_bytes
+
+
+async def test_a_second_store_indexes_what_the_first_could_not(scene: Scene) -> None:
+    """Chunks that are here but not in the index are indexed by the next store, not just acknowledged."""
+    assert await _store(scene, 2, _payload(2)) == b"\1\1"
+    scene.index.committed.clear()
+    assert await _store(scene, 2, _payload(2), b"u" * 16) == b"\1\1"
+    assert scene.index.committed == [_key(0), _key(1)]
+    assert scene.node.used_bytes == 2 * LAYOUT.chunk_bytes
+
+
+async def test_a_drop_while_the_index_is_asked_frees_the_slot_once(scene: Scene) -> None:
+    """A chunk is readable before it is indexed; a drop in between takes its slot, the store must not free it again."""
+    scene.index.script = [[False]] * 5
+    storing = asyncio.create_task(_store(scene, 1, _payload(1)))
+    while scene.node.used_bytes == 0 or not len(scene.index.script) < 5:
+        await asyncio.sleep(0.005)
+    assert await scene.node.drop(ChunkKeys(_key(0))) == 1
+    await storing
+    assert scene.node.used_bytes == 0
+    assert await _store(scene, 1, _payload(1), b"v" * 16) == b"\1"
+    assert scene.node.used_bytes == LAYOUT.chunk_bytes
