@@ -14,6 +14,7 @@ from quire.layout import Attention, Dtype, KvLayout
 from quire.metadata.index import ChunkRecord
 from quire.nodes import Node, Role, Segment
 from quire.outcome import ChunkRun, NodeOutcome
+from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.v1 import common_pb2 as pb
 from quire.v1 import orchestrator_pb2
 
@@ -43,7 +44,6 @@ _DURABILITY: Final = {
     pb.DURABILITY_OBJECT: Durability.OBJECT,
 }
 _ON_EXISTING: Final = {pb.ON_EXISTING_SKIP: OnExisting.SKIP, pb.ON_EXISTING_VERIFY: OnExisting.VERIFY}
-TRANSFER_ID_BYTES: Final = 16
 
 
 Message = TypeVar("Message")

@@ -9,6 +9,10 @@ import uvloop
 
 from quire.config import Config, load
 from quire.errors import QuireError
+from quire.nodes import Node
+from quire.rpc.channels import ChannelPool
+from quire.rpc.heartbeat import Heartbeat
+from quire.rpc.server import Server, until_signalled
 from quire.telemetry import configure, logger
 
 
@@ -28,3 +32,16 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
 
 async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> None:
     await serve(config)
+
+
+async def serve_member(
+    server: Server, channels: ChannelPool, orchestrator_address: str, describe: Callable[[], Node], grace_s: float
+) -> None:
+    """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up."""
+    heartbeat = Heartbeat(channels, orchestrator_address, describe)
+    await server.start()
+    heartbeat.start()
+    await until_signalled()
+    await heartbeat.leave()
+    await server.stop(grace_s)
+    await channels.close()

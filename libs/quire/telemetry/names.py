@@ -18,10 +18,7 @@ STORAGE_COMMIT: Final = "quire.storage.commit"
 EVENT_LAYER: Final = "layer"
 
 # Metrics; units as UCUM in the instrument.
-LOOKUP_CHUNKS: Final = "quire.lookup.chunks"
 DELIVERED_BYTES: Final = "quire.storage.delivered"
 INGESTED_BYTES: Final = "quire.storage.ingested"
-DELIVERIES_ACTIVE: Final = "quire.storage.deliveries.active"
 CHECKSUM_FAILURES: Final = "quire.storage.checksum.failures"
 SCHEDULER_FALLBACKS: Final = "quire.storage.scheduler.fallbacks"
-ADMITTED: Final = "quire.scheduler.admitted"

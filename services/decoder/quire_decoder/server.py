@@ -9,9 +9,8 @@ from quire import PROTOCOL_VERSION
 from quire.errors import NotImplementedHere
 from quire.nodes import Node, Role
 from quire.rpc.channels import ChannelPool
-from quire.rpc.heartbeat import Heartbeat
-from quire.rpc.server import Server, until_signalled
-from quire.rpc.service import run_service
+from quire.rpc.server import Server
+from quire.rpc.service import run_service, serve_member
 from quire.v1 import decoder_pb2 as pb
 from quire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
 from quire_decoder.config import PREFIX, DecoderConfig
@@ -34,13 +33,7 @@ async def serve(config: DecoderConfig) -> None:
         address = config.advertise or config.listen
         return Node(config.node_id, Role.DECODER, address, b"", incarnation, PROTOCOL_VERSION)
 
-    heartbeat = Heartbeat(channels, config.orchestrator_address, describe)
-    await server.start()
-    heartbeat.start()
-    await until_signalled()
-    await heartbeat.leave()
-    await server.stop(config.stop_grace_s)
-    await channels.close()
+    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
 
 
 def main() -> None:

@@ -13,9 +13,8 @@ from quire.nodes import Node, Role
 from quire.outcome import NodeOutcome
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call
-from quire.rpc.heartbeat import Heartbeat
-from quire.rpc.server import Server, until_signalled
-from quire.rpc.service import run_service
+from quire.rpc.server import Server
+from quire.rpc.service import run_service, serve_member
 from quire.v1 import gateway_pb2 as pb
 from quire.v1 import orchestrator_pb2
 from quire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
@@ -116,13 +115,7 @@ async def serve(config: GatewayConfig) -> None:
             figures={"transfers": gateway.transfers},
         )
 
-    heartbeat = Heartbeat(channels, config.orchestrator_address, describe)
-    await server.start()
-    heartbeat.start()
-    await until_signalled()
-    await heartbeat.leave()
-    await server.stop(config.stop_grace_s)
-    await channels.close()
+    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
 
 
 def main() -> None:

@@ -9,9 +9,8 @@ from quire import PROTOCOL_VERSION
 from quire.clock import SystemClock
 from quire.nodes import Node, Role
 from quire.rpc.channels import ChannelPool
-from quire.rpc.heartbeat import Heartbeat
-from quire.rpc.server import Server, until_signalled
-from quire.rpc.service import run_service
+from quire.rpc.server import Server
+from quire.rpc.service import run_service, serve_member
 from quire.v1 import scheduler_pb2 as pb
 from quire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from quire_scheduler.config import PREFIX, SchedulerConfig
@@ -73,13 +72,7 @@ async def serve(config: SchedulerConfig) -> None:
             figures={"deliveries": scheduler.admitted},
         )
 
-    heartbeat = Heartbeat(channels, config.orchestrator_address, describe)
-    await server.start()
-    heartbeat.start()
-    await until_signalled()
-    await heartbeat.leave()
-    await server.stop(config.stop_grace_s)
-    await channels.close()
+    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
 
 
 def main() -> None:

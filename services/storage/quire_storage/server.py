@@ -15,9 +15,8 @@ from quire.nodes import Node, Role
 from quire.outcome import NodeOutcome
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
-from quire.rpc.heartbeat import Heartbeat
-from quire.rpc.server import Server, until_signalled
-from quire.rpc.service import run_service
+from quire.rpc.server import Server
+from quire.rpc.service import run_service, serve_member
 from quire.telemetry import logger
 from quire.transport.ucx import UcxTransport
 from quire.v1 import gateway_pb2
@@ -105,14 +104,8 @@ async def serve(config: StorageConfig) -> None:
             node.figures,
         )
 
-    heartbeat = Heartbeat(channels, config.orchestrator_address, describe)
-    await server.start()
-    heartbeat.start()
-    await until_signalled()
-    await heartbeat.leave()
-    await server.stop(config.stop_grace_s)
+    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
     await node.close()
-    await channels.close()
 
 
 def main() -> None:
