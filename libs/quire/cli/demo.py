@@ -62,12 +62,12 @@ def demo_prompts() -> tuple[torch.Tensor, torch.Tensor]:
     return first, second
 
 
-def compute_first_prompt(gateway: str) -> None:
-    """What the other process does: prefill the first prompt and store its chunks."""
+def compute_first_prompt(gateway: str, salt: str) -> None:
+    """What the other process does: prefill the first prompt and store its chunks. `salt`: hex, the same in both."""
     configure("demo-producer")
     model, (first, _) = demo_model(), demo_prompts()
     with SyncClient(gateway) as client, tracer().start_as_current_span("demo.producer"):
-        cache = PrefixCache(model, client, model_id=_MODEL_ID)
+        cache = PrefixCache(model, client, model_id=_MODEL_ID, tenant_salt=bytes.fromhex(salt))
         result = cache.prefill(first)
         stored = result.wait_stored()
         print(
@@ -82,6 +82,8 @@ class Demo:
     def __init__(self, folder: Path, gateway: str) -> None:
         self._folder = folder
         self._gateway = gateway
+        # A namespace of its own for each run: one that ran before must not have left the answer in the store.
+        self._salt = os.urandom(16)
 
     def run(self) -> None:
         """Raises `QuireError` when the cluster does not work, `SystemExit` when the logits are wrong."""
@@ -117,7 +119,7 @@ class Demo:
         )
         with SyncClient(gateway) as client:
             model, (first, second) = demo_model(), demo_prompts()
-            cache = PrefixCache(model, client, model_id=_MODEL_ID)
+            cache = PrefixCache(model, client, model_id=_MODEL_ID, tenant_salt=self._salt)
             write_namespace(self._folder / "namespace.json", cache.namespace)
             self._reuse(cache, model, first, second)
             if cluster is not None:
@@ -132,7 +134,7 @@ class Demo:
         command = [
             sys.executable,
             "-c",
-            f"from quire.cli.demo import compute_first_prompt as go; go({gateway!r})",
+            f"from quire.cli.demo import compute_first_prompt as go; go({gateway!r}, {self._salt.hex()!r})",
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         if done.returncode != 0:
