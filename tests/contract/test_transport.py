@@ -70,11 +70,14 @@ async def test_announced_bytes_are_there(scene: Scene) -> None:
 
 
 async def test_get_reads_the_peer(scene: Scene) -> None:
+    """get brings the peer's bytes to their place, and changes nothing beside it."""
     scene.target[:] = 7
+    expected = scene.source.copy()
+    expected[10:510] = 7
     peer = scene.writer.connect(scene.remote_target.worker_address)
     remote = peer.remote(scene.remote_target)
     await peer.get(scene.region, 10, 500, remote, 20, timeout_s=10)
-    assert ((scene.source[10:510] == 7).all() and scene.source[9] != 7) or scene.source[510] != 7
+    assert np.array_equal(scene.source, expected), "these bytes, and no others"
     remote.close()
 
 

@@ -51,8 +51,7 @@ class Delivery:
         self.arrived_ns = [0] * num_layers
         self._transport = transport
         self._quiescence = Quiescence(segments, transport, buffer, on_quiesced)
-        self._stripes = len(self._quiescence.nodes)
-        self._missing = [self._stripes] * num_layers
+        self._missing = [len(self._quiescence.nodes)] * num_layers
         loop = asyncio.get_running_loop()
         self._ready: list[asyncio.Future[None]] = [loop.create_future() for _ in range(num_layers)]
         self._outcomes: list[NodeOutcome] = []

@@ -24,7 +24,7 @@ class LayerArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryOrder:
+class DeliverPart:
     """One node's part of a fetch."""
 
     lease: bytes
@@ -37,7 +37,7 @@ class DeliveryOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class IngestOrder:
+class IngestPart:
     """One node's part of a store. `source_runs` say where `chunks` lie among the `source_chunks` of the source."""
 
     namespace: Namespace
@@ -63,8 +63,8 @@ class Allocator(Protocol):
 class StorageNodes(Protocol):
     """Storage nodes by their gRPC address."""
 
-    def deliver(self, address: str, order: DeliveryOrder) -> AsyncIterator[LayerArrived | NodeOutcome]:
+    def deliver(self, address: str, part: DeliverPart) -> AsyncIterator[LayerArrived | NodeOutcome]:
         """Events of one node's delivery; the outcome comes last."""
 
-    async def ingest(self, address: str, order: IngestOrder) -> NodeOutcome:
+    async def ingest(self, address: str, part: IngestPart) -> NodeOutcome:
         """One node's part of a store."""

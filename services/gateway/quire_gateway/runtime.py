@@ -26,7 +26,7 @@ from quire.outcome import ChunkRun, NodeOutcome
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, node_shares, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted
-from quire_gateway.ports import Allocator, DeliveryOrder, IngestOrder, LayerArrived, StorageNodes
+from quire_gateway.ports import Allocator, DeliverPart, IngestPart, LayerArrived, StorageNodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Gateway:
             self._transfers -= 1
 
     async def _deliver(self, fetch: FetchCall, share: NodeShare) -> AsyncIterator[LayerArrived | NodeOutcome]:
-        order = DeliveryOrder(
+        part = DeliverPart(
             fetch.lease,
             fetch.delivery_id,
             fetch.descriptor,
@@ -149,7 +149,7 @@ class Gateway:
             fetch.layers_in_stream,
         )
         try:
-            async for event in self._nodes.deliver(share.grpc_address, order):
+            async for event in self._nodes.deliver(share.grpc_address, part):
                 yield event
         except QuireError as error:
             yield _failed(share, error)
@@ -157,7 +157,7 @@ class Gateway:
     async def _ingest(self, store: StoreCall, share: NodeShare) -> AsyncIterator[NodeOutcome]:
         chunks = [record for run in share.runs for record in records(store.keys, run.first, run.count)]
         source_runs = tuple(ChunkRun(run.first - store.first, run.count) for run in share.runs)
-        order = IngestOrder(
+        part = IngestPart(
             store.namespace,
             store.store_id,
             chunks,
@@ -169,7 +169,7 @@ class Gateway:
             store.on_existing,
         )
         try:
-            yield await self._nodes.ingest(share.grpc_address, order)
+            yield await self._nodes.ingest(share.grpc_address, part)
         except QuireError as error:
             yield _failed(share, error)
 

@@ -15,7 +15,7 @@ from quire.v1 import orchestrator_pb2, storage_pb2
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_gateway.config import GatewayConfig
-from quire_gateway.ports import DeliveryOrder, IngestOrder, LayerArrived
+from quire_gateway.ports import DeliverPart, IngestPart, LayerArrived
 
 
 class GrpcAllocator:
@@ -46,15 +46,15 @@ class GrpcStorageNodes:
         self._config = config
         self._channels = channels
 
-    async def deliver(self, address: str, order: DeliveryOrder) -> AsyncIterator[LayerArrived | NodeOutcome]:
+    async def deliver(self, address: str, part: DeliverPart) -> AsyncIterator[LayerArrived | NodeOutcome]:
         request = storage_pb2.DeliverRequest(
-            lease=order.lease,
-            delivery_id=order.delivery_id,
-            descriptor=convert.descriptor_to(order.descriptor),
-            runs=convert.runs_to(order.runs),
-            node_index=order.node_index,
-            compute_window_us=order.compute_window_us,
-            layers_in_stream=order.layers_in_stream,
+            lease=part.lease,
+            delivery_id=part.delivery_id,
+            descriptor=convert.descriptor_to(part.descriptor),
+            runs=convert.runs_to(part.runs),
+            node_index=part.node_index,
+            compute_window_us=part.compute_window_us,
+            layers_in_stream=part.layers_in_stream,
         )
         method = self._stub(address).Deliver
         async for response in stream(method, request, timeout_s=self._config.transfer_timeout_s):
@@ -63,18 +63,18 @@ class GrpcStorageNodes:
             else:
                 yield convert.outcome_from(response.outcome)
 
-    async def ingest(self, address: str, order: IngestOrder) -> NodeOutcome:
+    async def ingest(self, address: str, part: IngestPart) -> NodeOutcome:
         request = storage_pb2.IngestRequest(
-            layout=convert.layout_to(order.namespace.layout),
-            namespace_digest=order.namespace.digest(),
-            chunks=[convert.record_to(record) for record in order.chunks],
-            store_id=order.store_id,
-            source=convert.target_to(order.source),
-            source_runs=convert.runs_to(order.source_runs),
-            source_chunk_count=order.source_chunks,
-            node_index=order.node_index,
-            durability=convert.durability_to(order.durability),
-            on_existing=convert.on_existing_to(order.on_existing),
+            layout=convert.layout_to(part.namespace.layout),
+            namespace_digest=part.namespace.digest(),
+            chunks=[convert.record_to(record) for record in part.chunks],
+            store_id=part.store_id,
+            source=convert.target_to(part.source),
+            source_runs=convert.runs_to(part.source_runs),
+            source_chunk_count=part.source_chunks,
+            node_index=part.node_index,
+            durability=convert.durability_to(part.durability),
+            on_existing=convert.on_existing_to(part.on_existing),
         )
         response = await call(self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s)
         return convert.outcome_from(response.outcome)
