@@ -53,5 +53,5 @@ async def redis_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster with three storage nodes, shared by a module's tests; they leave its processes alone."""
     folder = tmp_path_factory.mktemp("cluster")
-    with LocalCluster(folder, storage_nodes=3, arena_bytes=192 << 20) as running:
+    with LocalCluster(folder, storage_nodes=3, arena_bytes=192 << 20, drive_bytes=512 << 20) as running:
         yield running

@@ -98,7 +98,10 @@ class Stream:
                 )
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
-        """Send `message`, and call `then`, once all that was put so far has arrived. Returns at once."""
+        """Send `message` (unless it is empty), and call `then`, once all that was put so far has arrived.
+
+        Returns at once.
+        """
         self._check()
         announcement, self._pending = self._pending, _Announcement()
         announcement.message, announcement.then = message, then
@@ -169,7 +172,8 @@ class Stream:
             waiting.clear()
         while waiting and waiting[0].flushed and waiting[0].puts_left == 0:
             complete = waiting.popleft()
-            self._endpoint.send(self._message_id, complete.message)
+            if complete.message:
+                self._endpoint.send(self._message_id, complete.message)
             if complete.then is not None:
                 complete.then()
         self._wake()

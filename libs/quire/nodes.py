@@ -22,8 +22,22 @@ class Role(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Location:
+    """Where somebody runs; empty for unknown."""
+
+    host: str = ""
+    zone: str = ""
+
+    def distance(self, other: Location) -> int:
+        """0 on the same host, 1 in the same zone, 2 elsewhere."""
+        if self.host and self.host == other.host:
+            return 0
+        return 1 if self.zone and self.zone == other.zone else 2
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
-    """One member. `node_id` survives restarts, `incarnation` does not. `figures` are for `quire status` only."""
+    """One member. `node_id` survives restarts, `incarnation` does not. `figures` and `details` are for people."""
 
     node_id: str
     role: Role
@@ -34,6 +48,8 @@ class Node:
     capacity_bytes: int = 0
     used_bytes: int = 0
     figures: dict[str, float] = field(default_factory=dict)
+    location: Location = field(default_factory=Location)
+    details: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _NODE_ID.fullmatch(self.node_id):

@@ -11,7 +11,7 @@ import redis.asyncio as redis
 from quire.errors import MetadataUnavailable
 from quire.keys import SEGMENT_CHUNKS, ChunkKeys
 from quire.metadata import Membership, PrefixIndex, connect
-from quire.metadata.index import records
+from quire.metadata.index import ChunkRecord, records
 from quire.nodes import Node, Role
 
 
@@ -24,6 +24,12 @@ def chain(length: int, branch: int = 0, common: int = 0) -> ChunkKeys:
 @pytest.fixture(params=[False, True], ids=["one call", "by segment"])
 def index(request: pytest.FixtureRequest, redis_client: redis.Redis) -> PrefixIndex:
     return PrefixIndex(redis_client, cluster=request.param)
+
+
+async def _evict(index: PrefixIndex, keys: ChunkKeys, keep: int, now_ms: int) -> list[tuple[bytes, tuple[str, ...]]]:
+    """From the end of a chain down to `keep`."""
+    deepest_first: list[ChunkRecord] = list(reversed(records(keys, keep, len(keys) - keep)))
+    return list((await index.evict(deepest_first, now_ms)).removed)
 
 
 async def _count(index: PrefixIndex, keys: ChunkKeys) -> int:
@@ -70,11 +76,11 @@ async def test_eviction_is_leaf_first(index: PrefixIndex) -> None:
     trunk, branch = chain(300), chain(290, branch=1, common=280)
     await index.register("a", records(trunk, 0, 300))
     await index.register("a", records(branch, 280, 10))
-    removed = await index.evict(trunk, 0, now_ms=0)
+    removed = await _evict(index, trunk, 0, now_ms=0)
     assert [key for key, _ in removed] == [trunk.at(at) for at in range(299, 279, -1)]
     assert all(nodes == ("a",) for _, nodes in removed)
     assert await _count(index, trunk) == 280 and await _count(index, branch) == 290
-    assert len(await index.evict(branch, 0, now_ms=0)) == 290
+    assert len(await _evict(index, branch, 0, now_ms=0)) == 290
     assert await _count(index, branch) == 0
     await index.register("a", records(trunk, 0, 300))
     assert await _count(index, trunk) == 300
@@ -85,8 +91,8 @@ async def test_a_tombstone_that_opens_a_segment_leaves_no_count_behind(index: Pr
     keys = chain(SEGMENT_CHUNKS + 1)
     await index.register("a", records(keys, 0, SEGMENT_CHUNKS + 1))
     await index.unregister("a", records(keys, SEGMENT_CHUNKS, 1))
-    assert [nodes for _, nodes in await index.evict(keys, SEGMENT_CHUNKS, now_ms=0)] == [()]
-    assert len(await index.evict(keys.run(0, SEGMENT_CHUNKS), 0, now_ms=0)) == SEGMENT_CHUNKS
+    assert [nodes for _, nodes in await _evict(index, keys, SEGMENT_CHUNKS, now_ms=0)] == [()]
+    assert len(await _evict(index, keys.run(0, SEGMENT_CHUNKS), 0, now_ms=0)) == SEGMENT_CHUNKS
 
 
 async def test_pins_hold_the_whole_prefix_until_they_expire(index: PrefixIndex) -> None:
@@ -94,14 +100,14 @@ async def test_pins_hold_the_whole_prefix_until_they_expire(index: PrefixIndex) 
     await index.register("a", records(keys, 0, 270))
     tip, segment = keys.at(263), keys.segment_of(263)
     assert await index.pin(segment, tip, b"l" * 16, expires_ms=1000, ttl_ms=60_000)
-    assert len(await index.evict(keys, 0, now_ms=999)) == 6
+    assert len(await _evict(index, keys, 0, now_ms=999)) == 6
     assert await _count(index, keys) == 264
-    assert await index.evict(keys.run(0, 264), 0, now_ms=999) == []
-    assert len(await index.evict(keys.run(0, 264), 200, now_ms=1000)) == 64
+    assert await _evict(index, keys.run(0, 264), 0, now_ms=999) == []
+    assert len(await _evict(index, keys.run(0, 264), 200, now_ms=1000)) == 64
     assert await index.pin(keys.segment_of(100), keys.at(100), b"m" * 16, 5000, 60_000)
     assert await index.unpin(keys.segment_of(100), keys.at(100), b"m" * 16)
     assert not await index.unpin(keys.segment_of(100), keys.at(100), b"m" * 16)
-    assert len(await index.evict(keys.run(0, 200), 0, now_ms=0)) == 200
+    assert len(await _evict(index, keys.run(0, 200), 0, now_ms=0)) == 200
     assert not await index.pin(segment, tip, b"l" * 16, 1000, 1000), "a chunk that is gone cannot be pinned"
 
 
@@ -133,7 +139,7 @@ async def test_random_histories_equal_the_model(index: PrefixIndex, seed: int) -
             for record in part:
                 holders.get(record.key, set()).discard(node)
         else:
-            gone = [key for key, _ in await index.evict(keys, first, now_ms=0)]
+            gone = [key for key, _ in await _evict(index, keys, first, now_ms=0)]
             for key in reversed(list(keys.run(first, len(keys) - first))):
                 if key in holders:
                     if key in parents.values():
@@ -155,7 +161,7 @@ async def test_racing_stores_of_one_chain_leave_it_evictable(index: PrefixIndex)
     keys = chain(520)
     await asyncio.gather(*(index.register(node, records(keys, 0, 520)) for node in "abcdef"))
     assert await _count(index, keys) == 520
-    assert len(await index.evict(keys, 0, now_ms=0)) == 520
+    assert len(await _evict(index, keys, 0, now_ms=0)) == 520
 
 
 async def test_membership_expires_and_leaves(redis_client: redis.Redis) -> None:

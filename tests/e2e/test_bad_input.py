@@ -180,7 +180,7 @@ async def test_tokens_are_hashed_at_the_orchestrator(scene: Scene, cluster: Loca
 
 
 async def test_stores_that_cannot_work(scene: Scene) -> None:
-    """No parent, a source that is too small, a durability that this version lacks, a full pool: nothing is kept."""
+    """No parent, a source that is too small, chunks larger than a slab, more than there is memory: nothing is kept."""
     client, namespace, keys, _, _ = scene
     strange = ChunkKeys(os.urandom(32 * 5))
     payload = random_payload(namespace, 5)
@@ -188,8 +188,6 @@ async def test_stores_that_cannot_work(scene: Scene) -> None:
         await store(client, namespace, strange, payload[:, :2], first=3)
     with pytest.raises(InvalidRequest, match="first_chunk"):
         await store(client, namespace, keys, payload, first=20)
-    with pytest.raises(NotImplementedHere, match="durability"):
-        await store(client, namespace, strange, payload, durability=Durability.OBJECT)
     huge = fresh_namespace(KvLayout(4, 4096, 8, 128, Dtype.FP32))
     buffer = client.allocate(huge.layout.payload_bytes(1))
     session = await client.store(huge, some_keys(huge, 1), 0, buffer, durability=Durability.MEMORY)
@@ -215,7 +213,7 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     found = await client.lookup(namespace, keys)
     pool = ChannelPool()
     stub: StorageServiceStub = StorageServiceStub(pool.get(found.segments[0].grpc_address))
-    await call(stub.Drop, storage_pb2.DropRequest(chunk_keys=keys.at(7)), timeout_s=10)
+    await call(stub.Drop, storage_pb2.DropRequest(chunk_keys=keys.at(7), from_object_tier=True), timeout_s=10)
     await _refused(client, found, ChunkMissing, "chunk 7")
     for _ in range(100):
         if (await client.lookup(namespace, keys)).matched_chunks == 7:

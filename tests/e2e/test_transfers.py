@@ -10,7 +10,7 @@ import pytest
 from quire.client import QuireClient
 from quire.descriptor import DeliveryOrder
 from quire.durability import Durability, OnExisting
-from quire.errors import ContentConflict
+from quire.errors import ContentConflict, NotImplementedHere
 from quire.hashing import Namespace
 from quire.local import LocalCluster
 from quire.nodes import Node, Role
@@ -134,19 +134,26 @@ async def test_eviction_spares_leased_chunks_and_frees_the_rest(cluster: LocalCl
 async def test_memory_durability_is_lost_with_the_process_and_local_is_not(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """kill -9 of the storage node: what was acknowledged `local` comes back, what was `memory` becomes a miss."""
+    """kill -9 of a storage node: what was acknowledged `local` comes back; a node without drives forgets `memory`."""
     folder = tmp_path_factory.mktemp("durable")
-    with LocalCluster(folder, arena_bytes=64 << 20) as cluster:
+    with LocalCluster(folder, arena_bytes=64 << 20, drive_bytes=256 << 20) as cluster:
         async with QuireClient(cluster.gateway_address) as client:
-            kept, lost = fresh_namespace(), fresh_namespace()
-            keys, payload = some_keys(kept, 50), random_payload(kept, 50)
-            await store(client, kept, keys, payload, durability=Durability.LOCAL)
-            await store(client, lost, some_keys(lost, 50), payload, durability=Durability.MEMORY)
+            namespace = fresh_namespace()
+            keys, payload = some_keys(namespace, 50), random_payload(namespace, 50)
+            await store(client, namespace, keys, payload, durability=Durability.LOCAL)
             cluster.kill("storage-0")
             await asyncio.to_thread(cluster.restart, "storage-0")
-            found = await client.lookup(kept, keys)
+            found = await client.lookup(namespace, keys)
             assert np.array_equal((await fetch_all(client, found))[0], payload)
-            promised = await client.lookup(lost, some_keys(lost, 50))
+    settings = {"QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": ""}
+    with LocalCluster(tmp_path_factory.mktemp("volatile"), arena_bytes=64 << 20, settings=settings) as cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            await store(client, namespace, keys, payload, durability=Durability.MEMORY)
+            with pytest.raises(NotImplementedHere, match="no drive"):
+                await store(client, fresh_namespace(), keys, payload, durability=Durability.LOCAL)
+            cluster.kill("storage-0")
+            await asyncio.to_thread(cluster.restart, "storage-0")
+            promised = await client.lookup(namespace, keys)
             if promised.matched_chunks:
                 buffer = client.allocate(payload.nbytes)
                 delivery = await client.fetch(promised, buffer)
@@ -154,11 +161,7 @@ async def test_memory_durability_is_lost_with_the_process_and_local_is_not(
                     await delivery.layer(0)
                 await delivery.quiesced(10)
                 for _ in range(100):
-                    if not (await client.lookup(lost, some_keys(lost, 50))).matched_chunks:
+                    if not (await client.lookup(namespace, keys)).matched_chunks:
                         break
                     await asyncio.sleep(0.05)
-            assert (await client.lookup(lost, some_keys(lost, 50))).matched_chunks == 0
-    with LocalCluster(folder, arena_bytes=64 << 20) as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
-            found = await client.lookup(kept, keys)
-            assert np.array_equal((await fetch_all(client, found))[0], payload), "a restart of everything"
+            assert (await client.lookup(namespace, keys)).matched_chunks == 0

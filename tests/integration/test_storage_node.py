@@ -11,22 +11,27 @@ import numpy.typing as npt
 import pytest
 
 from quire.clock import SystemClock
-from quire.descriptor import RdmaTarget
+from quire.descriptor import Descriptor, RdmaTarget
 from quire.durability import Durability, OnExisting
-from quire.errors import MetadataUnavailable
+from quire.errors import MetadataUnavailable, NodeUnavailable
 from quire.keys import ChunkKeys
 from quire.layout import Dtype, KvLayout
 from quire.metadata.index import ChunkRecord
-from quire.outcome import ChunkRun
+from quire.nodes import Node, Role
+from quire.outcome import ChunkRun, NodeOutcome
 from quire.transport import LayerProduced
 from quire.transport.memory import MemoryTransport
 from quire.transport.messages import encode_message
+from quire_storage.adapters.block_io import choose_block_io
+from quire_storage.adapters.drives import FileDrives
 from quire_storage.config import StorageConfig
+from quire_storage.core.slots import Shape
 from quire_storage.ingest import IngestCall
-from quire_storage.ports import Grant
+from quire_storage.ports import Grant, Outer
 from quire_storage.runtime import StorageNode
 
 LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
+ROOM = Shape(LAYOUT.num_layers, LAYOUT.slice_bytes).slot_bytes
 
 
 @dataclass(slots=True)
@@ -36,6 +41,7 @@ class ScriptedIndex:
     script: list[list[bool] | Exception] = field(default_factory=list)
     committed: list[bytes] = field(default_factory=list)
     withdrawn: list[bytes] = field(default_factory=list)
+    evicted: list[bytes] = field(default_factory=list)
 
     async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         await asyncio.sleep(0)
@@ -44,6 +50,19 @@ class ScriptedIndex:
             raise answer
         self.committed += [record.key for record, mark in zip(records, answer, strict=True) if mark]
         return answer
+
+    async def add_object_tier(self, records: Sequence[ChunkRecord]) -> list[bool]:
+        return [True] * len(records)
+
+    async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
+        self.evicted += [record.key for record in records]
+        return [True] * len(records)
+
+    async def locate(self, records: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
+        return [()] * len(records)
+
+    async def take_drops(self, node_id: str) -> list[bytes]:
+        return []
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
         self.withdrawn += [record.key for record in records]
@@ -63,6 +82,24 @@ class OpenValve:
     async def finish(self, delivery: str, bytes_moved: int, duration_s: float) -> None: ...
 
 
+class Alone:
+    """No other storage node."""
+
+    async def storage_nodes(self) -> list[Node]:
+        return []
+
+    async def describe(self, node: Node, keys: ChunkKeys) -> list[bytes]:
+        raise NodeUnavailable(node.node_id)
+
+    async def deliver(
+        self, node: Node, lease: bytes, descriptor: Descriptor, runs: tuple[ChunkRun, ...]
+    ) -> NodeOutcome:
+        raise NodeUnavailable(node.node_id)
+
+    async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
+        raise NodeUnavailable(node.node_id)
+
+
 @dataclass(slots=True)
 class Scene:
     node: StorageNode
@@ -75,7 +112,8 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     config = StorageConfig(arena_bytes=1 << 20, slab_bytes=1 << 16, index_timeout_s=0.3, cluster_secret="s")
     index, transport, client = ScriptedIndex(), MemoryTransport(), MemoryTransport()
-    node = StorageNode(config, transport, index, OpenValve(), None, SystemClock())
+    outer = Outer(index, OpenValve(), Alone(), None, FileDrives, choose_block_io, SystemClock())
+    node = StorageNode(config, transport, outer, lambda: Node("storage-0", Role.STORAGE, "", b"", "", 1))
     await node.start()
     await client.start()
     yield Scene(node, index, client, transport.address)
@@ -109,7 +147,7 @@ async def test_an_index_that_fails_half_way_keeps_what_it_has_and_frees_the_rest
     scene.index.script = [[True, True, False], MetadataUnavailable("gone")]
     with pytest.raises(MetadataUnavailable):
         await _store(scene, 3, _payload(3))
-    assert scene.node.used_bytes == 2 * LAYOUT.chunk_bytes
+    assert scene.node.used_bytes == 2 * ROOM
     assert await scene.node.drop(ChunkKeys(_key(0) + _key(1) + _key(2))) == 2
     assert scene.node.used_bytes == 0
 
@@ -117,7 +155,7 @@ async def test_an_index_that_fails_half_way_keeps_what_it_has_and_frees_the_rest
 async def test_a_chunk_whose_parent_never_comes_is_not_acknowledged(scene: Scene) -> None:
     scene.index.script = [[True, False], *([False] for _ in range(1000))]
     assert await _store(scene, 2, _payload(2)) == b"\1\0"
-    assert scene.node.used_bytes == LAYOUT.chunk_bytes
+    assert scene.node.used_bytes == ROOM
 
 
 async def test_a_second_store_indexes_what_the_first_could_not(scene: Scene) -> None:
@@ -126,7 +164,7 @@ async def test_a_second_store_indexes_what_the_first_could_not(scene: Scene) -> 
     scene.index.committed.clear()
     assert await _store(scene, 2, _payload(2), b"u" * 16) == b"\1\1"
     assert scene.index.committed == [_key(0), _key(1)]
-    assert scene.node.used_bytes == 2 * LAYOUT.chunk_bytes
+    assert scene.node.used_bytes == 2 * ROOM
 
 
 async def test_a_drop_while_the_index_is_asked_frees_the_slot_once(scene: Scene) -> None:
@@ -139,4 +177,4 @@ async def test_a_drop_while_the_index_is_asked_frees_the_slot_once(scene: Scene)
     await storing
     assert scene.node.used_bytes == 0
     assert await _store(scene, 1, _payload(1), b"v" * 16) == b"\1"
-    assert scene.node.used_bytes == LAYOUT.chunk_bytes
+    assert scene.node.used_bytes == ROOM

@@ -61,7 +61,7 @@ def _measure_layout(layout: KvLayout, chunks: int, context: int, hit: float, rou
     payload = layout.payload_bytes(chunks)
     slab = max(64 << 20, layout.chunk_bytes)
     arena = (payload // slab + 3) * slab
-    settings = {"QUIRE_STORAGE_SLAB_BYTES": str(slab), "QUIRE_STORAGE_FOLDER": ""}
+    settings = {"QUIRE_STORAGE_SLAB_BYTES": str(slab), "QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": ""}
     with tempfile.TemporaryDirectory() as folder:
         cluster = LocalCluster(Path(folder), arena_bytes=arena, settings=settings)
         with cluster:

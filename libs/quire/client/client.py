@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,7 +17,7 @@ from quire.durability import Durability, OnExisting
 from quire.errors import InvalidRequest, QuireError, ResourceExhausted
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
-from quire.nodes import Node, Segment
+from quire.nodes import Location, Node, Segment
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call, stream
 from quire.telemetry import names, tracer
@@ -49,13 +50,17 @@ class Lookup:
 class QuireClient:
     """One gateway, one data plane, one loop. `async with QuireClient("host:port") as client`.
 
-    `transport` is UCX unless given. Every request has a deadline of `timeout_s`.
+    `transport` is UCX unless given. Every request has a deadline of `timeout_s`. `zone`: where this process runs; of
+    several replicas one on this host, else one in this zone serves.
     """
 
-    def __init__(self, gateway_address: str, *, transport: Transport | None = None, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, gateway_address: str, *, transport: Transport | None = None, timeout_s: float = 60.0, zone: str = ""
+    ) -> None:
         self._address = gateway_address
         self._transport = transport
         self._timeout_s = timeout_s
+        self._location = Location(socket.gethostname(), zone)
         self._channels = ChannelPool()
         self._transfers: dict[bytes, Delivery | StoreSession] = {}
 
@@ -104,7 +109,11 @@ class QuireClient:
     async def lookup(self, namespace: Namespace, keys: ChunkKeys, *, lease_ttl_ms: int = 60_000) -> Lookup:
         """The longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect)."""
         request = pb.LookupRequest(
-            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, lease_ttl_ms=lease_ttl_ms
+            namespace=convert.namespace_to(namespace),
+            chunk_keys=keys.packed,
+            lease_ttl_ms=lease_ttl_ms,
+            host=self._location.host,
+            zone=self._location.zone,
         )
         with tracer().start_as_current_span(names.CLIENT_LOOKUP):
             response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)

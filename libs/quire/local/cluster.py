@@ -53,7 +53,8 @@ class _Process:
 class LocalCluster:
     """`with LocalCluster(folder, storage_nodes=3) as cluster`: `cluster.gateway_address` is the door.
 
-    `folder` keeps Redis's and the storage nodes' files and the logs: a second start on it finds what the first stored.
+    `folder` keeps the files of Redis, of the storage nodes and of the object tier, and the logs: a second start on it
+    finds what the first stored.
     Raises `ConfigInvalid` when another cluster runs on the folder.
     """
 
@@ -63,6 +64,7 @@ class LocalCluster:
         *,
         storage_nodes: int = 1,
         arena_bytes: int = 1 << 30,
+        drive_bytes: int = 4 << 30,
         redis_url: str = "",
         trace: bool = False,
         settings: dict[str, str] | None = None,
@@ -70,6 +72,7 @@ class LocalCluster:
         self.folder = folder
         self._storage_nodes = storage_nodes
         self._arena_bytes = arena_bytes
+        self._drive_bytes = drive_bytes
         self._redis_url = redis_url
         self._trace = trace
         self._settings = settings or {}
@@ -134,8 +137,10 @@ class LocalCluster:
             node = f"storage-{index}"
             extra = {
                 "QUIRE_STORAGE_NODE_ID": node,
-                "QUIRE_STORAGE_FOLDER": str(self.folder / node),
+                "QUIRE_STORAGE_DRIVES": str(self.folder / node),
+                "QUIRE_STORAGE_DRIVE_BYTES": str(self._drive_bytes),
                 "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes),
+                "QUIRE_STORAGE_OBJECT_URL": str(self.folder / "objects"),
             }
             self._start_service(node, "storage", ports[4 + index], extra | common)
         self._write_state()

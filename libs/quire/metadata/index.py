@@ -7,10 +7,11 @@ each a Redis hash named by the key that opens it, so that a popular root does no
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import redis.asyncio as redis
 from redis.exceptions import NoScriptError
@@ -21,6 +22,11 @@ from quire.metadata.connection import metadata_errors
 
 _NO_PARENT: Final = bytes(KEY_BYTES)
 _ABSENT: Final = b"absent\0"
+_KEPT: Final = b"kept\0"
+_EPOCH_KEY: Final = "quire:epoch"
+_DROPS_TTL_S: Final = 30 * 24 * 3600
+OBJECT_TIER: Final = "@object"
+"""Stands among the nodes of a placement for the object tier, which every storage node reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,14 @@ class Match:
     @property
     def count(self) -> int:
         return sum(run.count for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """`removed`: (key, nodes that held it); `absent`: keys that were not indexed in the first place."""
+
+    removed: tuple[tuple[bytes, tuple[str, ...]], ...]
+    absent: tuple[bytes, ...]
 
 
 def records(keys: ChunkKeys, first: int, count: int) -> list[ChunkRecord]:
@@ -94,14 +108,20 @@ class PrefixIndex:
             runs.append(PlacedRun(count, nodes))
         return Match(tuple(runs))
 
-    async def register(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[bool]:
+    async def register(self, node_id: str, chunks: Sequence[ChunkRecord], *, only_indexed: bool = False) -> list[bool]:
         """List `node_id` as a holder of `chunks`, parents before children.
 
-        False for a chunk whose parent is not indexed: indexing it would break the closure.
+        False for a chunk whose parent is not indexed: indexing it would break the closure. `only_indexed`: False also
+        for one that is not indexed itself.
         """
         indexed: list[bool] = []
         for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
-            indexed += await self._register_segment(node_id, segment, list(group))
+            if only_indexed:
+                arguments = [node_id, _pack(list(group)), "1"]
+                mask = bytes(await self._run("register", [_segment_key(segment)], arguments))
+                indexed += [mark != ord("0") for mark in mask]
+            else:
+                indexed += await self._register_segment(node_id, segment, list(group))
         return indexed
 
     async def unregister(self, node_id: str, chunks: Sequence[ChunkRecord]) -> int:
@@ -112,24 +132,51 @@ class PrefixIndex:
             changed += int(await self._run("unregister", [_segment_key(segment)], [node_id, packed]))
         return changed
 
-    async def evict(self, keys: ChunkKeys, keep: int, now_ms: int) -> list[tuple[bytes, tuple[str, ...]]]:
-        """Remove chunks of a chain from its end, down to `keep`, until one is extended by another chunk or pinned.
-
-        Returns (key, nodes that held it) of each removed.
-        """
+    async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int) -> Evicted:
+        """Take chunks, children before parents, out of the index; those that others extend or leases pin stay."""
         removed: list[tuple[bytes, tuple[str, ...]]] = []
-        doomed = list(reversed(records(keys, keep, len(keys) - keep)))
-        for segment, group in groupby(doomed, key=lambda chunk: chunk.segment):
-            chunks = list(group)
-            placements = await self._run("evict", [_segment_key(segment), _pins_key(segment)], [now_ms, _pack(chunks)])
-            gone = [(chunk, placement) for chunk, placement in zip(chunks, placements, strict=False)]
-            removed += [(chunk.key, _nodes(placement)) for chunk, placement in gone if placement != _ABSENT]
-            opener = chunks[-1]
-            if len(gone) == len(chunks) and opener.parent and opener.key == segment and gone[-1][1] != _ABSENT:
-                await self._count_child(opener, -1)
-            if len(gone) < len(chunks):
-                break
-        return removed
+        absent: list[bytes] = []
+        for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
+            part = list(group)
+            placements = await self._run("evict", [_segment_key(segment), _pins_key(segment)], [now_ms, _pack(part)])
+            for chunk, placement in zip(part, placements, strict=True):
+                if placement == _ABSENT:
+                    absent.append(chunk.key)
+                elif placement != _KEPT:
+                    removed.append((chunk.key, _nodes(placement)))
+                    if chunk.parent and chunk.key == segment:
+                        await self._count_child(chunk, -1)
+        return Evicted(tuple(removed), tuple(absent))
+
+    async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
+        """The nodes that hold each of `chunks`."""
+        async with metadata_errors():
+            pipeline = self._client.pipeline(transaction=False)
+            for chunk in chunks:
+                pipeline.hget(_segment_key(chunk.segment), chunk.key)
+            return [_nodes(placement or b"") for placement in await pipeline.execute()]
+
+    async def epoch(self) -> str:
+        """Random name of this index, given when it is first asked for: an index that was lost has another."""
+        async with metadata_errors():
+            await self._client.set(_EPOCH_KEY, os.urandom(8).hex(), nx=True)
+            return str(cast(bytes, await self._client.get(_EPOCH_KEY)).decode())
+
+    async def remember_drops(self, node_id: str, keys: Sequence[bytes]) -> None:
+        """Chunks that were evicted while `node_id` could not be told."""
+        async with metadata_errors():
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.sadd(_drops_key(node_id), *keys)
+            pipeline.expire(_drops_key(node_id), _DROPS_TTL_S)
+            await pipeline.execute()
+
+    async def take_drops(self, node_id: str) -> list[bytes]:
+        """What `remember_drops` remembered, once."""
+        async with metadata_errors():
+            pipeline = self._client.pipeline(transaction=True)
+            pipeline.smembers(_drops_key(node_id))
+            pipeline.delete(_drops_key(node_id))
+            return list((await pipeline.execute())[0])
 
     async def pin(self, segment: bytes, key: bytes, lease_id: bytes, expires_ms: int, ttl_ms: int) -> bool:
         """Keep `key`, and with it all that it extends, until `expires_ms`. False if it is gone."""
@@ -155,7 +202,7 @@ class PrefixIndex:
             counted = await self._count_child(opener, 1)
             if not counted:
                 return [False] * len(chunks)
-        mask = bytes(await self._run("register", [_segment_key(segment)], [node_id, _pack(chunks)]))
+        mask = bytes(await self._run("register", [_segment_key(segment)], [node_id, _pack(chunks), "0"]))
         if counted and mask[:1] == b"1":  # somebody else was quicker and counted as well
             await self._count_child(opener, -1)
         return [mark != ord("0") for mark in mask]
@@ -209,8 +256,12 @@ def _pins_key(segment: bytes) -> str:
     return f"quire:pins:{{{segment.hex()}}}"
 
 
+def _drops_key(node_id: str) -> str:
+    return f"quire:drops:{node_id}"
+
+
 def _nodes(placement: bytes) -> tuple[str, ...]:
     return tuple(placement.decode().split(",")) if placement else ()
 
 
-__all__ = ["ChunkRecord", "Match", "PlacedRun", "PrefixIndex", "records"]
+__all__ = ["OBJECT_TIER", "ChunkRecord", "Evicted", "Match", "PlacedRun", "PrefixIndex", "records"]

@@ -8,7 +8,7 @@ import cbor2
 import redis.asyncio as redis
 
 from quire.metadata.connection import metadata_errors
-from quire.nodes import Node, Role
+from quire.nodes import Location, Node, Role
 
 _KEY = "quire:nodes"
 
@@ -39,6 +39,9 @@ class Membership:
             "capacity": node.capacity_bytes,
             "used": node.used_bytes,
             "figures": node.figures,
+            "host": node.location.host,
+            "zone": node.location.zone,
+            "details": node.details,
         }
         async with metadata_errors():
             await self._client.hset(_KEY, node.node_id, cbor2.dumps(entry))
@@ -67,6 +70,8 @@ class Membership:
                         entry["capacity"],
                         entry["used"],
                         entry["figures"],
+                        Location(entry.get("host", ""), entry.get("zone", "")),
+                        entry.get("details", {}),
                     )
                 )
         return sorted(nodes, key=lambda node: node.node_id)

@@ -73,8 +73,9 @@ local function save()
 end
 """
 
-# KEYS: segment. ARGV: 1 node, 2 (digest .. parent) packed; the parent is 32 zero bytes where it is in another segment.
-# Returns a mask: "1" indexed, "2" indexed and new, "0" refused because its parent is not indexed.
+# KEYS: segment. ARGV: 1 node, 2 (digest .. parent) packed; the parent is 32 zero bytes where it is in another segment,
+# 3 "1" to add nothing new. Returns a mask: "1" indexed, "2" indexed and new, "0" refused because its parent is not
+# indexed, or nothing new was wanted.
 REGISTER: Final = (
     _PLACE
     + """
@@ -83,7 +84,8 @@ local none = string.rep('\\0', 32)
 for at = 1, #records, 64 do
   local digest, parent = string.sub(records, at, at + 31), string.sub(records, at + 32, at + 63)
   local old = redis.call('HGET', key, digest)
-  if not old and parent ~= none and redis.call('HEXISTS', key, parent) == 0 then mask[#mask + 1] = '0'
+  local orphan = parent ~= none and redis.call('HEXISTS', key, parent) == 0
+  if not old and (orphan or ARGV[3] == '1') then mask[#mask + 1] = '0'
   else
     local new = node
     if old and old ~= '' then
@@ -121,8 +123,8 @@ return changed
 )
 
 # KEYS: segment, pins. ARGV: 1 now in ms, 2 (digest .. parent) packed, the deepest chunk first; zero parent as above.
-# Removes from the end until a chunk is extended by an indexed one or pinned. Returns the placements of
-# what it removed, and "absent\0" for what was not indexed.
+# Removes those that no indexed chunk extends and no lease pins. Returns for each its placement if it was removed,
+# "kept\0" if it was not, "absent\0" if it was not indexed.
 EVICT: Final = (
     _PLACE
     + """
@@ -137,12 +139,15 @@ for at = 1, #records, 64 do
   local digest, parent = string.sub(records, at, at + 31), string.sub(records, at + 32, at + 63)
   local old = redis.call('HGET', key, digest)
   if old then
-    if tonumber(redis.call('HGET', key, digest .. 'c') or '0') > 0 or pinned[digest] then break end
-    redis.call('HDEL', key, digest, digest .. 'c')
-    count = count - 1
-    if old ~= uniform then mixed = mixed - 1 end
-    if parent ~= none then redis.call('HINCRBY', key, parent .. 'c', -1) end
-    removed[#removed + 1] = old
+    if tonumber(redis.call('HGET', key, digest .. 'c') or '0') > 0 or pinned[digest] then
+      removed[#removed + 1] = 'kept' .. string.char(0)
+    else
+      redis.call('HDEL', key, digest, digest .. 'c')
+      count = count - 1
+      if old ~= uniform then mixed = mixed - 1 end
+      if parent ~= none then redis.call('HINCRBY', key, parent .. 'c', -1) end
+      removed[#removed + 1] = old
+    end
   else removed[#removed + 1] = 'absent' .. string.char(0) end
 end
 save()

@@ -12,7 +12,7 @@ from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.layout import Attention, Dtype, KvLayout
 from quire.metadata.index import ChunkRecord
-from quire.nodes import Node, Role, Segment
+from quire.nodes import Location, Node, Role, Segment
 from quire.outcome import ChunkRun, NodeOutcome
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.v1 import common_pb2 as pb
@@ -175,6 +175,8 @@ def node_from(message: pb.Node) -> Node:
         message.capacity_bytes,
         message.used_bytes,
         dict(message.figures),
+        Location(message.host, message.zone),
+        dict(message.details),
     )
 
 
@@ -189,6 +191,9 @@ def node_to(node: Node) -> pb.Node:
         capacity_bytes=node.capacity_bytes,
         used_bytes=node.used_bytes,
         figures=node.figures,
+        host=node.location.host,
+        zone=node.location.zone,
+        details=node.details,
     )
 
 

@@ -18,11 +18,21 @@ _RETRY_S = 0.3
 
 
 class Heartbeat:
-    """Announces `describe()` to the orchestrator at the interval that it asks for."""
+    """Announces `describe()` to the orchestrator at the interval that it asks for.
 
-    def __init__(self, channels: ChannelPool, orchestrator_address: str, describe: Callable[[], Node]) -> None:
+    `on_epoch` hears the name of the index with every answer.
+    """
+
+    def __init__(
+        self,
+        channels: ChannelPool,
+        orchestrator_address: str,
+        describe: Callable[[], Node],
+        on_epoch: Callable[[str], None] = lambda epoch: None,
+    ) -> None:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(orchestrator_address))
         self._describe = describe
+        self._on_epoch = on_epoch
         self._task: asyncio.Task[None] | None = None
         self._joined = asyncio.Event()
 
@@ -59,4 +69,5 @@ class Heartbeat:
                 continue
             failing = False
             self._joined.set()
+            self._on_epoch(response.index_epoch)
             await asyncio.sleep(response.interval_ms / 1000)

@@ -35,10 +35,15 @@ async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> 
 
 
 async def serve_member(
-    server: Server, channels: ChannelPool, orchestrator_address: str, describe: Callable[[], Node], grace_s: float
+    server: Server,
+    channels: ChannelPool,
+    orchestrator_address: str,
+    describe: Callable[[], Node],
+    grace_s: float,
+    on_epoch: Callable[[str], None] = lambda epoch: None,
 ) -> None:
     """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up."""
-    heartbeat = Heartbeat(channels, orchestrator_address, describe)
+    heartbeat = Heartbeat(channels, orchestrator_address, describe, on_epoch)
     await server.start()
     heartbeat.start()
     await until_signalled()

@@ -52,7 +52,7 @@ class PayloadStream(Protocol):
         """Put `length` bytes from each of `offsets`, back to back; returns when posted."""
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
-        """Send `message`, and call `then`, once everything put so far has arrived."""
+        """Send `message` (none if empty), and call `then`, once everything put so far has arrived."""
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until nothing is in flight. Raises what went wrong."""

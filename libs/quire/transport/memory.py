@@ -185,7 +185,8 @@ class MemoryStream:
             await self.send(offset, length, remote_offset + index * length)
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
-        self._peer.send(message)
+        if message:
+            self._peer.send(message)
         if then is not None:
             then()
 

@@ -423,6 +423,26 @@ class Node(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class DetailsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NODE_ID_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     GRPC_ADDRESS_FIELD_NUMBER: _builtins.int
@@ -432,6 +452,9 @@ class Node(_message.Message):
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     USED_BYTES_FIELD_NUMBER: _builtins.int
     FIGURES_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Stable name; survives restarts."""
     role: Global___Role.ValueType
@@ -448,9 +471,17 @@ class Node(_message.Message):
     """Bytes of chunks it can hold."""
     used_bytes: _builtins.int
     """Bytes of chunks it holds."""
+    host: _builtins.str
+    """The machine it runs on; members that have it in common are near."""
+    zone: _builtins.str
+    """The zone or rack; less near than the host."""
     @_builtins.property
     def figures(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Key figures for `quire status`, e.g. "tier.memory.chunks"."""
+
+    @_builtins.property
+    def details(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What it works with, for people, e.g. "io": "io_uring, direct"."""
 
     def __init__(
         self,
@@ -464,10 +495,13 @@ class Node(_message.Message):
         capacity_bytes: _builtins.int = ...,
         used_bytes: _builtins.int = ...,
         figures: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        host: _builtins.str = ...,
+        zone: _builtins.str = ...,
+        details: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "figures", b"figures", "grpc_address", b"grpc_address", "incarnation", b"incarnation", "node_id", b"node_id", "protocol_version", b"protocol_version", "role", b"role", "used_bytes", b"used_bytes", "worker_address", b"worker_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "details", b"details", "figures", b"figures", "grpc_address", b"grpc_address", "host", b"host", "incarnation", b"incarnation", "node_id", b"node_id", "protocol_version", b"protocol_version", "role", b"role", "used_bytes", b"used_bytes", "worker_address", b"worker_address", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,10 +27,15 @@ class LookupRequest(_message.Message):
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Either block keys, 32 bytes each, concatenated, in prefix order ..."""
     lease_ttl_ms: _builtins.int
     """Lifetime of the lease in milliseconds; 0 for none."""
+    host: _builtins.str
+    """The client's machine and zone: of several replicas the nearest serves. May be empty."""
+    zone: _builtins.str
     @_builtins.property
     def namespace(self) -> _common_pb2.Namespace:
         """Whose prefix."""
@@ -46,10 +51,12 @@ class LookupRequest(_message.Message):
         chunk_keys: _builtins.bytes = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         lease_ttl_ms: _builtins.int = ...,
+        host: _builtins.str = ...,
+        zone: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "lease_ttl_ms", b"lease_ttl_ms", "namespace", b"namespace", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "host", b"host", "lease_ttl_ms", b"lease_ttl_ms", "namespace", b"namespace", "tokens", b"tokens", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,6 +66,21 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
                 _registered_method=True)
+        self.EvictChunks = channel.unary_unary(
+                '/quire.v1.OrchestratorService/EvictChunks',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.EvictChunksRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.EvictChunksResponse.FromString,
+                _registered_method=True)
+        self.Locate = channel.unary_unary(
+                '/quire.v1.OrchestratorService/Locate',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.LocateRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.LocateResponse.FromString,
+                _registered_method=True)
+        self.TakeDrops = channel.unary_unary(
+                '/quire.v1.OrchestratorService/TakeDrops',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/quire.v1.OrchestratorService/Heartbeat',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.HeartbeatRequest.SerializeToString,
@@ -129,6 +144,27 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EvictChunks(self, request, context):
+        """A storage node needs room: take chunks out of the index whose last copy it would give up.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Locate(self, request, context):
+        """Which live storage nodes hold chunks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeDrops(self, request, context):
+        """A node that has come back asks what was evicted while it was away; asking again tells it only what is new.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """Register a node, or renew its membership.
         """
@@ -182,6 +218,21 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.SerializeToString,
+            ),
+            'EvictChunks': grpc.unary_unary_rpc_method_handler(
+                    servicer.EvictChunks,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.EvictChunksRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.EvictChunksResponse.SerializeToString,
+            ),
+            'Locate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Locate,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.LocateRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.LocateResponse.SerializeToString,
+            ),
+            'TakeDrops': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeDrops,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -362,6 +413,87 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/Evict',
             quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EvictChunks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/EvictChunks',
+            quire_dot_v1_dot_orchestrator__pb2.EvictChunksRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.EvictChunksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Locate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/Locate',
+            quire_dot_v1_dot_orchestrator__pb2.LocateRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.LocateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeDrops(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/TakeDrops',
+            quire_dot_v1_dot_orchestrator__pb2.TakeDropsRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.TakeDropsResponse.FromString,
             options,
             channel_credentials,
             insecure,

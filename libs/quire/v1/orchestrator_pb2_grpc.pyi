@@ -46,6 +46,12 @@ class OrchestratorServiceStub:
     """Give a lease back."""
     Evict: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]
     """Drop chunks from the index and from the nodes that hold them."""
+    EvictChunks: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.EvictChunksRequest, _orchestrator_pb2.EvictChunksResponse]
+    """A storage node needs room: take chunks out of the index whose last copy it would give up."""
+    Locate: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.LocateRequest, _orchestrator_pb2.LocateResponse]
+    """Which live storage nodes hold chunks."""
+    TakeDrops: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.TakeDropsRequest, _orchestrator_pb2.TakeDropsResponse]
+    """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.HeartbeatRequest, _orchestrator_pb2.HeartbeatResponse]
     """Register a node, or renew its membership."""
     Leave: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.LeaveRequest, _orchestrator_pb2.LeaveResponse]
@@ -70,6 +76,12 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Give a lease back."""
     Evict: _aio.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]  # type: ignore[assignment]
     """Drop chunks from the index and from the nodes that hold them."""
+    EvictChunks: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.EvictChunksRequest, _orchestrator_pb2.EvictChunksResponse]  # type: ignore[assignment]
+    """A storage node needs room: take chunks out of the index whose last copy it would give up."""
+    Locate: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.LocateRequest, _orchestrator_pb2.LocateResponse]  # type: ignore[assignment]
+    """Which live storage nodes hold chunks."""
+    TakeDrops: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.TakeDropsRequest, _orchestrator_pb2.TakeDropsResponse]  # type: ignore[assignment]
+    """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.HeartbeatRequest, _orchestrator_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Register a node, or renew its membership."""
     Leave: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.LeaveRequest, _orchestrator_pb2.LeaveResponse]  # type: ignore[assignment]
@@ -127,6 +139,30 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.EvictResponse, _abc.Awaitable[_gateway_pb2.EvictResponse]]:
         """Drop chunks from the index and from the nodes that hold them."""
+
+    @_abc_1.abstractmethod
+    def EvictChunks(
+        self,
+        request: _orchestrator_pb2.EvictChunksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.EvictChunksResponse, _abc.Awaitable[_orchestrator_pb2.EvictChunksResponse]]:
+        """A storage node needs room: take chunks out of the index whose last copy it would give up."""
+
+    @_abc_1.abstractmethod
+    def Locate(
+        self,
+        request: _orchestrator_pb2.LocateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.LocateResponse, _abc.Awaitable[_orchestrator_pb2.LocateResponse]]:
+        """Which live storage nodes hold chunks."""
+
+    @_abc_1.abstractmethod
+    def TakeDrops(
+        self,
+        request: _orchestrator_pb2.TakeDropsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.TakeDropsResponse, _abc.Awaitable[_orchestrator_pb2.TakeDropsResponse]]:
+        """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
 
     @_abc_1.abstractmethod
     def Heartbeat(

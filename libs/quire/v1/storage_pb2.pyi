@@ -190,16 +190,20 @@ class DropRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    FROM_OBJECT_TIER_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys, 32 bytes each, concatenated."""
+    from_object_tier: _builtins.bool
+    """Also remove them from the object tier."""
     def __init__(
         self,
         *,
         chunk_keys: _builtins.bytes = ...,
+        from_object_tier: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "from_object_tier", b"from_object_tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -224,3 +228,135 @@ class DropResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropResponse: _TypeAlias = DropResponse  # noqa: Y015
+
+@_typing.final
+class RaiseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
+    chunk_keys: _builtins.bytes
+    """Keys, 32 bytes each, concatenated."""
+    durability: _common_pb2.Durability.ValueType
+    """The level."""
+    def __init__(
+        self,
+        *,
+        chunk_keys: _builtins.bytes = ...,
+        durability: _common_pb2.Durability.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RaiseRequest: _TypeAlias = RaiseRequest  # noqa: Y015
+
+@_typing.final
+class RaiseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RAISED_FIELD_NUMBER: _builtins.int
+    raised: _builtins.bytes
+    """For each key, in order: 1 if the chunk is durable at that level now."""
+    def __init__(
+        self,
+        *,
+        raised: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["raised", b"raised"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RaiseResponse: _TypeAlias = RaiseResponse  # noqa: Y015
+
+@_typing.final
+class DescribeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    chunk_keys: _builtins.bytes
+    """Keys, 32 bytes each, concatenated."""
+    def __init__(
+        self,
+        *,
+        chunk_keys: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeRequest: _TypeAlias = DescribeRequest  # noqa: Y015
+
+@_typing.final
+class DescribeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def headers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Headers as the pool's format has them, of those that are here."""
+
+    def __init__(
+        self,
+        *,
+        headers: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["headers", b"headers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
+
+@_typing.final
+class ReplicateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    chunk_keys: _builtins.bytes
+    """Keys, 32 bytes each, concatenated; parents before children."""
+    @_builtins.property
+    def source(self) -> _common_pb2.Node:
+        """The node that has them."""
+
+    def __init__(
+        self,
+        *,
+        chunk_keys: _builtins.bytes = ...,
+        source: _common_pb2.Node | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicateRequest: _TypeAlias = ReplicateRequest  # noqa: Y015
+
+@_typing.final
+class ReplicateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEPT_FIELD_NUMBER: _builtins.int
+    kept: _builtins.bytes
+    """For each key, in order: 1 if the chunk is here now, on disk."""
+    def __init__(
+        self,
+        *,
+        kept: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicateResponse: _TypeAlias = ReplicateResponse  # noqa: Y015

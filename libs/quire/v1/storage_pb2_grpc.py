@@ -50,6 +50,21 @@ class StorageServiceStub:
                 request_serializer=quire_dot_v1_dot_storage__pb2.DropRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_storage__pb2.DropResponse.FromString,
                 _registered_method=True)
+        self.Raise = channel.unary_unary(
+                '/quire.v1.StorageService/Raise',
+                request_serializer=quire_dot_v1_dot_storage__pb2.RaiseRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.RaiseResponse.FromString,
+                _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/quire.v1.StorageService/Describe',
+                request_serializer=quire_dot_v1_dot_storage__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.DescribeResponse.FromString,
+                _registered_method=True)
+        self.Replicate = channel.unary_unary(
+                '/quire.v1.StorageService/Replicate',
+                request_serializer=quire_dot_v1_dot_storage__pb2.ReplicateRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.ReplicateResponse.FromString,
+                _registered_method=True)
 
 
 class StorageServiceServicer:
@@ -78,6 +93,27 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Raise(self, request, context):
+        """Make chunks that are here durable at a level, without their bytes being sent again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Describe(self, request, context):
+        """Shape, place in the index and checksums of chunks that are here. For other storage nodes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Replicate(self, request, context):
+        """Pull chunks from another storage node, keep them on disk, and index this node as a holder.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StorageServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +131,21 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.Drop,
                     request_deserializer=quire_dot_v1_dot_storage__pb2.DropRequest.FromString,
                     response_serializer=quire_dot_v1_dot_storage__pb2.DropResponse.SerializeToString,
+            ),
+            'Raise': grpc.unary_unary_rpc_method_handler(
+                    servicer.Raise,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.RaiseRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.RaiseResponse.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.DescribeRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Replicate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replicate,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.ReplicateRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.ReplicateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -179,6 +230,87 @@ class StorageService:
             '/quire.v1.StorageService/Drop',
             quire_dot_v1_dot_storage__pb2.DropRequest.SerializeToString,
             quire_dot_v1_dot_storage__pb2.DropResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Raise(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.StorageService/Raise',
+            quire_dot_v1_dot_storage__pb2.RaiseRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.RaiseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.StorageService/Describe',
+            quire_dot_v1_dot_storage__pb2.DescribeRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replicate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.StorageService/Replicate',
+            quire_dot_v1_dot_storage__pb2.ReplicateRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.ReplicateResponse.FromString,
             options,
             channel_credentials,
             insecure,

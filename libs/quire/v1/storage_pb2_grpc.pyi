@@ -41,6 +41,12 @@ class StorageServiceStub:
     """Read chunks out of the client's memory as it produces layers, and keep them."""
     Drop: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DropRequest, _storage_pb2.DropResponse]
     """Forget chunks and free their slots."""
+    Raise: _grpc.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]
+    """Make chunks that are here durable at a level, without their bytes being sent again."""
+    Describe: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]
+    """Shape, place in the index and checksums of chunks that are here. For other storage nodes."""
+    Replicate: _grpc.UnaryUnaryMultiCallable[_storage_pb2.ReplicateRequest, _storage_pb2.ReplicateResponse]
+    """Pull chunks from another storage node, keep them on disk, and index this node as a holder."""
 
 @_typing.type_check_only
 class StorageServiceAsyncStub(StorageServiceStub):
@@ -55,6 +61,12 @@ class StorageServiceAsyncStub(StorageServiceStub):
     """Read chunks out of the client's memory as it produces layers, and keep them."""
     Drop: _aio.UnaryUnaryMultiCallable[_storage_pb2.DropRequest, _storage_pb2.DropResponse]  # type: ignore[assignment]
     """Forget chunks and free their slots."""
+    Raise: _aio.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]  # type: ignore[assignment]
+    """Make chunks that are here durable at a level, without their bytes being sent again."""
+    Describe: _aio.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]  # type: ignore[assignment]
+    """Shape, place in the index and checksums of chunks that are here. For other storage nodes."""
+    Replicate: _aio.UnaryUnaryMultiCallable[_storage_pb2.ReplicateRequest, _storage_pb2.ReplicateResponse]  # type: ignore[assignment]
+    """Pull chunks from another storage node, keep them on disk, and index this node as a holder."""
 
 class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
     """The muscle: chunks in slots, layer assembly, delivery by RDMA."""
@@ -84,5 +96,29 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.DropResponse, _abc.Awaitable[_storage_pb2.DropResponse]]:
         """Forget chunks and free their slots."""
+
+    @_abc_1.abstractmethod
+    def Raise(
+        self,
+        request: _storage_pb2.RaiseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.RaiseResponse, _abc.Awaitable[_storage_pb2.RaiseResponse]]:
+        """Make chunks that are here durable at a level, without their bytes being sent again."""
+
+    @_abc_1.abstractmethod
+    def Describe(
+        self,
+        request: _storage_pb2.DescribeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.DescribeResponse, _abc.Awaitable[_storage_pb2.DescribeResponse]]:
+        """Shape, place in the index and checksums of chunks that are here. For other storage nodes."""
+
+    @_abc_1.abstractmethod
+    def Replicate(
+        self,
+        request: _storage_pb2.ReplicateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.ReplicateResponse, _abc.Awaitable[_storage_pb2.ReplicateResponse]]:
+        """Pull chunks from another storage node, keep them on disk, and index this node as a holder."""
 
 def add_StorageServiceServicer_to_server(servicer: StorageServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

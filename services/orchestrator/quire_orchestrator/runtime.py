@@ -6,15 +6,15 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire import PROTOCOL_VERSION
 from quire.durability import Durability, OnExisting
-from quire.errors import InvalidRequest, NotImplementedHere, QuireError
+from quire.errors import InvalidRequest, QuireError
 from quire.keys import ChunkKeys
 from quire.lease import Lease, LeasedRun, LeaseSigner
-from quire.metadata.index import ChunkRecord
-from quire.nodes import Node, Role, Segment
+from quire.metadata.index import OBJECT_TIER, ChunkRecord, Evicted, records
+from quire.nodes import Location, Node, Role, Segment
 from quire.telemetry import logger, names, tracer
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.placement import placed_segments, readable_segments
@@ -22,6 +22,7 @@ from quire_orchestrator.errors import NoDurableNode
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members
 
 _PIN_TRIES = 3
+_NOWHERE = Location()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class Orchestrator:
         self._clock = clock
         self._signer = LeaseSigner(config.cluster_secret.encode())
         self._live: dict[str, Node] = {}
+        self._epoch = ""
+        self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._refresher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -55,11 +58,12 @@ class Orchestrator:
         self._refresher = asyncio.create_task(self._keep_fresh())
 
     async def close(self) -> None:
-        if self._refresher is not None:
-            self._refresher.cancel()
+        for task in (self._refresher, *self._watchers.values()):
+            if task is not None:
+                task.cancel()
 
-    async def lookup(self, keys: ChunkKeys, lease_ttl_ms: int) -> Found:
-        """The longest prefix with live replicas; with a lifetime, leased."""
+    async def lookup(self, keys: ChunkKeys, lease_ttl_ms: int, client: Location = _NOWHERE) -> Found:
+        """The longest prefix that can be read, from the replicas nearest to the client; with a lifetime, leased."""
         if lease_ttl_ms > self._config.lease_ttl_ms_max:
             raise InvalidRequest(f"{lease_ttl_ms} ms, {self._config.lease_ttl_ms_max} at most", field="lease_ttl_ms")
         for _ in range(_PIN_TRIES):
@@ -67,7 +71,7 @@ class Orchestrator:
             with tracer().start_as_current_span(names.INDEX_MATCH):
                 match = await self._index.match(keys)
             index_us = (time.perf_counter_ns() - started) // 1000
-            segments = readable_segments(match, self._storage_nodes())
+            segments = readable_segments(match, self._storage_nodes(), keys, client)
             matched = sum(segment.chunk_count for segment in segments)
             if matched == 0 or lease_ttl_ms == 0:
                 return Found(matched, segments, b"", 0, index_us)
@@ -81,16 +85,16 @@ class Orchestrator:
         self, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
     ) -> tuple[list[Segment], int]:
         """Nodes for the chunks that are not stored, and how many from the start are."""
-        if durability not in (Durability.MEMORY, Durability.LOCAL):
-            raise NotImplementedHere(
-                f"durability {durability.value!r}; this version has memory and local", field="durability"
-            )
         nodes = list(self._storage_nodes().values())
         if not nodes:
             raise NoDurableNode("no storage node is alive")
+        if durability is Durability.REPLICATED and len(nodes) < 2:
+            raise NoDurableNode("two storage nodes are needed, one is alive")
         if first > len(keys):
             raise InvalidRequest(f"{first}, but there are {len(keys)} keys", field="first_chunk")
-        readable = readable_segments(await self._index.match(keys), self._storage_nodes())
+        readable = readable_segments(await self._index.match(keys), self._storage_nodes(), keys)
+        if durability is not Durability.MEMORY:
+            readable = await self._raised(readable, keys, durability)
         known = sum(segment.chunk_count for segment in readable)
         if known < first:
             raise InvalidRequest(
@@ -101,10 +105,31 @@ class Orchestrator:
             return held + placed_segments(keys, known, nodes), known
         return placed_segments(keys, max(known, first), nodes), known
 
-    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[bool]:
-        """Index replicas that a node has stored; False where the parent is not indexed."""
+    async def _raised(self, readable: Sequence[Segment], keys: ChunkKeys, durability: Durability) -> list[Segment]:
+        """What is stored already, raised to the level that is asked for now; up to the first chunk that is not."""
+        live = self._storage_nodes()
+
+        async def marks(segment: Segment) -> list[bool]:
+            part = keys.run(segment.first_chunk, segment.chunk_count)
+            try:
+                return await self._holders.raise_level(live[segment.node_id], part, durability)
+            except (QuireError, KeyError) as error:
+                logger().warning("chunks could not be made durable", node=segment.node_id, error=str(error))
+                return [False] * segment.chunk_count
+
+        raised: list[Segment] = []
+        for segment, mine in zip(readable, await asyncio.gather(*map(marks, readable)), strict=True):
+            count = mine.index(False) if False in mine else segment.chunk_count
+            if count:
+                raised.append(replace(segment, chunk_count=count))
+            if count < segment.chunk_count:
+                break
+        return raised
+
+    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], *, only_indexed: bool = False) -> list[bool]:
+        """Index replicas; False where the parent is not indexed, or where the chunk itself is not and must be."""
         with tracer().start_as_current_span(names.INDEX_REGISTER):
-            return await self._index.register(node_id, chunks)
+            return await self._index.register(node_id, chunks, only_indexed=only_indexed)
 
     async def withdraw(self, node_id: str, chunks: Sequence[ChunkRecord]) -> int:
         """A node lost chunks, or found them corrupt: look-ups must not promise them any more."""
@@ -119,30 +144,59 @@ class Orchestrator:
         """Drop chunks from the end of a chain; how many. Stops at one that others extend or a lease pins."""
         if not 0 <= keep <= len(keys):
             raise InvalidRequest(f"{keep} of {len(keys)}", field="keep_chunks")
-        removed = await self._index.evict(keys, keep, self._clock.now_ms())
-        by_node: dict[str, list[bytes]] = {}
-        for key, holders in removed:
-            for holder in holders:
-                by_node.setdefault(holder, []).append(key)
-        for node_id, gone in by_node.items():
-            node = self._live.get(node_id)
-            if node is None:
-                continue  # it reconciles what it holds when it comes back
-            try:
-                await self._holders.drop(node, ChunkKeys(b"".join(gone)))
-            except QuireError as error:
-                logger().warning("a node did not drop chunks", node=node_id, chunks=len(gone), error=str(error))
-        return len(removed)
+        chunks = list(reversed(records(keys, keep, len(keys) - keep)))
+        return len((await self._evict(chunks, "")).removed)
 
-    async def heartbeat(self, node: Node) -> int:
-        """Keep a member alive; milliseconds until it should report again."""
+    async def evict_chunks(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[bool]:
+        """A node needs room and holds the last copy: for each chunk, children first, whether it is out of the index."""
+        evicted = await self._evict(chunks, node_id)
+        out = {key for key, _ in evicted.removed} | set(evicted.absent)
+        return [chunk.key in out for chunk in chunks]
+
+    async def _evict(self, chunks: Sequence[ChunkRecord], asking: str) -> Evicted:
+        """Out of the index, and off every node but the one that asks. One that is away hears of it when it is back."""
+        evicted = await self._index.evict(chunks, self._clock.now_ms())
+        by_node: dict[str, list[bytes]] = {}
+        for key, holders in evicted.removed:
+            for holder in holders:
+                if holder not in (asking, OBJECT_TIER):
+                    by_node.setdefault(holder, []).append(key)
+        for node_id, gone in by_node.items():
+            try:
+                await self._holders.drop(self._live[node_id], ChunkKeys(b"".join(gone)))
+            except (QuireError, KeyError) as error:
+                logger().warning(
+                    "a node could not be told to drop chunks", node=node_id, chunks=len(gone), why=str(error)
+                )
+                await self._index.remember_drops(node_id, gone)
+        in_object = [key for key, holders in evicted.removed if OBJECT_TIER in holders]
+        if in_object and (nodes := self._storage_nodes()):
+            try:
+                await self._holders.drop(next(iter(nodes.values())), ChunkKeys(b"".join(in_object)), objects=True)
+            except QuireError as error:
+                logger().warning("objects could not be removed", objects=len(in_object), why=str(error))
+        return evicted
+
+    async def locate(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
+        """The live nodes that hold each chunk, and the object tier where it does."""
+        live = self._storage_nodes()
+        placements = await self._index.holders(chunks)
+        return [tuple(name for name in names if name in live or name == OBJECT_TIER) for names in placements]
+
+    async def take_drops(self, node_id: str) -> list[bytes]:
+        """What was evicted while the node was away."""
+        return await self._index.take_drops(node_id)
+
+    async def heartbeat(self, node: Node) -> tuple[int, str]:
+        """Keep a member alive; milliseconds until it should report again, and the name of the index."""
         if node.protocol_version != PROTOCOL_VERSION:
             raise InvalidRequest(
                 f"{node.protocol_version}, this cluster speaks {PROTOCOL_VERSION}", field="node.protocol_version"
             )
         await self._members.renew(node, self._clock.now_ms() + self._config.member_ttl_ms)
         self._live[node.node_id] = node
-        return self._config.heartbeat_ms
+        self._watch()
+        return self._config.heartbeat_ms, self._epoch
 
     async def leave(self, node_id: str, incarnation: str) -> None:
         await self._members.leave(node_id, incarnation)
@@ -170,6 +224,26 @@ class Orchestrator:
 
     async def _refresh(self) -> None:
         self._live = {node.node_id: node for node in await self._members.live(self._clock.now_ms())}
+        self._epoch = await self._index.epoch()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Watch the connection to every storage node: a process that dies is known at once, not at its expiry."""
+        for node in self._storage_nodes().values():
+            name = (node.node_id, node.incarnation)
+            if name not in self._watchers:
+                self._watchers[name] = asyncio.create_task(self._until_gone(node))
+
+    async def _until_gone(self, node: Node) -> None:
+        try:
+            await self._holders.gone(node)
+            logger().warning("the connection to a storage node broke", node=node.node_id)
+            self._live.pop(node.node_id, None)
+            await self._members.leave(node.node_id, node.incarnation)  # until its next heartbeat
+        except QuireError as error:
+            logger().warning("membership cannot be written", error=str(error))
+        finally:
+            del self._watchers[node.node_id, node.incarnation]
 
     async def _keep_fresh(self) -> None:
         while True:

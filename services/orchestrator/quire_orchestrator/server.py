@@ -9,6 +9,7 @@ from quire.errors import InvalidRequest
 from quire.hashing import block_keys
 from quire.keys import ChunkKeys
 from quire.metadata import Membership, PrefixIndex, connect
+from quire.nodes import Location
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server, until_signalled
@@ -34,7 +35,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         if request.tokens and request.chunk_keys:
             raise InvalidRequest("give either keys or tokens", field="chunk_keys")
         keys = block_keys(namespace, request.tokens) if request.tokens else ChunkKeys(request.chunk_keys)
-        found = await self._orchestrator.lookup(keys, request.lease_ttl_ms)
+        found = await self._orchestrator.lookup(keys, request.lease_ttl_ms, Location(request.host, request.zone))
         return gateway_pb2.LookupResponse(
             matched_chunks=found.matched_chunks,
             matched_tokens=found.matched_chunks * namespace.layout.chunk_tokens,
@@ -60,7 +61,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
         chunks = [convert.record_from(chunk) for chunk in request.chunks]
-        return orchestrator_pb2.CommitResponse(indexed=bytes(await self._orchestrator.commit(request.node_id, chunks)))
+        marks = await self._orchestrator.commit(request.node_id, chunks, only_indexed=request.only_indexed)
+        return orchestrator_pb2.CommitResponse(indexed=bytes(marks))
 
     async def Withdraw(
         self, request: orchestrator_pb2.WithdrawRequest, context: Any
@@ -80,8 +82,26 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def Heartbeat(
         self, request: orchestrator_pb2.HeartbeatRequest, context: Any
     ) -> orchestrator_pb2.HeartbeatResponse:
-        interval_ms = await self._orchestrator.heartbeat(convert.node_from(request.node))
-        return orchestrator_pb2.HeartbeatResponse(interval_ms=interval_ms)
+        interval_ms, epoch = await self._orchestrator.heartbeat(convert.node_from(request.node))
+        return orchestrator_pb2.HeartbeatResponse(interval_ms=interval_ms, index_epoch=epoch)
+
+    async def EvictChunks(
+        self, request: orchestrator_pb2.EvictChunksRequest, context: Any
+    ) -> orchestrator_pb2.EvictChunksResponse:
+        chunks = [convert.record_from(chunk) for chunk in request.chunks]
+        marks = await self._orchestrator.evict_chunks(request.node_id, chunks)
+        return orchestrator_pb2.EvictChunksResponse(evicted=bytes(marks))
+
+    async def Locate(self, request: orchestrator_pb2.LocateRequest, context: Any) -> orchestrator_pb2.LocateResponse:
+        holders = await self._orchestrator.locate([convert.record_from(chunk) for chunk in request.chunks])
+        return orchestrator_pb2.LocateResponse(holders=[",".join(names) for names in holders])
+
+    async def TakeDrops(
+        self, request: orchestrator_pb2.TakeDropsRequest, context: Any
+    ) -> orchestrator_pb2.TakeDropsResponse:
+        return orchestrator_pb2.TakeDropsResponse(
+            chunk_keys=b"".join(await self._orchestrator.take_drops(request.node_id))
+        )
 
     async def Leave(self, request: orchestrator_pb2.LeaveRequest, context: Any) -> orchestrator_pb2.LeaveResponse:
         await self._orchestrator.leave(request.node_id, request.incarnation)

@@ -16,9 +16,31 @@ class StorageConfig:
     listen: str = setting("127.0.0.1:7412", "host:port to listen on")
     advertise: str = setting("", "host:port under which others reach it; empty: as listened")
     node_id: str = setting("storage-0", "name in the cluster; survives restarts")
-    folder: str = setting("", "where the pool file and its commit log lie; empty for memory only")
-    arena_bytes: int = setting(1 << 30, "memory for chunks, and size of the pool file", minimum=1 << 20)
-    slab_bytes: int = setting(64 << 20, "unit in which the arena is divided among chunk sizes", minimum=1 << 16)
+    zone: str = setting("", "zone or rack; replicas go to others, reads come from the same", variable="QUIRE_ZONE")
+    arena_bytes: int = setting(1 << 30, "memory for chunks", minimum=1 << 20)
+    slab_bytes: int = setting(64 << 20, "unit in which memory and drives are divided among shapes", minimum=1 << 16)
+    staging_bytes: int = setting(
+        128 << 20, "memory that layers pass through on their way from a drive", minimum=1 << 16
+    )
+    block_bytes: int = setting(16 << 20, "what is read, verified and sent at a time; a slice must fit", minimum=1 << 12)
+    drives: str = setting("", "folders, one on each drive, separated by commas; empty for memory only")
+    drive_bytes: int = setting(4 << 30, "size of the pool's file on each drive, preallocated", minimum=1 << 20)
+    stripe_bytes: int = setting(256 << 10, "what of a layer lies together on one drive", minimum=1 << 12)
+    chunk_bytes_min: int = setting(64 << 10, "chunk size for which a new pool has headers enough", minimum=1 << 12)
+    io: str = setting("auto", "io_uring, threads, or auto for the better one that this kernel offers")
+    io_depth: int = setting(128, "reads and writes with the drives at a time", minimum=1)
+    direct: bool = setting(True, "O_DIRECT where the file system has it")
+    write_age_s_max: float = setting(1.0, "how long reads may hold writes back", minimum=0.001)
+    write_backlog_bytes: int = setting(256 << 20, "how much of writes reads may hold back", minimum=1 << 20)
+    pool_high_share: float = setting(0.95, "from how much on the drives are trimmed", minimum=0.01)
+    pool_low_share: float = setting(0.90, "down to how much", minimum=0.01)
+    room_timeout_s: float = setting(5.0, "how long a store waits for memory to come free", minimum=0.01)
+    object_url: str = setting("", "object tier: s3://bucket/prefix, gs://, az://, or a folder; empty for none")
+    object_lag_bytes: int = setting(1 << 30, "how much may be missing in the object tier before stores wait", minimum=1)
+    object_timeout_s: float = setting(30.0, "deadline of one request to the object tier", minimum=0.1)
+    scrub_bytes_per_s: int = setting(20_000_000, "pace of the scrubber", minimum=1)
+    replication_bytes_per_s: int = setting(200_000_000, "pace of re-replication after a node was lost", minimum=1)
+    replication_check_s: float = setting(2.0, "how often a node looks whether others were lost", minimum=0.05)
     orchestrator_address: str = setting(
         "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
     )
@@ -40,3 +62,7 @@ class StorageConfig:
     ingests_max: int = setting(64, "stores at the same time; more are refused", minimum=1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(10.0, "time for running transfers at SIGTERM", minimum=0)
+
+    @property
+    def drive_folders(self) -> list[str]:
+        return [folder.strip() for folder in self.drives.split(",") if folder.strip()]

@@ -1,36 +1,41 @@
 """One delivery: this node's stripe of every layer into a client's memory.
 
-The way of a layer: its checksums are verified in a thread while the layer before it is on the wire; its slices are
-gathered from the arena straight into the client's memory, no staging copy; the layer-ready message follows the
-completed flush. However it ends, the last thing the client hears is `Quiesced`: from then on its memory is its own.
+The way of a layer: its bands are read from the drives, if they are not in memory, and verified while those before them
+are on the wire; their slices are gathered from the arena straight into the client's memory, no staging copy; the
+layer-ready message follows the completed flush. However it ends, the last thing the client hears is `Quiesced`: from
+then on its memory is its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 from opentelemetry import trace
 
 from quire.descriptor import DeliveryOrder, Descriptor
-from quire.errors import CorruptData, DeadlineExceeded, InternalError, PeerLost, QuireError
+from quire.errors import DeadlineExceeded, InternalError, PeerLost, QuireError
 from quire.outcome import ChunkRun, NodeOutcome
 from quire.telemetry import binary_context, logger, names, tracer
 from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
+from quire_storage.bands import Bands, Healer, ReadyBand
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.plan import DeliveryPlan, choose_order
+from quire_storage.core.plan import check_shapes, choose_order
 from quire_storage.ports import Clock
 from quire_storage.rates import Allowance, Rates
+from quire_storage.ring import Ring
+from quire_storage.store import ChunkStore
 
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 256 << 10, 4 << 20
 _QUIESCE_TIMEOUT_S = 5.0
+_BANDS_AHEAD = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,13 @@ class Workshop:
 
     config: StorageConfig
     transport: Transport
-    arena: npt.NDArray[np.uint8]
+    store: ChunkStore
+    ring: Ring | None
     region: Region
     rates: Rates
     checkers: Executor
     clock: Clock
+    heal: Healer
 
 
 class Delivery:
@@ -69,7 +76,8 @@ class Delivery:
         self._call = call
         self._chunks = chunks
         self._on_corrupt = on_corrupt
-        self._plan = DeliveryPlan(call.descriptor, call.runs, chunks)
+        check_shapes(call.descriptor, chunks)
+        self._layer_bytes = len(chunks) * call.descriptor.slice_bytes
         self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, shop.config.theta_bytes)
         self._finished: asyncio.Queue[int | None] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
@@ -91,7 +99,7 @@ class Delivery:
         """Deliver. Raises `TargetInvalid` before the first byte; afterwards every failure is in the outcome."""
         attributes: dict[str, str | int] = {
             "quire.chunks": len(self._chunks),
-            "quire.bytes": self._plan.payload_bytes,
+            "quire.bytes": self._call.descriptor.num_layers * self._layer_bytes,
             "quire.order": self._order.name,
         }
         with tracer().start_as_current_span(names.STORAGE_DELIVER, attributes=attributes) as span:
@@ -103,25 +111,34 @@ class Delivery:
     async def _deliver(self, span: trace.Span) -> NodeOutcome:
         peer = self._shop.transport.connect(self._call.descriptor.target.worker_address)
         remote = peer.remote(self._call.descriptor.target)
-        started = self._shop.clock.monotonic_s()
+        self._started_s = self._shop.clock.monotonic_s()
+        shop, call = self._shop, self._call
+        bands = Bands(
+            shop.store, shop.ring, shop.checkers, shop.heal, self._on_corrupt, call.descriptor, call.runs, self._chunks
+        )
+        settled, failure = False, None
         try:
-            stream = peer.stream(self._shop.region, remote)
-            failure = await self._attempt(stream, peer, span)
-            await self._quiesce(stream, peer, complete=failure is None)
+            stream = peer.stream(shop.region, remote)
+            failure = await self._attempt(stream, peer, bands, span)
+            settled = await self._quiesce(stream, peer, complete=failure is None)
         finally:
             remote.close()
+            if settled:
+                bands.close(complete=failure is None)
+            else:
+                logger().error("memory that a dead client's reads may still use is lost until the next start")
             if self._allowance is not None:
-                duration_s = self._shop.clock.monotonic_s() - started
-                await self._shop.rates.finish(self._allowance, stream.bytes_posted, duration_s)
+                duration_s = shop.clock.monotonic_s() - self._started_s
+                await shop.rates.finish(self._allowance, stream.bytes_posted, duration_s)
         return self._outcome(stream, failure)
 
-    async def _attempt(self, stream: PayloadStream, peer: Peer, span: trace.Span) -> QuireError | None:
+    async def _attempt(self, stream: PayloadStream, peer: Peer, bands: Bands, span: trace.Span) -> QuireError | None:
         """Write everything; what went wrong, if anything did."""
         try:
             if self._cancelled:
                 raise PeerLost("the client cancelled")
             async with asyncio.timeout(self._shop.config.transfer_timeout_s):
-                self._writer = asyncio.create_task(self._write(stream, span))
+                self._writer = asyncio.create_task(self._write(stream, bands, span))
                 unwatch = peer.on_failure(self._peer_failed)
                 try:
                     await self._writer
@@ -144,35 +161,44 @@ class Delivery:
         if self._writer is not None:
             self._writer.cancel()
 
-    async def _write(self, stream: PayloadStream, span: trace.Span) -> None:
+    async def _write(self, stream: PayloadStream, bands: Bands, span: trace.Span) -> None:
         layerwise = self._order is DeliveryOrder.LAYERWISE
-        check = self._check(0)
+        order = [(layer, band) for layer in range(self._call.descriptor.num_layers) for band in bands.bands]
+        ahead: deque[asyncio.Task[ReadyBand]] = deque()
         try:
-            if layerwise:
-                self._allowance = await self._admit()
-            for layer in range(self._plan.num_layers):
-                await check
-                if layer + 1 < self._plan.num_layers:
-                    check = self._check(layer + 1)
-                for piece in self._plan.pieces(layer, self._piece_bytes()):
+            for at, (layer, band) in enumerate(order):
+                while at + len(ahead) < len(order) and len(ahead) < _BANDS_AHEAD:
+                    next_layer, next_band = order[at + len(ahead)]
+                    ahead.append(asyncio.create_task(bands.prepare(next_band, next_layer, self._due_s(next_layer))))
+                if layerwise and at == 0:
+                    self._allowance = await self._admit()
+                ready = await ahead[0]
+                ahead.popleft()
+                for piece in band.plan.pieces(layer, ready.shift, self._piece_bytes()):
                     await self._pace(piece.bytes)
                     await stream.gather(piece.offsets, piece.length, piece.remote_offset)
-                if layerwise:
+                if ready.block is not None:
+                    stream.announce(b"", partial(bands.release, ready))
+                if layerwise and band is bands.bands[-1]:
                     self._announce(stream, layer, span)
                     self._count_layer()
             if not layerwise:
                 self._announce(stream, ALL_LAYERS, span)
             await stream.drain(self._shop.config.transfer_timeout_s)
         finally:
-            check.cancel()
-            with contextlib.suppress(asyncio.CancelledError, QuireError):
-                await check
+            for task in ahead:
+                task.cancel()
+            await asyncio.gather(*ahead, return_exceptions=True)
+
+    def _due_s(self, layer: int) -> float:
+        """When the client, computing as long per layer as it said, needs this one; 0 for at once."""
+        return self._started_s + layer * self._call.compute_window_us / 1e6 if self._call.compute_window_us else 0.0
 
     async def _admit(self) -> Allowance:
         name = f"{self._shop.config.node_id}/{self._call.delivery_id.hex()}/{self._call.node_index}"
         with tracer().start_as_current_span(names.STORAGE_ADMIT):
             return await self._shop.rates.admit(
-                name, self._plan.bytes_per_layer, self._call.compute_window_us, self._plan.num_layers
+                name, self._layer_bytes, self._call.compute_window_us, self._call.descriptor.num_layers
             )
 
     async def _pace(self, size: int) -> None:
@@ -201,33 +227,30 @@ class Delivery:
         message = LayerReady(self._call.delivery_id, self._call.node_index, layer, binary_context())
         stream.announce(encode_message(message), arrived)
 
-    def _check(self, layer: int) -> asyncio.Task[None]:
-        """Verify the layer's slices in a thread, while the layer before it is on the wire."""
+    async def _quiesce(self, stream: PayloadStream, peer: Peer, *, complete: bool) -> bool:
+        """Let what is in flight end, by force if need be, and tell the client that its memory is its own.
 
-        async def check() -> None:
-            loop = asyncio.get_running_loop()
-            bad = await loop.run_in_executor(self._shop.checkers, self._plan.corrupt, self._shop.arena, layer)
-            if bad:
-                self._on_corrupt([self._chunks[index] for index in bad])
-                raise CorruptData(f"{len(bad)} chunks do not match their checksums in layer {layer}")
-
-        return asyncio.create_task(check())
-
-    async def _quiesce(self, stream: PayloadStream, peer: Peer, *, complete: bool) -> None:
-        """Let what is in flight end, by force if need be, and tell the client that its memory is its own."""
+        False if something may still be in flight.
+        """
+        settled = True
         if not complete:
             stream.stop()
             try:
                 await stream.drain(_QUIESCE_TIMEOUT_S)
             except DeadlineExceeded:
                 peer.abort()
-                with contextlib.suppress(QuireError):
+                try:
                     await stream.drain(_QUIESCE_TIMEOUT_S)
+                except DeadlineExceeded:
+                    settled = False
+                except QuireError:
+                    pass
             except QuireError:
                 pass  # in flight no more: that is all that matters here
         message = Quiesced(self._call.delivery_id, self._call.node_index, complete, binary_context())
         with contextlib.suppress(QuireError):
             peer.send(encode_message(message))
+        return settled
 
     def _outcome(self, stream: PayloadStream, failure: QuireError | None) -> NodeOutcome:
         allowance = self._allowance

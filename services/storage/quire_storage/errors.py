@@ -3,10 +3,20 @@
 InternalError (quire.errors)
 └── SlotsUnsettled          a client's memory is still being read into slots that cannot be given back
 ConfigInvalid (quire.errors)
-└── ForeignPool             the pool on disk is of another node, or of a newer version; it is left alone
+├── ForeignPool             the pool on disk is of another node, or of a newer version; it is left alone
+├── DriveUnusable           a drive is too small, or cannot be read or written
+└── BlockIOUnavailable      this kernel does not offer the way of doing I/O that was asked for
+Unavailable (quire.errors)
+├── DriveFailed             a drive answers with errors; its chunks are elsewhere, or lost
+├── ObjectTierFailed        the object tier does not answer, or refuses
+└── NotReplicated           no second node took chunks that were to be replicated
 """
 
-from quire.errors import ConfigInvalid, InternalError
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.errors import ConfigInvalid, InternalError, Unavailable
 
 
 class SlotsUnsettled(InternalError):
@@ -15,3 +25,31 @@ class SlotsUnsettled(InternalError):
 
 class ForeignPool(ConfigInvalid):
     """The pool on disk is of another node, or of a newer version; it is left alone."""
+
+
+class DriveUnusable(ConfigInvalid):
+    """A drive is too small, or cannot be read or written."""
+
+
+class BlockIOUnavailable(ConfigInvalid):
+    """This kernel does not offer the way of doing I/O that was asked for."""
+
+
+class DriveFailed(Unavailable):
+    """A drive answers with errors; its chunks are elsewhere, or lost. `drives`: which, by index."""
+
+    def __init__(self, message: str, drives: frozenset[int] = frozenset()) -> None:
+        super().__init__(message)
+        self.drives = drives
+
+    def joined(self, others: Sequence[DriveFailed]) -> DriveFailed:
+        """One error for all their drives."""
+        return DriveFailed(self.message, self.drives.union(*(other.drives for other in others)))
+
+
+class ObjectTierFailed(Unavailable):
+    """The object tier does not answer, or refuses."""
+
+
+class NotReplicated(Unavailable):
+    """No second node took chunks that were to be replicated."""

@@ -25,7 +25,7 @@ from quire.outcome import ChunkRun
 from quire.telemetry import names, tracer
 from quire.transport import Peer, Region, Remote, Transport
 from quire_storage.core.checksums import slice_checksums
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Chunk, MemoryPlace
 from quire_storage.core.extents import extents
 from quire_storage.errors import SlotsUnsettled
 from quire_storage.produced import ProducedLayers
@@ -52,6 +52,7 @@ class IngestCall:
     node_index: int
     durability: Durability
     on_existing: OnExisting
+    namespace: bytes = bytes(16)
 
     def __post_init__(self) -> None:
         if not self.records or sum(run.count for run in self.source_runs) != len(self.records):
@@ -82,6 +83,7 @@ async def pull(
     produced: ProducedLayers,
     threads: Executor,
     timeout_s: float,
+    now_ms: int,
 ) -> list[Chunk]:
     """Read every layer straight into its slots. Returns the chunks with their checksums, not yet readable."""
     peer = transport.connect(call.source.worker_address)
@@ -102,7 +104,16 @@ async def pull(
         remote.close()
         produced.forget(call.store_id)
     return [
-        Chunk(record, layers, size, int(offset), slots.layer_stride, checksums[:, index].copy(), call.durability)
+        Chunk(
+            record,
+            layers,
+            size,
+            checksums[:, index].copy(),
+            call.durability,
+            call.namespace,
+            now_ms,
+            memory=MemoryPlace(int(offset), slots.layer_stride),
+        )
         for index, (record, offset) in enumerate(zip(call.records, slots.offsets, strict=True))
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,10 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.clock import Clock
+from quire.descriptor import Descriptor
+from quire.keys import ChunkKeys
 from quire.metadata.index import ChunkRecord
-from quire_storage.core.chunks import Chunk
+from quire.nodes import Node
+from quire.outcome import ChunkRun, NodeOutcome
+from quire_storage.core.iocb import Iocb
 
-__all__ = ["Clock", "ClusterIndex", "DurablePool", "Grant", "RateSource"]
+__all__ = ["BlockIO", "Clock", "ClusterIndex", "Drives", "Grant", "ObjectTier", "Outer", "Peers", "RateSource"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -24,8 +28,20 @@ class ClusterIndex(Protocol):
     async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         """Register; False for a chunk whose parent is not indexed (yet)."""
 
+    async def add_object_tier(self, records: Sequence[ChunkRecord]) -> list[bool]:
+        """Register the object tier as a holder; False for a chunk that is not indexed (any more)."""
+
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
         """Deregister chunks that are lost or corrupt."""
+
+    async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
+        """Take chunks out whose last copy goes, children first; False for one that others extend or a lease pins."""
+
+    async def locate(self, records: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
+        """The live nodes that hold each chunk, and `OBJECT_TIER` where it does."""
+
+    async def take_drops(self, node_id: str) -> list[bytes]:
+        """What was evicted while the node was away; asking again tells only what is new."""
 
     async def release(self, lease: bytes) -> None:
         """Give the lease of a client back that is gone."""
@@ -48,16 +64,97 @@ class RateSource(Protocol):
     async def finish(self, delivery: str, bytes_moved: int, duration_s: float) -> None: ...
 
 
-class DurablePool(Protocol):
-    """The tier below memory. Methods block: the runtime calls them from a thread."""
+class Peers(Protocol):
+    """Other storage nodes."""
 
-    def recover(self, arena: Bytes) -> list[Chunk]:
-        """Read every committed chunk into its place in the arena; those that fail their checksums are left out."""
+    async def storage_nodes(self) -> list[Node]:
+        """The live ones, this one among them."""
 
-    def persist(self, chunks: Sequence[Chunk], arena: Bytes) -> None:
-        """Write the bytes, then commit: when this returns the chunks survive a kill."""
+    async def describe(self, node: Node, keys: ChunkKeys) -> list[bytes]:
+        """Headers, as the pool's format has them, of those chunks that the node has."""
 
-    def forget(self, keys: Sequence[bytes]) -> None:
-        """When this returns the chunks will not come back; their slots may be reused."""
+    async def deliver(
+        self, node: Node, lease: bytes, descriptor: Descriptor, runs: tuple[ChunkRun, ...]
+    ) -> NodeOutcome:
+        """Have chunks delivered into memory of this node."""
 
+    async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
+        """Have a node pull chunks; for each whether it keeps it now."""
+
+
+class BlockIO(Protocol):
+    """Batched I/O on open files, in the shape of Tutti's gio_uring (§3.2). Never blocks the caller.
+
+    `init_queue` → for each batch `get_iocb`, `fill`, `issue_io` → `wait_cqe` when `event_fd` is readable. Within an
+    IOCB contexts complete in any order; between IOCBs nothing is promised either.
+    """
+
+    event_fd: int
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def description(self) -> str:
+        """For people: which implementation, with what."""
+
+    def init_queue(self, files: Sequence[int], memories: Sequence[Bytes]) -> None:
+        """Contexts name `files` by index. Raises `BlockIOUnavailable`."""
+
+    def get_iocb(self) -> Iocb:
+        """An empty one, to be filled."""
+
+    def issue_io(self, iocb: Iocb) -> None:
+        """Start all its contexts; their memory must stay until it is complete."""
+
+    def wait_cqe(self) -> list[Iocb]:
+        """Those that have completed since the last call, with their results."""
+
+    def close(self) -> None:
+        """Nothing may be in flight."""
+
+
+class Drives(Protocol):
+    """Files on the drives, apart from what is read and written in batches. Blocks; used at start only."""
+
+    direct: bool
+
+    def open(self, name: str) -> int | None:
+        """Descriptor of the pool's file on that drive; None if there is none. Raises `DriveUnusable`."""
+
+    def create(self, name: str, size: int, head: bytes) -> int:
+        """A preallocated file, zero after `head`, that exists whole or not at all. Raises `DriveUnusable`."""
+
+    def head(self, file: int, length: int) -> bytes: ...
+    def size(self, file: int) -> int: ...
     def close(self) -> None: ...
+
+
+class ObjectTier(Protocol):
+    """Objects by chunk key. Errors are `Unavailable`."""
+
+    @property
+    def description(self) -> str: ...
+    async def put(self, key: bytes, data: bytes) -> None: ...
+    async def get(self, key: bytes) -> bytes | None:
+        """None if there is no such object."""
+
+    async def delete(self, keys: Sequence[bytes]) -> None: ...
+
+
+class BlockIOChoice(Protocol):
+    """Makes the `BlockIO` of that name, with that many contexts at a time."""
+
+    def __call__(self, name: str, depth: int, *, direct: bool) -> BlockIO: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """Everything outside of a node, but for the data plane. `objects` is None for no object tier."""
+
+    index: ClusterIndex
+    rates: RateSource
+    peers: Peers
+    objects: ObjectTier | None
+    drives: Callable[[], Drives]
+    block_io: BlockIOChoice
+    clock: Clock

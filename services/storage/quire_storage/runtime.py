@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import mmap
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
-import numpy as np
-
 from quire.durability import Durability
 from quire.errors import (
-    ContentConflict,
+    ChunkMissing,
     InvalidRequest,
     LeaseForged,
     NotImplementedHere,
@@ -23,102 +20,163 @@ from quire.errors import (
 )
 from quire.keys import ChunkKeys
 from quire.lease import LeaseSigner
-from quire.metadata.index import ChunkRecord, records
+from quire.metadata.index import OBJECT_TIER, ChunkRecord, records
+from quire.nodes import Node
 from quire.outcome import NodeOutcome
 from quire.telemetry import binary_context, logger, meter, names, tracer
 from quire.transport import LayerProduced, Quiesced, Transport, decode_message
 from quire.transport.messages import encode_message
+from quire_storage.arena import Arena
 from quire_storage.config import StorageConfig
-from quire_storage.core.chunks import Chunk, ChunkTable
-from quire_storage.core.slots import Shape, SlotAllocator
+from quire_storage.core.chunks import Chunk
+from quire_storage.core.pool_format import pack_header
+from quire_storage.core.slack import SlackLimits
+from quire_storage.core.slots import Shape
 from quire_storage.delivery import DeliverCall, Delivery, Workshop
-from quire_storage.errors import SlotsUnsettled
+from quire_storage.errors import NotReplicated, SlotsUnsettled
+from quire_storage.holdings import Holdings
 from quire_storage.ingest import IngestCall, Slots, pull
-from quire_storage.ports import Clock, ClusterIndex, DurablePool, RateSource
+from quire_storage.integrity import Integrity
+from quire_storage.object_store import ObjectStore
+from quire_storage.pool import Pool, PoolSettings
+from quire_storage.ports import Outer
 from quire_storage.produced import ProducedLayers
 from quire_storage.rates import Rates
+from quire_storage.registry import Registry
+from quire_storage.replication import Replicator
+from quire_storage.ring import Ring
+from quire_storage.room import Outside
+from quire_storage.store import ChunkStore
 
-_INDEX_RETRY_S = 0.02
-_REINDEX_PAUSE_S_MAX = 30.0
+_SAY_PAUSE_S, _SAY_PAUSE_S_MAX = 0.2, 10.0
 
 
 class StorageNode:
-    """`pool` is None for a node that keeps chunks in memory only."""
+    """`me` describes this node to others; called only after `start`."""
 
-    def __init__(
-        self,
-        config: StorageConfig,
-        transport: Transport,
-        index: ClusterIndex,
-        rate_source: RateSource,
-        pool: DurablePool | None,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, config: StorageConfig, transport: Transport, outer: Outer, me: Callable[[], Node]) -> None:
         self._config = config
         self._transport = transport
-        self._index = index
-        self._pool = pool
-        self._clock = clock
-        self._rate_source = rate_source
+        self._outer = outer
+        self._clock = outer.clock
+        self._me = me
         self._signer = LeaseSigner(config.cluster_secret.encode())
-        self._slots = SlotAllocator(config.arena_bytes, config.slab_bytes)
-        self._table = ChunkTable()
+        self._registry = Registry(config.node_id, outer.index, outer.clock, config.index_timeout_s)
         self._produced = ProducedLayers()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._committing = asyncio.Lock()
         self._abandoned: set[bytes] = set()
+        self._epoch = ""
+        self._ring: Ring | None = None
+        self._pool: Pool | None = None
+        self._objects: ObjectStore | None = None
         self._deliveries = 0
         self._ingests = 0
-        self._corrupt_total = 0
         self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By")
         self._ingested = meter().create_counter(names.INGESTED_BYTES, "By")
-        self._checksum_failures = meter().create_counter(names.CHECKSUM_FAILURES)
 
     async def start(self) -> None:
-        """Recover what the pool holds, open the data plane, tell the index what is here."""
-        self._arena_memory = mmap.mmap(-1, self._config.arena_bytes)
-        self._arena_memory.madvise(mmap.MADV_HUGEPAGE)
-        self._arena = np.frombuffer(self._arena_memory, dtype=np.uint8)
+        """Recover what the drives hold, open the data plane; the index hears of it with the first heartbeat.
+
+        Raises `ForeignPool`, `DriveUnusable`, `ConfigInvalid`.
+        """
+        config = self._config
+        self._arena = Arena(config.arena_bytes, config.slab_bytes, config.staging_bytes, config.block_bytes)
+        self._arena.map()
         self._threads = ThreadPoolExecutor(2, "storage")
-        self._pool_thread = ThreadPoolExecutor(1, "pool")
-        if self._pool is not None:
-            recovered = await self._in_pool_thread(self._pool.recover, self._arena)
-            self._adopt(recovered)
+        if config.drive_folders:
+            await self._open_pool()
+        if self._outer.objects is not None:
+            self._objects = ObjectStore(
+                self._outer.objects, self._clock, config.object_lag_bytes, config.object_timeout_s
+            )
+        held = Holdings(self._arena, self._pool, self._objects)
+        held.on_lost = self._withdraw_soon
+        outside = Outside(self._registry.may_go, self._registry.withdraw)
+        self._store = ChunkStore(config, held, self._clock, outside)
+        self._replicator = Replicator(
+            config,
+            self._store,
+            self._transport,
+            self._outer.index,
+            self._registry,
+            self._outer.peers,
+            self._clock,
+            self._me,
+        )
+        self._integrity = Integrity(self._store, self._ring, self._threads, self._clock, self._replicator.copies)
+        logger().info("pool recovered", chunks=held.adopt())
         await self._transport.start()
         self._transport.on_message(self._on_message)
-        region = self._transport.register(self._arena)
-        rates = Rates(self._rate_source, self._clock, self._config.link_bytes_per_s)
-        self._shop = Workshop(self._config, self._transport, self._arena, region, rates, self._threads, self._clock)
-        if len(self._table):
-            self._spawn(self._reindex([chunk.record for chunk in self._table]))
+        self._region = self._transport.register(self._arena.view)
+        self._shop = Workshop(
+            config,
+            self._transport,
+            self._store,
+            self._ring,
+            self._region,
+            Rates(self._outer.rates, self._clock, config.link_bytes_per_s),
+            self._threads,
+            self._clock,
+            self._integrity.heal,
+        )
+        if self._objects is not None:
+            self._objects.start(self._integrity.sound, self._in_object)
+        if self._pool is not None:
+            self._spawn(self._integrity.scrub(config.scrub_bytes_per_s))
+            self._spawn(self._replicator.keep_replicated())
 
     async def close(self) -> None:
-        """Let transfers finish for the configured time, then cut them."""
-        running = [task for task in self._tasks if not task.done()]
-        if running:
-            await asyncio.wait(running, timeout=self._config.stop_grace_s)
+        """Let transfers finish for the configured time, then cut them; write what is in memory only."""
+        deadline_s = self._clock.monotonic_s() + self._config.stop_grace_s
+        while self._deliveries + self._ingests and self._clock.monotonic_s() < deadline_s:
+            await self._clock.sleep(0.02)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._objects is not None:
+            await self._objects.close()
+        await self._store.close()
         await self._transport.close()
-        self._threads.shutdown()
-        self._pool_thread.shutdown()
         if self._pool is not None:
-            self._pool.close()
+            await self._pool.close()
+        self._threads.shutdown()
+
+    # ---- for `quire status`
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self._pool.map.capacity_bytes if self._pool is not None else self._config.arena_bytes
 
     @property
     def used_bytes(self) -> int:
-        return self._slots.used_bytes
+        return self._store.used_bytes
 
     @property
     def figures(self) -> dict[str, float]:
-        """For `quire status`."""
         return {
-            "chunks": len(self._table),
+            **self._store.figures,
             "deliveries": self._deliveries,
             "ingests": self._ingests,
-            "corrupt": self._corrupt_total,
+            "corrupt": self._integrity.corrupt,
+            "healed": self._integrity.healed,
+            "scrubbed": self._integrity.scrubbed,
         }
+
+    @property
+    def details(self) -> dict[str, str]:
+        return {
+            "io": self._ring.description if self._ring is not None else "none, memory only",
+            "objects": self._objects.description if self._objects is not None else "none",
+        }
+
+    def on_epoch(self, epoch: str) -> None:
+        """The index's name: a new one means that it knows nothing of what is here."""
+        if epoch == self._epoch:
+            return
+        self._epoch = epoch
+        self._spawn(self._reconcile())
+
+    # ---- requests
 
     async def deliver(self, call: DeliverCall) -> AsyncIterator[int | NodeOutcome]:
         """Layers as they arrive, if asked for, then the outcome. Closing the iterator early stops the delivery.
@@ -133,14 +191,14 @@ class StorageNode:
             raise LeaseForged("it does not cover these chunks at this node", field="lease")
         if self._deliveries >= self._config.deliveries_max:
             raise TooManyRequests(f"{self._deliveries} deliveries are running; retry later")
-        chunks = self._pin(call, ChunkKeys(b"".join(part.packed for part in keys)))
+        chunks = await self._hold(call, ChunkKeys(b"".join(part.packed for part in keys)))
         task, delivery = None, None
         try:
             delivery = Delivery(self._shop, call, chunks, self._lose)
             task = self._spawn(self._run(delivery, call, chunks))
         finally:
             if task is None:
-                self._unpin(chunks)
+                self._store.let_go(chunks)
         try:
             async for layer in delivery.layers():
                 yield layer
@@ -151,10 +209,7 @@ class StorageNode:
 
     async def ingest(self, call: IngestCall) -> NodeOutcome:
         """Store chunks. Acknowledged means readable, and durable as asked."""
-        if call.durability not in (Durability.MEMORY, Durability.LOCAL):
-            raise NotImplementedHere(f"{call.durability.value!r}", field="durability")
-        if call.durability is Durability.LOCAL and self._pool is None:
-            raise NotImplementedHere("this node has no disk (QUIRE_STORAGE_FOLDER)", field="durability")
+        self._check_level(call.durability)
         if self._ingests >= self._config.ingests_max:
             raise TooManyRequests(f"{self._ingests} stores are running; retry later")
         self._ingests += 1
@@ -168,25 +223,42 @@ class StorageNode:
                 self._produced.fail(call.store_id, PeerLost("the store was abandoned"))
             raise
 
-    async def drop(self, keys: ChunkKeys) -> int:
-        """Forget chunks; how many were here."""
-        removed = self._detach([chunk for key in keys if (chunk := self._table.get(key)) is not None])
-        await self._finish_removal(removed)
-        return len(removed)
+    async def drop(self, keys: ChunkKeys, *, objects: bool = False) -> int:
+        """Forget chunks, in the object tier too if asked; how many were here."""
+        dropped = await self._store.drop(keys)
+        if objects and self._objects is not None:
+            await self._objects.delete(list(keys))
+        return dropped
+
+    async def raise_level(self, keys: ChunkKeys, durability: Durability) -> list[bool]:
+        """Make chunks that are here durable at a level; for each whether it is now."""
+        self._check_level(durability)
+        task = self._spawn(self._raise(list(keys), durability))
+        safe = await asyncio.shield(task)
+        return [key in safe for key in keys]
+
+    async def replicate(self, source: Node, keys: ChunkKeys) -> list[bool]:
+        """Pull chunks from another node; for each whether it is here now, on a drive."""
+        self._check_level(Durability.LOCAL)
+        return cast(list[bool], await asyncio.shield(self._spawn(self._replicator.pull(source, list(keys)))))
+
+    def describe(self, keys: ChunkKeys) -> list[bytes]:
+        """Headers of the chunks that are here."""
+        return [pack_header(chunk, 0, 0, 0) for key in keys if (chunk := self._store.find(key)) is not None]
 
     # ---- deliveries
 
-    def _pin(self, call: DeliverCall, keys: ChunkKeys) -> list[Chunk]:
+    async def _hold(self, call: DeliverCall, keys: ChunkKeys) -> list[Chunk]:
         try:
-            return self._table.pin(keys)
-        except QuireError:
-            missing = [
-                record
-                for run in call.runs
-                for record in records(call.descriptor.keys, run.first, run.count)
-                if self._table.get(record.key) is None
-            ]
-            self._spawn(self._withdraw(missing))
+            return await self._store.hold(keys)
+        except ChunkMissing:
+            wanted = [record for run in call.runs for record in records(call.descriptor.keys, run.first, run.count)]
+            missing = [record for record in wanted if self._store.find(record.key) is None]
+            self._spawn(self._registry.withdraw(missing))
+            if self._objects is not None:
+                absent = self._objects.found_absent([record.key for record in missing])
+                no_objects = [record for record in missing if record.key in absent]
+                self._spawn(self._registry.withdraw(no_objects, OBJECT_TIER))
             raise
 
     async def _run(self, delivery: Delivery, call: DeliverCall, chunks: list[Chunk]) -> NodeOutcome:
@@ -195,38 +267,31 @@ class StorageNode:
             outcome = await delivery.run()
         finally:
             self._deliveries -= 1
-            self._unpin(chunks)
+            self._store.let_go(chunks)
         self._delivered.add(outcome.bytes_moved)
         if outcome.error_code == PeerLost.code():
             self._spawn(self._release(call.lease))
         return outcome
 
-    def _unpin(self, chunks: list[Chunk]) -> None:
-        for chunk in self._table.unpin(chunks):
-            self._slots.free(chunk.offset)
+    def _withdraw_soon(self, lost: Sequence[ChunkRecord]) -> None:
+        self._spawn(self._registry.withdraw(lost))
 
     def _lose(self, chunks: list[Chunk]) -> None:
-        """Chunks that failed their checksums: unreadable from now on, here and in the index."""
-        self._checksum_failures.add(len(chunks))
-        self._corrupt_total += len(chunks)
-        logger().error("chunks do not match their checksums", chunks=[chunk.record.key.hex() for chunk in chunks])
-        removed = self._detach(chunks)
-        self._spawn(self._withdraw([chunk.record for chunk, _ in removed]))
-        self._spawn(self._finish_removal(removed))
-
-    async def _withdraw(self, lost: Sequence[Any]) -> None:
-        try:
-            await self._index.withdraw(self._config.node_id, lost)
-        except QuireError as error:
-            logger().warning("lost chunks could not be withdrawn", chunks=len(lost), error=str(error))
+        self._spawn(self._integrity.give_up(chunks))
 
     async def _release(self, lease: bytes) -> None:
         try:
-            await self._index.release(lease)
+            await self._outer.index.release(lease)
         except QuireError as error:
             logger().warning("the lease of a lost client could not be released", error=str(error))
 
     # ---- stores
+
+    def _check_level(self, durability: Durability) -> None:
+        if durability in (Durability.LOCAL, Durability.REPLICATED) and self._pool is None:
+            raise NotImplementedHere("this node has no drive (QUIRE_STORAGE_DRIVES)", field="durability")
+        if durability is Durability.OBJECT and self._objects is None:
+            raise NotImplementedHere("this node has no object tier (QUIRE_STORAGE_OBJECT_URL)", field="durability")
 
     async def _ingest(self, call: IngestCall) -> NodeOutcome:
         complete = False
@@ -241,71 +306,69 @@ class StorageNode:
 
     async def _pull_and_commit(self, call: IngestCall) -> NodeOutcome:
         shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
-        offsets = self._slots.allocate(shape, len(call.records))
-        slots = Slots(self._arena, self._shop.region, offsets, self._slots.layer_stride(shape))
-        unowned = set(offsets.tolist())  # slots that belong to no chunk of the table (yet)
+        offsets = await self._store.reserve(shape, len(call.records))
+        slots = Slots(self._arena.view, self._region, offsets, self._arena.slots.layer_stride(shape))
+        unowned = set(offsets.tolist())  # slots that belong to no chunk of the store (yet)
         try:
             pulled = await pull(
-                call, slots, self._transport, self._produced, self._threads, self._config.transfer_timeout_s
+                call,
+                slots,
+                self._transport,
+                self._produced,
+                self._threads,
+                self._config.transfer_timeout_s,
+                self._clock.now_ms(),
             )
-            fresh = await self._commit(call, pulled)
-            unowned -= {chunk.offset for chunk in fresh}
+            if call.store_id in self._abandoned:
+                raise PeerLost("the store was abandoned: its buffer may hold something else by now")
+            with tracer().start_as_current_span(names.STORAGE_COMMIT):
+                fresh = await self._store.keep(pulled, call.durability)
+            # Even if it was evicted from memory by now: then its slot is somebody else's, not ours to free.
+            slot_of = {id(chunk): offset for chunk, offset in zip(pulled, offsets.tolist(), strict=True)}
+            unowned -= {slot_of[id(chunk)] for chunk in fresh}
         except SlotsUnsettled as error:
             logger().error("slots are lost until the next start", slots=len(offsets), error=str(error))
             unowned.clear()
             raise
         finally:
-            for offset in unowned:
-                self._slots.free(offset)
-        # Those that were here already are indexed too: whoever stored them may not have got that far, or may fail to.
-        indexed = await self._index_all([chunk.record for chunk in pulled], fresh)
+            self._store.give_back(unowned)
+        indexed = await self._index(pulled, fresh)
+        indexed = await self._secure(indexed, call.durability)
         moved = call.layout.payload_bytes(len(call.records))
         self._ingested.add(moved)
         present = bytes(record.key in indexed for record in call.records)
         return NodeOutcome(self._config.node_id, call.source_runs, present, moved, quiesced=True)
 
-    async def _commit(self, call: IngestCall, pulled: list[Chunk]) -> list[Chunk]:
-        """Make new chunks durable and readable; those that turned out to be here already are compared."""
-        with tracer().start_as_current_span(names.STORAGE_COMMIT):
-            # One commit at a time: a key that two stores bring at once must get one frame in the log, not two.
-            async with self._committing:
-                if call.store_id in self._abandoned:
-                    raise PeerLost("the store was abandoned: its buffer may hold something else by now")
-                fresh = [chunk for chunk in pulled if not self._is_known(chunk)]
-                if call.durability is Durability.LOCAL and fresh:
-                    assert self._pool is not None, "ingest() checked"
-                    await self._in_pool_thread(self._pool.persist, fresh, self._arena)
-                for chunk in fresh:
-                    self._table.add(chunk)
-            return fresh
-
-    def _is_known(self, chunk: Chunk) -> bool:
-        known = self._table.get(chunk.record.key)
-        if known is None:
-            return False
-        if not known.same_content(chunk):
-            raise ContentConflict(f"key {chunk.record.key.hex()} holds other bytes; they were kept", field="chunk_keys")
-        return True
-
-    async def _index_all(self, wanted: Sequence[ChunkRecord], fresh: Sequence[Chunk]) -> set[bytes]:
-        """Register; a chunk whose parent is on its way to another node waits for it. Returns the keys that are indexed.
+    async def _index(self, pulled: Sequence[Chunk], fresh: Sequence[Chunk]) -> set[bytes]:
+        """Register all of them (whoever stored the known ones may not have got that far); the keys that are indexed.
 
         Chunks of `fresh` that cannot be indexed are dropped again.
         """
-        waiting, deadline = list(wanted), self._clock.monotonic_s() + self._config.index_timeout_s
         indexed: set[bytes] = set()
         try:
-            while waiting:
-                marks = await self._index.commit(self._config.node_id, waiting)
-                indexed |= {record.key for record, mark in zip(waiting, marks, strict=True) if mark}
-                waiting = [record for record in waiting if record.key not in indexed]
-                if waiting and self._clock.monotonic_s() > deadline:
-                    break
-                if waiting:
-                    await self._clock.sleep(_INDEX_RETRY_S)
+            async for part in self._registry.registering([chunk.record for chunk in pulled]):
+                indexed |= part
         finally:
-            await self._finish_removal(self._detach([chunk for chunk in fresh if chunk.record.key not in indexed]))
+            await self._store.drop_these([chunk for chunk in fresh if chunk.record.key not in indexed])
         return indexed
+
+    async def _secure(self, keys: set[bytes], durability: Durability) -> set[bytes]:
+        """What beyond this node's drives the level asks for; the keys that have it."""
+        if durability is Durability.REPLICATED:
+            safe = await self._replicator.spread(list(keys))
+            if not safe and keys:
+                raise NotReplicated("no second node took the chunks; they are kept on one")
+            return safe
+        if durability is Durability.OBJECT and keys:
+            assert self._objects is not None, "ingest() checked"
+            await self._objects.settle(list(keys))
+            found = [chunk for key in keys if (chunk := self._store.find(key)) is not None]
+            return await self._registry.add_object_tier([chunk.record for chunk in found])
+        return keys
+
+    async def _raise(self, keys: Sequence[bytes], durability: Durability) -> set[bytes]:
+        on_drive = await self._store.raise_level(keys, durability)
+        return await self._secure(set(on_drive if self._pool is not None else keys), durability)
 
     def _say_quiesced(self, call: IngestCall, *, complete: bool) -> None:
         self._abandoned.discard(call.store_id)
@@ -313,50 +376,51 @@ class StorageNode:
         with contextlib.suppress(QuireError):
             self._transport.connect(call.source.worker_address).send(encode_message(message))
 
-    # ---- removal
+    # ---- the background
 
-    def _detach(self, chunks: Sequence[Chunk]) -> list[tuple[Chunk, bool]]:
-        """Make these very chunks unreadable, not others under the same keys; with whether each one's slot is free."""
-        found = [chunk for chunk in chunks if self._table.get(chunk.record.key) is chunk]
-        return [dropped for chunk in found if (dropped := self._table.drop(chunk.record.key)) is not None]
+    async def _reconcile(self) -> None:
+        """Forget what was evicted while this node was away, then tell the index what is here."""
+        if drops := await self._registry.drops():
+            logger().info("chunks were evicted meanwhile", chunks=await self._store.drop(drops))
+        chunks = [chunk for key in self._store.held_keys() if (chunk := self._store.find(key)) is not None]
+        await self._registry.register_all([chunk.record for chunk in chunks])
+        await self._say_in_object([chunk.record for chunk in chunks if chunk.in_object])
 
-    async def _finish_removal(self, removed: Sequence[tuple[Chunk, bool]]) -> None:
-        """Forget on disk, then free the slots that no delivery reads; the others are freed by the last of them."""
-        await self._forget([chunk for chunk, _ in removed])
-        for chunk, is_free in removed:
-            if is_free:
-                self._slots.free(chunk.offset)
+    async def _in_object(self, chunks: Sequence[Chunk]) -> None:
+        await self._store.in_object(chunks)
+        self._spawn(self._say_in_object([chunk.record for chunk in chunks]))
 
-    # ---- the pool
-
-    async def _forget(self, chunks: Sequence[Chunk]) -> None:
-        durable = [chunk.record.key for chunk in chunks if chunk.durability is Durability.LOCAL]
-        if self._pool is not None and durable:
-            await self._in_pool_thread(self._pool.forget, durable)
-
-    def _adopt(self, recovered: Sequence[Chunk]) -> None:
-        for chunk in recovered:
-            if self._slots.adopt(chunk.offset, Shape(chunk.num_layers, chunk.slice_bytes)):
-                self._table.add(chunk)
-            else:
-                logger().error("a recovered chunk does not fit the pool's geometry", key=chunk.record.key.hex())
-        logger().info("pool recovered", chunks=len(self._table), bytes=self._slots.used_bytes)
-
-    async def _reindex(self, held: Sequence[Any]) -> None:
-        """Tell the index what this node holds. Parents may be on nodes that are still coming up: try again."""
-        waiting, pause_s = list(held), 0.2
-        while waiting:
+    async def _say_in_object(self, stored: Sequence[ChunkRecord]) -> None:
+        """Until the index knows. An object whose chunk was evicted meanwhile is removed again."""
+        pause_s = _SAY_PAUSE_S
+        left = list(stored)
+        while left:
             try:
-                marks = await self._index.commit(self._config.node_id, waiting)
-                waiting = [record for record, indexed in zip(waiting, marks, strict=True) if not indexed]
+                known = await self._registry.add_object_tier(left)
+                left = [record for record in left if record.key not in known]
+                gone = [record.key for record in left if self._store.find(record.key) is None]
+                if gone and self._objects is not None:
+                    await self._objects.delete(gone)
+                left = [record for record in left if record.key not in gone]
             except QuireError as error:
-                logger().warning("the index does not take this node's chunks yet", error=str(error))
-            if waiting:
+                logger().warning("the index does not know yet what is in the object tier", error=str(error))
+            if left:
                 await self._clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, _REINDEX_PAUSE_S_MAX)
+                pause_s = min(2 * pause_s, _SAY_PAUSE_S_MAX)
 
-    async def _in_pool_thread(self, function: Any, *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._pool_thread, function, *arguments)
+    async def _open_pool(self) -> None:
+        config = self._config
+        limits = SlackLimits(age_s_max=config.write_age_s_max, backlog_bytes_max=config.write_backlog_bytes)
+        settings = PoolSettings(
+            config.node_id, config.drive_bytes, config.slab_bytes, config.chunk_bytes_min, config.stripe_bytes
+        )
+        drives = self._outer.drives()
+        self._pool = Pool(settings, config.drive_folders, drives)
+        files = self._pool.open()
+        self._ring = Ring(self._outer.block_io(config.io, config.io_depth, direct=drives.direct), self._clock, limits)
+        await self._ring.start(files, [self._arena.view])
+        logger().info("drives", folders=config.drive_folders, io=self._ring.description)
+        await self._pool.recover(self._ring)
 
     # ---- plumbing
 

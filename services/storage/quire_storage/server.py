@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import AsyncIterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.clock import SystemClock
 from quire.keys import ChunkKeys
-from quire.nodes import Node, Role
+from quire.nodes import Location, Node, Role
 from quire.outcome import NodeOutcome
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
@@ -22,11 +23,14 @@ from quire.transport.ucx import UcxTransport
 from quire.v1 import gateway_pb2
 from quire.v1 import storage_pb2 as pb
 from quire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
-from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcRateSource
-from quire_storage.adapters.pool_file import PoolFile
+from quire_storage.adapters.block_io import choose_block_io
+from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
+from quire_storage.adapters.drives import FileDrives
+from quire_storage.adapters.objects import ObstoreTier
 from quire_storage.config import PREFIX, StorageConfig
 from quire_storage.delivery import DeliverCall
 from quire_storage.ingest import IngestCall
+from quire_storage.ports import Outer
 from quire_storage.runtime import StorageNode
 
 
@@ -66,30 +70,40 @@ class StorageServicer(StorageServiceServicer):
             request.node_index,
             convert.durability_from(request.durability),
             convert.on_existing_from(request.on_existing),
+            request.namespace_digest[:16].ljust(16, b"\0"),
         )
         return pb.IngestResponse(outcome=convert.outcome_to(await self._node.ingest(call)))
 
     async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropResponse:
-        return pb.DropResponse(dropped_chunks=await self._node.drop(ChunkKeys(request.chunk_keys)))
+        dropped = await self._node.drop(ChunkKeys(request.chunk_keys), objects=request.from_object_tier)
+        return pb.DropResponse(dropped_chunks=dropped)
+
+    async def Raise(self, request: pb.RaiseRequest, context: Any) -> pb.RaiseResponse:
+        durability = convert.durability_from(request.durability)
+        return pb.RaiseResponse(raised=bytes(await self._node.raise_level(ChunkKeys(request.chunk_keys), durability)))
+
+    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        return pb.DescribeResponse(headers=self._node.describe(ChunkKeys(request.chunk_keys)))
+
+    async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.ReplicateResponse:
+        kept = await self._node.replicate(convert.node_from(request.source), ChunkKeys(request.chunk_keys))
+        return pb.ReplicateResponse(kept=bytes(kept))
 
 
 async def serve(config: StorageConfig) -> None:
     """Run until SIGTERM."""
     channels, incarnation = ChannelPool(), os.urandom(8).hex()
     transport = UcxTransport(**({"TLS": config.ucx_tls} if config.ucx_tls else {}))
-    pool = PoolFile(Path(config.folder), config.node_id, config.arena_bytes) if config.folder else None
-    node = StorageNode(
-        config,
-        transport,
-        GrpcClusterIndex(channels, config.orchestrator_address),
+    address = config.orchestrator_address
+    outer = Outer(
+        GrpcClusterIndex(channels, address),
         GrpcRateSource(channels, config.scheduler_address, config.link),
-        pool,
+        GrpcPeers(channels, address),
+        ObstoreTier(config.object_url, config.object_timeout_s) if config.object_url else None,
+        partial(FileDrives, direct=config.direct),
+        choose_block_io,
         SystemClock(),
     )
-    server = Server(config.listen, ["quire.v1.StorageService"], requests_max=config.requests_max)
-    add_StorageServiceServicer_to_server(StorageServicer(node, config.node_id), server.grpc)
-    await node.start()
-    logger().info("data plane", transport=transport.description)
 
     def describe() -> Node:
         return Node(
@@ -99,12 +113,20 @@ async def serve(config: StorageConfig) -> None:
             transport.address,
             incarnation,
             PROTOCOL_VERSION,
-            config.arena_bytes,
+            node.capacity_bytes,
             node.used_bytes,
             node.figures,
+            Location(socket.gethostname(), config.zone),
+            node.details,
         )
 
-    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+    node = StorageNode(config, transport, outer, describe)
+    server = Server(config.listen, ["quire.v1.StorageService"], requests_max=config.requests_max)
+    add_StorageServiceServicer_to_server(StorageServicer(node, config.node_id), server.grpc)
+    await node.start()
+    logger().info("data plane", transport=transport.description)
+
+    await serve_member(server, channels, address, describe, config.stop_grace_s, node.on_epoch)
     await node.close()
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from quire.keys import SEGMENT_CHUNKS, ChunkKeys
-from quire.metadata.index import Match, PlacedRun
-from quire.nodes import Node, Role
+from quire.metadata.index import OBJECT_TIER, Match, PlacedRun
+from quire.nodes import Location, Node, Role
 from quire_orchestrator.core.placement import placed_segments, readable_segments, rendezvous
 
 
@@ -43,6 +44,26 @@ def test_a_run_of_chunks_sits_together() -> None:
     assert shared[0].node_id == segments[0].node_id, "the same prefix goes to the same node"
 
 
+KEYS = ChunkKeys(b"".join(index.to_bytes(32, "big") for index in range(600)))
+
+
+def test_the_nearest_replica_serves() -> None:
+    """Same host before same zone before any; and what only the object tier has goes by segment, to a live node."""
+    places = {"n0": Location("h0", "z0"), "n1": Location("h1", "z1"), "n2": Location("h2", "z1")}
+    live = {name: replace(LIVE[name], location=where) for name, where in places.items()}
+    match = Match((PlacedRun(7, ("n0", "n1", "n2")),))
+
+    def serves(client: Location) -> list[str]:
+        return [segment.node_id for segment in readable_segments(match, live, KEYS, client)]
+
+    assert serves(Location("h2", "z0")) == ["n2"]
+    assert serves(Location("other", "z1")) == ["n1"]
+    assert serves(Location()) == ["n0"]
+    far = readable_segments(Match((PlacedRun(600, (OBJECT_TIER,)),)), live, KEYS)
+    assert sum(segment.chunk_count for segment in far) == 600
+    assert far == placed_segments(KEYS, 0, list(live.values()))
+
+
 def test_readable_ends_where_no_replica_lives() -> None:
     match = Match(
         (
@@ -53,6 +74,6 @@ def test_readable_ends_where_no_replica_lives() -> None:
             PlacedRun(9, ("n0",)),
         )
     )
-    segments = readable_segments(match, LIVE)
+    segments = readable_segments(match, LIVE, KEYS)
     assert [(s.node_id, s.first_chunk, s.chunk_count) for s in segments] == [("n0", 0, 15), ("n2", 15, 3)]
-    assert readable_segments(Match((PlacedRun(4, ()),)), LIVE) == []
+    assert readable_segments(Match((PlacedRun(4, ()),)), LIVE, KEYS) == []

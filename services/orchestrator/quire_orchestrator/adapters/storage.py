@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import grpc
+
+from quire.durability import Durability
 from quire.keys import ChunkKeys
 from quire.nodes import Node
+from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call
 from quire.v1 import storage_pb2 as pb
 from quire.v1.storage_pb2_grpc import StorageServiceStub
 
 _TIMEOUT_S = 5.0
+_RAISE_TIMEOUT_S = 60.0
 
 
 class GrpcChunkHolder:
@@ -17,7 +22,24 @@ class GrpcChunkHolder:
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
-    async def drop(self, node: Node, keys: ChunkKeys) -> int:
+    async def drop(self, node: Node, keys: ChunkKeys, *, objects: bool = False) -> int:
         stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
-        response = await call(stub.Drop, pb.DropRequest(chunk_keys=keys.packed), timeout_s=_TIMEOUT_S)
+        request = pb.DropRequest(chunk_keys=keys.packed, from_object_tier=objects)
+        response = await call(stub.Drop, request, timeout_s=_TIMEOUT_S)
         return int(response.dropped_chunks)
+
+    async def raise_level(self, node: Node, keys: ChunkKeys, durability: Durability) -> list[bool]:
+        stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
+        request = pb.RaiseRequest(chunk_keys=keys.packed, durability=convert.durability_to(durability))
+        response = await call(stub.Raise, request, timeout_s=_RAISE_TIMEOUT_S)
+        return [bool(mark) for mark in response.raised]
+
+    async def gone(self, node: Node) -> None:
+        channel = self._channels.get(node.grpc_address)
+        was_ready = False
+        while True:
+            state = channel.get_state(try_to_connect=True)
+            if was_ready and state is not grpc.ChannelConnectivity.READY:
+                return
+            was_ready = state is grpc.ChannelConnectivity.READY
+            await channel.wait_for_state_change(state)

@@ -6,8 +6,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from quire.keys import SEGMENT_CHUNKS, ChunkKeys
-from quire.metadata.index import Match
-from quire.nodes import Node, Segment
+from quire.metadata.index import OBJECT_TIER, Match
+from quire.nodes import Location, Node, Segment
+
+_NOWHERE = Location()
 
 
 def rendezvous(name: bytes, nodes: Iterable[Node]) -> list[Node]:
@@ -22,24 +24,35 @@ def rendezvous(name: bytes, nodes: Iterable[Node]) -> list[Node]:
     return sorted(nodes, key=claim, reverse=True)
 
 
-def readable_segments(match: Match, live: Mapping[str, Node]) -> list[Segment]:
-    """The longest part of `match` of which every chunk has a live replica, as runs by node.
+def readable_segments(
+    match: Match, live: Mapping[str, Node], keys: ChunkKeys, client: Location = _NOWHERE
+) -> list[Segment]:
+    """The longest part of `match` of which every chunk can be read, as runs by node.
 
-    Of several replicas the one that holds the run before is preferred, so that runs stay long.
+    Of several replicas the nearest to the client is taken, and among those equally near the one that holds the run
+    before, so that runs stay long. What only the object tier has goes to the node with the strongest claim on it.
     """
     segments: list[Segment] = []
     first = 0
     for run in match.runs:
-        holders = [name for name in run.nodes if name in live]
-        if not holders:
-            break
-        before = segments[-1] if segments else None
-        if before is not None and before.node_id in holders:
-            segments[-1] = _segment(live[before.node_id], before.first_chunk, before.chunk_count + run.count)
+        holders = [live[name] for name in run.nodes if name in live]
+        if holders:
+            before = segments[-1].node_id if segments else ""
+            best = min(holders, key=lambda node: (client.distance(node.location), node.node_id != before))
+            _extend(segments, best, first, run.count)
+        elif OBJECT_TIER in run.nodes and live:
+            for segment in placed_segments(keys.run(0, first + run.count), first, list(live.values())):
+                _extend(segments, live[segment.node_id], segment.first_chunk, segment.chunk_count)
         else:
-            segments.append(_segment(live[holders[0]], first, run.count))
+            break
         first += run.count
     return segments
+
+
+def _extend(segments: list[Segment], node: Node, first: int, count: int) -> None:
+    if segments and segments[-1].node_id == node.node_id:
+        first, count = segments[-1].first_chunk, segments.pop().chunk_count + count
+    segments.append(_segment(node, first, count))
 
 
 def placed_segments(keys: ChunkKeys, first: int, nodes: Sequence[Node]) -> list[Segment]:

@@ -1,19 +1,27 @@
-"""The orchestrator and the scheduler over gRPC."""
+"""The orchestrator, the scheduler and other storage nodes over gRPC."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
-from quire.metadata.index import ChunkRecord
+from quire.descriptor import Descriptor
+from quire.errors import NodeUnavailable
+from quire.keys import ChunkKeys
+from quire.metadata.index import OBJECT_TIER, ChunkRecord
+from quire.nodes import Node
+from quire.outcome import ChunkRun, NodeOutcome
 from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, call
-from quire.v1 import gateway_pb2, orchestrator_pb2, scheduler_pb2
+from quire.rpc.channels import ChannelPool, call, stream
+from quire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from quire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_storage.ports import Grant
 
 _INDEX_TIMEOUT_S = 10.0
 _RATE_TIMEOUT_S = 0.25
+_COPY_TIMEOUT_S = 60.0
 
 
 class GrpcClusterIndex:
@@ -27,12 +35,78 @@ class GrpcClusterIndex:
         response = await call(self._stub.Commit, request, timeout_s=_INDEX_TIMEOUT_S)
         return [bool(mark) for mark in response.indexed]
 
+    async def add_object_tier(self, records: Sequence[ChunkRecord]) -> list[bool]:
+        request = orchestrator_pb2.CommitRequest(
+            node_id=OBJECT_TIER, chunks=map(convert.record_to, records), only_indexed=True
+        )
+        response = await call(self._stub.Commit, request, timeout_s=_INDEX_TIMEOUT_S)
+        return [bool(mark) for mark in response.indexed]
+
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
         request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=map(convert.record_to, records))
         await call(self._stub.Withdraw, request, timeout_s=_INDEX_TIMEOUT_S)
 
+    async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
+        request = orchestrator_pb2.EvictChunksRequest(node_id=node_id, chunks=map(convert.record_to, records))
+        response = await call(self._stub.EvictChunks, request, timeout_s=_INDEX_TIMEOUT_S)
+        return [bool(mark) for mark in response.evicted]
+
+    async def locate(self, records: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
+        request = orchestrator_pb2.LocateRequest(chunks=map(convert.record_to, records))
+        response = await call(self._stub.Locate, request, timeout_s=_INDEX_TIMEOUT_S)
+        return [tuple(names.split(",")) if names else () for names in response.holders]
+
+    async def take_drops(self, node_id: str) -> list[bytes]:
+        request = orchestrator_pb2.TakeDropsRequest(node_id=node_id)
+        response = await call(self._stub.TakeDrops, request, timeout_s=_INDEX_TIMEOUT_S)
+        return list(ChunkKeys(response.chunk_keys))
+
     async def release(self, lease: bytes) -> None:
         await call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease), timeout_s=_INDEX_TIMEOUT_S)
+
+
+class GrpcPeers:
+    """The `Peers` port."""
+
+    def __init__(self, channels: ChannelPool, address: str) -> None:
+        self._channels = channels
+        self._orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(address))
+
+    async def storage_nodes(self) -> list[Node]:
+        request = orchestrator_pb2.ListNodesRequest(role=common_pb2.ROLE_STORAGE)
+        response = await call(self._orchestrator.ListNodes, request, timeout_s=_INDEX_TIMEOUT_S)
+        return [convert.node_from(node) for node in response.nodes]
+
+    async def describe(self, node: Node, keys: ChunkKeys) -> list[bytes]:
+        request = storage_pb2.DescribeRequest(chunk_keys=keys.packed)
+        response = await call(self._stub(node).Describe, request, timeout_s=_INDEX_TIMEOUT_S)
+        return list(response.headers)
+
+    async def deliver(
+        self, node: Node, lease: bytes, descriptor: Descriptor, runs: tuple[ChunkRun, ...]
+    ) -> NodeOutcome:
+        request = storage_pb2.DeliverRequest(
+            lease=lease,
+            delivery_id=os.urandom(16),
+            descriptor=convert.descriptor_to(descriptor),
+            runs=convert.runs_to(runs),
+        )
+        outcome = None
+        async for event in stream(self._stub(node).Deliver, request, timeout_s=_COPY_TIMEOUT_S):
+            if event.HasField("outcome"):
+                outcome = convert.outcome_from(event.outcome)
+        if outcome is None:
+            raise NodeUnavailable(f"{node.node_id} ended a delivery without an outcome")
+        return outcome
+
+    async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
+        request = storage_pb2.ReplicateRequest(chunk_keys=keys.packed, source=convert.node_to(source))
+        response = await call(self._stub(node).Replicate, request, timeout_s=_COPY_TIMEOUT_S)
+        return [bool(mark) for mark in response.kept]
+
+    def _stub(self, node: Node) -> StorageServiceStub:
+        stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
+        return stub
 
 
 class GrpcRateSource:

@@ -27,6 +27,11 @@ def slice_checksums(arena: Bytes, offsets: npt.NDArray[np.int64], length: int) -
     return np.array([crc(view[at : at + length]) for at in offsets.tolist()], dtype=np.uint32)
 
 
+def row_checksums(rows: Bytes) -> Checksums:
+    """Checksums of the rows of a (n, S) array."""
+    return np.array([isal_zlib.crc32(row) for row in np.ascontiguousarray(rows)], dtype=np.uint32)
+
+
 def mismatches(arena: Bytes, offsets: npt.NDArray[np.int64], length: int, expected: Checksums) -> list[int]:
     """Indices of the slices that do not have their expected checksum."""
     return [int(index) for index in np.flatnonzero(slice_checksums(arena, offsets, length) != expected)]

@@ -1,4 +1,4 @@
-"""What a storage node holds: chunks by key, pinned while a delivery reads them."""
+"""What a storage node holds: chunks by key, with the places that have a copy, pinned while somebody reads them."""
 
 from __future__ import annotations
 
@@ -9,32 +9,57 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.durability import Durability
-from quire.errors import ChunkMissing
-from quire.keys import ChunkKeys
 from quire.metadata.index import ChunkRecord
+from quire_storage.core.slots import Shape
+
+NO_NAMESPACE = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlace:
+    """In the arena: slice l lies at `offset` + l·`layer_stride`."""
+
+    offset: int
+    layer_stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskPlace:
+    """In the pool: slice l lies at `offset` + l·`layer_stride` of the drive's slabs; its header at `header`."""
+
+    drive: int
+    offset: int
+    layer_stride: int
+    header: int
 
 
 @dataclass(slots=True)
 class Chunk:
-    """A stored chunk: slice l, of `slice_bytes`, lies at `offset` + l·`layer_stride` of the arena; a checksum each."""
+    """A stored chunk: a checksum per slice, and where its bytes are. One without any place is in the object tier only.
+
+    `namespace`: first 16 bytes of the namespace's digest. `stored_ms`: Unix epoch.
+    """
 
     record: ChunkRecord
     num_layers: int
     slice_bytes: int
-    offset: int
-    layer_stride: int
     checksums: npt.NDArray[np.uint32]
     durability: Durability = Durability.MEMORY
+    namespace: bytes = NO_NAMESPACE
+    stored_ms: int = 0
+    memory: MemoryPlace | None = None
+    disk: DiskPlace | None = None
+    in_object: bool = False
     pins: int = field(default=0, compare=False)
     dropped: bool = field(default=False, compare=False)
 
     @property
+    def shape(self) -> Shape:
+        return Shape(self.num_layers, self.slice_bytes)
+
+    @property
     def bytes(self) -> int:
         return self.num_layers * self.slice_bytes
-
-    def slices(self) -> npt.NDArray[np.int64]:
-        """Offsets of its slices, layer 0 first."""
-        return self.offset + np.arange(self.num_layers, dtype=np.int64) * self.layer_stride
 
     def same_content(self, other: Chunk) -> bool:
         """Equal by shape and checksums."""
@@ -42,9 +67,13 @@ class Chunk:
             np.array_equal(self.checksums, other.checksums)
         )
 
+    def same_copy(self, other: Chunk) -> bool:
+        """The same chunk in the same place, or the same object."""
+        return self is other or (self.disk is not None and self.disk == other.disk)
+
 
 class ChunkTable:
-    """Chunks by key. A dropped chunk that is pinned keeps its slot until the last pin is gone."""
+    """Chunks in hand, by key. A dropped chunk that is pinned keeps its places until the last pin is gone."""
 
     def __init__(self) -> None:
         self._chunks: dict[bytes, Chunk] = {}
@@ -63,29 +92,13 @@ class ChunkTable:
         assert chunk.record.key not in self._chunks, "a key is added once"
         self._chunks[chunk.record.key] = chunk
 
-    def pin(self, keys: ChunkKeys) -> list[Chunk]:
-        """The chunks, held in place until `unpin`. Raises `ChunkMissing` with the first that is not here."""
-        chunks = []
-        for index, key in enumerate(keys):
-            chunk = self._chunks.get(key)
-            if chunk is None:
-                raise ChunkMissing(f"chunk {index} of the run, key {key.hex()}", field="chunk_keys")
-            chunks.append(chunk)
-        for chunk in chunks:
-            chunk.pins += 1
-        return chunks
-
     def unpin(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Let go; returns those whose slots are free now because they were dropped meanwhile."""
+        """Let go; returns those that nobody holds now."""
         for chunk in chunks:
             chunk.pins -= 1
             assert chunk.pins >= 0, "a pin is given back once"
-        return [chunk for chunk in chunks if chunk.dropped and chunk.pins == 0]
+        return [chunk for chunk in chunks if chunk.pins == 0]
 
-    def drop(self, key: bytes) -> tuple[Chunk, bool] | None:
-        """Make a chunk unreadable; with whether its slot is free at once. None if it is not here."""
-        chunk = self._chunks.pop(key, None)
-        if chunk is None:
-            return None
-        chunk.dropped = True
-        return chunk, chunk.pins == 0
+    def remove(self, key: bytes) -> Chunk | None:
+        """Take a chunk out of the table; it is not `dropped` by that."""
+        return self._chunks.pop(key, None)

@@ -27,6 +27,28 @@ def choose_order(asked: DeliveryOrder, payload_bytes: int, theta_bytes: int) -> 
     return DeliveryOrder.CHUNKWISE if payload_bytes < theta_bytes else DeliveryOrder.LAYERWISE
 
 
+def check_shapes(descriptor: Descriptor, chunks: Sequence[Chunk]) -> None:
+    """Raises `DescriptorInvalid` where a stored chunk has another shape than the descriptor says."""
+    for chunk in chunks:
+        if (chunk.num_layers, chunk.slice_bytes) != (descriptor.num_layers, descriptor.slice_bytes):
+            raise DescriptorInvalid(
+                f"{descriptor.num_layers} layers of {descriptor.slice_bytes} bytes, but the chunks have "
+                f"{chunk.num_layers} of {chunk.slice_bytes}",
+                field="descriptor",
+            )
+
+
+def cut_runs(runs: Sequence[ChunkRun], start: int, stop: int) -> tuple[ChunkRun, ...]:
+    """What of `runs` is the start-th to (stop-1)-th chunk of them all."""
+    cut, at = [], 0
+    for run in runs:
+        low, high = max(start, at), min(stop, at + run.count)
+        if low < high:
+            cut.append(ChunkRun(run.first + low - at, high - low))
+        at += run.count
+    return tuple(cut)
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Ranges of `length` bytes at `offsets` of the arena, to lie back to back from `remote_offset` of the target."""
@@ -40,56 +62,49 @@ class Piece:
         return len(self.offsets) * self.length
 
 
-class DeliveryPlan:
-    """One node's stripe of every layer.
+class BandPlan:
+    """A band: what some consecutive chunks of a delivery make up of each layer.
 
-    `chunks` are those of `runs`, in order. Slice l of chunk i lies at offset_i + l·stride here and goes to (l·N + i)·S
-    there. Raises `DescriptorInvalid` where a stored chunk has another shape than the descriptor says.
+    `chunks` are those of `runs`, in order. Slice l of chunk i lies at bases_i + shift of the arena, where the caller
+    knows the shift of the layer, and goes to (l·N + i)·S there.
     """
 
-    def __init__(self, descriptor: Descriptor, runs: Sequence[ChunkRun], chunks: Sequence[Chunk]) -> None:
-        for chunk in chunks:
-            if (chunk.num_layers, chunk.slice_bytes) != (descriptor.num_layers, descriptor.slice_bytes):
-                raise DescriptorInvalid(
-                    f"{descriptor.num_layers} layers of {descriptor.slice_bytes} bytes, but the chunks have "
-                    f"{chunk.num_layers} of {chunk.slice_bytes}",
-                    field="descriptor",
-                )
-        self.num_layers = descriptor.num_layers
+    def __init__(
+        self,
+        descriptor: Descriptor,
+        runs: Sequence[ChunkRun],
+        chunks: Sequence[Chunk],
+        bases: npt.NDArray[np.int64],
+    ) -> None:
         self.slice_bytes = descriptor.slice_bytes
-        self.bytes_per_layer = len(chunks) * descriptor.slice_bytes
+        self.bytes = len(chunks) * descriptor.slice_bytes
+        self.bases = bases
         self._layer_bytes = descriptor.layer_bytes
         self._runs = tuple(runs)
-        self._stride = chunks[0].layer_stride
-        self._bases = np.array([chunk.offset for chunk in chunks], dtype=np.int64)
         self._checksums = np.stack([chunk.checksums for chunk in chunks], axis=1)
-        self._parts = extents(self._bases, self.slice_bytes, _VERIFY_BYTES)
+        self._parts = extents(self.bases, self.slice_bytes, _VERIFY_BYTES)
         self._expected: Checksums | None = None
 
-    @property
-    def payload_bytes(self) -> int:
-        return self.num_layers * self.bytes_per_layer
-
-    def corrupt(self, arena: npt.NDArray[np.uint8], layer: int) -> list[int]:
-        """Verify the layer: indices of the chunks that do not match. For a thread; one call at a time."""
+    def corrupt(self, arena: npt.NDArray[np.uint8], layer: int, shift: int) -> list[int]:
+        """Verify the layer: indices of the chunks that do not match. For a thread."""
         if self._expected is None:
             self._expected = combined(self._checksums, self._parts, self.slice_bytes)
-        view, shift = memoryview(arena.data), layer * self._stride
+        view = memoryview(arena.data)
         for part, expected in zip(self._parts, self._expected[layer].tolist(), strict=True):
             start = part.offset + shift
             if crc32(view[start : start + part.count * self.slice_bytes]) != expected:
-                return mismatches(arena, self._bases + shift, self.slice_bytes, self._checksums[layer])
+                return mismatches(arena, self.bases + shift, self.slice_bytes, self._checksums[layer])
         return []
 
-    def pieces(self, layer: int, bytes_max: int) -> Iterator[Piece]:
-        """The layer in pieces of at most `bytes_max` (one slice at the least).
+    def pieces(self, layer: int, shift: int, bytes_max: int) -> Iterator[Piece]:
+        """The band's part of a layer in pieces of at most `bytes_max` (one slice at the least).
 
         Chunks that are neighbours in the arena go as one range, scattered ones as a list of slices.
         """
-        at, shift = 0, layer * self._stride
+        at = 0
         for run in self._runs:
             remote = layer * self._layer_bytes + run.first * self.slice_bytes
-            for piece in self._run_pieces(self._bases[at : at + run.count], bytes_max):
+            for piece in self._run_pieces(self.bases[at : at + run.count], bytes_max):
                 yield Piece(piece.offsets + shift, piece.length, remote + piece.remote_offset)
             at += run.count
 

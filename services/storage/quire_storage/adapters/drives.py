@@ -1,0 +1,82 @@
+"""The `Drives` port: one preallocated file, `pool.quire`, in a folder of each drive."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from pathlib import Path
+from typing import Final
+
+from quire_storage.errors import DriveUnusable
+
+_NAME: Final = "pool.quire"
+
+
+class FileDrives:
+    """Opens with O_DIRECT where the file system has it (`direct` says so afterwards). One process per file."""
+
+    def __init__(self, *, direct: bool = True) -> None:
+        self.direct = direct
+        self._open: list[int] = []
+
+    def open(self, name: str) -> int | None:
+        path = Path(name)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if not (path / _NAME).exists():
+                return None
+            return self._opened(path / _NAME)
+        except OSError as error:
+            raise DriveUnusable(f"{name}: {error.strerror}") from None
+
+    def create(self, name: str, size: int, head: bytes) -> int:
+        fresh = Path(name) / f"{_NAME}.new"
+        try:
+            file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+            try:
+                os.posix_fallocate(file, 0, size)
+                os.pwrite(file, head, 0)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            fresh.rename(Path(name) / _NAME)
+            folder = os.open(name, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+            return self._opened(Path(name) / _NAME)
+        except OSError as error:
+            fresh.unlink(missing_ok=True)
+            if error.errno in (errno.ENOSPC, errno.EFBIG):
+                raise DriveUnusable(f"{name} has no room for a pool of {size} bytes") from None
+            raise DriveUnusable(f"{name}: {error.strerror}") from None
+
+    def head(self, file: int, length: int) -> bytes:
+        with mmap.mmap(-1, length) as page:  # aligned, as O_DIRECT wants it
+            return page[: os.preadv(file, [page], 0)]
+
+    def size(self, file: int) -> int:
+        return os.fstat(file).st_size
+
+    def close(self) -> None:
+        for file in self._open:
+            os.close(file)
+        self._open.clear()
+
+    def _opened(self, path: Path) -> int:
+        flags = os.O_RDWR | os.O_CLOEXEC
+        try:
+            file = os.open(path, flags | (os.O_DIRECT if self.direct else 0))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.direct = False  # tmpfs, some network file systems
+            file = os.open(path, flags)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(file)
+            raise DriveUnusable(f"{path} is in use by another process") from None
+        self._open.append(file)
+        return file

@@ -1,0 +1,80 @@
+"""Memory of a node: slots that hold chunks, and staging blocks that layers pass through on their way from a drive.
+
+Both lie in one range that is registered once, with the network and with the ring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import LayoutInvalid
+from quire_storage.core.slots import Shape, SlotAllocator
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Arena:
+    """`slots` hands out the first `slot_bytes`; behind them lie the blocks."""
+
+    def __init__(self, slot_bytes: int, slab_bytes: int, staging_bytes: int, block_bytes: int) -> None:
+        self.slots = SlotAllocator(slot_bytes, slab_bytes)
+        self.block_bytes = block_bytes
+        self._slot_bytes = self.slots.capacity_bytes
+        count = max(2, staging_bytes // block_bytes)
+        self._size = self._slot_bytes + count * block_bytes
+        self._free = [self._slot_bytes + index * block_bytes for index in range(count)]
+        self._waiters: deque[asyncio.Future[int]] = deque()
+
+    def map(self) -> None:
+        """Get the memory."""
+        self._memory = mmap.mmap(-1, self._size)
+        self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self.view: Bytes = np.frombuffer(self._memory, dtype=np.uint8)
+        self.address = int(self.view.ctypes.data)
+
+    @property
+    def free_blocks(self) -> int:
+        return len(self._free)
+
+    def check(self, shape: Shape) -> None:
+        """Raises `LayoutInvalid` for chunks that this node cannot hold."""
+        self.slots.slots_per_slab(shape)
+        if shape.slice_room > self.block_bytes:
+            raise LayoutInvalid(
+                f"a slice of {shape.slice_bytes} bytes exceeds the node's staging blocks of {self.block_bytes}",
+                field="layout",
+            )
+
+    def slices(self, offset: int, stride: int, shape: Shape) -> npt.NDArray[np.int64]:
+        """Offsets of a slot's slices, layer 0 first."""
+        return offset + np.arange(shape.num_layers, dtype=np.int64) * stride
+
+    async def take_block(self) -> int:
+        """Offset of a block, first come, first served. Give it back with `free_block`."""
+        if self._free and not self._waiters:
+            return self._free.pop()
+        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiters.append(turn)
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.free_block(turn.result())
+            raise
+
+    def free_block(self, offset: int) -> None:
+        while self._waiters:
+            turn = self._waiters.popleft()
+            if not turn.done():
+                turn.set_result(offset)
+                return
+        self._free.append(offset)
+
+    def free_slots(self, offsets: Iterable[int]) -> None:
+        self.slots.free(offsets)

@@ -1,0 +1,151 @@
+"""Which chunk goes when a tier is full. Pure; `quire bench cache` runs this very class over a trace.
+
+`LeafArc` is ARC (Megiddo and Modha, FAST '03) on a forest. What was used once and what was used more often are two
+lists, each in order of use; how much of the tier belongs to which adapts to the keys that come back soon after they
+went. So a scan passes through the first list, and a conversation that goes on moves to the second.
+
+Whatever the order, only leaves go: chunks that no chunk in the tier extends. So what a tier holds stays a set of
+whole prefixes, and the cluster's index prefix-closed. A prefix that nobody uses unwinds from its end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+Kept = Callable[[bytes], bool]
+
+
+class Evictor(Protocol):
+    """Order of eviction of one tier."""
+
+    used_bytes: int
+
+    def __contains__(self, key: bytes) -> bool: ...
+    def __len__(self) -> int: ...
+    def insert(self, key: bytes, parent: bytes, size: int) -> None:
+        """Enter a chunk that is not in; `parent` may be unknown here."""
+
+    def touch(self, key: bytes) -> None:
+        """A chunk was used; one that is not in is ignored. Of a prefix touch the deepest first."""
+
+    def remove(self, key: bytes) -> None:
+        """A chunk is gone for another reason; one that is not in is ignored."""
+
+    def evict(self, kept: Kept) -> bytes | None:
+        """Take out the next leaf for which not `kept(key)`; None if there is none."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """`often`: used more than once."""
+
+    parent: bytes
+    size: int
+    often: bool
+
+
+class Forest:
+    """Entries, and who is a leaf. Children may come before their parents."""
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, Entry] = {}
+        self._children: dict[bytes, int] = {}
+        self.used_bytes = 0
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.entries)
+
+    def is_leaf(self, key: bytes) -> bool:
+        return key not in self._children
+
+    def enter(self, key: bytes, entry: Entry) -> None:
+        assert key not in self.entries, "a chunk enters a tier once"
+        self.entries[key] = entry
+        self.used_bytes += entry.size
+        if entry.parent:
+            self._children[entry.parent] = self._children.get(entry.parent, 0) + 1
+
+    def leave(self, key: bytes) -> Entry:
+        entry = self.entries.pop(key)
+        self.used_bytes -= entry.size
+        if entry.parent:
+            left = self._children[entry.parent] - 1
+            if left:
+                self._children[entry.parent] = left
+            else:
+                del self._children[entry.parent]
+        return entry
+
+
+class LeafArc(Forest):
+    """Adapts within `capacity_bytes`, which is not a limit: the caller evicts as it needs room."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        super().__init__()
+        self._capacity_bytes = capacity_bytes
+        self._lists: tuple[OrderedDict[bytes, None], ...] = (OrderedDict(), OrderedDict())
+        self._bytes = [0, 0]
+        self._gone: tuple[OrderedDict[bytes, int], ...] = (OrderedDict(), OrderedDict())
+        self._gone_bytes = [0, 0]
+        self._target_bytes = 0.0  # of the first list
+
+    def insert(self, key: bytes, parent: bytes, size: int) -> None:
+        once, often = self._gone
+        back_in = 0 if key in once else 1 if key in often else None
+        if back_in is not None:
+            step = size * max(1.0, len(self._gone[1 - back_in]) / len(self._gone[back_in]))
+            moved = self._target_bytes + (step if back_in == 0 else -step)
+            self._target_bytes = min(float(self._capacity_bytes), max(0.0, moved))
+            self._gone_bytes[back_in] -= self._gone[back_in].pop(key)
+        self.enter(key, Entry(parent, size, back_in is not None))
+        self._lists[back_in is not None][key] = None
+        self._bytes[back_in is not None] += size
+
+    def touch(self, key: bytes) -> None:
+        entry = self.entries.get(key)
+        if entry is None:
+            return
+        if not entry.often:
+            del self._lists[0][key]
+            self._bytes[0] -= entry.size
+            entry.often = True
+            self._bytes[1] += entry.size
+        self._lists[1][key] = None
+        self._lists[1].move_to_end(key)
+
+    def went_lately(self, key: bytes) -> bool:
+        """Whether the chunk was evicted a short while ago: had the tier been larger, it would be here."""
+        return key in self._gone[0] or key in self._gone[1]
+
+    def remove(self, key: bytes) -> None:
+        if key in self.entries:
+            entry = self.leave(key)
+            del self._lists[entry.often][key]
+            self._bytes[entry.often] -= entry.size
+
+    def evict(self, kept: Kept) -> bytes | None:
+        first = 0 if self._bytes[0] > self._target_bytes else 1
+        for which in (first, 1 - first):
+            for key in self._lists[which]:
+                if self.is_leaf(key) and not kept(key):
+                    size = self.entries[key].size
+                    self.remove(key)
+                    self._remember(which, key, size)
+                    return key
+        return None
+
+    def _remember(self, which: int, key: bytes, size: int) -> None:
+        gone = self._gone[which]
+        gone[key] = size
+        self._gone_bytes[which] += size
+        while self._gone_bytes[which] > self._capacity_bytes:
+            self._gone_bytes[which] -= gone.popitem(last=False)[1]

@@ -1,0 +1,323 @@
+"""The pool in memory: which slot of which drive holds which chunk, and an image of every drive's header region.
+
+Nothing here does I/O: methods change the image and say which header pages have to be written, in which order they
+become durable is the caller's matter (see `pool_format`). A chunk that lies on disk only costs an entry in one
+dictionary and its header in the image; a `Chunk` is made of them when somebody asks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import PoolFull
+from quire.metadata.index import ChunkRecord
+from quire_storage.core.chunks import Chunk, DiskPlace
+from quire_storage.core.pool_format import (
+    HEADER,
+    IN_OBJECT,
+    PAGE_BYTES,
+    FoundHeaders,
+    Geometry,
+    chunk_fields,
+    find_headers,
+    header_bytes,
+    pack_header,
+    rows_at,
+    unpack_header,
+)
+from quire_storage.core.slots import ALIGNMENT, Shape, SlotAllocator
+
+Bytes = npt.NDArray[np.uint8]
+_DRIVE_SHIFT: Final = 48
+Pages = dict[int, list[int]]
+"""By drive: header pages to write."""
+
+
+@dataclass(slots=True)
+class _Drive:
+    """One drive: its slots, and which header page serves which slots of which slab."""
+
+    geometry: Geometry
+    image: Bytes
+    slots: SlotAllocator
+    free_pages: list[int]
+    pages: dict[int, dict[int, int]] = field(default_factory=dict)  # slab → place in the slab → page
+    pages_used: int = 0
+    failed: bool = False
+
+
+class PoolMap:
+    """`images`: for each drive memory of `geometry.header_pages` pages, all zero."""
+
+    def __init__(self, geometries: Sequence[Geometry], images: Sequence[Bytes], stripe_bytes: int) -> None:
+        self._drives = [
+            _Drive(
+                geometry,
+                image,
+                SlotAllocator(geometry.slab_count * geometry.slab_bytes, geometry.slab_bytes),
+                list(range(geometry.header_pages)),
+            )
+            for geometry, image in zip(geometries, images, strict=True)
+        ]
+        self._where: dict[bytes, int] = {}
+        self._stripe_bytes = stripe_bytes
+        self._turn = 0
+        self._generation = 0
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._where
+
+    def keys(self) -> Iterator[bytes]:
+        return iter(self._where)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(drive.slots.used_bytes for drive in self._drives)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return sum(drive.slots.capacity_bytes for drive in self._drives if not drive.failed)
+
+    def pages_used(self, drive: int) -> int:
+        """Header pages below this one may be in use."""
+        return self._drives[drive].pages_used
+
+    def image(self, drive: int) -> Bytes:
+        return self._drives[drive].image
+
+    def data_offset(self, drive: int) -> int:
+        return self._drives[drive].geometry.data_offset
+
+    # ---- places
+
+    def allocate(self, shape: Shape, count: int) -> list[DiskPlace]:
+        """`count` slots, in runs that go round the drives. Raises `PoolFull` or `LayoutInvalid`; then none is taken."""
+        size = header_bytes(shape.num_layers)
+        run = max(1, self._stripe_bytes // shape.slice_room)
+        places: list[DiskPlace] = []
+        healthy = [index for index, drive in enumerate(self._drives) if not drive.failed]
+        full: set[int] = set()
+        try:
+            while len(places) < count and len(full) < len(healthy):
+                index = healthy[self._turn % len(healthy)]
+                self._turn += 1
+                if index in full:
+                    continue
+                wanted = min(run, count - len(places))
+                got = self._take(index, shape, wanted, size)
+                places += got
+                if len(got) < wanted:
+                    full.add(index)
+            if len(places) < count:
+                raise PoolFull(
+                    f"no room on the drives for {count} chunks of {shape.bytes} bytes ({self.used_bytes} in use)"
+                )
+        except BaseException:
+            self.release(places)
+            raise
+        return places
+
+    def release(self, places: Iterable[DiskPlace]) -> None:
+        """Let slots be taken again. Only when no sound header for them can come back (see `pool_format`)."""
+        for place in places:
+            self._free(self._drives[place.drive], [place.offset])
+
+    # ---- headers
+
+    def commit(self, chunks: Sequence[Chunk]) -> Pages:
+        """Write the headers of chunks into the image (again, if they are there); the pages that this changes."""
+        pages: Pages = {}
+        for chunk in chunks:
+            place = chunk.disk
+            assert place is not None, "what has no slot has no header"
+            drive = self._drives[place.drive]
+            self._generation += 1
+            slab, slot = drive.slots.slot_of(place.offset, chunk.shape)
+            raw = pack_header(chunk, slab, slot, self._generation)
+            drive.image[place.header : place.header + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
+            self._where[chunk.record.key] = place.drive << _DRIVE_SHIFT | place.header
+            pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
+        return pages
+
+    def forget(self, chunks: Sequence[Chunk]) -> Pages:
+        """Zero headers in the image; the pages that this changes. Slots stay taken until `release`."""
+        pages: Pages = {}
+        for chunk in chunks:
+            place = chunk.disk
+            assert place is not None, "what has no slot has no header"
+            drive = self._drives[place.drive]
+            drive.image[place.header : place.header + header_bytes(chunk.num_layers)] = 0
+            if self._where.get(chunk.record.key) == place.drive << _DRIVE_SHIFT | place.header:
+                del self._where[chunk.record.key]
+            pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
+        return pages
+
+    def get(self, key: bytes) -> Chunk | None:
+        """A new `Chunk` from its header."""
+        where = self._where.get(key)
+        if where is None:
+            return None
+        index, at = where >> _DRIVE_SHIFT, where & ((1 << _DRIVE_SHIFT) - 1)
+        drive = self._drives[index]
+        chunk = unpack_header(drive.image[at:])
+        row, _ = chunk_fields(drive.image[at:])
+        offset = drive.slots.offset_of(int(row["slab"]), int(row["slot"]), chunk.shape)
+        chunk.disk = DiskPlace(index, offset, drive.slots.layer_stride(chunk.shape), at)
+        return chunk
+
+    def entries(self) -> list[tuple[bytes, bytes, int, bool]]:
+        """(key, parent, bytes taken up, in the object tier) of every chunk, the longest stored first."""
+        found: list[tuple[int, bytes, bytes, int, bool]] = []
+        for index, drive in enumerate(self._drives):
+            where = [at & ((1 << _DRIVE_SHIFT) - 1) for at in self._where.values() if at >> _DRIVE_SHIFT == index]
+            rows = rows_at(drive.image, np.array(where, dtype=np.int64))
+            room = -(-rows["slice_bytes"].astype(np.int64) // ALIGNMENT) * ALIGNMENT * rows["num_layers"]
+            keys, parents = np.ascontiguousarray(rows["key"]).tobytes(), np.ascontiguousarray(rows["parent"]).tobytes()
+            in_object = (rows["flags"] & IN_OBJECT) != 0
+            columns = zip(rows["generation"].tolist(), room.tolist(), in_object.tolist(), strict=True)
+            for at, (generation, size, is_in) in enumerate(columns):
+                parent = parents[32 * at : 32 * at + 32]
+                found.append((generation, keys[32 * at : 32 * at + 32], parent if any(parent) else b"", size, is_in))
+        found.sort()
+        return [entry[1:] for entry in found]
+
+    def fail(self, drive: int) -> list[ChunkRecord]:
+        """Use a drive no more; the chunks that were on it, which are forgotten."""
+        self._drives[drive].failed = True
+        lost = [key for key, where in self._where.items() if where >> _DRIVE_SHIFT == drive]
+        chunks = [chunk for key in lost if (chunk := self.get(key)) is not None]
+        for key in lost:
+            del self._where[key]
+        return [chunk.record for chunk in chunks]
+
+    # ---- recovery
+
+    def recover(self, index: int, pages_used: int) -> list[int]:
+        """Take over what the image of a drive says; the pages that hold headers which do not count (now zeroed).
+
+        Drives are recovered one after the other, once each, before anything else.
+        """
+        drive = self._drives[index]
+        drive.pages_used = pages_used
+        found = find_headers(drive.image[: pages_used * PAGE_BYTES])
+        if len(found.offsets):
+            self._generation = max(self._generation, int(found.rows["generation"].max()))
+        adopted = self._adopt(drive, found)
+        rejected = found.offsets[~adopted]
+        keys = self._keep(index, found.offsets[adopted], found.rows[adopted])
+        rejected = np.concatenate([rejected, keys])
+        for at in rejected.tolist():
+            layers = int(chunk_fields(drive.image[at:])[0]["num_layers"])
+            drive.image[at : at + header_bytes(layers)] = 0
+        in_use = {page for pages in drive.pages.values() for page in pages.values()}
+        drive.free_pages = [page for page in range(drive.geometry.header_pages) if page not in in_use]
+        return [int(at) // PAGE_BYTES for at in rejected.tolist()]
+
+    def _adopt(self, drive: _Drive, found: FoundHeaders) -> npt.NDArray[np.bool_]:
+        """Take slots and header pages; a mark for each header that fits both."""
+        rows, marks = found.rows, np.zeros(len(found.offsets), dtype=bool)
+        if not len(rows):
+            return marks
+        slots = rows["slab"].astype(np.int64) << 32 | rows["slot"].astype(np.int64)
+        order = np.lexsort((rows["generation"], slots))
+        newest = order[np.append(np.diff(slots[order]) != 0, True)]
+        slabs = rows["slab"][newest]
+        starts = np.flatnonzero(np.append(True, np.diff(slabs) != 0))
+        for start, stop in zip(starts.tolist(), [*starts.tolist()[1:], len(newest)], strict=True):
+            group = newest[start:stop]
+            leader = rows[group[np.argmax(rows["generation"][group])]]
+            shape = Shape(int(leader["num_layers"]), int(leader["slice_bytes"]))
+            size = header_bytes(shape.num_layers)
+            per_page = PAGE_BYTES // size
+            slot, at = rows["slot"][group].astype(np.int64), found.offsets[group]
+            fits = (rows["num_layers"][group] == shape.num_layers) & (rows["slice_bytes"][group] == shape.slice_bytes)
+            fits &= at % PAGE_BYTES == slot % per_page * size
+            self._adopt_slab(drive, int(leader["slab"]), shape, group[fits], slot[fits], at[fits], marks)
+        drive.slots.settle()
+        return marks
+
+    def _adopt_slab(
+        self,
+        drive: _Drive,
+        slab: int,
+        shape: Shape,
+        group: npt.NDArray[np.int64],
+        slots: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+        marks: npt.NDArray[np.bool_],
+    ) -> None:
+        per_page = PAGE_BYTES // header_bytes(shape.num_layers)
+        pages: dict[int, int] = {}
+        sound = []
+        for slot, page, index in zip(slots.tolist(), (offsets // PAGE_BYTES).tolist(), group.tolist(), strict=True):
+            if pages.setdefault(slot // per_page, page) == page:
+                sound.append((slot, index))
+        taken = set(drive.slots.adopt(slab, shape, [slot for slot, _ in sound]))
+        if taken:
+            drive.pages[slab] = {slot // per_page: pages[slot // per_page] for slot in taken}
+            marks[[index for slot, index in sound if slot in taken]] = True
+
+    def _keep(self, index: int, offsets: npt.NDArray[np.int64], rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+        """Enter keys; where two headers have one key the newer counts. Returns the offsets of the older ones."""
+        if not len(offsets):
+            return offsets
+        raw = np.ascontiguousarray(rows["key"]).tobytes()
+        keys = [raw[at : at + 32] for at in range(0, len(raw), 32)]
+        where = (offsets | np.int64(index << _DRIVE_SHIFT)).tolist()
+        fresh = dict(zip(keys, where, strict=True))
+        if len(fresh) == len(keys) and self._where.keys().isdisjoint(fresh):
+            self._where.update(fresh)
+            return offsets[:0]
+        older = []
+        for place in np.argsort(rows["generation"], kind="stable").tolist():
+            key, before = keys[place], self._where.get(keys[place])
+            if before is not None and before >> _DRIVE_SHIFT == index:
+                older.append(before & ((1 << _DRIVE_SHIFT) - 1))
+            elif before is not None:
+                older.append(where[place] & ((1 << _DRIVE_SHIFT) - 1))  # another drive has it already
+                continue
+            self._where[key] = where[place]
+        drive = self._drives[index]
+        for at in older:
+            row, _ = chunk_fields(drive.image[at:])
+            shape = Shape(int(row["num_layers"]), int(row["slice_bytes"]))
+            self._free(drive, [drive.slots.offset_of(int(row["slab"]), int(row["slot"]), shape)])
+        return np.array(older, dtype=np.int64)
+
+    # ----
+
+    def _free(self, drive: _Drive, offsets: Sequence[int]) -> None:
+        for slab in drive.slots.free(offsets):
+            for page in drive.pages.pop(slab, {}).values():
+                heapq.heappush(drive.free_pages, page)
+
+    def _take(self, index: int, shape: Shape, count: int, size: int) -> list[DiskPlace]:
+        """Up to `count` slots of a drive, with room for their headers."""
+        drive, per_page = self._drives[index], PAGE_BYTES // size
+        stride = drive.slots.layer_stride(shape)
+        places = []
+        offsets = drive.slots.take(shape, count).tolist()
+        for at, offset in enumerate(offsets):
+            slab, slot = drive.slots.slot_of(offset, shape)
+            pages = drive.pages.setdefault(slab, {})
+            if slot // per_page not in pages:
+                if not drive.free_pages:
+                    self._free(drive, offsets[at:])  # bytes are left, headers are not
+                    break
+                pages[slot // per_page] = heapq.heappop(drive.free_pages)
+                drive.pages_used = max(drive.pages_used, pages[slot // per_page] + 1)
+            header = pages[slot // per_page] * PAGE_BYTES + slot % per_page * size
+            places.append(DiskPlace(index, offset, stride, header))
+        return places
+
+
+assert HEADER.itemsize < PAGE_BYTES

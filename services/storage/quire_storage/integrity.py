@@ -1,0 +1,173 @@
+"""Never wrong bytes: whole chunks read and verified, what is corrupt healed from another copy, and a scrubber."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import QuireError
+from quire.telemetry import logger, meter, names
+from quire_storage.core.checksums import row_checksums
+from quire_storage.core.chunks import Chunk
+from quire_storage.core.striped import Striped
+from quire_storage.ports import Clock
+from quire_storage.ring import Ring
+from quire_storage.store import ChunkStore
+
+Bytes = npt.NDArray[np.uint8]
+Copies = Callable[[Chunk], AsyncIterator[Bytes]]
+_IDLE_S = 1.0
+
+
+class Integrity:
+    """`copies` offers a chunk's (L, S) bytes as others have them, nearest first; none of it is believed unseen."""
+
+    def __init__(self, store: ChunkStore, ring: Ring | None, threads: Executor, clock: Clock, copies: Copies) -> None:
+        self._store = store
+        self._ring = ring
+        self._threads = threads
+        self._clock = clock
+        self._copies = copies
+        self._healing: dict[bytes, asyncio.Task[Bytes | None]] = {}
+        self.corrupt = 0
+        self.healed = 0
+        self.scrubbed = 0
+        self._failures = meter().create_counter(names.CHECKSUM_FAILURES)
+        self._repairs = meter().create_counter(names.REPAIRS)
+
+    async def sound(self, key: bytes) -> tuple[Chunk, Bytes] | None:
+        """A chunk that is here with its (L, S) bytes, verified, healed if need be; None if it is not here."""
+        chunk = self._store.find(key)
+        if chunk is None:
+            return None
+        held = self._store.hold_known([key])[0]
+        try:
+            payload = await self._read(held, from_disk=held.memory is None)
+            if payload is None:
+                payload = await self.heal(held)
+            if payload is None:
+                await self.give_up([held])
+                return None
+            return held, payload
+        finally:
+            self._store.let_go([held])
+
+    async def heal(self, chunk: Chunk) -> Bytes | None:
+        """Put a held chunk right whose bytes do not match, from any copy that does; its bytes, or None for no hope."""
+        key = chunk.record.key
+        task = self._healing.get(key)
+        if task is None:
+            task = asyncio.create_task(self._heal(chunk))
+            self._healing[key] = task
+            task.add_done_callback(lambda _: self._healing.pop(key, None))
+        return await asyncio.shield(task)
+
+    async def give_up(self, chunks: list[Chunk]) -> None:
+        """Chunks without a sound copy: misses from now on."""
+        logger().error("chunks are lost to corruption", chunks=[chunk.record.key.hex() for chunk in chunks])
+        await self._store.lose(chunks)
+
+    async def scrub(self, bytes_per_s: int) -> None:
+        """Read everything on the drives again and again, at a pace, and heal what has rotted. Runs until cancelled."""
+        while True:
+            keys = self._store.pool.map.keys() if self._store.pool is not None else iter(())
+            for key in list(keys):
+                await self._scrub_one(key)
+                self.scrubbed += 1
+                chunk = self._store.find(key)
+                await self._clock.sleep(chunk.bytes / bytes_per_s if chunk is not None else 0)
+            await self._clock.sleep(_IDLE_S)
+
+    # ----
+
+    async def _scrub_one(self, key: bytes) -> None:
+        chunk = self._store.find(key)
+        if chunk is None or chunk.disk is None:
+            return
+        held = self._store.hold_known([key])[0]
+        try:
+            sound = held.disk is None or await self._read(held, from_disk=True) is not None
+            if not sound and await self.heal(held) is None:
+                await self.give_up([held])
+        except QuireError as error:
+            logger().warning("a chunk could not be scrubbed", key=key.hex(), error=str(error))
+        finally:
+            self._store.let_go([held])
+
+    async def _heal(self, chunk: Chunk) -> Bytes | None:
+        self.corrupt += 1
+        self._failures.add(1)
+        logger().error("a chunk does not match its checksums", key=chunk.record.key.hex())
+        for from_disk in (False, True):
+            payload = await self._read(chunk, from_disk=from_disk)
+            if payload is not None:
+                return await self._put_right(chunk, payload)
+        async for payload in self._copies(chunk):
+            if await self._matches(chunk, payload):
+                return await self._put_right(chunk, payload)
+        return None
+
+    async def _put_right(self, chunk: Chunk, payload: Bytes) -> Bytes:
+        arena = self._store.arena
+        if chunk.memory is not None:
+            slices = arena.slices(chunk.memory.offset, chunk.memory.layer_stride, chunk.shape)
+            for at, row in zip(slices.tolist(), payload, strict=True):
+                arena.view[at : at + chunk.slice_bytes] = row
+        if chunk.disk is not None and self._ring is not None:
+            block = await arena.take_block()
+            try:
+                for first, stop, source in self._groups(chunk):
+                    for layer in range(first, stop):
+                        at = block + (layer - first) * chunk.shape.slice_room
+                        arena.view[at : at + chunk.slice_bytes] = payload[layer]
+                    await self._ring.write(source.layers(first, stop).moved(arena.address + block))
+                await self._ring.sync([chunk.disk.drive])
+            finally:
+                arena.free_block(block)
+        self.healed += 1
+        self._repairs.add(1)
+        logger().warning("a chunk was healed from another copy", key=chunk.record.key.hex())
+        return payload
+
+    async def _read(self, chunk: Chunk, *, from_disk: bool) -> Bytes | None:
+        """The chunk's bytes from one of its places; None if it has no such place, or what lies there is not sound."""
+        payload = np.empty((chunk.num_layers, chunk.slice_bytes), dtype=np.uint8)
+        arena = self._store.arena
+        if not from_disk:
+            if chunk.memory is None:
+                return None
+            slices = arena.slices(chunk.memory.offset, chunk.memory.layer_stride, chunk.shape)
+            for layer, at in enumerate(slices.tolist()):
+                payload[layer] = arena.view[at : at + chunk.slice_bytes]
+        else:
+            if chunk.disk is None or self._ring is None:
+                return None
+            block = await arena.take_block()
+            try:
+                for first, stop, source in self._groups(chunk):
+                    await self._ring.read(source.layers(first, stop).moved(arena.address + block))
+                    for layer in range(first, stop):
+                        at = block + (layer - first) * chunk.shape.slice_room
+                        payload[layer] = arena.view[at : at + chunk.slice_bytes]
+            finally:
+                arena.free_block(block)
+        return payload if await self._matches(chunk, payload) else None
+
+    def _groups(self, chunk: Chunk) -> Iterator[tuple[int, int, Striped]]:
+        """Layers [first, stop) that fit a block together, with a source whose addresses count from the block."""
+        assert self._store.pool is not None, "what is on a drive is in the pool"
+        room = chunk.shape.slice_room
+        most = max(1, self._store.arena.block_bytes // room)
+        for first in range(0, chunk.num_layers, most):
+            addresses, strides = np.array([-first * room]), np.array([room])
+            yield first, min(chunk.num_layers, first + most), self._store.pool.striped([chunk], addresses, strides)
+
+    async def _matches(self, chunk: Chunk, payload: Bytes) -> bool:
+        if payload.shape != (chunk.num_layers, chunk.slice_bytes):
+            return False
+        sums = await asyncio.get_running_loop().run_in_executor(self._threads, row_checksums, payload)
+        return bool(np.array_equal(sums, chunk.checksums))

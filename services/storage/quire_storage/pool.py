@@ -1,0 +1,282 @@
+"""The pool: chunks on the drives, written in groups, found again after a crash. The format is `core.pool_format`."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.metadata.index import ChunkRecord
+from quire.telemetry import logger
+from quire_storage.core.chunks import Chunk
+from quire_storage.core.iocb import Contexts
+from quire_storage.core.pool_format import (
+    HEADERS_OFFSET,
+    PAGE_BYTES,
+    Geometry,
+    Superblock,
+    joined,
+    pack_superblock,
+    read_superblock,
+)
+from quire_storage.core.pool_map import Pages, PoolMap
+from quire_storage.core.slots import Shape
+from quire_storage.core.striped import Striped
+from quire_storage.errors import DriveFailed, DriveUnusable
+from quire_storage.ports import Drives
+from quire_storage.ring import Ring
+
+Bytes = npt.NDArray[np.uint8]
+_PAGES_STEP = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """`drive_bytes`: size of the file on each drive; `stripe_bytes`: what of a layer lies together on one drive."""
+
+    node_id: str
+    drive_bytes: int
+    slab_bytes: int
+    chunk_bytes_min: int
+    stripe_bytes: int
+
+
+@dataclass(slots=True)
+class _Change:
+    """Headers that somebody waits for: to be written (`commit`), or zeroed."""
+
+    chunks: Sequence[Chunk]
+    commit: bool
+    done: asyncio.Future[None]
+
+
+class Pool:
+    """`open` → start a ring with the files → `recover`. For one event loop."""
+
+    _ring: Ring
+
+    def __init__(self, settings: PoolSettings, names: Sequence[str], drives: Drives) -> None:
+        self._settings = settings
+        self._names = list(names)
+        self._drives = drives
+        self._files: list[int] = []
+        self._superblocks: list[Superblock] = []
+        self._failed: set[int] = set()
+        self._changes: list[_Change] = []
+        self._committer: asyncio.Task[None] | None = None
+        self._on_lost: Callable[[Sequence[ChunkRecord]], None] = lambda records: None
+
+    def open(self) -> list[int]:
+        """Open every drive's file, creating those that are not there. Returns file descriptors for the ring.
+
+        Raises `ForeignPool` or `DriveUnusable`; files that exist are left as they are.
+        """
+        for name in self._names:
+            file = self._drives.open(name)
+            if file is None:
+                file = self._create(name)
+            self._files.append(file)
+            head = self._drives.head(file, 2 * PAGE_BYTES)
+            block = read_superblock(head, self._settings.node_id, name)
+            if self._drives.size(file) < block.geometry.file_bytes:
+                raise DriveUnusable(f"{name} was cut short: {block.geometry.file_bytes} bytes were expected")
+            self._superblocks.append(block)
+        geometries = [block.geometry for block in self._superblocks]
+        images = [_zeroes(geometry.header_pages * PAGE_BYTES) for geometry in geometries]
+        self.map = PoolMap(geometries, images, self._settings.stripe_bytes)
+        return self._files
+
+    async def recover(self, ring: Ring) -> int:
+        """Read the header regions; how many chunks there are. A drive that cannot be read raises `DriveUnusable`."""
+        self._ring = ring
+        for drive, block in enumerate(self._superblocks):
+            used = block.header_pages_used
+            if used:
+                image = self.map.image(drive)
+                await self._ring.read(_region(drive, 0, used, image))
+                if self._ring.errors_by_file.get(drive):
+                    raise DriveUnusable(f"{self._names[drive]}: its headers cannot be read")
+            stale = self.map.recover(drive, used)
+            if stale:
+                logger().warning("headers without a slot", drive=self._names[drive], headers=len(stale))
+                await self._write_pages({drive: stale})
+                await self._ring.sync([drive])
+        return len(self.map)
+
+    def on_lost(self, callback: Callable[[Sequence[ChunkRecord]], None]) -> None:
+        """Called with the chunks whose drive failed."""
+        self._on_lost = callback
+
+    async def close(self) -> None:
+        if self._committer is not None:
+            await self._committer
+        await self._ring.close()
+        self._drives.close()
+
+    # ---- chunks
+
+    async def store(self, chunks: Sequence[Chunk], addresses: npt.NDArray[np.int64], memory_stride: int) -> None:
+        """Write chunks of one shape from memory and commit them: they survive when this returns, and have a place.
+
+        A drive that fails is used no more and its share goes to the others. Raises `PoolFull`, `DriveFailed`.
+        """
+        left = np.arange(len(chunks))
+        while len(left):
+            mine = [chunks[index] for index in left.tolist()]
+            places = self.map.allocate(mine[0].shape, len(mine))
+            for chunk, place in zip(mine, places, strict=True):
+                chunk.disk = place
+            try:
+                strides = np.full(len(mine), memory_stride)
+                await self._ring.write(self.striped(mine, addresses[left], strides).layers(0, mine[0].num_layers))
+                await self._change(mine, commit=True)
+            except DriveFailed as error:
+                self._fail(error)
+                failed = np.array([chunk.disk is not None and chunk.disk.drive in error.drives for chunk in mine])
+                for chunk in mine:
+                    chunk.disk = None
+                self.map.release([place for place, bad in zip(places, failed.tolist(), strict=True) if not bad])
+                if len(self._failed) == len(self._names):
+                    raise
+                continue
+            except BaseException:
+                # Cancelled, or the commit failed half-way: without its header durably gone a slot must not be reused.
+                asyncio.get_running_loop().create_task(self._undo(mine, places))
+                raise
+            return
+
+    async def update(self, chunks: Sequence[Chunk]) -> None:
+        """Write the headers of chunks again, whose level or tiers have changed."""
+        await self._change([chunk for chunk in chunks if chunk.disk is not None], commit=True)
+
+    async def forget(self, chunks: Sequence[Chunk]) -> None:
+        """When this returns the chunks will not come back; their slots stay taken until `release`."""
+        await self._change([chunk for chunk in chunks if chunk.disk is not None], commit=False)
+
+    def release(self, chunks: Sequence[Chunk]) -> None:
+        """Slots of chunks that were forgotten, and that nobody reads any more, may be taken again."""
+        places = [chunk.disk for chunk in chunks if chunk.disk is not None and chunk.disk.drive not in self._failed]
+        self.map.release(places)
+        for chunk in chunks:
+            chunk.disk = None
+
+    def striped(
+        self, chunks: Sequence[Chunk], addresses: npt.NDArray[np.int64], memory_strides: npt.NDArray[np.int64]
+    ) -> Striped:
+        """How chunks of one shape are read into, or written from, memory: slice l of each at address + l·stride."""
+        places = [chunk.disk for chunk in chunks if chunk.disk is not None]
+        assert len(places) == len(chunks), "only what lies on a drive is read from one"
+        offsets = [self.map.data_offset(drive) for drive in range(len(self._files))]
+        return Striped(places, offsets, Shape(1, chunks[0].slice_bytes).slice_room, addresses, memory_strides)
+
+    # ---- group commit
+
+    async def _change(self, chunks: Sequence[Chunk], *, commit: bool) -> None:
+        if not chunks:
+            return
+        change = _Change(chunks, commit, asyncio.get_running_loop().create_future())
+        self._changes.append(change)
+        if self._committer is None or self._committer.done():
+            self._committer = asyncio.create_task(self._commit_groups())
+        await asyncio.shield(change.done)
+
+    async def _commit_groups(self) -> None:
+        """Whatever has come while the last group was being synced is the next group: two syncs serve them all."""
+        while self._changes:
+            group, self._changes = self._changes, []
+            try:
+                await self._commit_group(group)
+            except Exception as error:
+                self._fail(error)
+                for change in group:
+                    if not change.done.done():
+                        change.done.set_exception(error)
+                        change.done.exception()  # whoever waits has gone, perhaps
+            else:
+                for change in group:
+                    if not change.done.done():
+                        change.done.set_result(None)
+
+    async def _commit_group(self, group: Sequence[_Change]) -> None:
+        written = {chunk.disk.drive for each in group if each.commit for chunk in each.chunks if chunk.disk}
+        if written:
+            await self._ring.sync(sorted(written))
+        pages: Pages = {}
+        for each in group:
+            changed = self.map.commit(each.chunks) if each.commit else self.map.forget(each.chunks)
+            for drive, mine in changed.items():
+                pages.setdefault(drive, []).extend(mine)
+        for drive in pages:
+            await self._cover(drive)
+        await self._write_pages(pages)
+        await self._ring.sync(sorted(pages))
+
+    async def _cover(self, drive: int) -> None:
+        """Let the superblock say that header pages up to the highest in use count."""
+        block, used = self._superblocks[drive], self.map.pages_used(drive)
+        if used <= block.header_pages_used:
+            return
+        used = min(block.geometry.header_pages, -(-used // _PAGES_STEP) * _PAGES_STEP)
+        fresh = Superblock(block.node_id, block.geometry, block.generation + 1, used)
+        page = _zeroes(PAGE_BYTES)
+        page[:] = np.frombuffer(pack_superblock(fresh), dtype=np.uint8)
+        at = PAGE_BYTES * (fresh.generation % 2)
+        await self._ring.write(_contexts([drive], [at], [PAGE_BYTES], [int(page.ctypes.data)]), at_once=True)
+        await self._ring.sync([drive])
+        self._superblocks[drive] = fresh
+
+    async def _write_pages(self, pages: Pages) -> None:
+        parts = [
+            _region(drive, first, count, self.map.image(drive))
+            for drive, mine in pages.items()
+            for first, count in joined(mine)
+        ]
+        await self._ring.write(Contexts.join(parts), at_once=True)
+
+    async def _undo(self, chunks: Sequence[Chunk], places: Sequence[object]) -> None:
+        """Free the slots of a store that did not end well."""
+        try:
+            await self.forget(chunks)
+        except DriveFailed:
+            return
+        self.release(chunks)
+
+    def _fail(self, error: BaseException) -> None:
+        """Use the drives no more that `error` names, and tell whose chunks are lost."""
+        if not isinstance(error, DriveFailed):
+            logger().error("a group commit failed unexpectedly", exc_info=error)
+            return
+        for drive in sorted(error.drives - self._failed):
+            self._failed.add(drive)
+            lost = self.map.fail(drive)
+            logger().error("a drive is used no more", drive=self._names[drive], chunks=len(lost), error=str(error))
+            self._on_lost(lost)
+
+    def _create(self, name: str) -> int:
+        settings = self._settings
+        geometry = Geometry.within(settings.drive_bytes, settings.slab_bytes, settings.chunk_bytes_min)
+        if geometry.slab_count < 1:
+            raise DriveUnusable(
+                f"{name}: {settings.drive_bytes} bytes are too few for a slab of {settings.slab_bytes} and its headers"
+            )
+        block = pack_superblock(Superblock(settings.node_id, geometry, 1, 0))
+        return self._drives.create(name, geometry.file_bytes, block + block)
+
+
+def _region(drive: int, first: int, count: int, image: Bytes) -> Contexts:
+    """Header pages of a drive and their place in its image."""
+    at = HEADERS_OFFSET + first * PAGE_BYTES
+    return _contexts([drive], [at], [count * PAGE_BYTES], [int(image.ctypes.data) + first * PAGE_BYTES])
+
+
+def _contexts(files: list[int], offsets: list[int], lengths: list[int], addresses: list[int]) -> Contexts:
+    return Contexts(*(np.array(column, dtype=np.int64) for column in (files, offsets, lengths, addresses)))
+
+
+def _zeroes(size: int) -> Bytes:
+    """Page-aligned memory that costs nothing until it is touched."""
+    return np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)

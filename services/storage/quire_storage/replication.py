@@ -1,0 +1,225 @@
+"""Copies between storage nodes: by the same deliveries that clients get, from node to node.
+
+A node pulls: it asks another for the headers of some chunks, has them delivered into memory of its own, verifies each
+against its header, and keeps it. A chunk stored as `replicated` is acknowledged when a second node has pulled it. When
+a node is lost, those who hold replicated chunks that have one live holder left have another node pull them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import mmap
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.durability import Durability
+from quire.errors import QuireError
+from quire.keys import ChunkKeys
+from quire.lease import Lease, LeasedRun, LeaseSigner
+from quire.nodes import Node
+from quire.outcome import ChunkRun
+from quire.telemetry import logger, meter, names
+from quire.transport import Transport
+from quire_storage.config import StorageConfig
+from quire_storage.core.checksums import row_checksums
+from quire_storage.core.chunks import Chunk
+from quire_storage.core.pool_format import is_sound, unpack_header
+from quire_storage.ports import Clock, ClusterIndex, Peers
+from quire_storage.registry import Registry
+from quire_storage.store import ChunkStore
+
+Bytes = npt.NDArray[np.uint8]
+_LANDING_BYTES = 32 << 20
+_BATCH_CHUNKS = 64
+_LEASE_MS = 60_000
+
+
+class Replicator:
+    """`me` describes this node to others."""
+
+    def __init__(
+        self,
+        config: StorageConfig,
+        store: ChunkStore,
+        transport: Transport,
+        index: ClusterIndex,
+        registry: Registry,
+        peers: Peers,
+        clock: Clock,
+        me: Callable[[], Node],
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._transport = transport
+        self._index = index
+        self._registry = registry
+        self._peers = peers
+        self._clock = clock
+        self._me = me
+        self._signer = LeaseSigner(config.cluster_secret.encode())
+        self._landing = asyncio.Lock()
+        self._copied = meter().create_counter(names.REPLICATED_BYTES, "By")
+
+    async def pull(self, source: Node, keys: Sequence[bytes]) -> list[bool]:
+        """Keep copies of chunks of another node, on disk and indexed; for each whether it is here now."""
+        missing = [key for key in keys if self._store.find(key) is None]
+        for first in range(0, len(missing), _BATCH_CHUNKS):
+            chunks = []
+            async for chunk, payload in self.fetch(source, missing[first : first + _BATCH_CHUNKS]):
+                if await self._store.take_in(chunk, payload):
+                    chunks.append(chunk)
+            if chunks:
+                await self._keep(chunks)
+        await self._store.raise_level([key for key in keys if self._store.find(key)], Durability.REPLICATED)
+        here = [held.record for key in keys if (held := self._store.find(key)) is not None]
+        indexed = await self._registry.register(here)
+        return [key in indexed for key in keys]
+
+    async def spread(self, keys: Sequence[bytes]) -> set[bytes]:
+        """See to it that each chunk is on a drive of a second live node; those for which that is so."""
+        chunks = [chunk for key in keys if (chunk := self._store.find(key)) is not None]
+        holders = await self._index.locate([chunk.record for chunk in chunks])
+        already = {name for of_chunk in holders for name in of_chunk}
+        left, safe = [chunk.record.key for chunk in chunks], set[bytes]()
+        for target in await self._candidates(left, already):
+            try:
+                marks = await self._peers.replicate(target, ChunkKeys(b"".join(left)), self._me())
+            except QuireError as error:
+                logger().warning("a node took no replicas", node=target.node_id, error=str(error))
+                continue
+            safe |= {key for key, kept in zip(left, marks, strict=True) if kept}
+            left = [key for key in left if key not in safe]
+            if not left:
+                break
+        return safe
+
+    async def copies(self, chunk: Chunk) -> AsyncIterator[Bytes]:
+        """The chunk's (L, S) bytes as other nodes have them, the nearest first, then the object tier's."""
+        try:
+            holders = (await self._index.locate([chunk.record]))[0]
+            nodes = {node.node_id: node for node in await self._peers.storage_nodes()}
+        except QuireError as error:
+            logger().warning("nobody says where other copies are", error=str(error))
+            holders, nodes = (), {}
+        here = self._me().location
+        others = [nodes[name] for name in holders if name in nodes and name != self._config.node_id]
+        for node in sorted(others, key=lambda node: here.distance(node.location)):
+            async for _, payload in self.fetch(node, [chunk.record.key]):
+                yield payload
+        if self._store.objects is not None:
+            async for _, payload in self._store.objects.fetch([chunk.record.key]):
+                yield payload
+
+    async def fetch(self, source: Node, keys: Sequence[bytes]) -> AsyncIterator[tuple[Chunk, Bytes]]:
+        """Chunks of another node with their (L, S) bytes, verified; what it has not, or not sound, is left out."""
+        try:
+            headers = await self._peers.describe(source, ChunkKeys(b"".join(keys)))
+        except QuireError as error:
+            logger().warning("a node does not say what it has", node=source.node_id, error=str(error))
+            return
+        chunks = [unpack_header(np.frombuffer(raw, dtype=np.uint8)) for raw in headers if is_sound(raw)]
+        chunks = [chunk for chunk in chunks if chunk.record.key in set(keys)]
+        while chunks:
+            shape = chunks[0].shape
+            count = max(1, _LANDING_BYTES // shape.bytes)
+            batch = [chunk for chunk in chunks if chunk.shape == shape][:count]
+            taken = {chunk.record.key for chunk in batch}
+            chunks = [chunk for chunk in chunks if chunk.record.key not in taken]
+            async for pair in self._land(source, batch):
+                yield pair
+
+    async def keep_replicated(self) -> None:
+        """Whenever the storage nodes are others than before, give replicated chunks that are alone a second holder."""
+        known: set[tuple[str, str]] | None = None
+        while True:
+            await self._clock.sleep(self._config.replication_check_s)
+            try:
+                nodes = {(node.node_id, node.incarnation) for node in await self._peers.storage_nodes()}
+                if nodes == known:
+                    continue
+                if await self._respread():
+                    known = nodes
+            except QuireError as error:
+                logger().warning("replicas cannot be checked now", error=str(error))
+
+    # ----
+
+    async def _respread(self) -> bool:
+        keys = [
+            key
+            for key in self._store.held_keys()
+            if (chunk := self._store.find(key)) is not None and chunk.durability is Durability.REPLICATED
+        ]
+        complete = True
+        for first in range(0, len(keys), _BATCH_CHUNKS):
+            part = keys[first : first + _BATCH_CHUNKS]
+            safe = await self.spread(part)
+            complete &= len(safe) == len(part)
+            size = sum(chunk.bytes for key in part if (chunk := self._store.find(key)) is not None)
+            await self._clock.sleep(size / self._config.replication_bytes_per_s)
+        return complete
+
+    async def _candidates(self, keys: Sequence[bytes], already: set[str]) -> list[Node]:
+        """Other nodes: those that have some of the chunks first, then the farthest, then by their claim."""
+        if not keys:
+            return []
+        me = self._me()
+
+        def preference(node: Node) -> tuple[bool, int, bytes]:
+            claim = hashlib.blake2b(keys[0] + node.node_id.encode(), digest_size=8).digest()
+            return node.node_id not in already, -me.location.distance(node.location), claim
+
+        nodes = [node for node in await self._peers.storage_nodes() if node.node_id != me.node_id]
+        return sorted(nodes, key=preference)
+
+    async def _keep(self, chunks: Sequence[Chunk]) -> None:
+        fresh: list[Chunk] = []
+        try:
+            fresh = await self._store.keep(chunks, Durability.REPLICATED)
+        finally:
+            kept = {id(chunk) for chunk in fresh}
+            self._store.give_back(
+                [chunk.memory.offset for chunk in chunks if id(chunk) not in kept and chunk.memory is not None]
+            )
+
+    async def _land(self, source: Node, batch: Sequence[Chunk]) -> AsyncIterator[tuple[Chunk, Bytes]]:
+        """Chunks of one shape, delivered by their node into memory of this one."""
+        layers, size = batch[0].num_layers, batch[0].slice_bytes
+        async with self._landing:
+            memory = np.frombuffer(mmap.mmap(-1, len(batch) * layers * size), dtype=np.uint8)
+            region = self._transport.register(memory)
+            target = RdmaTarget(self._transport.address, region.address, region.length, region.remote_key)
+            keys = ChunkKeys(b"".join(chunk.record.key for chunk in batch))
+            descriptor = Descriptor(keys, layers, 1, size, DeliveryOrder.CHUNKWISE, target)
+            lease = self._signer.sign(
+                Lease(
+                    os.urandom(16),
+                    batch[-1].record.key,
+                    batch[-1].record.segment,
+                    self._clock.now_ms() + _LEASE_MS,
+                    (LeasedRun(source.node_id, 0, len(batch), keys.digest()),),
+                )
+            )
+            try:
+                outcome = await self._peers.deliver(source, lease, descriptor, (ChunkRun(0, len(batch)),))
+            except QuireError as error:
+                # Nobody knows whether the node still writes: this memory is never used again, and never unregistered.
+                logger().warning("a node did not deliver", node=source.node_id, error=str(error))
+                return
+            if outcome.quiesced:
+                region.close()
+            if outcome.error_code or not outcome.quiesced:
+                logger().warning("a node did not deliver", node=source.node_id, error=outcome.error_message)
+                return
+        self._copied.add(memory.nbytes)
+        rows = memory.reshape(layers, len(batch), size)
+        for index, chunk in enumerate(batch):
+            payload = np.ascontiguousarray(rows[:, index])
+            if np.array_equal(row_checksums(payload), chunk.checksums):
+                chunk.memory, chunk.disk, chunk.in_object = None, None, False
+                yield chunk, payload

@@ -1,0 +1,224 @@
+"""Room: memory and slots on the drives are made free by writing what is dirty and letting go of what is not used.
+
+What is in memory only is dirty: it goes to a drive in the background. A tier that is full evicts leaves
+(`core.eviction`), and a chunk whose last copy would go is first taken out of the cluster's index, whose leases may
+forbid it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import PoolFull
+from quire.metadata.index import ChunkRecord
+from quire.telemetry import logger, meter, names
+from quire_storage.config import StorageConfig
+from quire_storage.core.chunks import Chunk
+from quire_storage.core.eviction import LeafArc
+from quire_storage.core.slots import Shape
+from quire_storage.holdings import Holdings
+from quire_storage.ports import Clock
+
+_FLUSH_CHUNKS = 64
+_EVICT_CHUNKS = 64
+_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What the store asks of the node around it."""
+
+    may_go: Callable[[Sequence[ChunkRecord]], Awaitable[set[bytes]]]
+    """Take chunks, deepest first, out of the index because their last copy goes; which of them are out."""
+    withdrawn: Callable[[Sequence[ChunkRecord]], Awaitable[None]]
+    """Chunks that this node has no more, but others or the object tier do."""
+
+
+class Room:
+    """For one event loop."""
+
+    def __init__(self, config: StorageConfig, held: Holdings, clock: Clock, outside: Outside) -> None:
+        self._config = config
+        self._held = held
+        self._clock = clock
+        self._outside = outside
+        self._flusher: asyncio.Task[None] | None = None
+        self._trimmer: asyncio.Task[None] | None = None
+        self._closing = False
+        self._evictions = meter().create_counter(names.EVICTIONS)
+        held.on_dirty = self._wake_flusher
+
+    async def close(self) -> None:
+        """Stop what runs in the background; write what is dirty, as far as the pool has room."""
+        self._closing = True
+        for task in (self._flusher, self._trimmer):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self._held.pool is not None:
+            while self._held.dirty and await self._flush_once(list(self._held.dirty)[:_FLUSH_CHUNKS]):
+                pass
+
+    async def reserve(self, shape: Shape, count: int) -> npt.NDArray[np.int64]:
+        """Slots of the arena, freed by eviction if need be. Raises `PoolFull`, `LayoutInvalid`."""
+        self._held.arena.check(shape)
+        if self._held.pool is not None and self._held.objects is not None:
+            await self._held.objects.wait_for_room()
+        deadline_s = self._clock.monotonic_s() + self._config.room_timeout_s
+        while True:
+            taken = self._held.arena.slots.take(shape, count)
+            if len(taken) == count:
+                return taken
+            self._held.arena.free_slots(taken.tolist())
+            needed = (count - len(taken)) * shape.slot_bytes
+            if self.evict_clean(needed) or await self._evict_dirty(needed):
+                continue
+            if self._clock.monotonic_s() > deadline_s or not self._held.dirty:
+                raise PoolFull(
+                    f"no memory for {count} chunks of {shape.bytes} bytes ({self._held.arena.slots.used_bytes} in use)"
+                )
+            await self._clock.sleep(0.01)
+
+    async def to_disk(self, chunks: Sequence[Chunk]) -> None:
+        """Chunks of one shape that lie in the arena, onto the drives."""
+        assert self._held.pool is not None, "the caller asked for a drive where there is none"
+        places = [chunk.memory for chunk in chunks if chunk.memory is not None]
+        addresses = np.array([place.offset for place in places], dtype=np.int64) + self._held.arena.address
+        size = sum(chunk.shape.slot_bytes for chunk in chunks)
+        while True:
+            try:
+                await self._held.pool.store(chunks, addresses, places[0].layer_stride)
+                break
+            except PoolFull:
+                if not await self._trim(size):
+                    raise
+        await self._held.pool.forget([chunk for chunk in chunks if chunk.dropped])  # dropped while it was written
+        for chunk in reversed(chunks):
+            key = chunk.record.key
+            if self._held.table.get(key) is chunk:
+                self._held.dirty.pop(key, None)
+                if key not in self._held.on_disk:
+                    self._held.on_disk.insert(key, chunk.record.parent, chunk.shape.slot_bytes)
+        if self._held.pool.map.used_bytes > self._config.pool_high_share * self._held.pool.map.capacity_bytes:
+            self._wake_trimmer()
+
+    def evict_clean(self, needed: int) -> bool:
+        """Free memory of chunks that have another copy; whether any was freed."""
+        freed = 0
+        while freed < needed:
+            key = self._held.in_memory.evict(self._is_dirty_or_held)
+            if key is None:
+                break
+            chunk = self._held.table.get(key)
+            assert chunk is not None and chunk.memory is not None, "what is in memory is in the table"
+            self._held.arena.free_slots([chunk.memory.offset])
+            chunk.memory = None
+            self._held.table.remove(key)
+            freed += chunk.shape.slot_bytes
+            self._evictions.add(1, {"tier": "memory"})
+        return freed > 0
+
+    async def _evict_dirty(self, needed: int) -> bool:
+        """Nothing clean is left: write some of what is dirty, or, without drives, let go of what nobody needs."""
+        if self._held.pool is not None:
+            return await self._flush_once(list(self._held.dirty)[:_FLUSH_CHUNKS]) > 0
+        victims: list[Chunk] = []
+        while sum(chunk.shape.slot_bytes for chunk in victims) < needed and len(victims) < _EVICT_CHUNKS:
+            key = self._held.in_memory.evict(self._held.is_held)
+            if key is None:
+                break
+            chunk = self._held.table.get(key)
+            assert chunk is not None, "what is in memory is in the table"
+            victims.append(chunk)
+        return await self._let_die(victims, self._held.in_memory, "memory") > 0
+
+    async def _let_die(self, victims: Sequence[Chunk], order: LeafArc, tier: str) -> int:
+        """Last copies, deepest first, that the index gives free are dropped; the others stay. How many went."""
+        if not victims:
+            return 0
+        out: set[bytes] = set()
+        try:
+            out = await self._outside.may_go([chunk.record for chunk in victims])
+        finally:
+            for chunk in victims:
+                if chunk.record.key not in out and chunk.record.key not in order:
+                    order.insert(chunk.record.key, chunk.record.parent, chunk.shape.slot_bytes)
+                    order.touch(chunk.record.key)
+        gone = [chunk for chunk in victims if chunk.record.key in out]
+        self._evictions.add(len(gone), {"tier": tier})
+        await self._held.drop([chunk.record.key for chunk in gone])
+        return len(gone)
+
+    def _is_dirty_or_held(self, key: bytes) -> bool:
+        chunk = self._held.table.get(key)
+        assert chunk is not None, "what is in memory is in the table"
+        return chunk.pins > 0 or (chunk.disk is None and not chunk.in_object)
+
+    def _wake_flusher(self) -> None:
+        if (self._flusher is None or self._flusher.done()) and not self._closing:
+            self._flusher = asyncio.create_task(self._flush())
+
+    async def _flush(self) -> None:
+        while self._held.dirty:
+            if not await self._flush_once(list(self._held.dirty)[:_FLUSH_CHUNKS]):
+                await self._clock.sleep(_RETRY_S)
+
+    async def _flush_once(self, keys: Sequence[bytes]) -> int:
+        """Write dirty chunks; how many are clean now."""
+        held = [chunk for key in keys if (chunk := self._held.pin(key)) is not None]
+        clean = 0
+        try:
+            for group in by_shape([c for c in held if c.disk is None and c.memory is not None and not c.dropped]):
+                await self.to_disk(group)
+                clean += len(group)
+        except PoolFull as error:
+            logger().warning("chunks stay in memory only", error=str(error), dirty=len(self._held.dirty))
+        finally:
+            self._held.let_go(held)
+        return clean
+
+    # ---- the pool's size
+
+    def _wake_trimmer(self) -> None:
+        if (self._trimmer is None or self._trimmer.done()) and not self._closing:
+            self._trimmer = asyncio.create_task(self._trim_to_low())
+
+    async def _trim_to_low(self) -> None:
+        """Down to the low watermark, so that stores need not wait for room."""
+        assert self._held.pool is not None, "only a pool is trimmed"
+        low = self._config.pool_low_share * self._held.pool.map.capacity_bytes
+        while (excess := self._held.pool.map.used_bytes - low) > 0 and await self._trim(int(excess)):
+            pass
+
+    async def _trim(self, needed: int) -> int:
+        """Let chunks go from the drives until `needed` bytes are free; how many went."""
+        assert self._held.pool is not None, "only a pool is trimmed"
+        victims: list[Chunk] = []
+        size = 0
+        while size < needed and len(victims) < _EVICT_CHUNKS:
+            key = self._held.on_disk.evict(lambda key: self._held.is_held(key) or key in self._held.arriving)
+            if key is None:
+                break
+            if (chunk := self._held.find(key)) is not None:
+                victims.append(chunk)
+                size += chunk.shape.slot_bytes
+        in_object = [chunk for chunk in victims if chunk.in_object]
+        gone = await self._let_die([chunk for chunk in victims if not chunk.in_object], self._held.on_disk, "disk")
+        if in_object:
+            await self._outside.withdrawn([chunk.record for chunk in in_object])
+            await self._held.drop([chunk.record.key for chunk in in_object])
+            self._evictions.add(len(in_object), {"tier": "disk"})
+        return gone + len(in_object)
+
+
+def by_shape(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+    """Chunks gathered by shape."""
+    groups: dict[Shape, list[Chunk]] = {}
+    for chunk in chunks:
+        groups.setdefault(chunk.shape, []).append(chunk)
+    return list(groups.values())

@@ -1,0 +1,249 @@
+"""The chunk store of a node: memory above drives above the object tier. Knows no network and no client.
+
+A chunk has a copy in memory, on a drive, in the object tier, or in several of them. Who stores says how durable it
+must be before it counts; who reads gets it from the nearest tier, and what is read again moves up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.durability import Durability
+from quire.errors import ChunkMissing, ContentConflict, PoolFull
+from quire.keys import ChunkKeys
+from quire.telemetry import logger, meter, names
+from quire_storage.config import StorageConfig
+from quire_storage.core.chunks import Chunk, MemoryPlace
+from quire_storage.holdings import Holdings
+from quire_storage.ports import Clock
+from quire_storage.room import Outside, Room, by_shape
+
+_RECENT_MAX = 65_536
+_PROMOTE_SHARE = 0.8
+Bytes = npt.NDArray[np.uint8]
+
+
+class ChunkStore:
+    """For one event loop."""
+
+    def __init__(self, config: StorageConfig, held: Holdings, clock: Clock, outside: Outside) -> None:
+        self._held = held
+        self._outside = outside
+        self._room = Room(config, held, clock, outside)
+        self._read_lately: OrderedDict[bytes, None] = OrderedDict()
+        self.arena, self.pool, self.objects = held.arena, held.pool, held.objects
+        self.find, self.let_go, self.drop, self.held_keys = held.find, held.let_go, held.drop, held.keys
+        self.reserve = self._room.reserve
+        self.hits = {"memory": 0, "disk": 0, "object": 0}
+        self._hit_counter = meter().create_counter(names.TIER_HITS)
+
+    async def close(self) -> None:
+        await self._room.close()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def used_bytes(self) -> int:
+        return max(self.arena.slots.used_bytes, self.pool.map.used_bytes if self.pool else 0)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """For `quire status`."""
+        lag = {"object lag": self.objects.lag_chunks} if self.objects else {}
+        return {
+            "chunks": len(self),
+            "memory MiB": self.arena.slots.used_bytes // 2**20,
+            "disk MiB": self.pool.map.used_bytes // 2**20 if self.pool else 0,
+            **{f"hits {tier}": count for tier, count in self.hits.items()},
+            **lag,
+        }
+
+    # ---- reading
+
+    async def hold(self, keys: ChunkKeys) -> list[Chunk]:
+        """The chunks, kept where they are until `let_go`. Those of the object tier alone are brought here first.
+
+        Raises `ChunkMissing` with the first that nobody has.
+        """
+        found = {key: chunk for key in keys if (chunk := self._held.pin(key)) is not None}
+        try:
+            missing = [key for key in keys if key not in found]
+            self._count_hits(list(found.values()), len(missing))
+            if missing and self.objects is not None:
+                for chunk in await self._bring(missing):
+                    found[chunk.record.key] = chunk
+            chunks = []
+            for index, key in enumerate(keys):
+                if key not in found:
+                    raise ChunkMissing(f"chunk {index} of the run, key {key.hex()}", field="chunk_keys")
+                chunks.append(found[key])
+        except BaseException:
+            self._held.let_go(list(found.values()))
+            raise
+        for chunk in reversed(chunks):
+            self._held.in_memory.touch(chunk.record.key)
+            self._held.on_disk.touch(chunk.record.key)
+        return chunks
+
+    def hold_known(self, keys: Sequence[bytes]) -> list[Chunk]:
+        """Chunks that are here, kept where they are until `let_go`; uses that are no sign of interest."""
+        chunks = [chunk for key in keys if (chunk := self._held.pin(key)) is not None]
+        assert len(chunks) == len(keys), "the caller has just found them"
+        return chunks
+
+    def _count_hits(self, chunks: Sequence[Chunk], missing: int) -> None:
+        in_memory = sum(1 for chunk in chunks if chunk.memory is not None)
+        for tier, count in (("memory", in_memory), ("disk", len(chunks) - in_memory), ("object", missing)):
+            if count:
+                self.hits[tier] += count
+                self._hit_counter.add(count, {"tier": tier})
+
+    def wanted_in_memory(self, chunk: Chunk) -> bool:
+        """Whether a chunk read from a drive should stay in memory: it was read before, or there is room anyway."""
+        key, slots = chunk.record.key, self._held.arena.slots
+        again = key in self._read_lately or self._held.in_memory.went_lately(key)
+        self._read_lately[key] = None
+        while len(self._read_lately) > _RECENT_MAX:
+            self._read_lately.popitem(last=False)
+        return again or slots.used_bytes + chunk.shape.slot_bytes < _PROMOTE_SHARE * slots.capacity_bytes
+
+    def memory_for(self, chunks: Sequence[Chunk]) -> dict[bytes, MemoryPlace]:
+        """Slots for chunks that are to be read into memory, as far as they can be had without waiting."""
+        places: dict[bytes, MemoryPlace] = {}
+        if not chunks:
+            return places
+        shape = chunks[0].shape
+        taken = self._held.arena.slots.take(shape, len(chunks))
+        if len(taken) < len(chunks) and self._room.evict_clean((len(chunks) - len(taken)) * shape.slot_bytes):
+            more = self._held.arena.slots.take(shape, len(chunks) - len(taken))
+            taken = np.concatenate([taken, more])
+        stride = self._held.arena.slots.layer_stride(shape)
+        for chunk, offset in zip(chunks, taken.tolist(), strict=False):
+            places[chunk.record.key] = MemoryPlace(offset, stride)
+        return places
+
+    def promoted(self, chunk: Chunk, place: MemoryPlace) -> None:
+        """All slices of a held chunk lie at `place` now, verified."""
+        key = chunk.record.key
+        if chunk.memory is not None or chunk.dropped or self._held.table.get(key) is not chunk:
+            self._held.arena.free_slots([place.offset])
+            return
+        chunk.memory = place
+        if key not in self._held.in_memory:
+            self._held.in_memory.insert(key, chunk.record.parent, chunk.shape.slot_bytes)
+
+    # ---- storing
+
+    def give_back(self, offsets: Iterable[int]) -> None:
+        """Slots of the arena that hold nothing."""
+        self.arena.free_slots(offsets)
+
+    async def keep(self, chunks: Sequence[Chunk], durability: Durability) -> list[Chunk]:
+        """Make chunks that lie in the arena readable, and as durable as asked; those of them that are new here.
+
+        Durable means on a drive here, for whatever level; that other nodes or the object tier have them is the
+        caller's matter. Chunks that are here already are compared, and raised to the level if they are below.
+        Raises `ContentConflict`, `PoolFull`, `DriveFailed`; then nothing was kept.
+        """
+        while busy := {self._held.arriving[c.record.key] for c in chunks if c.record.key in self._held.arriving}:
+            await asyncio.wait(busy)
+        fresh = [chunk for chunk in chunks if not self._is_known(chunk)]
+        claim: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for chunk in fresh:
+            self._held.arriving[chunk.record.key] = claim
+        try:
+            if fresh and durability is not Durability.MEMORY and self.pool is not None:
+                await self._room.to_disk(fresh)
+            self._held.enter(fresh)
+        finally:
+            for chunk in fresh:
+                del self._held.arriving[chunk.record.key]
+            claim.set_result(None)
+        known = {chunk.record.key for chunk in chunks} - {chunk.record.key for chunk in fresh}
+        if known and durability is not Durability.MEMORY:
+            await self.raise_level([key for key in known if self._held.find(key) is not None], durability)
+        return fresh
+
+    async def raise_level(self, keys: Sequence[bytes], durability: Durability) -> list[bytes]:
+        """Put chunks that are here on a drive, and note the level that was asked for; those that are on one now."""
+        held = [chunk for key in keys if (chunk := self._held.pin(key)) is not None]
+        try:
+            if self.pool is not None:
+                for group in by_shape([chunk for chunk in held if chunk.disk is None and chunk.memory is not None]):
+                    await self._room.to_disk(group)
+            lower = [chunk for chunk in held if _rank(chunk.durability) < _rank(durability)]
+            for chunk in lower:
+                chunk.durability = durability
+            if self.pool is not None:
+                await self.pool.update([chunk for chunk in lower if not chunk.dropped])
+        finally:
+            self._held.let_go(held)
+        return [chunk.record.key for chunk in held if chunk.disk is not None]
+
+    async def take_in(self, chunk: Chunk, payload: Bytes) -> bool:
+        """Lay a chunk's (L, S) bytes into the arena, for `keep`; False if there is no room."""
+        try:
+            offset = int((await self.reserve(chunk.shape, 1))[0])
+        except PoolFull as error:
+            logger().warning("no memory for a chunk from elsewhere", error=str(error))
+            return False
+        stride = self.arena.slots.layer_stride(chunk.shape)
+        for place, row in zip(self.arena.slices(offset, stride, chunk.shape).tolist(), payload, strict=True):
+            self.arena.view[place : place + chunk.slice_bytes] = row
+        chunk.memory = MemoryPlace(offset, stride)
+        return True
+
+    async def _bring(self, keys: Sequence[bytes]) -> list[Chunk]:
+        """Chunks from the object tier into memory, held; those that are not there, or not sound, are left out."""
+        assert self.objects is not None, "the caller checked"
+        brought: list[Chunk] = []
+        try:
+            async for chunk, payload in self.objects.fetch(keys):
+                key = chunk.record.key
+                if self.find(key) is None and not await self.take_in(chunk, payload):
+                    continue
+                if self.find(key) is None:
+                    self._held.enter([chunk])
+                elif chunk.memory is not None:
+                    self.give_back([chunk.memory.offset])  # somebody else was quicker
+                brought += self.hold_known([key])
+        except BaseException:
+            self.let_go(brought)
+            raise
+        return brought
+
+    async def in_object(self, chunks: Sequence[Chunk]) -> None:
+        """Remember that held chunks are in the object tier now."""
+        for chunk in chunks:
+            chunk.in_object = True
+        if self.pool is not None:
+            await self.pool.update([chunk for chunk in chunks if chunk.disk is not None and not chunk.dropped])
+
+    async def lose(self, chunks: Sequence[Chunk]) -> None:
+        """These very chunks are no good: unreadable here from now on, and not promised by the index any more."""
+        found = [chunk for chunk in chunks if self.find(chunk.record.key) is chunk]
+        await self.drop([chunk.record.key for chunk in found])
+        await self._outside.withdrawn([chunk.record for chunk in found])
+
+    async def drop_these(self, chunks: Sequence[Chunk]) -> None:
+        """Drop chunks that were kept a moment ago, and not what others may have kept under their keys since."""
+        found = [chunk for chunk in chunks if (now := self.find(chunk.record.key)) and now.same_copy(chunk)]
+        await self.drop([chunk.record.key for chunk in found])
+
+    def _is_known(self, chunk: Chunk) -> bool:
+        known = self._held.find(chunk.record.key)
+        if known is None:
+            return False
+        if not known.same_content(chunk):
+            raise ContentConflict(f"key {chunk.record.key.hex()} holds other bytes; they were kept", field="chunk_keys")
+        return True
+
+
+def _rank(durability: Durability) -> int:
+    return list(Durability).index(durability)
