@@ -99,7 +99,10 @@ class Holdings:
             self.on_dirty()
 
     async def drop(self, keys: Iterable[bytes]) -> int:
-        """Forget chunks here: unreadable at once, gone from the drives when this returns. How many there were."""
+        """Forget chunks here: unreadable at once, gone from the drives when this returns. How many there were.
+
+        Raises `DriveFailed` if their drive has failed: unreadable, but they may come back with it.
+        """
         dropped = [chunk for key in keys if (chunk := self.find(key)) is not None]
         for chunk in dropped:
             key = chunk.record.key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from quire_storage.core.pool_format import (
     pack_superblock,
     read_superblock,
 )
-from quire_storage.core.pool_map import Pages, PoolMap
+from quire_storage.core.pool_map import Pages, Placed, PoolMap
 from quire_storage.core.slots import Shape
 from quire_storage.core.striped import Striped
 from quire_storage.errors import DriveFailed, DriveUnusable
@@ -49,7 +50,7 @@ class PoolSettings:
 class _Change:
     """Headers that somebody waits for: to be written (`commit`), or zeroed."""
 
-    chunks: Sequence[Chunk]
+    placed: Sequence[Placed]
     commit: bool
     done: asyncio.Future[None]
 
@@ -67,6 +68,7 @@ class Pool:
         self._superblocks: list[Superblock] = []
         self._failed: set[int] = set()
         self._changes: list[_Change] = []
+        self._undoing: set[asyncio.Task[None]] = set()
         self._committer: asyncio.Task[None] | None = None
         self._on_lost: Callable[[Sequence[ChunkRecord]], None] = lambda records: None
 
@@ -112,6 +114,8 @@ class Pool:
         self._on_lost = callback
 
     async def close(self) -> None:
+        while self._undoing:
+            await asyncio.wait(self._undoing)
         if self._committer is not None:
             await self._committer
         await self._ring.close()
@@ -124,38 +128,42 @@ class Pool:
 
         A drive that fails is used no more and its share goes to the others. Raises `PoolFull`, `DriveFailed`.
         """
-        left = np.arange(len(chunks))
-        while len(left):
-            mine = [chunks[index] for index in left.tolist()]
-            places = self.map.allocate(mine[0].shape, len(mine))
-            for chunk, place in zip(mine, places, strict=True):
+        strides = np.full(len(chunks), memory_stride)
+        while True:
+            places = self.map.allocate(chunks[0].shape, len(chunks))
+            for chunk, place in zip(chunks, places, strict=True):
                 chunk.disk = place
             try:
-                strides = np.full(len(mine), memory_stride)
-                await self._ring.write(self.striped(mine, addresses[left], strides).layers(0, mine[0].num_layers))
-                await self._change(mine, commit=True)
+                await self._ring.write(self.striped(chunks, addresses, strides).layers(0, chunks[0].num_layers))
+                await self._change(_placed(chunks), commit=True)
             except DriveFailed as error:
                 self._fail(error)
-                failed = np.array([chunk.disk is not None and chunk.disk.drive in error.drives for chunk in mine])
-                for chunk in mine:
+                for chunk in chunks:
                     chunk.disk = None
-                self.map.release([place for place, bad in zip(places, failed.tolist(), strict=True) if not bad])
+                await self._undo(list(zip(chunks, places, strict=True)))
                 if len(self._failed) == len(self._names):
                     raise
                 continue
             except BaseException:
-                # Cancelled, or the commit failed half-way: without its header durably gone a slot must not be reused.
-                asyncio.get_running_loop().create_task(self._undo(mine, places))
+                # Cancelled: without its header durably gone a slot must not be reused.
+                for chunk in chunks:
+                    chunk.disk = None
+                undoing = asyncio.get_running_loop().create_task(self._undo(list(zip(chunks, places, strict=True))))
+                self._undoing.add(undoing)
+                undoing.add_done_callback(self._undoing.discard)
                 raise
             return
 
     async def update(self, chunks: Sequence[Chunk]) -> None:
         """Write the headers of chunks again, whose level or tiers have changed."""
-        await self._change([chunk for chunk in chunks if chunk.disk is not None], commit=True)
+        await self._change(_placed(chunks), commit=True)
 
     async def forget(self, chunks: Sequence[Chunk]) -> None:
-        """When this returns the chunks will not come back; their slots stay taken until `release`."""
-        await self._change([chunk for chunk in chunks if chunk.disk is not None], commit=False)
+        """When this returns the chunks will not come back; their slots stay taken until `release`.
+
+        Raises `DriveFailed` if a drive has failed, with which they may come back.
+        """
+        await self._change(_placed(chunks), commit=False)
 
     def release(self, chunks: Sequence[Chunk]) -> None:
         """Slots of chunks that were forgotten, and that nobody reads any more, may be taken again."""
@@ -175,10 +183,10 @@ class Pool:
 
     # ---- group commit
 
-    async def _change(self, chunks: Sequence[Chunk], *, commit: bool) -> None:
-        if not chunks:
+    async def _change(self, placed: Sequence[Placed], *, commit: bool) -> None:
+        if not placed:
             return
-        change = _Change(chunks, commit, asyncio.get_running_loop().create_future())
+        change = _Change(placed, commit, asyncio.get_running_loop().create_future())
         self._changes.append(change)
         if self._committer is None or self._committer.done():
             self._committer = asyncio.create_task(self._commit_groups())
@@ -188,28 +196,44 @@ class Pool:
         """Whatever has come while the last group was being synced is the next group: two syncs serve them all."""
         while self._changes:
             group, self._changes = self._changes, []
+            error = await self._commit_while_drives_last(group)
+            for change in group:
+                gone = any(place.drive in self._failed for _, place in change.placed)
+                if change.done.done():
+                    continue
+                if error is not None or gone:
+                    change.done.set_exception(error or DriveFailed("its drive has failed", frozenset(self._failed)))
+                    change.done.exception()  # whoever waited has gone, perhaps
+                else:
+                    change.done.set_result(None)
+
+    async def _commit_while_drives_last(self, group: Sequence[_Change]) -> Exception | None:
+        """Commit on the drives that work; the error if even that is impossible."""
+        while True:
             try:
                 await self._commit_group(group)
-            except Exception as error:
+            except DriveFailed as error:
+                if error.drives <= self._failed:
+                    return error
                 self._fail(error)
-                for change in group:
-                    if not change.done.done():
-                        change.done.set_exception(error)
-                        change.done.exception()  # whoever waits has gone, perhaps
+            except Exception as error:
+                logger().error("a group commit failed unexpectedly", exc_info=error)
+                return error
             else:
-                for change in group:
-                    if not change.done.done():
-                        change.done.set_result(None)
+                return None
 
     async def _commit_group(self, group: Sequence[_Change]) -> None:
-        written = {chunk.disk.drive for each in group if each.commit for chunk in each.chunks if chunk.disk}
+        written = {place.drive for each in group if each.commit for _, place in each.placed} - self._failed
         if written:
             await self._ring.sync(sorted(written))
         pages: Pages = {}
         for each in group:
-            changed = self.map.commit(each.chunks) if each.commit else self.map.forget(each.chunks)
+            placed = [(chunk, place) for chunk, place in each.placed if place.drive not in self._failed]
+            changed = self.map.commit(placed) if each.commit else self.map.forget(placed)
             for drive, mine in changed.items():
                 pages.setdefault(drive, []).extend(mine)
+        if not pages:
+            return
         for drive in pages:
             await self._cover(drive)
         await self._write_pages(pages)
@@ -237,19 +261,14 @@ class Pool:
         ]
         await self._ring.write(Contexts.join(parts), at_once=True)
 
-    async def _undo(self, chunks: Sequence[Chunk], places: Sequence[object]) -> None:
-        """Free the slots of a store that did not end well."""
-        try:
-            await self.forget(chunks)
-        except DriveFailed:
-            return
-        self.release(chunks)
+    async def _undo(self, placed: Sequence[Placed]) -> None:
+        """Free the slots of a store that was cancelled."""
+        with contextlib.suppress(DriveFailed):
+            await self._change(placed, commit=False)
+        self.map.release([place for _, place in placed if place.drive not in self._failed])
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: DriveFailed) -> None:
         """Use the drives no more that `error` names, and tell whose chunks are lost."""
-        if not isinstance(error, DriveFailed):
-            logger().error("a group commit failed unexpectedly", exc_info=error)
-            return
         for drive in sorted(error.drives - self._failed):
             self._failed.add(drive)
             lost = self.map.fail(drive)
@@ -265,6 +284,10 @@ class Pool:
             )
         block = pack_superblock(Superblock(settings.node_id, geometry, 1, 0))
         return self._drives.create(name, geometry.file_bytes, block + block)
+
+
+def _placed(chunks: Sequence[Chunk]) -> list[Placed]:
+    return [(chunk, chunk.disk) for chunk in chunks if chunk.disk is not None]
 
 
 def _region(drive: int, first: int, count: int, image: Bytes) -> Contexts:

@@ -67,7 +67,10 @@ class Registry:
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 
     async def withdraw(self, lost: Sequence[ChunkRecord], holder: str = "") -> None:
-        """Deregister chunks, at this node or at another holder. What the index does not hear now it hears when somebody asks in vain."""
+        """Deregister chunks, at this node or at another holder.
+
+        What the index does not hear now it hears when somebody asks in vain.
+        """
         if not lost:
             return
         try:

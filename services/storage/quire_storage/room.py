@@ -8,6 +8,7 @@ forbid it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.eviction import LeafArc
 from quire_storage.core.slots import Shape
+from quire_storage.errors import DriveFailed
 from quire_storage.holdings import Holdings
 from quire_storage.ports import Clock
 
@@ -49,6 +51,7 @@ class Room:
         self._outside = outside
         self._flusher: asyncio.Task[None] | None = None
         self._trimmer: asyncio.Task[None] | None = None
+        self._trimming = asyncio.Lock()
         self._closing = False
         self._evictions = meter().create_counter(names.EVICTIONS)
         held.on_dirty = self._wake_flusher
@@ -135,12 +138,12 @@ class Room:
             chunk = self._held.table.get(key)
             assert chunk is not None, "what is in memory is in the table"
             victims.append(chunk)
-        return await self._let_die(victims, self._held.in_memory, "memory") > 0
+        return bool(await self._let_die(victims, self._held.in_memory, "memory"))
 
-    async def _let_die(self, victims: Sequence[Chunk], order: LeafArc, tier: str) -> int:
-        """Last copies, deepest first, that the index gives free are dropped; the others stay. How many went."""
+    async def _let_die(self, victims: Sequence[Chunk], order: LeafArc, tier: str) -> list[Chunk]:
+        """Last copies, deepest first, that the index gives free are dropped; the others stay. Those that went."""
         if not victims:
-            return 0
+            return []
         out: set[bytes] = set()
         try:
             out = await self._outside.may_go([chunk.record for chunk in victims])
@@ -150,9 +153,8 @@ class Room:
                     order.insert(chunk.record.key, chunk.record.parent, chunk.shape.slot_bytes)
                     order.touch(chunk.record.key)
         gone = [chunk for chunk in victims if chunk.record.key in out]
-        self._evictions.add(len(gone), {"tier": tier})
-        await self._held.drop([chunk.record.key for chunk in gone])
-        return len(gone)
+        await self._drop(gone, tier)
+        return gone
 
     def _is_dirty_or_held(self, key: bytes) -> bool:
         chunk = self._held.table.get(key)
@@ -176,7 +178,7 @@ class Room:
             for group in by_shape([c for c in held if c.disk is None and c.memory is not None and not c.dropped]):
                 await self.to_disk(group)
                 clean += len(group)
-        except PoolFull as error:
+        except (PoolFull, DriveFailed) as error:
             logger().warning("chunks stay in memory only", error=str(error), dirty=len(self._held.dirty))
         finally:
             self._held.let_go(held)
@@ -196,24 +198,41 @@ class Room:
             pass
 
     async def _trim(self, needed: int) -> int:
-        """Let chunks go from the drives until `needed` bytes are free; how many went."""
-        assert self._held.pool is not None, "only a pool is trimmed"
+        """Let chunks go from the drives until `needed` bytes are free; how many went.
+
+        Those that the index keeps are asked for once: they count as used now.
+        """
+        gone = freed = refused = 0
+        async with self._trimming:
+            while freed < needed and refused <= len(self._held.on_disk):
+                victims = self._disk_victims(needed - freed)
+                if not victims:
+                    break
+                out = await self._let_die(
+                    [chunk for chunk in victims if not chunk.in_object], self._held.on_disk, "disk"
+                )
+                in_object = [chunk for chunk in victims if chunk.in_object]
+                await self._outside.withdrawn([chunk.record for chunk in in_object])
+                await self._drop(in_object, "disk")
+                out += in_object
+                gone, freed = gone + len(out), freed + sum(chunk.shape.slot_bytes for chunk in out)
+                refused += len(victims) - len(out)
+        return gone
+
+    def _disk_victims(self, needed: int) -> list[Chunk]:
         victims: list[Chunk] = []
-        size = 0
-        while size < needed and len(victims) < _EVICT_CHUNKS:
+        while sum(chunk.shape.slot_bytes for chunk in victims) < needed and len(victims) < _EVICT_CHUNKS:
             key = self._held.on_disk.evict(lambda key: self._held.is_held(key) or key in self._held.arriving)
             if key is None:
                 break
             if (chunk := self._held.find(key)) is not None:
                 victims.append(chunk)
-                size += chunk.shape.slot_bytes
-        in_object = [chunk for chunk in victims if chunk.in_object]
-        gone = await self._let_die([chunk for chunk in victims if not chunk.in_object], self._held.on_disk, "disk")
-        if in_object:
-            await self._outside.withdrawn([chunk.record for chunk in in_object])
-            await self._held.drop([chunk.record.key for chunk in in_object])
-            self._evictions.add(len(in_object), {"tier": "disk"})
-        return gone + len(in_object)
+        return victims
+
+    async def _drop(self, chunks: Sequence[Chunk], tier: str) -> None:
+        self._evictions.add(len(chunks), {"tier": tier})
+        with contextlib.suppress(DriveFailed):  # then they are gone all the more
+            await self._held.drop([chunk.record.key for chunk in chunks])
 
 
 def by_shape(chunks: Sequence[Chunk]) -> list[list[Chunk]]:

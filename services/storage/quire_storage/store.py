@@ -7,6 +7,7 @@ must be before it counts; who reads gets it from the nearest tier, and what is r
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +20,7 @@ from quire.keys import ChunkKeys
 from quire.telemetry import logger, meter, names
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk, MemoryPlace
+from quire_storage.errors import DriveFailed
 from quire_storage.holdings import Holdings
 from quire_storage.ports import Clock
 from quire_storage.room import Outside, Room, by_shape
@@ -60,6 +62,7 @@ class ChunkStore:
             "chunks": len(self),
             "memory MiB": self.arena.slots.used_bytes // 2**20,
             "disk MiB": self.pool.map.used_bytes // 2**20 if self.pool else 0,
+            "dirty": len(self._held.dirty),
             **{f"hits {tier}": count for tier, count in self.hits.items()},
             **lag,
         }
@@ -228,13 +231,15 @@ class ChunkStore:
     async def lose(self, chunks: Sequence[Chunk]) -> None:
         """These very chunks are no good: unreadable here from now on, and not promised by the index any more."""
         found = [chunk for chunk in chunks if self.find(chunk.record.key) is chunk]
-        await self.drop([chunk.record.key for chunk in found])
+        with contextlib.suppress(DriveFailed):
+            await self.drop([chunk.record.key for chunk in found])
         await self._outside.withdrawn([chunk.record for chunk in found])
 
     async def drop_these(self, chunks: Sequence[Chunk]) -> None:
         """Drop chunks that were kept a moment ago, and not what others may have kept under their keys since."""
         found = [chunk for chunk in chunks if (now := self.find(chunk.record.key)) and now.same_copy(chunk)]
-        await self.drop([chunk.record.key for chunk in found])
+        with contextlib.suppress(DriveFailed):
+            await self.drop([chunk.record.key for chunk in found])
 
     def _is_known(self, chunk: Chunk) -> bool:
         known = self._held.find(chunk.record.key)

@@ -35,6 +35,7 @@ from quire_storage.core.slots import ALIGNMENT, Shape, SlotAllocator
 
 Bytes = npt.NDArray[np.uint8]
 _DRIVE_SHIFT: Final = 48
+Placed = tuple[Chunk, DiskPlace]
 Pages = dict[int, list[int]]
 """By drive: header pages to write."""
 
@@ -133,12 +134,10 @@ class PoolMap:
 
     # ---- headers
 
-    def commit(self, chunks: Sequence[Chunk]) -> Pages:
+    def commit(self, placed: Sequence[Placed]) -> Pages:
         """Write the headers of chunks into the image (again, if they are there); the pages that this changes."""
         pages: Pages = {}
-        for chunk in chunks:
-            place = chunk.disk
-            assert place is not None, "what has no slot has no header"
+        for chunk, place in placed:
             drive = self._drives[place.drive]
             self._generation += 1
             slab, slot = drive.slots.slot_of(place.offset, chunk.shape)
@@ -148,12 +147,10 @@ class PoolMap:
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
 
-    def forget(self, chunks: Sequence[Chunk]) -> Pages:
+    def forget(self, placed: Sequence[Placed]) -> Pages:
         """Zero headers in the image; the pages that this changes. Slots stay taken until `release`."""
         pages: Pages = {}
-        for chunk in chunks:
-            place = chunk.disk
-            assert place is not None, "what has no slot has no header"
+        for chunk, place in placed:
             drive = self._drives[place.drive]
             drive.image[place.header : place.header + header_bytes(chunk.num_layers)] = 0
             if self._where.get(chunk.record.key) == place.drive << _DRIVE_SHIFT | place.header:

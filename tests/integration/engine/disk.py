@@ -1,0 +1,169 @@
+"""Drives in memory that behave as badly as real ones: what is not synced may be lost, in part, at any sector.
+
+The `Drives` and `BlockIO` ports in one. Reads see what was written; `crash()` keeps what was synced, and of everything
+written since then a random choice of 512-byte sectors, the last of each write perhaps torn in the middle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from quire_storage.core.iocb import Iocb, Op
+from quire_storage.errors import DriveUnusable
+from quire_storage.ports import BlockIO
+
+SECTOR = 512
+
+
+@dataclass(slots=True)
+class _File:
+    """`durable`: what survives for sure; `pending`: writes since the last sync, in order; `now`: what reads see."""
+
+    durable: bytearray
+    now: bytearray
+    pending: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def write(self, offset: int, data: bytes) -> None:
+        self.now[offset : offset + len(data)] = data
+        self.pending.append((offset, data))
+
+    def sync(self) -> None:
+        for offset, data in self.pending:
+            self.durable[offset : offset + len(data)] = data
+        self.pending.clear()
+
+    def crash(self, chance: random.Random) -> None:
+        for offset, data in self.pending:
+            for at in range(0, len(data), SECTOR):
+                if chance.random() < 0.5:
+                    continue
+                size = len(data[at : at + SECTOR])
+                if at + SECTOR >= len(data) and chance.random() < 0.5:
+                    size = chance.randrange(size)  # torn
+                self.durable[offset + at : offset + at + size] = data[at : at + size]
+        self.pending.clear()
+        self.now = bytearray(self.durable)
+
+
+Fault = Callable[[Op, int, int, int], int | None]
+"""(op, file, offset, length) → a negative errno or a number of bytes instead of doing it; None: do it."""
+
+
+class SimDisk:
+    """Files by drive name. `fail_at`: the machine dies at that operation (write, sync, rename), counted from 1."""
+
+    direct = True
+    name = "sim"
+    description = "simulated drives"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.files: dict[str, _File] = {}
+        self.fault: Fault = lambda op, file, offset, length: None
+        self.fail_at: int | None = None
+        self.operations = 0
+        self.dead = False
+        self._chance = random.Random(seed)
+        self._open: list[_File] = []
+        self._done: list[Iocb] = []
+        self.event_fd = -1
+
+    def crash(self) -> None:
+        """Lose power; whoever opens the drives next finds what was left."""
+        for file in self.files.values():
+            file.crash(self._chance)
+        self.dead, self.fail_at = False, None
+        self._open, self._done = [], []
+
+    def count(self) -> bool:
+        """One more operation; whether the machine still lives."""
+        self.operations += 1
+        if self.fail_at is not None and self.operations >= self.fail_at:
+            self.dead = True
+        return not self.dead
+
+    # ---- Drives
+
+    def open(self, name: str) -> int | None:
+        if name not in self.files:
+            return None
+        self._open.append(self.files[name])
+        return len(self._open) - 1
+
+    def create(self, name: str, size: int, head: bytes) -> int:
+        fresh = _File(bytearray(size), bytearray(size))
+        for step in (lambda: fresh.write(0, head), fresh.sync, lambda: self.files.update({name: fresh})):
+            if not self.count():
+                raise DriveUnusable("the machine died")
+            step()
+        self._open.append(fresh)
+        return len(self._open) - 1
+
+    def head(self, file: int, length: int) -> bytes:
+        return bytes(self._open[file].now[:length])
+
+    def size(self, file: int) -> int:
+        return len(self._open[file].now)
+
+    # ---- BlockIO
+
+    def __call__(self, name: str, depth: int, *, direct: bool) -> BlockIO:
+        return self
+
+    def init_queue(self, files: Sequence[int], memories: Sequence[npt.NDArray[np.uint8]]) -> None:
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
+
+    def get_iocb(self) -> Iocb:
+        return Iocb()
+
+    def issue_io(self, iocb: Iocb) -> None:
+        contexts = iocb.contexts
+        rows = zip(
+            contexts.files.tolist(),
+            contexts.offsets.tolist(),
+            contexts.lengths.tolist(),
+            contexts.addresses.tolist(),
+            strict=True,
+        )
+        iocb.results[:] = [self._do(iocb.op, *row) for row in rows]
+        self._done.append(iocb)
+        os.eventfd_write(self.event_fd, 1)
+
+    def wait_cqe(self) -> list[Iocb]:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.event_fd)
+        done, self._done = self._done, []
+        return done
+
+    def close(self) -> None:
+        if self.event_fd >= 0:
+            os.close(self.event_fd)
+            self.event_fd = -1
+
+    def _do(self, op: Op, file: int, offset: int, length: int, address: int) -> int:
+        if op is not Op.READ and not self.count():
+            return -errno.EIO
+        if self.dead:
+            return -errno.EIO
+        injected = self.fault(op, file, offset, length)
+        if injected is not None and injected < 0:
+            return injected
+        each = self._open[file]
+        if op is Op.SYNC:
+            each.sync()
+            return 0
+        size = length if injected is None else injected
+        assert offset >= 0 and offset + length <= len(each.now), "the engine stays within its files"
+        if op is Op.READ:
+            ctypes.memmove(address, bytes(each.now[offset : offset + size]), size)
+        else:
+            each.write(offset, ctypes.string_at(address, size))
+        return size

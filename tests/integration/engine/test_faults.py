@@ -1,0 +1,206 @@
+"""Drives that fail, lie, fill up or are slow: chunks are healed or missing, never wrong, and nobody hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import numpy as np
+import pytest
+
+from quire.durability import Durability
+from quire.errors import CorruptData, PoolFull
+from quire_storage.core.iocb import Op
+from quire_storage.core.slots import Shape
+from quire_storage.errors import DriveFailed
+from tests.integration.engine.disk import SimDisk
+from tests.integration.engine.rig import SHAPE, Engine, key_of, payload_of, with_settings
+
+
+async def _stored(numbers: list[int], **settings: object) -> tuple[SimDisk, Engine]:
+    """Chunks on the drives and not in memory."""
+    disk = SimDisk()
+    engine = await Engine(disk, with_settings(**settings)).start()
+    await engine.put(numbers, Durability.LOCAL)
+    await engine.stop()
+    return disk, await Engine(disk, with_settings(**settings)).start()
+
+
+def _place(engine: Engine, number: int, layer: int) -> tuple[str, int]:
+    """Drive and offset of a slice."""
+    chunk = engine.store.find(key_of(number))
+    assert chunk is not None and chunk.disk is not None
+    offset = engine.pool.map.data_offset(chunk.disk.drive) + chunk.disk.offset + layer * chunk.disk.layer_stride
+    return engine.drives[chunk.disk.drive], offset
+
+
+@pytest.mark.parametrize("layer", range(SHAPE.num_layers))
+@pytest.mark.parametrize("byte", [0, 1, 511, 512, 2047, 4095])
+async def test_a_flipped_payload_byte_is_healed_from_another_copy(layer: int, byte: int) -> None:
+    """On the drive too: the next reader finds it whole. Its neighbours never notice."""
+    disk, engine = await _stored(list(range(8)))
+    name, offset = _place(engine, 5, layer)
+    disk.files[name].now[offset + byte] ^= 0x10
+    engine.copies[key_of(5)] = payload_of(5)
+    expected = np.stack([payload_of(each) for each in range(8)], axis=1)
+    assert np.array_equal(await engine.get(list(range(8))), expected)
+    assert (engine.integrity.corrupt, engine.integrity.healed) == (1, 1)
+    assert disk.files[name].now[offset + byte] == payload_of(5)[layer, byte]
+    assert np.array_equal(await engine.get(list(range(8))), expected)
+    assert engine.integrity.corrupt == 1
+    await engine.stop()
+
+
+async def test_a_flipped_byte_without_another_copy_is_a_miss() -> None:
+    """A copy that is wrong itself heals nothing."""
+    disk, engine = await _stored(list(range(8)))
+    name, offset = _place(engine, 5, 1)
+    disk.files[name].now[offset] ^= 1
+    engine.copies[key_of(5)] = payload_of(6)
+    with pytest.raises(CorruptData):
+        await engine.get(list(range(8)))
+    assert engine.lost == [key_of(5)]
+    assert np.array_equal((await engine.get([4, 6]))[:, 1], payload_of(6))
+    await engine.stop()
+
+
+async def test_the_scrubber_finds_and_heals_what_nobody_reads() -> None:
+    disk, engine = await _stored(list(range(8)))
+    name, offset = _place(engine, 2, 0)
+    disk.files[name].now[offset] ^= 1
+    lost_name, lost_offset = _place(engine, 6, 2)
+    disk.files[lost_name].now[lost_offset] ^= 1
+    engine.copies[key_of(2)] = payload_of(2)
+    scrubbing = asyncio.create_task(engine.integrity.scrub(1 << 40))
+    async with asyncio.timeout(10):
+        while engine.integrity.scrubbed < 8:
+            await asyncio.sleep(0.01)
+    scrubbing.cancel()
+    assert disk.files[name].now[offset] == payload_of(2)[0, 0]
+    assert engine.withdrawn == [key_of(6)]
+    assert engine.store.find(key_of(6)) is None
+    await engine.stop()
+
+
+@pytest.mark.parametrize("answer", [-errno.EIO, 0, 100, 4095])
+async def test_read_errors_and_short_reads_are_healed_or_a_miss(answer: int) -> None:
+    """The drive answers with an error, nothing, or part of it; stale memory never passes for its bytes."""
+    disk, engine = await _stored(list(range(8)))
+    _, offset = _place(engine, 3, 1)
+    disk.fault = lambda op, file, at, length: answer if op is Op.READ and at <= offset < at + length else None
+    engine.copies[key_of(3)] = payload_of(3)
+    around = [number for number in range(8) if number != 3]
+    for number in around:
+        engine.copies[key_of(number)] = payload_of(number)
+    expected = np.stack([payload_of(each) for each in range(8)], axis=1)
+    assert np.array_equal(await engine.get(list(range(8))), expected)
+    assert engine.ring.errors_by_file
+    await engine.stop()
+
+
+async def test_a_drive_that_takes_no_writes_is_used_no_more() -> None:
+    """Its share goes to the other drive, what lay on it only is lost and said so, the acknowledgement holds."""
+    disk, engine = await _stored(list(range(16)))
+    on_first = [each for each in range(16) if _place(engine, each, 0)[0] == "a"]
+    assert 0 < len(on_first) < 16
+    disk.fault = lambda op, file, at, length: -errno.EIO if file == 0 and op is not Op.READ else None
+    await engine.put(list(range(16, 32)), Durability.LOCAL)
+    assert sorted(engine.lost) == [key_of(each) for each in on_first]
+    disk.fault = lambda op, file, at, length: None
+    rest = [each for each in range(32) if each not in on_first]
+    assert np.array_equal(await engine.get(rest), np.stack([payload_of(each) for each in rest], axis=1))
+    await engine.stop()
+    again = await Engine(disk).start()
+    assert np.array_equal(await again.get(rest), np.stack([payload_of(each) for each in rest], axis=1))
+    await again.stop()
+
+
+async def test_no_drive_takes_writes() -> None:
+    """Memory still does; what asks for a drive is told that there is none."""
+    disk, engine = await _stored([0])
+    disk.fault = lambda op, file, at, length: -errno.ENOSPC if op is Op.WRITE else None
+    with pytest.raises(DriveFailed, match="ENOSPC"):
+        await engine.put([8], Durability.LOCAL)
+    assert engine.store.find(key_of(8)) is None
+    await engine.put([16], Durability.MEMORY)
+    assert np.array_equal((await engine.get([16]))[:, 0], payload_of(16))
+    with pytest.raises(PoolFull):
+        await engine.put([24], Durability.LOCAL)
+    await engine.stop()
+
+
+async def test_a_full_pool_evicts_leaves_and_keeps_what_is_pinned() -> None:
+    """Four times as much as the drives hold, in chains of eight: no chunk stays whose parent went."""
+    disk = SimDisk()
+    engine = await Engine(disk, with_settings(arena_bytes=1 << 17, drive_bytes=1664 << 10)).start()
+    capacity = engine.pool.map.capacity_bytes // SHAPE.slot_bytes
+    engine.pinned = {key_of(number) for number in range(8)}
+    total = 4 * capacity // 8 * 8
+    for first in range(0, total, 8):
+        await engine.put(list(range(first, first + 8)), Durability.LOCAL)
+    assert engine.pool.map.used_bytes <= engine.pool.map.capacity_bytes
+    here = {number for number in range(total) if engine.store.find(key_of(number)) is not None}
+    assert set(range(8)) <= here, "leases pin"
+    assert len(here) > capacity // 2
+    for number in here:
+        assert number % 8 == 0 or number - 1 in here, "prefixes stay whole"
+        assert np.array_equal((await engine.get([number]))[:, 0], payload_of(number))
+    assert sorted(engine.evicted) == sorted(key_of(number) for number in set(range(total)) - here)
+    await engine.stop()
+
+
+async def test_far_more_than_memory_comes_back_whole() -> None:
+    """Ten times the arena, read in one delivery larger than all of it, twice."""
+    disk = SimDisk()
+    config = with_settings(arena_bytes=1 << 17, drive_bytes=8 << 20)
+    engine = await Engine(disk, config).start()
+    numbers = list(range(104))
+    for first in range(0, 104, 4):
+        await engine.put(numbers[first : first + 4], Durability.MEMORY if first % 8 else Durability.LOCAL)
+    expected = np.stack([payload_of(each) for each in numbers], axis=1)
+    assert len(numbers) * SHAPE.slot_bytes > 9 * engine.arena.slots.capacity_bytes
+    for _ in range(2):
+        assert np.array_equal(await engine.get(numbers), expected)
+    assert engine.store.hits["disk"] > 0
+    async with asyncio.timeout(10):
+        while engine.store.figures["dirty"]:
+            await asyncio.sleep(0.01)
+    # Small enough and used again: it moves into memory and is read from there.
+    for _ in range(3):
+        await engine.get(numbers[:4])
+    before = engine.store.hits["memory"]
+    assert np.array_equal(await engine.get(numbers[:4]), expected[:, :4])
+    assert engine.store.hits["memory"] == before + 4
+    await engine.stop()
+
+
+async def test_a_drop_does_not_hurt_a_reader() -> None:
+    """Chunks held by a delivery keep their slots, in memory and on the drive, until it lets go."""
+    from quire.keys import ChunkKeys
+
+    _, engine = await _stored(list(range(8)))
+    held = await engine.store.hold(ChunkKeys(b"".join(map(key_of, range(8)))))
+    assert await engine.store.drop([key_of(number) for number in range(8)]) == 8
+    used = engine.pool.map.used_bytes
+    await engine.put(list(range(50, 58)), Durability.LOCAL)
+    assert engine.pool.map.used_bytes == used + 8 * SHAPE.slot_bytes
+    for index, chunk in enumerate(held):
+        found = await engine.integrity.heal(chunk)
+        assert found is not None and np.array_equal(found, payload_of(index))
+    engine.store.let_go(held)
+    assert engine.pool.map.used_bytes == used
+    await engine.stop()
+
+
+async def test_a_layer_with_many_layers_and_a_slice_that_fills_a_block() -> None:
+    """Shapes at the edges: 900 layers, and slices of one staging block."""
+    disk = SimDisk()
+    engine = await Engine(disk, with_settings(arena_bytes=16 << 20, slab_bytes=4 << 20, drive_bytes=16 << 20)).start()
+    for shape, number in ((Shape(900, 4096), 1), (Shape(2, 1 << 14), 2), (Shape(7, 100), 3)):
+        await engine.put([number], Durability.LOCAL, shape=shape)
+    await engine.stop()
+    again = await Engine(disk, with_settings(arena_bytes=1 << 20, slab_bytes=1 << 16)).start()
+    for shape, number in ((Shape(2, 1 << 14), 2), (Shape(7, 100), 3)):
+        assert np.array_equal((await again.get([number], shape))[:, 0], payload_of(number, 0, shape))
+    assert again.store.find(key_of(1)) is not None
+    await again.stop()
