@@ -38,8 +38,8 @@ class QuireError(Exception):
 
     @classmethod
     def code(cls) -> str:
-        """Stable name of the error, as it travels between services."""
-        return cls.__name__
+        """Stable name of the error, as it travels between services: the nearest one that all of them know."""
+        return next(kind.__name__ for kind in cls.__mro__ if kind.__module__ == __name__)
 
 
 class InvalidRequest(QuireError):

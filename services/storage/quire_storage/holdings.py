@@ -28,7 +28,7 @@ class Holdings:
         self.table = ChunkTable()
         self.arriving: dict[bytes, asyncio.Future[None]] = {}
         self.dirty: OrderedDict[bytes, None] = OrderedDict()
-        self.in_memory = LeafArc(arena.slots.capacity_bytes)
+        self.in_memory = LeafArc(arena.slots.capacity_bytes, leaves_only=pool is None)
         self.on_disk = LeafArc(pool.map.capacity_bytes if pool else 0)
         self.on_dirty: Callable[[], None] = lambda: None
         self.on_lost: Callable[[Sequence[ChunkRecord]], None] = lambda records: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,8 @@ _PREFIX = "chunks"
 
 
 class ObstoreTier:
-    """`url`: `s3://bucket/prefix` (endpoint and keys from the usual AWS_* variables), `gs://`, `az://`, or a folder."""
+    """`url`: `s3://bucket/prefix` (endpoint and keys from the usual AWS_* variables, plain http if the
+    endpoint says so), `gs://`, `az://`, or a folder."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self.description = url
@@ -28,8 +30,10 @@ class ObstoreTier:
                 self._store: Any = LocalStore(str(Path(url).absolute()), mkdir=True)
             else:
                 timeout = timedelta(seconds=timeout_s)
+                endpoint = os.environ.get("AWS_ENDPOINT_URL", "") or os.environ.get("AWS_ENDPOINT", "")
+                options: Any = {"timeout": timeout, "allow_http": endpoint.startswith("http://")}
                 retries: Any = {"max_retries": 2, "retry_timeout": timeout}
-                self._store = from_url(url, client_options={"timeout": timeout}, retry_config=retries)
+                self._store = from_url(url, client_options=options, retry_config=retries)
         except (BaseError, ValueError, OSError) as error:
             raise ConfigInvalid(f"QUIRE_STORAGE_OBJECT_URL={url!r}: {error}") from None
 
@@ -61,4 +65,4 @@ async def _translated() -> AsyncIterator[None]:
     try:
         yield
     except (BaseError, OSError, ValueError) as error:
-        raise ObjectTierFailed(f"{type(error).__name__}: {str(error)[:300]}") from error
+        raise ObjectTierFailed(f"{type(error).__name__}: {str(error).splitlines()[0][:300]}") from error

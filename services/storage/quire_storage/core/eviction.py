@@ -4,8 +4,8 @@
 lists, each in order of use; how much of the tier belongs to which adapts to the keys that come back soon after they
 went. So a scan passes through the first list, and a conversation that goes on moves to the second.
 
-Whatever the order, only leaves go: chunks that no chunk in the tier extends. So what a tier holds stays a set of
-whole prefixes, and the cluster's index prefix-closed. A prefix that nobody uses unwinds from its end.
+From the lowest tier only leaves go, chunks that no chunk in the tier extends: so what it holds stays a set of whole
+prefixes, and the cluster's index prefix-closed. A prefix that nobody uses unwinds from its end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Evictor(Protocol):
         """A chunk is gone for another reason; one that is not in is ignored."""
 
     def evict(self, kept: Kept) -> bytes | None:
-        """Take out the next leaf for which not `kept(key)`; None if there is none."""
+        """Take out the next one for which not `kept(key)`; None if there is none."""
 
 
 @dataclass(slots=True)
@@ -87,10 +87,14 @@ class Forest:
 
 
 class LeafArc(Forest):
-    """Adapts within `capacity_bytes`, which is not a limit: the caller evicts as it needs room."""
+    """Adapts within `capacity_bytes`, which is not a limit: the caller evicts as it needs room.
 
-    def __init__(self, capacity_bytes: int) -> None:
+    `leaves_only`: False for a tier that has another below it.
+    """
+
+    def __init__(self, capacity_bytes: int, *, leaves_only: bool = True) -> None:
         super().__init__()
+        self._leaves_only = leaves_only
         self._capacity_bytes = capacity_bytes
         self._lists: tuple[OrderedDict[bytes, None], ...] = (OrderedDict(), OrderedDict())
         self._bytes = [0, 0]
@@ -136,7 +140,7 @@ class LeafArc(Forest):
         first = 0 if self._bytes[0] > self._target_bytes else 1
         for which in (first, 1 - first):
             for key in self._lists[which]:
-                if self.is_leaf(key) and not kept(key):
+                if (not self._leaves_only or self.is_leaf(key)) and not kept(key):
                     size = self.entries[key].size
                     self.remove(key)
                     self._remember(which, key, size)

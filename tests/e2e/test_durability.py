@@ -1,0 +1,307 @@
+"""What an acknowledgement means, on real processes that are killed: local, replicated, object; and what comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from redis import Redis
+
+from quire.client import QuireClient
+from quire.durability import Durability
+from quire.errors import QuireError
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.layout import Dtype, KvLayout
+from quire.local import LocalCluster
+from quire.metadata.index import records
+from quire.rpc import convert
+from quire.rpc.channels import ChannelPool, call
+from quire.v1 import orchestrator_pb2
+from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+
+MIB = 1 << 20
+SETTINGS = {
+    "QUIRE_STORAGE_SLAB_BYTES": str(8 * MIB),
+    "QUIRE_STORAGE_STAGING_BYTES": str(16 * MIB),
+    "QUIRE_STORAGE_BLOCK_BYTES": str(2 * MIB),
+    "QUIRE_STORAGE_REPLICATION_CHECK_S": "0.2",
+}
+BIG = KvLayout(8, 16, 4, 128, Dtype.BF16)  # 256 KiB a chunk
+
+
+def small_cluster(folder: Path, nodes: int = 1, **more: str) -> LocalCluster:
+    return LocalCluster(
+        folder, storage_nodes=nodes, arena_bytes=32 * MIB, drive_bytes=160 * MIB, settings=SETTINGS | more
+    )
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[LocalCluster]:
+    with small_cluster(tmp_path, 3, QUIRE_STORAGE_OBJECT_URL="") as cluster:
+        yield cluster
+
+
+async def _until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 15.0) -> float:
+    """Wait until `await condition()` is true; how long it took."""
+    started = time.monotonic()
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.02)
+    return time.monotonic() - started
+
+
+async def _fetched(client: QuireClient, namespace: Namespace, keys: ChunkKeys) -> npt.NDArray[np.uint8]:
+    found = await client.lookup(namespace, keys)
+    assert found.matched_chunks == len(keys)
+    payload, summary = await fetch_all(client, found)
+    await client.release(found)
+    assert summary.usable_chunks == len(keys)
+    return payload
+
+
+async def _holders(cluster: LocalCluster, keys: ChunkKeys) -> list[set[str]]:
+    """The live holders of each chunk, as the orchestrator knows them."""
+    pool = ChannelPool()
+    stub: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
+    request = orchestrator_pb2.LocateRequest(chunks=map(convert.record_to, records(keys, 0, len(keys))))
+    response = await call(stub.Locate, request, timeout_s=10)
+    await pool.close()
+    return [set(names.split(",")) - {""} for names in response.holders]
+
+
+async def test_far_more_than_memory_survives_kill_minus_nine(tmp_path: Path) -> None:
+    """Four times the arena, acknowledged local, from two drives: every byte is there after the process is killed."""
+    drives = {"QUIRE_STORAGE_DRIVES": f"{tmp_path}/d0,{tmp_path}/d1"}
+    with small_cluster(tmp_path, **drives) as cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            namespace = fresh_namespace(BIG)
+            keys, payload = some_keys(namespace, 512), random_payload(namespace, 512)
+            for first in range(0, 512, 64):
+                part = np.ascontiguousarray(payload[:, first : first + 64])
+                await store(client, namespace, keys.run(0, first + 64), part, first=first)
+            assert np.array_equal(await _fetched(client, namespace, keys), payload)
+            cluster.kill("storage-0")
+            await asyncio.to_thread(cluster.restart, "storage-0")
+            assert np.array_equal(await _fetched(client, namespace, keys), payload)
+
+            async def told() -> bool:
+                node = next(node for node in await client.status() if node.node_id == "storage-0")
+                assert "io_uring" in node.details["io"] or "threads" in node.details["io"]
+                return node.figures["chunks"] == 512 and node.figures["hits disk"] > 0
+
+            await _until(told)
+
+
+async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> None:
+    """Killed with its data: look-ups find the other copy within a heartbeat, and soon there are two again."""
+    async with QuireClient(three.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, 60), random_payload(namespace, 60)
+        await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
+        assert all(len(names) == 2 for names in await _holders(three, keys))
+        found = await client.lookup(namespace, keys)
+        victim = found.segments[0].node_id
+        await client.release(found)
+        three.kill(victim)
+
+        async def elsewhere() -> bool:
+            now = await client.lookup(namespace, keys, lease_ttl_ms=0)
+            return now.matched_chunks == 60 and victim not in {segment.node_id for segment in now.segments}
+
+        assert await _until(elsewhere) < 1.0, "within one heartbeat"
+        assert np.array_equal(await _fetched(client, namespace, keys), payload)
+
+        async def two_again() -> bool:
+            return all(len(names - {victim}) == 2 for names in await _holders(three, keys))
+
+        await _until(two_again)
+        # The node comes back and tells what it holds: three copies, none lost.
+        await asyncio.to_thread(three.restart, victim)
+
+        async def three_copies() -> bool:
+            return all(len(names) == 3 for names in await _holders(three, keys))
+
+        await _until(three_copies)
+        assert np.array_equal(await _fetched(client, namespace, keys), payload)
+
+
+async def test_a_level_asked_for_later_is_reached_without_the_bytes(three: LocalCluster) -> None:
+    """Stored in memory, then stored again as replicated: nothing is sent a second time, and two nodes have it."""
+    async with QuireClient(three.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
+        await store(client, namespace, keys, payload, durability=Durability.MEMORY)
+        again = await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
+        assert (again.stored_chunks, again.known_chunks, again.bytes_moved) == (0, 20, 0)
+        assert all(len(names) == 2 for names in await _holders(three, keys))
+
+
+async def test_a_rotten_byte_is_healed_from_the_other_node(three: LocalCluster) -> None:
+    """A byte of the pool file flipped under the node: the reader gets the right one, by RDMA from the replica."""
+    async with QuireClient(three.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
+        await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
+        node = (await client.lookup(namespace, keys, lease_ttl_ms=0)).segments[0].node_id
+        three.kill(node)
+        pool = three.folder / node / "pool.quire"
+        at = pool.read_bytes().index(payload[2, 7].tobytes())
+        with pool.open("r+b") as file:
+            file.seek(at + 77)
+            file.write(bytes([payload[2, 7, 77] ^ 1]))
+        await asyncio.to_thread(three.restart, node)
+
+        async def serves() -> bool:
+            now = await client.lookup(namespace, keys, lease_ttl_ms=0)
+            return now.matched_chunks == 20 and {segment.node_id for segment in now.segments} == {node}
+
+        await _until(serves)
+        assert np.array_equal(await _fetched(client, namespace, keys), payload)
+
+        async def healed() -> bool:
+            return any(each.figures.get("healed") for each in await client.status() if each.node_id == node)
+
+        await _until(healed)
+        assert pool.read_bytes()[at + 77] == payload[2, 7, 77]
+
+
+async def test_object_survives_the_loss_of_node_and_drive(tmp_path: Path) -> None:
+    """Acknowledged as object: the node is killed and its drive wiped; the chunks come from the object tier."""
+    with small_cluster(tmp_path) as cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            await _object_survives(cluster, client, tmp_path)
+
+
+async def _object_survives(cluster: LocalCluster, client: QuireClient, folder: Path) -> None:
+    namespace = fresh_namespace()
+    keys, payload = some_keys(namespace, 300), random_payload(namespace, 300)
+    await store(client, namespace, keys, payload, durability=Durability.OBJECT)
+    cluster.kill("storage-0")
+    shutil.rmtree(folder / "storage-0")
+    await asyncio.to_thread(cluster.restart, "storage-0")
+    assert np.array_equal(await _fetched(client, namespace, keys), payload)
+    # Brought back, they are on the drive again before long, and stay when asked for a second time.
+    assert np.array_equal(await _fetched(client, namespace, keys), payload)
+    assert await client.evict(namespace, keys) == 300
+    assert (await client.lookup(namespace, keys)).matched_chunks == 0
+
+
+@pytest.mark.skipif("QUIRE_TEST_S3_URL" not in os.environ, reason="QUIRE_TEST_S3_URL names no bucket (make test-s3)")
+async def test_object_survives_on_a_real_s3_server(tmp_path: Path) -> None:
+    """As above, the object tier being the S3 server that QUIRE_TEST_S3_URL and AWS_* name."""
+    with small_cluster(tmp_path, QUIRE_STORAGE_OBJECT_URL=os.environ["QUIRE_TEST_S3_URL"]) as cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            await _object_survives(cluster, client, tmp_path)
+
+
+async def test_an_object_tier_that_is_away_costs_only_the_stores_that_need_it(tmp_path: Path) -> None:
+    """Nobody listens at the endpoint: local stores and reads go on, `object` says why not."""
+    settings = {
+        "QUIRE_STORAGE_OBJECT_URL": "s3://nowhere/x",
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_REGION": "us-east-1",
+        "QUIRE_STORAGE_OBJECT_TIMEOUT_S": "2",
+    }
+    with small_cluster(tmp_path, **settings) as cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            namespace = fresh_namespace()
+            keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
+            await store(client, namespace, keys, payload, durability=Durability.LOCAL)
+            assert np.array_equal(await _fetched(client, namespace, keys), payload)
+            with pytest.raises(QuireError, match="object tier"):
+                other = fresh_namespace()
+                await store(client, other, some_keys(other, 20), payload, durability=Durability.OBJECT)
+            assert np.array_equal(await _fetched(client, namespace, keys), payload)
+
+
+async def test_an_index_that_was_lost_is_filled_again(three: LocalCluster) -> None:
+    """Redis loses everything while the nodes run: they hear of its new name and register what they hold."""
+    async with QuireClient(three.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, 300), random_payload(namespace, 300)
+        await store(client, namespace, keys, payload)
+        Redis.from_url(three.redis_url).flushall()
+
+        async def found() -> bool:
+            try:
+                return (await client.lookup(namespace, keys, lease_ttl_ms=0)).matched_chunks == 300
+            except QuireError:
+                return False
+
+        await _until(found)
+        assert np.array_equal(await _fetched(client, namespace, keys), payload)
+
+
+async def test_what_was_evicted_while_a_node_was_away_does_not_come_back_with_it(tmp_path: Path) -> None:
+    with small_cluster(tmp_path, QUIRE_STORAGE_OBJECT_URL="") as cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            gone, kept = fresh_namespace(), fresh_namespace()
+            keys, payload = some_keys(gone, 20), random_payload(gone, 20)
+            await store(client, gone, keys, payload)
+            await store(client, kept, some_keys(kept, 20), payload)
+            cluster.kill("storage-0")
+            assert await client.evict(gone, keys) == 20
+            await asyncio.to_thread(cluster.restart, "storage-0")
+            assert np.array_equal(await _fetched(client, kept, some_keys(kept, 20)), payload)
+
+            async def only_the_others() -> bool:
+                figures = [node.figures for node in await client.status() if node.node_id == "storage-0"]
+                return bool(figures) and figures[0]["chunks"] == 20
+
+            await _until(only_the_others)
+            assert (await client.lookup(gone, keys)).matched_chunks == 0
+
+
+async def test_kill_minus_nine_again_and_again_under_load(tmp_path: Path) -> None:
+    """Stores run while the node is killed at random: whatever was acknowledged local is there in the end, whole."""
+    rounds = int(os.environ.get("QUIRE_SOAK_ROUNDS", "4"))
+    acknowledged: dict[Namespace, int] = {}
+    chance = random.Random(5)
+    with small_cluster(tmp_path, QUIRE_STORAGE_INDEX_TIMEOUT_S="2") as cluster:
+
+        async def load(client: QuireClient, number: int, stop: asyncio.Event) -> None:
+            while not stop.is_set():
+                namespace = fresh_namespace()
+                try:
+                    summary = await store(
+                        client, namespace, some_keys(namespace, 24), random_payload(namespace, 24, number)
+                    )
+                except QuireError:
+                    await asyncio.sleep(0.05)
+                    continue
+                if summary.stored_chunks == 24:
+                    acknowledged[namespace] = number
+
+        for _ in range(rounds):
+            async with QuireClient(cluster.gateway_address, timeout_s=10) as client:
+                stop = asyncio.Event()
+                writers = [asyncio.create_task(load(client, number, stop)) for number in range(3)]
+                await asyncio.sleep(chance.uniform(0.3, 1.2))
+                cluster.kill("storage-0")
+                stop.set()
+                await asyncio.gather(*writers)
+            await asyncio.to_thread(cluster.restart, "storage-0")
+        assert len(acknowledged) >= rounds
+        async with QuireClient(cluster.gateway_address) as client:
+            for namespace, number in acknowledged.items():
+                expected = random_payload(namespace, 24, number)
+
+                async def whole(namespace: Namespace = namespace) -> bool:
+                    found = await client.lookup(namespace, some_keys(namespace, 24), lease_ttl_ms=0)
+                    return found.matched_chunks == 24
+
+                await _until(whole)
+                assert np.array_equal(await _fetched(client, namespace, some_keys(namespace, 24)), expected)
