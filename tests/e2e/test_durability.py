@@ -39,7 +39,7 @@ SETTINGS = {
 BIG = KvLayout(8, 16, 4, 128, Dtype.BF16)  # 256 KiB a chunk
 
 
-def small_cluster(folder: Path, nodes: int = 1, **more: str) -> LocalCluster:
+def small_cluster(folder: Path, nodes: int = 1, /, **more: str) -> LocalCluster:
     return LocalCluster(
         folder, storage_nodes=nodes, arena_bytes=32 * MIB, drive_bytes=160 * MIB, settings=SETTINGS | more
     )

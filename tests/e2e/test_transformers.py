@@ -130,7 +130,8 @@ def test_failures_cost_a_recompute_and_never_a_wrong_token(tmp_path: Path) -> No
     """A storage node lost after the look-up's promise, then a whole cluster lost: the logits stay right."""
     model, ids = small_model(), prompt(900, seed=4)
     expected = recompute(model, ids)
-    cluster = LocalCluster(tmp_path, storage_nodes=2, arena_bytes=64 << 20)
+    no_objects = {"QUIRE_STORAGE_OBJECT_URL": ""}  # else the other node would have the chunks from there
+    cluster = LocalCluster(tmp_path, storage_nodes=2, arena_bytes=64 << 20, settings=no_objects)
     with cluster, SyncClient(cluster.gateway_address) as client:
         cache = PrefixCache(model, client, model_id="m")
         cache.prefill(ids).wait_stored()

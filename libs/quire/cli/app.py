@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
 
@@ -102,9 +103,16 @@ def bench_delivery(
     delivery.run(tier, sizes, context, hit, layers, rounds).show(json_file, plot)
 
 
+def _add_benchmarks() -> None:
+    """Those of the services that are installed."""
+    for entry in sorted(entry_points(group="quire.bench"), key=lambda entry: entry.name):
+        bench_app.command(entry.name)(entry.load())
+
+
 def main() -> None:
     """Entry point: a `QuireError` is one line and status 1, no stack trace."""
     try:
+        _add_benchmarks()
         app()
     except QuireError as error:
         Console(stderr=True).print(f"[bold red]{error.code()}[/]: {error}")

@@ -94,7 +94,7 @@ class Pool:
 
     async def recover(self, ring: Ring) -> int:
         """Read the header regions; how many chunks there are. A drive that cannot be read raises `DriveUnusable`."""
-        self._ring = ring
+        self.use(ring)
         for drive, block in enumerate(self._superblocks):
             used = block.header_pages_used
             if used:
@@ -108,6 +108,10 @@ class Pool:
                 await self._write_pages({drive: stale})
                 await self._ring.sync([drive])
         return len(self.map)
+
+    def use(self, ring: Ring) -> None:
+        """Read and write through this ring from now on."""
+        self._ring = ring
 
     def on_lost(self, callback: Callable[[Sequence[ChunkRecord]], None]) -> None:
         """Called with the chunks whose drive failed."""

@@ -100,7 +100,12 @@ class SimDisk:
 
     def create(self, name: str, size: int, head: bytes) -> int:
         fresh = _File(bytearray(size), bytearray(size))
-        for step in (lambda: fresh.write(0, head), fresh.sync, lambda: self.files.update({name: fresh})):
+        steps: list[Callable[[], None]] = [
+            lambda: fresh.write(0, head),
+            fresh.sync,
+            lambda: self.files.update({name: fresh}),
+        ]
+        for step in steps:
             if not self.count():
                 raise DriveUnusable("the machine died")
             step()

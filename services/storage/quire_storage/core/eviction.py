@@ -21,8 +21,8 @@ Kept = Callable[[bytes], bool]
 class Evictor(Protocol):
     """Order of eviction of one tier."""
 
-    used_bytes: int
-
+    @property
+    def used_bytes(self) -> int: ...
     def __contains__(self, key: bytes) -> bool: ...
     def __len__(self) -> int: ...
     def insert(self, key: bytes, parent: bytes, size: int) -> None:

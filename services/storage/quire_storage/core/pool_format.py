@@ -36,7 +36,7 @@ HEADERS_OFFSET: Final = 64 << 10
 DATA_ALIGNMENT: Final = 1 << 20
 _MAGIC: Final = b"QUIREPOL"
 _HEADER_MAGIC: Final = 0x31435751  # "QWC1"
-_HAS_PARENT: Final = 1
+HAS_PARENT: Final = 1
 IN_OBJECT: Final = 2
 _LEVELS: Final = tuple(Durability)
 
@@ -166,7 +166,7 @@ def pack_header(chunk: Chunk, slab: int, slot: int, generation: int) -> bytes:
     row, record = np.zeros(1, dtype=HEADER), chunk.record
     row["magic"], row["generation"], row["slab"], row["slot"] = _HEADER_MAGIC, generation, slab, slot
     row["num_layers"], row["slice_bytes"] = chunk.num_layers, chunk.slice_bytes
-    row["flags"] = (_HAS_PARENT if record.parent else 0) | (IN_OBJECT if chunk.in_object else 0)
+    row["flags"] = (HAS_PARENT if record.parent else 0) | (IN_OBJECT if chunk.in_object else 0)
     row["durability"] = _LEVELS.index(chunk.durability)
     row["stored_ms"] = chunk.stored_ms
     fields = record.key + (record.parent or bytes(32)) + record.segment + (record.parent_segment or bytes(32))
@@ -221,7 +221,7 @@ def unpack_header(raw: Bytes) -> Chunk:
     """The chunk that the sound header at the start of `raw` describes; it has no place yet."""
     row, checksums = chunk_fields(raw)
     flags = int(row["flags"])
-    parent = flags & _HAS_PARENT
+    parent = flags & HAS_PARENT
     record = ChunkRecord(
         row["key"].tobytes(),
         row["parent"].tobytes() if parent else b"",

@@ -19,6 +19,7 @@ from quire.errors import PoolFull
 from quire.metadata.index import ChunkRecord
 from quire_storage.core.chunks import Chunk, DiskPlace
 from quire_storage.core.pool_format import (
+    HAS_PARENT,
     HEADER,
     IN_OBJECT,
     PAGE_BYTES,
@@ -173,19 +174,17 @@ class PoolMap:
 
     def entries(self) -> list[tuple[bytes, bytes, int, bool]]:
         """(key, parent, bytes taken up, in the object tier) of every chunk, the longest stored first."""
-        found: list[tuple[int, bytes, bytes, int, bool]] = []
-        for index, drive in enumerate(self._drives):
-            where = [at & ((1 << _DRIVE_SHIFT) - 1) for at in self._where.values() if at >> _DRIVE_SHIFT == index]
-            rows = rows_at(drive.image, np.array(where, dtype=np.int64))
-            room = -(-rows["slice_bytes"].astype(np.int64) // ALIGNMENT) * ALIGNMENT * rows["num_layers"]
-            keys, parents = np.ascontiguousarray(rows["key"]).tobytes(), np.ascontiguousarray(rows["parent"]).tobytes()
-            in_object = (rows["flags"] & IN_OBJECT) != 0
-            columns = zip(rows["generation"].tolist(), room.tolist(), in_object.tolist(), strict=True)
-            for at, (generation, size, is_in) in enumerate(columns):
-                parent = parents[32 * at : 32 * at + 32]
-                found.append((generation, keys[32 * at : 32 * at + 32], parent if any(parent) else b"", size, is_in))
-        found.sort()
-        return [entry[1:] for entry in found]
+        parts = [rows_at(drive.image, self._headers_of(index)) for index, drive in enumerate(self._drives)]
+        rows = np.concatenate(parts)
+        rows = rows[np.argsort(rows["generation"], kind="stable")]
+        sizes = -(-rows["slice_bytes"].astype(np.int64) // ALIGNMENT) * ALIGNMENT * rows["num_layers"]
+        keys, parents = np.ascontiguousarray(rows["key"]).tobytes(), np.ascontiguousarray(rows["parent"]).tobytes()
+        flags, found = rows["flags"], []
+        columns = (sizes.tolist(), (flags & HAS_PARENT != 0).tolist(), (flags & IN_OBJECT != 0).tolist())
+        for at, (size, parented, in_object) in enumerate(zip(*columns, strict=True)):
+            parent = parents[32 * at : 32 * at + 32] if parented else b""
+            found.append((keys[32 * at : 32 * at + 32], parent, size, in_object))
+        return found
 
     def fail(self, drive: int) -> list[ChunkRecord]:
         """Use a drive no more; the chunks that were on it, which are forgotten."""
@@ -291,6 +290,11 @@ class PoolMap:
         return np.array(older, dtype=np.int64)
 
     # ----
+
+    def _headers_of(self, index: int) -> npt.NDArray[np.int64]:
+        """Where the headers of a drive's chunks start in its image."""
+        where = [at & ((1 << _DRIVE_SHIFT) - 1) for at in self._where.values() if at >> _DRIVE_SHIFT == index]
+        return np.array(where, dtype=np.int64)
 
     def _free(self, drive: _Drive, offsets: Sequence[int]) -> None:
         for slab in drive.slots.free(offsets):

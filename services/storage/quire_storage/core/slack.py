@@ -22,7 +22,7 @@ class SlackLimits:
     idle_bytes: int = 8 << 20
     age_s_max: float = 1.0
     backlog_bytes_max: int = 256 << 20
-    forced_share: float = 0.05
+    forced_share: float = 0.08
 
 
 class WriteGate:

@@ -1,0 +1,90 @@
+"""Pools in real files: what is refused at start, with which words, and that nothing of it is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quire_storage.adapters.drives import FileDrives
+from quire_storage.core.pool_format import pack_superblock, read_superblock
+from quire_storage.errors import DriveUnusable, ForeignPool
+from quire_storage.pool import Pool, PoolSettings
+
+MIB = 1 << 20
+
+
+def _pool(*folders: Path, node: str = "node", drive_bytes: int = 16 * MIB, slab_bytes: int = MIB) -> Pool:
+    settings = PoolSettings(node, drive_bytes, slab_bytes, 65536, 65536)
+    return Pool(settings, [str(folder) for folder in folders], FileDrives())
+
+
+def _create(folder: Path) -> Path:
+    pool = _pool(folder)
+    pool.open()
+    pool._drives.close()
+    return folder / "pool.quire"
+
+
+def test_a_pool_is_preallocated_and_opened_again(tmp_path: Path) -> None:
+    file = _create(tmp_path)
+    assert file.stat().st_blocks * 512 >= 15 * MIB, "no allocation on the hot path"
+    larger = _pool(tmp_path, drive_bytes=64 * MIB)
+    larger.open()
+    assert larger.map.capacity_bytes <= 16 * MIB, "a pool keeps the size that it was made with"
+    assert not list(tmp_path.glob("*.new"))
+
+
+@pytest.mark.parametrize("change", ["node", "version", "magic", "short", "text"])
+def test_a_foreign_pool_is_never_touched(tmp_path: Path, change: str) -> None:
+    file = _create(tmp_path)
+    node = "node"
+    raw = bytearray(file.read_bytes())
+    if change == "node":
+        node = "another"
+    elif change == "version":
+        from isal.isal_zlib import crc32
+
+        for at in (0, 4096):
+            raw[at + 12 : at + 16] = (3).to_bytes(4, "little")
+            raw[at + 8 : at + 12] = crc32(bytes(raw[at + 12 : at + 4096])).to_bytes(4, "little")
+    elif change == "magic":
+        raw[:8] = raw[4096:4104] = b"SOMEBODY"
+    elif change == "short":
+        del raw[8 * MIB :]
+    else:
+        raw = bytearray(b"my diary")
+    file.write_bytes(raw)
+    with pytest.raises((ForeignPool, DriveUnusable), match=str(tmp_path)):
+        _pool(tmp_path, node=node).open()
+    assert file.read_bytes() == bytes(raw)
+
+
+def test_a_device_that_is_too_small(tmp_path: Path) -> None:
+    with pytest.raises(DriveUnusable, match="too few for a slab"):
+        _pool(tmp_path, drive_bytes=2 * MIB, slab_bytes=2 * MIB).open()
+    with pytest.raises(DriveUnusable, match="no room for a pool"):
+        _pool(tmp_path, drive_bytes=1 << 60).open()
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_a_drive_that_has_vanished(tmp_path: Path) -> None:
+    """Its folder cannot be made: said at start, by name."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DriveUnusable, match="file/drive"):
+        _pool(tmp_path / "file" / "drive").open()
+
+
+def test_one_process_per_pool(tmp_path: Path) -> None:
+    first = _pool(tmp_path)
+    first.open()
+    with pytest.raises(DriveUnusable, match="in use by another process"):
+        _pool(tmp_path).open()
+    first._drives.close()
+    _pool(tmp_path).open()
+
+
+def test_the_superblock_says_who_made_it(tmp_path: Path) -> None:
+    head = _create(tmp_path).read_bytes()[:8192]
+    block = read_superblock(head, "node", "x")
+    assert pack_superblock(block) == head[:4096]
