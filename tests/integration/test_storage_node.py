@@ -19,6 +19,7 @@ from quire.layout import Dtype, KvLayout
 from quire.metadata.index import ChunkRecord
 from quire.nodes import Node, Role
 from quire.outcome import ChunkRun, NodeOutcome
+from quire.policy import NamespacePolicy
 from quire.transport import LayerProduced
 from quire.transport.memory import MemoryTransport
 from quire.transport.messages import encode_message
@@ -60,6 +61,9 @@ class ScriptedIndex:
 
     async def locate(self, records: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         return [()] * len(records)
+
+    async def policies(self) -> tuple[list[NamespacePolicy], int]:
+        return [], 1
 
     async def take_drops(self, node_id: str) -> list[bytes]:
         return []

@@ -37,9 +37,11 @@ def version() -> None:
 
 
 @app.command()
-def up(folder: Folder = _FOLDER, storage_nodes: int = 1, arena_mib: int = 1024, trace: bool = False) -> None:
+def up(
+    folder: Folder = _FOLDER, storage_nodes: int = 1, arena_mib: int = 1024, drive_mib: int = 4096, trace: bool = False
+) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C."""
-    cluster_commands.up(folder, storage_nodes, arena_mib << 20, trace)
+    cluster_commands.up(folder, storage_nodes, arena_mib << 20, drive_mib << 20, trace)
 
 
 @app.command()
@@ -57,6 +59,18 @@ def lookup(
 ) -> None:
     """How much of a text's prefix is cached, and where. No side effect."""
     cluster_commands.lookup(file, namespace, folder, gateway)
+
+
+@app.command()
+def policy(
+    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    ttl_s: Annotated[int, typer.Option(help="seconds after which a stored chunk goes; 0 for never")] = 0,
+    quota_mib: Annotated[int, typer.Option(help="what its chunks may take up in the cluster; 0 for no limit")] = 0,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Bound what a namespace may take up, and for how long."""
+    cluster_commands.set_policy(namespace, ttl_s, quota_mib << 20, folder, gateway)
 
 
 @app.command()

@@ -20,12 +20,14 @@ from quire.local import LocalCluster, read_state
 console = Console()
 
 
-def up(folder: Path, storage_nodes: int, arena_bytes: int, trace: bool) -> None:
+def up(folder: Path, storage_nodes: int, arena_bytes: int, drive_bytes: int, trace: bool) -> None:
     """Run a cluster until SIGINT or SIGTERM."""
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    cluster = LocalCluster(folder, storage_nodes=storage_nodes, arena_bytes=arena_bytes, trace=trace)
+    cluster = LocalCluster(
+        folder, storage_nodes=storage_nodes, arena_bytes=arena_bytes, drive_bytes=drive_bytes, trace=trace
+    )
     try:
         with console.status("starting"):
             cluster.start()
@@ -46,6 +48,7 @@ def status(folder: Path, gateway: str) -> None:
     table = Table("node", "role", "address", "used MiB", "of MiB", "figures")
     for node in nodes:
         figures = ", ".join(f"{name} {value:g}" for name, value in sorted(node.figures.items()))
+        figures += "".join(f"\n[dim]{name}: {text}[/]" for name, text in sorted(node.details.items()))
         table.add_row(
             node.node_id,
             node.role.value,
@@ -72,6 +75,14 @@ def lookup(file: Path, namespace_file: Path, folder: Path, gateway: str) -> None
         console.print(
             f"  chunks {segment.first_chunk}–{segment.first_chunk + segment.chunk_count - 1} at {segment.node_id}"
         )
+
+
+def set_policy(namespace_file: Path, ttl_s: int, quota_bytes: int, folder: Path, gateway: str) -> None:
+    """Replace a namespace's policy."""
+    namespace = read_namespace(namespace_file)
+    with SyncClient(gateway_of(folder, gateway)) as client:
+        client.set_policy(namespace, ttl_s=ttl_s, quota_bytes=quota_bytes)
+    console.print(f"{namespace.model_id}: ttl {ttl_s or 'none'} s, quota {quota_bytes >> 20 or 'none'} MiB")
 
 
 def gateway_of(folder: Path, gateway: str) -> str:

@@ -93,7 +93,12 @@ class Demo:
             return
         settings = {"QUIRE_SCHEDULER_LINK_BYTES_PER_S": str(_LINK_BYTES_PER_S)}
         cluster = LocalCluster(
-            self._folder / "cluster", storage_nodes=2, arena_bytes=256 << 20, trace=True, settings=settings
+            self._folder / "cluster",
+            storage_nodes=2,
+            arena_bytes=256 << 20,
+            drive_bytes=1 << 30,
+            trace=True,
+            settings=settings,
         )
         with _step("starting the cluster: redis, orchestrator, gateway, scheduler, decoder, 2 × storage"):
             cluster.start()

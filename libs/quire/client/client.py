@@ -214,6 +214,11 @@ class QuireClient:
         response = await call(self._stub.Evict, request, timeout_s=self._timeout_s)
         return int(response.evicted_chunks)
 
+    async def set_policy(self, namespace: Namespace, *, ttl_s: int = 0, quota_bytes: int = 0) -> None:
+        """Let a namespace's chunks go `ttl_s` after they were stored and take up `quota_bytes` at most; 0: no limit."""
+        request = pb.SetPolicyRequest(namespace=convert.namespace_to(namespace), ttl_s=ttl_s, quota_bytes=quota_bytes)
+        await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
+
     async def status(self) -> Sequence[Node]:
         """The members of the cluster."""
         response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)

@@ -97,6 +97,9 @@ class SyncClient:
     def release(self, found: Lookup) -> bool:
         return self.run(self._client.release(found))
 
+    def set_policy(self, namespace: Namespace, *, ttl_s: int = 0, quota_bytes: int = 0) -> None:
+        self.run(self._client.set_policy(namespace, ttl_s=ttl_s, quota_bytes=quota_bytes))
+
     def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
         return self.run(self._client.evict(namespace, keys, keep_chunks=keep_chunks))
 

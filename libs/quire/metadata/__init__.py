@@ -3,5 +3,6 @@
 from quire.metadata.connection import connect
 from quire.metadata.index import ChunkRecord, Match, PlacedRun, PrefixIndex
 from quire.metadata.membership import Membership
+from quire.metadata.policies import Policies
 
-__all__ = ["ChunkRecord", "Match", "Membership", "PlacedRun", "PrefixIndex", "connect"]
+__all__ = ["ChunkRecord", "Match", "Membership", "PlacedRun", "Policies", "PrefixIndex", "connect"]

@@ -14,6 +14,7 @@ from quire.layout import Attention, Dtype, KvLayout
 from quire.metadata.index import ChunkRecord
 from quire.nodes import Location, Node, Role, Segment
 from quire.outcome import ChunkRun, NodeOutcome
+from quire.policy import NamespacePolicy
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.v1 import common_pb2 as pb
 from quire.v1 import orchestrator_pb2
@@ -205,6 +206,14 @@ def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
     return orchestrator_pb2.ChunkRecord(
         key=record.key, parent=record.parent, segment=record.segment, parent_segment=record.parent_segment
     )
+
+
+def policy_from(message: pb.NamespacePolicy) -> NamespacePolicy:
+    return NamespacePolicy(message.namespace, message.ttl_s, message.quota_bytes)
+
+
+def policy_to(policy: NamespacePolicy) -> pb.NamespacePolicy:
+    return pb.NamespacePolicy(namespace=policy.namespace, ttl_s=policy.ttl_s, quota_bytes=policy.quota_bytes)
 
 
 def durability_from(value: pb.Durability.ValueType) -> Durability:

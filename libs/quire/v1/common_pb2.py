@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/common.proto\x12\x08quire.v1\"\xa0\x01\n\x08KvLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x02 \x01(\r\x12&\n\tattention\x18\x03 \x01(\x0e\x32\x13.quire.v1.Attention\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\x1e\n\x05\x64type\x18\x06 \x01(\x0e\x32\x0f.quire.v1.Dtype\"\xa9\x01\n\tNamespace\x12\x13\n\x0btenant_salt\x18\x01 \x01(\x0c\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\"\n\x06layout\x18\x05 \x01(\x0b\x32\x12.quire.v1.KvLayout\x12\x13\n\x0bshard_index\x18\x06 \x01(\r\x12\x13\n\x0bshard_count\x18\x07 \x01(\r\"Y\n\nRdmaTarget\x12\x16\n\x0eworker_address\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x12\n\nremote_key\x18\x04 \x01(\x0c\"\xb7\x01\n\nDescriptor\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x03 \x01(\r\x12\x1d\n\x15per_layer_chunk_bytes\x18\x04 \x01(\x04\x12&\n\x05order\x18\x05 \x01(\x0e\x32\x17.quire.v1.DeliveryOrder\x12$\n\x06target\x18\x06 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"r\n\x07Segment\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x02 \x01(\t\x12\x16\n\x0eworker_address\x18\x03 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x04 \x01(\r\x12\x13\n\x0b\x63hunk_count\x18\x05 \x01(\r\"\x96\x03\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.quire.v1.Role\x12\x14\n\x0cgrpc_address\x18\x03 \x01(\t\x12\x16\n\x0eworker_address\x18\x04 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x18\n\x10protocol_version\x18\x06 \x01(\r\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x07 \x01(\x04\x12\x12\n\nused_bytes\x18\x08 \x01(\x04\x12,\n\x07\x66igures\x18\t \x03(\x0b\x32\x1b.quire.v1.Node.FiguresEntry\x12\x0c\n\x04host\x18\n \x01(\t\x12\x0c\n\x04zone\x18\x0b \x01(\t\x12,\n\x07\x64\x65tails\x18\x0c \x03(\x0b\x32\x1b.quire.v1.Node.DetailsEntry\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\x08\x43hunkRun\x12\x13\n\x0b\x66irst_chunk\x18\x01 \x01(\r\x12\x13\n\x0b\x63hunk_count\x18\x02 \x01(\r\"\xf4\x01\n\x0bNodeOutcome\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x11\n\tdelivered\x18\x02 \x01(\x0c\x12 \n\x04runs\x18\x03 \x03(\x0b\x32\x12.quire.v1.ChunkRun\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12&\n\x05order\x18\x05 \x01(\x0e\x32\x17.quire.v1.DeliveryOrder\x12\x18\n\x10rate_bytes_per_s\x18\x06 \x01(\x04\x12\x11\n\tscheduled\x18\x07 \x01(\x08\x12\x10\n\x08quiesced\x18\x08 \x01(\x08\x12\x12\n\nerror_code\x18\t \x01(\t\x12\x15\n\rerror_message\x18\n \x01(\t*Q\n\tAttention\x12\x19\n\x15\x41TTENTION_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41TTENTION_KV_HEADS\x10\x01\x12\x11\n\rATTENTION_MLA\x10\x02*v\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_FP32\x10\x01\x12\x0e\n\nDTYPE_FP16\x10\x02\x12\x0e\n\nDTYPE_BF16\x10\x03\x12\x12\n\x0e\x44TYPE_FP8_E4M3\x10\x04\x12\x12\n\x0e\x44TYPE_FP8_E5M2\x10\x05*\x84\x01\n\rDeliveryOrder\x12\x1e\n\x1a\x44\x45LIVERY_ORDER_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44\x45LIVERY_ORDER_AUTO\x10\x01\x12\x1c\n\x18\x44\x45LIVERY_ORDER_LAYERWISE\x10\x02\x12\x1c\n\x18\x44\x45LIVERY_ORDER_CHUNKWISE\x10\x03*\x87\x01\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44URABILITY_MEMORY\x10\x01\x12\x14\n\x10\x44URABILITY_LOCAL\x10\x02\x12\x19\n\x15\x44URABILITY_REPLICATED\x10\x03\x12\x15\n\x11\x44URABILITY_OBJECT\x10\x04*W\n\nOnExisting\x12\x1b\n\x17ON_EXISTING_UNSPECIFIED\x10\x00\x12\x14\n\x10ON_EXISTING_SKIP\x10\x01\x12\x16\n\x12ON_EXISTING_VERIFY\x10\x02*f\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_STORAGE\x10\x01\x12\x10\n\x0cROLE_DECODER\x10\x02\x12\x10\n\x0cROLE_GATEWAY\x10\x03\x12\x12\n\x0eROLE_SCHEDULER\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/common.proto\x12\x08quire.v1\"\xa0\x01\n\x08KvLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x02 \x01(\r\x12&\n\tattention\x18\x03 \x01(\x0e\x32\x13.quire.v1.Attention\x12\x10\n\x08kv_heads\x18\x04 \x01(\r\x12\x10\n\x08head_dim\x18\x05 \x01(\r\x12\x1e\n\x05\x64type\x18\x06 \x01(\x0e\x32\x0f.quire.v1.Dtype\"\xa9\x01\n\tNamespace\x12\x13\n\x0btenant_salt\x18\x01 \x01(\x0c\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x04 \x01(\t\x12\"\n\x06layout\x18\x05 \x01(\x0b\x32\x12.quire.v1.KvLayout\x12\x13\n\x0bshard_index\x18\x06 \x01(\r\x12\x13\n\x0bshard_count\x18\x07 \x01(\r\"Y\n\nRdmaTarget\x12\x16\n\x0eworker_address\x18\x01 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\x04\x12\x0e\n\x06length\x18\x03 \x01(\x04\x12\x12\n\nremote_key\x18\x04 \x01(\x0c\"\xb7\x01\n\nDescriptor\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x12\n\nnum_layers\x18\x02 \x01(\r\x12\x14\n\x0c\x63hunk_tokens\x18\x03 \x01(\r\x12\x1d\n\x15per_layer_chunk_bytes\x18\x04 \x01(\x04\x12&\n\x05order\x18\x05 \x01(\x0e\x32\x17.quire.v1.DeliveryOrder\x12$\n\x06target\x18\x06 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t\"H\n\x0fNamespacePolicy\x12\x11\n\tnamespace\x18\x01 \x01(\x0c\x12\r\n\x05ttl_s\x18\x02 \x01(\x04\x12\x13\n\x0bquota_bytes\x18\x03 \x01(\x04\"r\n\x07Segment\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x14\n\x0cgrpc_address\x18\x02 \x01(\t\x12\x16\n\x0eworker_address\x18\x03 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x04 \x01(\r\x12\x13\n\x0b\x63hunk_count\x18\x05 \x01(\r\"\x96\x03\n\x04Node\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x1c\n\x04role\x18\x02 \x01(\x0e\x32\x0e.quire.v1.Role\x12\x14\n\x0cgrpc_address\x18\x03 \x01(\t\x12\x16\n\x0eworker_address\x18\x04 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x18\n\x10protocol_version\x18\x06 \x01(\r\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x07 \x01(\x04\x12\x12\n\nused_bytes\x18\x08 \x01(\x04\x12,\n\x07\x66igures\x18\t \x03(\x0b\x32\x1b.quire.v1.Node.FiguresEntry\x12\x0c\n\x04host\x18\n \x01(\t\x12\x0c\n\x04zone\x18\x0b \x01(\t\x12,\n\x07\x64\x65tails\x18\x0c \x03(\x0b\x32\x1b.quire.v1.Node.DetailsEntry\x1a.\n\x0c\x46iguresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0c\x44\x65tailsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"4\n\x08\x43hunkRun\x12\x13\n\x0b\x66irst_chunk\x18\x01 \x01(\r\x12\x13\n\x0b\x63hunk_count\x18\x02 \x01(\r\"\xf4\x01\n\x0bNodeOutcome\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x11\n\tdelivered\x18\x02 \x01(\x0c\x12 \n\x04runs\x18\x03 \x03(\x0b\x32\x12.quire.v1.ChunkRun\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12&\n\x05order\x18\x05 \x01(\x0e\x32\x17.quire.v1.DeliveryOrder\x12\x18\n\x10rate_bytes_per_s\x18\x06 \x01(\x04\x12\x11\n\tscheduled\x18\x07 \x01(\x08\x12\x10\n\x08quiesced\x18\x08 \x01(\x08\x12\x12\n\nerror_code\x18\t \x01(\t\x12\x15\n\rerror_message\x18\n \x01(\t*Q\n\tAttention\x12\x19\n\x15\x41TTENTION_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41TTENTION_KV_HEADS\x10\x01\x12\x11\n\rATTENTION_MLA\x10\x02*v\n\x05\x44type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0e\n\nDTYPE_FP32\x10\x01\x12\x0e\n\nDTYPE_FP16\x10\x02\x12\x0e\n\nDTYPE_BF16\x10\x03\x12\x12\n\x0e\x44TYPE_FP8_E4M3\x10\x04\x12\x12\n\x0e\x44TYPE_FP8_E5M2\x10\x05*\x84\x01\n\rDeliveryOrder\x12\x1e\n\x1a\x44\x45LIVERY_ORDER_UNSPECIFIED\x10\x00\x12\x17\n\x13\x44\x45LIVERY_ORDER_AUTO\x10\x01\x12\x1c\n\x18\x44\x45LIVERY_ORDER_LAYERWISE\x10\x02\x12\x1c\n\x18\x44\x45LIVERY_ORDER_CHUNKWISE\x10\x03*\x87\x01\n\nDurability\x12\x1a\n\x16\x44URABILITY_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44URABILITY_MEMORY\x10\x01\x12\x14\n\x10\x44URABILITY_LOCAL\x10\x02\x12\x19\n\x15\x44URABILITY_REPLICATED\x10\x03\x12\x15\n\x11\x44URABILITY_OBJECT\x10\x04*W\n\nOnExisting\x12\x1b\n\x17ON_EXISTING_UNSPECIFIED\x10\x00\x12\x14\n\x10ON_EXISTING_SKIP\x10\x01\x12\x16\n\x12ON_EXISTING_VERIFY\x10\x02*f\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_STORAGE\x10\x01\x12\x10\n\x0cROLE_DECODER\x10\x02\x12\x10\n\x0cROLE_GATEWAY\x10\x03\x12\x12\n\x0eROLE_SCHEDULER\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,18 +35,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODE_FIGURESENTRY']._serialized_options = b'8\001'
   _globals['_NODE_DETAILSENTRY']._loaded_options = None
   _globals['_NODE_DETAILSENTRY']._serialized_options = b'8\001'
-  _globals['_ATTENTION']._serialized_start=1530
-  _globals['_ATTENTION']._serialized_end=1611
-  _globals['_DTYPE']._serialized_start=1613
-  _globals['_DTYPE']._serialized_end=1731
-  _globals['_DELIVERYORDER']._serialized_start=1734
-  _globals['_DELIVERYORDER']._serialized_end=1866
-  _globals['_DURABILITY']._serialized_start=1869
-  _globals['_DURABILITY']._serialized_end=2004
-  _globals['_ONEXISTING']._serialized_start=2006
-  _globals['_ONEXISTING']._serialized_end=2093
-  _globals['_ROLE']._serialized_start=2095
-  _globals['_ROLE']._serialized_end=2197
+  _globals['_ATTENTION']._serialized_start=1604
+  _globals['_ATTENTION']._serialized_end=1685
+  _globals['_DTYPE']._serialized_start=1687
+  _globals['_DTYPE']._serialized_end=1805
+  _globals['_DELIVERYORDER']._serialized_start=1808
+  _globals['_DELIVERYORDER']._serialized_end=1940
+  _globals['_DURABILITY']._serialized_start=1943
+  _globals['_DURABILITY']._serialized_end=2078
+  _globals['_ONEXISTING']._serialized_start=2080
+  _globals['_ONEXISTING']._serialized_end=2167
+  _globals['_ROLE']._serialized_start=2169
+  _globals['_ROLE']._serialized_end=2271
   _globals['_KVLAYOUT']._serialized_start=36
   _globals['_KVLAYOUT']._serialized_end=196
   _globals['_NAMESPACE']._serialized_start=199
@@ -57,16 +57,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIPTOR']._serialized_end=645
   _globals['_TRACECONTEXT']._serialized_start=647
   _globals['_TRACECONTEXT']._serialized_end=702
-  _globals['_SEGMENT']._serialized_start=704
-  _globals['_SEGMENT']._serialized_end=818
-  _globals['_NODE']._serialized_start=821
-  _globals['_NODE']._serialized_end=1227
-  _globals['_NODE_FIGURESENTRY']._serialized_start=1133
-  _globals['_NODE_FIGURESENTRY']._serialized_end=1179
-  _globals['_NODE_DETAILSENTRY']._serialized_start=1181
-  _globals['_NODE_DETAILSENTRY']._serialized_end=1227
-  _globals['_CHUNKRUN']._serialized_start=1229
-  _globals['_CHUNKRUN']._serialized_end=1281
-  _globals['_NODEOUTCOME']._serialized_start=1284
-  _globals['_NODEOUTCOME']._serialized_end=1528
+  _globals['_NAMESPACEPOLICY']._serialized_start=704
+  _globals['_NAMESPACEPOLICY']._serialized_end=776
+  _globals['_SEGMENT']._serialized_start=778
+  _globals['_SEGMENT']._serialized_end=892
+  _globals['_NODE']._serialized_start=895
+  _globals['_NODE']._serialized_end=1301
+  _globals['_NODE_FIGURESENTRY']._serialized_start=1207
+  _globals['_NODE_FIGURESENTRY']._serialized_end=1253
+  _globals['_NODE_DETAILSENTRY']._serialized_start=1255
+  _globals['_NODE_DETAILSENTRY']._serialized_end=1301
+  _globals['_CHUNKRUN']._serialized_start=1303
+  _globals['_CHUNKRUN']._serialized_end=1355
+  _globals['_NODEOUTCOME']._serialized_start=1358
+  _globals['_NODEOUTCOME']._serialized_end=1602
 # @@protoc_insertion_point(module_scope)

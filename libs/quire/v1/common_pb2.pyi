@@ -360,6 +360,36 @@ class TraceContext(_message.Message):
 Global___TraceContext: _TypeAlias = TraceContext  # noqa: Y015
 
 @_typing.final
+class NamespacePolicy(_message.Message):
+    """What a namespace may take up, and for how long."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    TTL_S_FIELD_NUMBER: _builtins.int
+    QUOTA_BYTES_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.bytes
+    """First 16 bytes of the namespace's digest."""
+    ttl_s: _builtins.int
+    """Seconds after which a stored chunk goes; 0 for never."""
+    quota_bytes: _builtins.int
+    """Bytes that its chunks may take up in the whole cluster; 0 for no limit."""
+    def __init__(
+        self,
+        *,
+        namespace: _builtins.bytes = ...,
+        ttl_s: _builtins.int = ...,
+        quota_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "quota_bytes", b"quota_bytes", "ttl_s", b"ttl_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NamespacePolicy: _TypeAlias = NamespacePolicy  # noqa: Y015
+
+@_typing.final
 class Segment(_message.Message):
     """A run of chunks of one request, held by one storage node."""
 

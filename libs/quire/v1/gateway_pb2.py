@@ -25,45 +25,49 @@ _sym_db = _symbol_database.Default()
 from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/gateway.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\"\x8d\x01\n\rLookupRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x14\n\x0clease_ttl_ms\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0c\n\x04zone\x18\x06 \x01(\t\"\xa0\x01\n\x0eLookupResponse\x12\x16\n\x0ematched_chunks\x18\x01 \x01(\r\x12\x16\n\x0ematched_tokens\x18\x02 \x01(\r\x12\r\n\x05lease\x18\x03 \x01(\x0c\x12\x18\n\x10lease_expires_ms\x18\x04 \x01(\x04\x12#\n\x08segments\x18\x05 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x10\n\x08index_us\x18\x06 \x01(\r\"\xb6\x01\n\x0c\x46\x65tchRequest\x12\r\n\x05lease\x18\x01 \x01(\x0c\x12\x13\n\x0b\x64\x65livery_id\x18\x02 \x01(\x0c\x12(\n\ndescriptor\x18\x03 \x01(\x0b\x32\x14.quire.v1.Descriptor\x12#\n\x08segments\x18\x04 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x19\n\x11\x63ompute_window_us\x18\x05 \x01(\r\x12\x18\n\x10layers_in_stream\x18\x06 \x01(\x08\"\x93\x01\n\rFetchResponse\x12\'\n\x05layer\x18\x01 \x01(\x0b\x32\x16.quire.v1.LayerArrivedH\x00\x12%\n\x04node\x18\x02 \x01(\x0b\x32\x15.quire.v1.NodeOutcomeH\x00\x12)\n\x07summary\x18\x03 \x01(\x0b\x32\x16.quire.v1.FetchSummaryH\x00\x42\x07\n\x05\x65vent\".\n\x0cLayerArrived\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"G\n\x0c\x46\x65tchSummary\x12\x11\n\tdelivered\x18\x01 \x01(\x0c\x12\x15\n\rusable_chunks\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\xec\x01\n\x0cStoreRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x03 \x01(\r\x12\x10\n\x08store_id\x18\x04 \x01(\x0c\x12$\n\x06source\x18\x05 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12(\n\ndurability\x18\x06 \x01(\x0e\x32\x14.quire.v1.Durability\x12)\n\x0bon_existing\x18\x07 \x01(\x0e\x32\x14.quire.v1.OnExisting\"\x99\x01\n\rStoreResponse\x12-\n\tplacement\x18\x01 \x01(\x0b\x32\x18.quire.v1.StorePlacementH\x00\x12%\n\x04node\x18\x02 \x01(\x0b\x32\x15.quire.v1.NodeOutcomeH\x00\x12)\n\x07summary\x18\x03 \x01(\x0b\x32\x16.quire.v1.StoreSummaryH\x00\x42\x07\n\x05\x65vent\"K\n\x0eStorePlacement\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\"J\n\x0cStoreSummary\x12\x15\n\rstored_chunks\x18\x01 \x01(\r\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\x1f\n\x0eReleaseRequest\x12\r\n\x05lease\x18\x01 \x01(\x0c\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"_\n\x0c\x45victRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0bkeep_chunks\x18\x03 \x01(\r\"\'\n\rEvictResponse\x12\x16\n\x0e\x65victed_chunks\x18\x01 \x01(\r\"\x0f\n\rStatusRequest\"/\n\x0eStatusResponse\x12\x1d\n\x05nodes\x18\x01 \x03(\x0b\x32\x0e.quire.v1.Node2\xfc\x02\n\x0eGatewayService\x12;\n\x06Lookup\x12\x17.quire.v1.LookupRequest\x1a\x18.quire.v1.LookupResponse\x12:\n\x05\x46\x65tch\x12\x16.quire.v1.FetchRequest\x1a\x17.quire.v1.FetchResponse0\x01\x12:\n\x05Store\x12\x16.quire.v1.StoreRequest\x1a\x17.quire.v1.StoreResponse0\x01\x12>\n\x07Release\x12\x18.quire.v1.ReleaseRequest\x1a\x19.quire.v1.ReleaseResponse\x12\x38\n\x05\x45vict\x12\x16.quire.v1.EvictRequest\x1a\x17.quire.v1.EvictResponse\x12;\n\x06Status\x12\x17.quire.v1.StatusRequest\x1a\x18.quire.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/gateway.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\"^\n\x10SetPolicyRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\r\n\x05ttl_s\x18\x02 \x01(\x04\x12\x13\n\x0bquota_bytes\x18\x03 \x01(\x04\"\x13\n\x11SetPolicyResponse\"\x8d\x01\n\rLookupRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x14\n\x0clease_ttl_ms\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0c\n\x04zone\x18\x06 \x01(\t\"\xa0\x01\n\x0eLookupResponse\x12\x16\n\x0ematched_chunks\x18\x01 \x01(\r\x12\x16\n\x0ematched_tokens\x18\x02 \x01(\r\x12\r\n\x05lease\x18\x03 \x01(\x0c\x12\x18\n\x10lease_expires_ms\x18\x04 \x01(\x04\x12#\n\x08segments\x18\x05 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x10\n\x08index_us\x18\x06 \x01(\r\"\xb6\x01\n\x0c\x46\x65tchRequest\x12\r\n\x05lease\x18\x01 \x01(\x0c\x12\x13\n\x0b\x64\x65livery_id\x18\x02 \x01(\x0c\x12(\n\ndescriptor\x18\x03 \x01(\x0b\x32\x14.quire.v1.Descriptor\x12#\n\x08segments\x18\x04 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x19\n\x11\x63ompute_window_us\x18\x05 \x01(\r\x12\x18\n\x10layers_in_stream\x18\x06 \x01(\x08\"\x93\x01\n\rFetchResponse\x12\'\n\x05layer\x18\x01 \x01(\x0b\x32\x16.quire.v1.LayerArrivedH\x00\x12%\n\x04node\x18\x02 \x01(\x0b\x32\x15.quire.v1.NodeOutcomeH\x00\x12)\n\x07summary\x18\x03 \x01(\x0b\x32\x16.quire.v1.FetchSummaryH\x00\x42\x07\n\x05\x65vent\".\n\x0cLayerArrived\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"G\n\x0c\x46\x65tchSummary\x12\x11\n\tdelivered\x18\x01 \x01(\x0c\x12\x15\n\rusable_chunks\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\xec\x01\n\x0cStoreRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x03 \x01(\r\x12\x10\n\x08store_id\x18\x04 \x01(\x0c\x12$\n\x06source\x18\x05 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12(\n\ndurability\x18\x06 \x01(\x0e\x32\x14.quire.v1.Durability\x12)\n\x0bon_existing\x18\x07 \x01(\x0e\x32\x14.quire.v1.OnExisting\"\x99\x01\n\rStoreResponse\x12-\n\tplacement\x18\x01 \x01(\x0b\x32\x18.quire.v1.StorePlacementH\x00\x12%\n\x04node\x18\x02 \x01(\x0b\x32\x15.quire.v1.NodeOutcomeH\x00\x12)\n\x07summary\x18\x03 \x01(\x0b\x32\x16.quire.v1.StoreSummaryH\x00\x42\x07\n\x05\x65vent\"K\n\x0eStorePlacement\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\"J\n\x0cStoreSummary\x12\x15\n\rstored_chunks\x18\x01 \x01(\r\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\x1f\n\x0eReleaseRequest\x12\r\n\x05lease\x18\x01 \x01(\x0c\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"_\n\x0c\x45victRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0bkeep_chunks\x18\x03 \x01(\r\"\'\n\rEvictResponse\x12\x16\n\x0e\x65victed_chunks\x18\x01 \x01(\r\"\x0f\n\rStatusRequest\"/\n\x0eStatusResponse\x12\x1d\n\x05nodes\x18\x01 \x03(\x0b\x32\x0e.quire.v1.Node2\xc2\x03\n\x0eGatewayService\x12;\n\x06Lookup\x12\x17.quire.v1.LookupRequest\x1a\x18.quire.v1.LookupResponse\x12:\n\x05\x46\x65tch\x12\x16.quire.v1.FetchRequest\x1a\x17.quire.v1.FetchResponse0\x01\x12:\n\x05Store\x12\x16.quire.v1.StoreRequest\x1a\x17.quire.v1.StoreResponse0\x01\x12>\n\x07Release\x12\x18.quire.v1.ReleaseRequest\x1a\x19.quire.v1.ReleaseResponse\x12\x38\n\x05\x45vict\x12\x16.quire.v1.EvictRequest\x1a\x17.quire.v1.EvictResponse\x12\x44\n\tSetPolicy\x12\x1a.quire.v1.SetPolicyRequest\x1a\x1b.quire.v1.SetPolicyResponse\x12;\n\x06Status\x12\x17.quire.v1.StatusRequest\x1a\x18.quire.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.gateway_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LOOKUPREQUEST']._serialized_start=60
-  _globals['_LOOKUPREQUEST']._serialized_end=201
-  _globals['_LOOKUPRESPONSE']._serialized_start=204
-  _globals['_LOOKUPRESPONSE']._serialized_end=364
-  _globals['_FETCHREQUEST']._serialized_start=367
-  _globals['_FETCHREQUEST']._serialized_end=549
-  _globals['_FETCHRESPONSE']._serialized_start=552
-  _globals['_FETCHRESPONSE']._serialized_end=699
-  _globals['_LAYERARRIVED']._serialized_start=701
-  _globals['_LAYERARRIVED']._serialized_end=747
-  _globals['_FETCHSUMMARY']._serialized_start=749
-  _globals['_FETCHSUMMARY']._serialized_end=820
-  _globals['_STOREREQUEST']._serialized_start=823
-  _globals['_STOREREQUEST']._serialized_end=1059
-  _globals['_STORERESPONSE']._serialized_start=1062
-  _globals['_STORERESPONSE']._serialized_end=1215
-  _globals['_STOREPLACEMENT']._serialized_start=1217
-  _globals['_STOREPLACEMENT']._serialized_end=1292
-  _globals['_STORESUMMARY']._serialized_start=1294
-  _globals['_STORESUMMARY']._serialized_end=1368
-  _globals['_RELEASEREQUEST']._serialized_start=1370
-  _globals['_RELEASEREQUEST']._serialized_end=1401
-  _globals['_RELEASERESPONSE']._serialized_start=1403
-  _globals['_RELEASERESPONSE']._serialized_end=1438
-  _globals['_EVICTREQUEST']._serialized_start=1440
-  _globals['_EVICTREQUEST']._serialized_end=1535
-  _globals['_EVICTRESPONSE']._serialized_start=1537
-  _globals['_EVICTRESPONSE']._serialized_end=1576
-  _globals['_STATUSREQUEST']._serialized_start=1578
-  _globals['_STATUSREQUEST']._serialized_end=1593
-  _globals['_STATUSRESPONSE']._serialized_start=1595
-  _globals['_STATUSRESPONSE']._serialized_end=1642
-  _globals['_GATEWAYSERVICE']._serialized_start=1645
-  _globals['_GATEWAYSERVICE']._serialized_end=2025
+  _globals['_SETPOLICYREQUEST']._serialized_start=59
+  _globals['_SETPOLICYREQUEST']._serialized_end=153
+  _globals['_SETPOLICYRESPONSE']._serialized_start=155
+  _globals['_SETPOLICYRESPONSE']._serialized_end=174
+  _globals['_LOOKUPREQUEST']._serialized_start=177
+  _globals['_LOOKUPREQUEST']._serialized_end=318
+  _globals['_LOOKUPRESPONSE']._serialized_start=321
+  _globals['_LOOKUPRESPONSE']._serialized_end=481
+  _globals['_FETCHREQUEST']._serialized_start=484
+  _globals['_FETCHREQUEST']._serialized_end=666
+  _globals['_FETCHRESPONSE']._serialized_start=669
+  _globals['_FETCHRESPONSE']._serialized_end=816
+  _globals['_LAYERARRIVED']._serialized_start=818
+  _globals['_LAYERARRIVED']._serialized_end=864
+  _globals['_FETCHSUMMARY']._serialized_start=866
+  _globals['_FETCHSUMMARY']._serialized_end=937
+  _globals['_STOREREQUEST']._serialized_start=940
+  _globals['_STOREREQUEST']._serialized_end=1176
+  _globals['_STORERESPONSE']._serialized_start=1179
+  _globals['_STORERESPONSE']._serialized_end=1332
+  _globals['_STOREPLACEMENT']._serialized_start=1334
+  _globals['_STOREPLACEMENT']._serialized_end=1409
+  _globals['_STORESUMMARY']._serialized_start=1411
+  _globals['_STORESUMMARY']._serialized_end=1485
+  _globals['_RELEASEREQUEST']._serialized_start=1487
+  _globals['_RELEASEREQUEST']._serialized_end=1518
+  _globals['_RELEASERESPONSE']._serialized_start=1520
+  _globals['_RELEASERESPONSE']._serialized_end=1555
+  _globals['_EVICTREQUEST']._serialized_start=1557
+  _globals['_EVICTREQUEST']._serialized_end=1652
+  _globals['_EVICTRESPONSE']._serialized_start=1654
+  _globals['_EVICTRESPONSE']._serialized_end=1693
+  _globals['_STATUSREQUEST']._serialized_start=1695
+  _globals['_STATUSREQUEST']._serialized_end=1710
+  _globals['_STATUSRESPONSE']._serialized_start=1712
+  _globals['_STATUSRESPONSE']._serialized_end=1759
+  _globals['_GATEWAYSERVICE']._serialized_start=1762
+  _globals['_GATEWAYSERVICE']._serialized_end=2212
 # @@protoc_insertion_point(module_scope)

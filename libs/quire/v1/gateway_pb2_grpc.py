@@ -60,6 +60,11 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/quire.v1.GatewayService/SetPolicy',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/quire.v1.GatewayService/Status',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.StatusRequest.SerializeToString,
@@ -107,6 +112,13 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPolicy(self, request, context):
+        """Bound what a namespace may take up, and for how long.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """The members of the cluster and their key figures.
         """
@@ -141,6 +153,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -284,6 +301,33 @@ class GatewayService:
             '/quire.v1.GatewayService/Evict',
             quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/SetPolicy',
+            quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class GatewayServiceStub:
     """Give a lease back before it expires."""
     Evict: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
+    SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
+    """Bound what a namespace may take up, and for how long."""
     Status: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]
     """The members of the cluster and their key figures."""
 
@@ -65,6 +67,8 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Give a lease back before it expires."""
     Evict: _aio.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]  # type: ignore[assignment]
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
+    SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
+    """Bound what a namespace may take up, and for how long."""
     Status: _aio.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]  # type: ignore[assignment]
     """The members of the cluster and their key figures."""
 
@@ -112,6 +116,14 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.EvictResponse, _abc.Awaitable[_gateway_pb2.EvictResponse]]:
         """Drop chunks; only those that no indexed chunk extends and no lease pins."""
+
+    @_abc_1.abstractmethod
+    def SetPolicy(
+        self,
+        request: _gateway_pb2.SetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetPolicyResponse, _abc.Awaitable[_gateway_pb2.SetPolicyResponse]]:
+        """Bound what a namespace may take up, and for how long."""
 
     @_abc_1.abstractmethod
     def Status(

@@ -26,7 +26,7 @@ from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 from quire.v1 import gateway_pb2 as quire_dot_v1_dot_gateway__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bquire/v1/orchestrator.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x16quire/v1/gateway.proto\"\xb7\x01\n\x0f\x41llocateRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x03 \x01(\r\x12(\n\ndurability\x18\x04 \x01(\x0e\x32\x14.quire.v1.Durability\x12)\n\x0bon_existing\x18\x05 \x01(\x0e\x32\x14.quire.v1.OnExisting\"M\n\x10\x41llocateResponse\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\"]\n\rCommitRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\x12\x14\n\x0conly_indexed\x18\x03 \x01(\x08\"S\n\x0b\x43hunkRecord\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x0f\n\x07segment\x18\x03 \x01(\x0c\x12\x16\n\x0eparent_segment\x18\x04 \x01(\x0c\"!\n\x0e\x43ommitResponse\x12\x0f\n\x07indexed\x18\x01 \x01(\x0c\"I\n\x0fWithdrawRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\",\n\x10WithdrawResponse\x12\x18\n\x10withdrawn_chunks\x18\x01 \x01(\r\"L\n\x12\x45victChunksRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\"&\n\x13\x45victChunksResponse\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x0c\"6\n\rLocateRequest\x12%\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\"!\n\x0eLocateResponse\x12\x0f\n\x07holders\x18\x01 \x03(\t\"#\n\x10TakeDropsRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\'\n\x11TakeDropsResponse\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\"0\n\x10HeartbeatRequest\x12\x1c\n\x04node\x18\x01 \x01(\x0b\x32\x0e.quire.v1.Node\"=\n\x11HeartbeatResponse\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\x12\x13\n\x0bindex_epoch\x18\x02 \x01(\t\"4\n\x0cLeaveRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse\"0\n\x10ListNodesRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.quire.v1.Role\"2\n\x11ListNodesResponse\x12\x1d\n\x05nodes\x18\x01 \x03(\x0b\x32\x0e.quire.v1.Node2\xa4\x06\n\x13OrchestratorService\x12;\n\x06Lookup\x12\x17.quire.v1.LookupRequest\x1a\x18.quire.v1.LookupResponse\x12\x41\n\x08\x41llocate\x12\x19.quire.v1.AllocateRequest\x1a\x1a.quire.v1.AllocateResponse\x12;\n\x06\x43ommit\x12\x17.quire.v1.CommitRequest\x1a\x18.quire.v1.CommitResponse\x12\x41\n\x08Withdraw\x12\x19.quire.v1.WithdrawRequest\x1a\x1a.quire.v1.WithdrawResponse\x12>\n\x07Release\x12\x18.quire.v1.ReleaseRequest\x1a\x19.quire.v1.ReleaseResponse\x12\x38\n\x05\x45vict\x12\x16.quire.v1.EvictRequest\x1a\x17.quire.v1.EvictResponse\x12J\n\x0b\x45victChunks\x12\x1c.quire.v1.EvictChunksRequest\x1a\x1d.quire.v1.EvictChunksResponse\x12;\n\x06Locate\x12\x17.quire.v1.LocateRequest\x1a\x18.quire.v1.LocateResponse\x12\x44\n\tTakeDrops\x12\x1a.quire.v1.TakeDropsRequest\x1a\x1b.quire.v1.TakeDropsResponse\x12\x44\n\tHeartbeat\x12\x1a.quire.v1.HeartbeatRequest\x1a\x1b.quire.v1.HeartbeatResponse\x12\x38\n\x05Leave\x12\x16.quire.v1.LeaveRequest\x1a\x17.quire.v1.LeaveResponse\x12\x44\n\tListNodes\x12\x1a.quire.v1.ListNodesRequest\x1a\x1b.quire.v1.ListNodesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bquire/v1/orchestrator.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x16quire/v1/gateway.proto\"\xb7\x01\n\x0f\x41llocateRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x03 \x01(\r\x12(\n\ndurability\x18\x04 \x01(\x0e\x32\x14.quire.v1.Durability\x12)\n\x0bon_existing\x18\x05 \x01(\x0e\x32\x14.quire.v1.OnExisting\"M\n\x10\x41llocateResponse\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\"]\n\rCommitRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\x12\x14\n\x0conly_indexed\x18\x03 \x01(\x08\"S\n\x0b\x43hunkRecord\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x0f\n\x07segment\x18\x03 \x01(\x0c\x12\x16\n\x0eparent_segment\x18\x04 \x01(\x0c\"!\n\x0e\x43ommitResponse\x12\x0f\n\x07indexed\x18\x01 \x01(\x0c\"I\n\x0fWithdrawRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\",\n\x10WithdrawResponse\x12\x18\n\x10withdrawn_chunks\x18\x01 \x01(\r\"L\n\x12\x45victChunksRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\"&\n\x13\x45victChunksResponse\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x0c\"6\n\rLocateRequest\x12%\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\"!\n\x0eLocateResponse\x12\x0f\n\x07holders\x18\x01 \x03(\t\"#\n\x10TakeDropsRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\'\n\x11TakeDropsResponse\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\"\x15\n\x13ListPoliciesRequest\"Z\n\x14ListPoliciesResponse\x12+\n\x08policies\x18\x01 \x03(\x0b\x32\x19.quire.v1.NamespacePolicy\x12\x15\n\rstorage_nodes\x18\x02 \x01(\r\"0\n\x10HeartbeatRequest\x12\x1c\n\x04node\x18\x01 \x01(\x0b\x32\x0e.quire.v1.Node\"=\n\x11HeartbeatResponse\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\x12\x13\n\x0bindex_epoch\x18\x02 \x01(\t\"4\n\x0cLeaveRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse\"0\n\x10ListNodesRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.quire.v1.Role\"2\n\x11ListNodesResponse\x12\x1d\n\x05nodes\x18\x01 \x03(\x0b\x32\x0e.quire.v1.Node2\xb9\x07\n\x13OrchestratorService\x12;\n\x06Lookup\x12\x17.quire.v1.LookupRequest\x1a\x18.quire.v1.LookupResponse\x12\x41\n\x08\x41llocate\x12\x19.quire.v1.AllocateRequest\x1a\x1a.quire.v1.AllocateResponse\x12;\n\x06\x43ommit\x12\x17.quire.v1.CommitRequest\x1a\x18.quire.v1.CommitResponse\x12\x41\n\x08Withdraw\x12\x19.quire.v1.WithdrawRequest\x1a\x1a.quire.v1.WithdrawResponse\x12>\n\x07Release\x12\x18.quire.v1.ReleaseRequest\x1a\x19.quire.v1.ReleaseResponse\x12\x38\n\x05\x45vict\x12\x16.quire.v1.EvictRequest\x1a\x17.quire.v1.EvictResponse\x12J\n\x0b\x45victChunks\x12\x1c.quire.v1.EvictChunksRequest\x1a\x1d.quire.v1.EvictChunksResponse\x12;\n\x06Locate\x12\x17.quire.v1.LocateRequest\x1a\x18.quire.v1.LocateResponse\x12\x44\n\tTakeDrops\x12\x1a.quire.v1.TakeDropsRequest\x1a\x1b.quire.v1.TakeDropsResponse\x12\x44\n\tSetPolicy\x12\x1a.quire.v1.SetPolicyRequest\x1a\x1b.quire.v1.SetPolicyResponse\x12M\n\x0cListPolicies\x12\x1d.quire.v1.ListPoliciesRequest\x1a\x1e.quire.v1.ListPoliciesResponse\x12\x44\n\tHeartbeat\x12\x1a.quire.v1.HeartbeatRequest\x1a\x1b.quire.v1.HeartbeatResponse\x12\x38\n\x05Leave\x12\x16.quire.v1.LeaveRequest\x1a\x17.quire.v1.LeaveResponse\x12\x44\n\tListNodes\x12\x1a.quire.v1.ListNodesRequest\x1a\x1b.quire.v1.ListNodesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -59,18 +59,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TAKEDROPSREQUEST']._serialized_end=933
   _globals['_TAKEDROPSRESPONSE']._serialized_start=935
   _globals['_TAKEDROPSRESPONSE']._serialized_end=974
-  _globals['_HEARTBEATREQUEST']._serialized_start=976
-  _globals['_HEARTBEATREQUEST']._serialized_end=1024
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1026
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1087
-  _globals['_LEAVEREQUEST']._serialized_start=1089
-  _globals['_LEAVEREQUEST']._serialized_end=1141
-  _globals['_LEAVERESPONSE']._serialized_start=1143
-  _globals['_LEAVERESPONSE']._serialized_end=1158
-  _globals['_LISTNODESREQUEST']._serialized_start=1160
-  _globals['_LISTNODESREQUEST']._serialized_end=1208
-  _globals['_LISTNODESRESPONSE']._serialized_start=1210
-  _globals['_LISTNODESRESPONSE']._serialized_end=1260
-  _globals['_ORCHESTRATORSERVICE']._serialized_start=1263
-  _globals['_ORCHESTRATORSERVICE']._serialized_end=2067
+  _globals['_LISTPOLICIESREQUEST']._serialized_start=976
+  _globals['_LISTPOLICIESREQUEST']._serialized_end=997
+  _globals['_LISTPOLICIESRESPONSE']._serialized_start=999
+  _globals['_LISTPOLICIESRESPONSE']._serialized_end=1089
+  _globals['_HEARTBEATREQUEST']._serialized_start=1091
+  _globals['_HEARTBEATREQUEST']._serialized_end=1139
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1141
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1202
+  _globals['_LEAVEREQUEST']._serialized_start=1204
+  _globals['_LEAVEREQUEST']._serialized_end=1256
+  _globals['_LEAVERESPONSE']._serialized_start=1258
+  _globals['_LEAVERESPONSE']._serialized_end=1273
+  _globals['_LISTNODESREQUEST']._serialized_start=1275
+  _globals['_LISTNODESREQUEST']._serialized_end=1323
+  _globals['_LISTNODESRESPONSE']._serialized_start=1325
+  _globals['_LISTNODESRESPONSE']._serialized_end=1375
+  _globals['_ORCHESTRATORSERVICE']._serialized_start=1378
+  _globals['_ORCHESTRATORSERVICE']._serialized_end=2331
 # @@protoc_insertion_point(module_scope)

@@ -81,6 +81,16 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsResponse.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/quire.v1.OrchestratorService/SetPolicy',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
+        self.ListPolicies = channel.unary_unary(
+                '/quire.v1.OrchestratorService/ListPolicies',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/quire.v1.OrchestratorService/Heartbeat',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.HeartbeatRequest.SerializeToString,
@@ -165,6 +175,20 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPolicy(self, request, context):
+        """Bound what a namespace may take up, and for how long.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPolicies(self, request, context):
+        """Every namespace that is bounded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """Register a node, or renew its membership.
         """
@@ -233,6 +257,16 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.TakeDrops,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'ListPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicies,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -494,6 +528,60 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/TakeDrops',
             quire_dot_v1_dot_orchestrator__pb2.TakeDropsRequest.SerializeToString,
             quire_dot_v1_dot_orchestrator__pb2.TakeDropsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/SetPolicy',
+            quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/ListPolicies',
+            quire_dot_v1_dot_orchestrator__pb2.ListPoliciesRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.ListPoliciesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -52,6 +52,10 @@ class OrchestratorServiceStub:
     """Which live storage nodes hold chunks."""
     TakeDrops: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.TakeDropsRequest, _orchestrator_pb2.TakeDropsResponse]
     """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
+    SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
+    """Bound what a namespace may take up, and for how long."""
+    ListPolicies: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ListPoliciesRequest, _orchestrator_pb2.ListPoliciesResponse]
+    """Every namespace that is bounded."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.HeartbeatRequest, _orchestrator_pb2.HeartbeatResponse]
     """Register a node, or renew its membership."""
     Leave: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.LeaveRequest, _orchestrator_pb2.LeaveResponse]
@@ -82,6 +86,10 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Which live storage nodes hold chunks."""
     TakeDrops: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.TakeDropsRequest, _orchestrator_pb2.TakeDropsResponse]  # type: ignore[assignment]
     """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
+    SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
+    """Bound what a namespace may take up, and for how long."""
+    ListPolicies: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ListPoliciesRequest, _orchestrator_pb2.ListPoliciesResponse]  # type: ignore[assignment]
+    """Every namespace that is bounded."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.HeartbeatRequest, _orchestrator_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Register a node, or renew its membership."""
     Leave: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.LeaveRequest, _orchestrator_pb2.LeaveResponse]  # type: ignore[assignment]
@@ -163,6 +171,22 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.TakeDropsResponse, _abc.Awaitable[_orchestrator_pb2.TakeDropsResponse]]:
         """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
+
+    @_abc_1.abstractmethod
+    def SetPolicy(
+        self,
+        request: _gateway_pb2.SetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetPolicyResponse, _abc.Awaitable[_gateway_pb2.SetPolicyResponse]]:
+        """Bound what a namespace may take up, and for how long."""
+
+    @_abc_1.abstractmethod
+    def ListPolicies(
+        self,
+        request: _orchestrator_pb2.ListPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.ListPoliciesResponse, _abc.Awaitable[_orchestrator_pb2.ListPoliciesResponse]]:
+        """Every namespace that is bounded."""
 
     @_abc_1.abstractmethod
     def Heartbeat(

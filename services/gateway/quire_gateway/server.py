@@ -45,6 +45,10 @@ class GatewayServicer(GatewayServiceServicer):
         response: pb.EvictResponse = await self._forward(self._orchestrator.Evict, request)
         return response
 
+    async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
+        response: pb.SetPolicyResponse = await self._forward(self._orchestrator.SetPolicy, request)
+        return response
+
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
         listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
         return pb.StatusResponse(nodes=listed.nodes)

@@ -10,8 +10,9 @@ from quire.durability import Durability
 from quire.keys import ChunkKeys
 from quire.metadata.index import ChunkRecord, Evicted, Match
 from quire.nodes import Node
+from quire.policy import NamespacePolicy
 
-__all__ = ["ChunkHolder", "Clock", "Index", "Members"]
+__all__ = ["ChunkHolder", "Clock", "Index", "Members", "PolicyBook"]
 
 
 class Index(Protocol):
@@ -37,6 +38,13 @@ class Members(Protocol):
     async def renew(self, node: Node, expires_ms: int) -> None: ...
     async def leave(self, node_id: str, incarnation: str) -> bool: ...
     async def live(self, now_ms: int) -> list[Node]: ...
+
+
+class PolicyBook(Protocol):
+    """Policies of namespaces; see `quire.metadata.Policies`."""
+
+    async def set(self, policy: NamespacePolicy) -> None: ...
+    async def all(self) -> list[NamespacePolicy]: ...
 
 
 class ChunkHolder(Protocol):

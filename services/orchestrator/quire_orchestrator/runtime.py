@@ -15,11 +15,12 @@ from quire.keys import ChunkKeys
 from quire.lease import Lease, LeasedRun, LeaseSigner
 from quire.metadata.index import OBJECT_TIER, ChunkRecord, Evicted, records
 from quire.nodes import Location, Node, Role, Segment
+from quire.policy import NamespacePolicy
 from quire.telemetry import logger, names, tracer
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.placement import placed_segments, readable_segments
 from quire_orchestrator.errors import NoDurableNode
-from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members
+from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members, PolicyBook
 
 _PIN_TRIES = 3
 _NOWHERE = Location()
@@ -40,11 +41,18 @@ class Orchestrator:
     """Every method is one request. Holds no state but a short-lived picture of the membership."""
 
     def __init__(
-        self, config: OrchestratorConfig, index: Index, members: Members, holders: ChunkHolder, clock: Clock
+        self,
+        config: OrchestratorConfig,
+        index: Index,
+        members: Members,
+        policies: PolicyBook,
+        holders: ChunkHolder,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._index = index
         self._members = members
+        self._policies = policies
         self._holders = holders
         self._clock = clock
         self._signer = LeaseSigner(config.cluster_secret.encode())
@@ -186,6 +194,14 @@ class Orchestrator:
     async def take_drops(self, node_id: str) -> list[bytes]:
         """What was evicted while the node was away."""
         return await self._index.take_drops(node_id)
+
+    async def set_policy(self, policy: NamespacePolicy) -> None:
+        """Bound a namespace; storage nodes hear of it when they next look."""
+        await self._policies.set(policy)
+
+    async def policies(self) -> tuple[list[NamespacePolicy], int]:
+        """All that are set, and how many storage nodes share the quotas."""
+        return await self._policies.all(), len(self._storage_nodes())
 
     async def heartbeat(self, node: Node) -> tuple[int, str]:
         """Keep a member alive; milliseconds until it should report again, and the name of the index."""

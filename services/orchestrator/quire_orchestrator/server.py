@@ -8,8 +8,9 @@ from quire.clock import SystemClock
 from quire.errors import InvalidRequest
 from quire.hashing import block_keys
 from quire.keys import ChunkKeys
-from quire.metadata import Membership, PrefixIndex, connect
+from quire.metadata import Membership, Policies, PrefixIndex, connect
 from quire.nodes import Location
+from quire.policy import NAMESPACE_TAG_BYTES, NamespacePolicy
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server, until_signalled
@@ -103,6 +104,17 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             chunk_keys=b"".join(await self._orchestrator.take_drops(request.node_id))
         )
 
+    async def SetPolicy(self, request: gateway_pb2.SetPolicyRequest, context: Any) -> gateway_pb2.SetPolicyResponse:
+        tag = convert.namespace_from(request.namespace).digest()[:NAMESPACE_TAG_BYTES]
+        await self._orchestrator.set_policy(NamespacePolicy(tag, request.ttl_s, request.quota_bytes))
+        return gateway_pb2.SetPolicyResponse()
+
+    async def ListPolicies(
+        self, request: orchestrator_pb2.ListPoliciesRequest, context: Any
+    ) -> orchestrator_pb2.ListPoliciesResponse:
+        policies, nodes = await self._orchestrator.policies()
+        return orchestrator_pb2.ListPoliciesResponse(policies=map(convert.policy_to, policies), storage_nodes=nodes)
+
     async def Leave(self, request: orchestrator_pb2.LeaveRequest, context: Any) -> orchestrator_pb2.LeaveResponse:
         await self._orchestrator.leave(request.node_id, request.incarnation)
         return orchestrator_pb2.LeaveResponse()
@@ -123,6 +135,7 @@ async def serve(config: OrchestratorConfig) -> None:
         config,
         PrefixIndex(redis, cluster=config.redis_cluster),
         Membership(redis),
+        Policies(redis),
         GrpcChunkHolder(channels),
         SystemClock(),
     )

@@ -27,6 +27,7 @@ from quire_storage.ring import Ring
 from quire_storage.store import ChunkStore
 
 Bytes = npt.NDArray[np.uint8]
+_AHEAD_OF_DRIVES = 3
 Healer = Callable[[Chunk], Awaitable[Bytes | None]]
 
 
@@ -79,6 +80,11 @@ class Bands:
             for start, stop in self._cuts(chunks)
         ]
         self._chunks = chunks
+
+    @property
+    def ahead(self) -> int:
+        """How many to prepare while one is being sent: drives want several reads at a time, checksums only a core."""
+        return _AHEAD_OF_DRIVES if any(band.source is not None for band in self.bands) else 1
 
     async def prepare(self, band: Band, layer: int, due_s: float) -> ReadyBand:
         """Bring a layer of a band into the arena and verify it. Raises `CorruptData` for what cannot be healed."""

@@ -41,6 +41,7 @@ class StorageConfig:
     scrub_bytes_per_s: int = setting(20_000_000, "pace of the scrubber", minimum=1)
     replication_bytes_per_s: int = setting(200_000_000, "pace of re-replication after a node was lost", minimum=1)
     replication_check_s: float = setting(2.0, "how often a node looks whether others were lost", minimum=0.05)
+    policy_check_s: float = setting(10.0, "how often policies of namespaces are carried out", minimum=0.05)
     orchestrator_address: str = setting(
         "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
     )

@@ -35,7 +35,6 @@ from quire_storage.store import ChunkStore
 
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 256 << 10, 4 << 20
 _QUIESCE_TIMEOUT_S = 5.0
-_BANDS_AHEAD = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,15 +164,20 @@ class Delivery:
         layerwise = self._order is DeliveryOrder.LAYERWISE
         order = [(layer, band) for layer in range(self._call.descriptor.num_layers) for band in bands.bands]
         ahead: deque[asyncio.Task[ReadyBand]] = deque()
+        coming = iter(order)
+
+        def look_ahead() -> None:
+            while len(ahead) < bands.ahead and (upcoming := next(coming, None)) is not None:
+                ahead.append(asyncio.create_task(bands.prepare(upcoming[1], upcoming[0], self._due_s(upcoming[0]))))
+
         try:
             for at, (layer, band) in enumerate(order):
-                while at + len(ahead) < len(order) and len(ahead) < _BANDS_AHEAD:
-                    next_layer, next_band = order[at + len(ahead)]
-                    ahead.append(asyncio.create_task(bands.prepare(next_band, next_layer, self._due_s(next_layer))))
+                look_ahead()
                 if layerwise and at == 0:
                     self._allowance = await self._admit()
                 ready = await ahead[0]
                 ahead.popleft()
+                look_ahead()
                 for piece in band.plan.pieces(layer, ready.shift, self._piece_bytes()):
                     await self._pace(piece.bytes)
                     await stream.gather(piece.offsets, piece.length, piece.remote_offset)

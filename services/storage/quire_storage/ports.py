@@ -15,6 +15,7 @@ from quire.keys import ChunkKeys
 from quire.metadata.index import ChunkRecord
 from quire.nodes import Node
 from quire.outcome import ChunkRun, NodeOutcome
+from quire.policy import NamespacePolicy
 from quire_storage.core.iocb import Iocb
 
 __all__ = ["BlockIO", "Clock", "ClusterIndex", "Drives", "Grant", "ObjectTier", "Outer", "Peers", "RateSource"]
@@ -42,6 +43,9 @@ class ClusterIndex(Protocol):
 
     async def take_drops(self, node_id: str) -> list[bytes]:
         """What was evicted while the node was away; asking again tells only what is new."""
+
+    async def policies(self) -> tuple[list[NamespacePolicy], int]:
+        """Policies of namespaces, and how many storage nodes share the quotas."""
 
     async def release(self, lease: bytes) -> None:
         """Give the lease of a client back that is gone."""

@@ -35,6 +35,7 @@ from quire_storage.core.slots import Shape
 from quire_storage.delivery import DeliverCall, Delivery, Workshop
 from quire_storage.errors import NotReplicated, SlotsUnsettled
 from quire_storage.holdings import Holdings
+from quire_storage.housekeeping import Housekeeping
 from quire_storage.ingest import IngestCall, Slots, pull
 from quire_storage.integrity import Integrity
 from quire_storage.object_store import ObjectStore
@@ -121,6 +122,7 @@ class StorageNode:
         )
         if self._objects is not None:
             self._objects.start(self._integrity.sound, self._in_object)
+        self._spawn(Housekeeping(self._store, self._outer.index, self._clock, config.policy_check_s).run())
         if self._pool is not None:
             self._spawn(self._integrity.scrub(config.scrub_bytes_per_s))
             self._spawn(self._replicator.keep_replicated())

@@ -189,6 +189,33 @@ class ChunkStore:
             self._held.let_go(held)
         return [chunk.record.key for chunk in held if chunk.disk is not None]
 
+    def of_namespace(self, namespace: bytes) -> list[tuple[bytes, int, int]]:
+        """(key, bytes taken up, stored at) of a namespace's chunks, the longest stored first."""
+        found = self.pool.map.of_namespace(namespace) if self.pool is not None else []
+        for chunk in self._held.table:
+            if chunk.disk is None and chunk.namespace == namespace:
+                found.append((chunk.record.key, chunk.shape.slot_bytes, chunk.stored_ms))
+        return sorted(found, key=lambda entry: entry[2])
+
+    def coldest(self, keys: Sequence[bytes], size: int) -> list[bytes]:
+        """Of `keys` as many as take up `size` bytes, in the order in which they would be evicted."""
+        wanted, order = set(keys), self._held.on_disk if self.pool is not None else self._held.in_memory
+        chosen: list[bytes] = []
+        for key in order.coldest():
+            if size <= 0:
+                break
+            if key in wanted:
+                chosen.append(key)
+                size -= order.entries[key].size
+        return chosen
+
+    async def evict(self, keys: Sequence[bytes]) -> int:
+        """Let chunks go, children before parents, from everywhere, as far as the index allows; how many went."""
+        chunks = [chunk for key in keys if (chunk := self.find(key)) is not None]
+        out = await self._outside.may_go([chunk.record for chunk in chunks])
+        await self.drop([key for key in keys if key in out])
+        return len(out)
+
     async def take_in(self, chunk: Chunk, payload: Bytes) -> bool:
         """Lay a chunk's (L, S) bytes into the arena, for `keep`; False if there is no room."""
         try:

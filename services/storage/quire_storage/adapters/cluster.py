@@ -11,6 +11,7 @@ from quire.keys import ChunkKeys
 from quire.metadata.index import OBJECT_TIER, ChunkRecord
 from quire.nodes import Node
 from quire.outcome import ChunkRun, NodeOutcome
+from quire.policy import NamespacePolicy
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call, stream
 from quire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
@@ -60,6 +61,12 @@ class GrpcClusterIndex:
         request = orchestrator_pb2.TakeDropsRequest(node_id=node_id)
         response = await call(self._stub.TakeDrops, request, timeout_s=_INDEX_TIMEOUT_S)
         return list(ChunkKeys(response.chunk_keys))
+
+    async def policies(self) -> tuple[list[NamespacePolicy], int]:
+        response = await call(
+            self._stub.ListPolicies, orchestrator_pb2.ListPoliciesRequest(), timeout_s=_INDEX_TIMEOUT_S
+        )
+        return [convert.policy_from(message) for message in response.policies], int(response.storage_nodes)
 
     async def release(self, lease: bytes) -> None:
         await call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease), timeout_s=_INDEX_TIMEOUT_S)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 Kept = Callable[[bytes], bool]
@@ -125,6 +126,10 @@ class LeafArc(Forest):
             self._bytes[1] += entry.size
         self._lists[1][key] = None
         self._lists[1].move_to_end(key)
+
+    def coldest(self) -> Iterator[bytes]:
+        """Keys in about the order in which they would go."""
+        return chain(self._lists[0], self._lists[1])
 
     def went_lately(self, key: bytes) -> bool:
         """Whether the chunk was evicted a short while ago: had the tier been larger, it would be here."""

@@ -186,6 +186,19 @@ class PoolMap:
             found.append((keys[32 * at : 32 * at + 32], parent, size, in_object))
         return found
 
+    def of_namespace(self, namespace: bytes) -> list[tuple[bytes, int, int]]:
+        """(key, bytes taken up, stored at) of a namespace's chunks, the longest stored first."""
+        found: list[tuple[int, bytes, int]] = []
+        for index, drive in enumerate(self._drives):
+            rows = rows_at(drive.image, self._headers_of(index))
+            names = np.ascontiguousarray(rows["namespace"]).view(np.uint8).reshape(-1, len(namespace))
+            rows = rows[(names == np.frombuffer(namespace, dtype=np.uint8)).all(axis=1)]
+            sizes = -(-rows["slice_bytes"].astype(np.int64) // ALIGNMENT) * ALIGNMENT * rows["num_layers"]
+            keys = np.ascontiguousarray(rows["key"]).tobytes()
+            names_of = [keys[at : at + 32] for at in range(0, len(keys), 32)]
+            found += zip(rows["stored_ms"].tolist(), names_of, sizes.tolist(), strict=True)
+        return [(key, size, stored_ms) for stored_ms, key, size in sorted(found)]
+
     def fail(self, drive: int) -> list[ChunkRecord]:
         """Use a drive no more; the chunks that were on it, which are forgotten."""
         self._drives[drive].failed = True

@@ -1,0 +1,28 @@
+"""What a namespace may take up, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from quire.errors import InvalidRequest
+
+NAMESPACE_TAG_BYTES: Final = 16
+_TTL_S_MAX: Final = 100 * 365 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacePolicy:
+    """`namespace`: first 16 bytes of its digest; `ttl_s`, counted from storing, and `quota_bytes`: 0 for no limit."""
+
+    namespace: bytes
+    ttl_s: int
+    quota_bytes: int
+
+    def __post_init__(self) -> None:
+        if len(self.namespace) != NAMESPACE_TAG_BYTES:
+            raise InvalidRequest(f"{len(self.namespace)} bytes, {NAMESPACE_TAG_BYTES} are needed", field="namespace")
+        if not 0 <= self.ttl_s <= _TTL_S_MAX:
+            raise InvalidRequest(f"{self.ttl_s} is not in 0..{_TTL_S_MAX}", field="ttl_s")
+        if self.quota_bytes < 0:
+            raise InvalidRequest(f"{self.quota_bytes} is negative", field="quota_bytes")

@@ -1,0 +1,48 @@
+"""Policies of namespaces carried out: chunks whose time is over go, and the coldest of those over their quota."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.errors import QuireError
+from quire.policy import NamespacePolicy
+from quire.telemetry import logger
+from quire_storage.ports import Clock, ClusterIndex
+from quire_storage.store import ChunkStore
+
+
+class Housekeeping:
+    """A quota is shared equally by the storage nodes that are alive: prefixes are spread evenly over them."""
+
+    def __init__(self, store: ChunkStore, index: ClusterIndex, clock: Clock, check_s: float) -> None:
+        self._store = store
+        self._index = index
+        self._clock = clock
+        self._check_s = check_s
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self._clock.sleep(self._check_s)
+            try:
+                policies, nodes = await self._index.policies()
+                for policy in policies:
+                    await self._carry_out(policy, max(1, nodes))
+            except QuireError as error:
+                logger().warning("policies cannot be carried out now", error=str(error))
+
+    async def _carry_out(self, policy: NamespacePolicy, nodes: int) -> None:
+        held = self._store.of_namespace(policy.namespace)
+        if policy.ttl_s:
+            cutoff_ms = self._clock.now_ms() - 1000 * policy.ttl_s
+            expired = [key for key, _, stored_ms in held if stored_ms < cutoff_ms]
+            await self._evict(list(reversed(expired)), "expired")  # children were stored after their parents
+        if policy.quota_bytes:
+            excess = sum(size for _, size, _ in held) - policy.quota_bytes // nodes
+            if excess > 0:
+                await self._evict(self._store.coldest([key for key, _, _ in held], excess), "over quota")
+
+    async def _evict(self, keys: Sequence[bytes], why: str) -> None:
+        if keys:
+            gone = await self._store.evict(keys)
+            logger().info("chunks went by their namespace's policy", why=why, asked=len(keys), gone=gone)
