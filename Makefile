@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format proto bench clean
+.PHONY: demo test test-s3 soak check format proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,13 @@ demo: $(STAMP)          ## a real model reuses a prefix that another process com
 
 test: $(STAMP)          ## the whole suite, on real parts
 	$(BIN)/python -m pytest
+
+test-s3: $(STAMP)       ## the object tier on a real S3 server: QUIRE_TEST_S3_URL=s3://bucket/prefix, AWS_ENDPOINT_URL, keys
+	$(BIN)/python -m pytest tests/e2e/test_durability.py -k real_s3
+
+soak: $(STAMP)          ## kill -9 under load and the engine against its model, at length
+	QUIRE_SOAK_ROUNDS=60 $(BIN)/python -m pytest --timeout 1800 tests/e2e/test_durability.py -k again_and_again
+	QUIRE_SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 1800 tests/integration/engine/test_model.py
 
 check: $(STAMP)         ## format, lint, types, generated code
 	$(BIN)/ruff format --check .
