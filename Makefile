@@ -37,9 +37,11 @@ format: $(STAMP)
 proto: $(STAMP)         ## regenerate libs/quire/v1 from protos/
 	$(BIN)/python protos/generate.py
 
-bench: $(STAMP)         ## the two benchmarks of the README, with figures
+bench: $(STAMP)         ## the benchmarks of the README, with figures
 	$(BIN)/quire bench lookup --json bench-lookup.json --plot bench-lookup.png
 	$(BIN)/quire bench delivery --json bench-delivery.json --plot bench-delivery.png
+	$(BIN)/quire bench pool --json bench-pool.json --plot bench-pool.png
+	$(BIN)/quire bench recover --json bench-recover.json --plot bench-recover.png
 
 clean:
 	rm -rf $(VENV) quire-demo

@@ -55,10 +55,6 @@ class Holdings:
             chunk = self.pool.map.get(key)
         return chunk
 
-    def keys(self) -> list[bytes]:
-        on_disk = list(self.pool.map.keys()) if self.pool else []
-        return on_disk + [chunk.record.key for chunk in self.table if chunk.disk is None]
-
     def pin(self, key: bytes) -> Chunk | None:
         """A chunk that is here, kept where it is until `let_go`."""
         chunk = self.find(key)

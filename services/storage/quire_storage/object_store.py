@@ -44,6 +44,7 @@ class ObjectStore:
         self._timeout_s = timeout_s
         self._unsent: OrderedDict[bytes, int] = OrderedDict()
         self._sending: set[bytes] = set()
+        self._there_is_work = asyncio.Event()
         self._changed = asyncio.Condition()
         self._failing = False
         self._workers: list[asyncio.Task[None]] = []
@@ -77,7 +78,7 @@ class ObjectStore:
         if key not in self._unsent and key not in self._sending:
             self._unsent[key] = size
             self.lag_bytes += size
-            self._notify()
+            self._there_is_work.set()
 
     def forget(self, key: bytes) -> None:
         """A chunk is gone here before it was written."""
@@ -107,8 +108,9 @@ class ObjectStore:
     async def _work(self) -> None:
         pause_s = _PAUSE_S
         while True:
-            async with self._changed:
-                await self._changed.wait_for(lambda: self._unsent)
+            while not self._unsent:
+                self._there_is_work.clear()
+                await self._there_is_work.wait()
             key, size = self._unsent.popitem(last=False)
             self._sending.add(key)
             sent = False
@@ -122,7 +124,8 @@ class ObjectStore:
                     self._unsent[key] = size
                     self._unsent.move_to_end(key, last=False)
                 self._failing = not sent
-                self._notify()
+            async with self._changed:
+                self._changed.notify_all()
             if sent:
                 pause_s = _PAUSE_S
             else:
@@ -145,14 +148,6 @@ class ObjectStore:
             logger().error("a chunk could not be written to the object tier", key=key.hex(), exc_info=error)
             return False
         return True
-
-    def _notify(self) -> None:
-        async def tell() -> None:
-            async with self._changed:
-                self._changed.notify_all()
-
-        task = asyncio.get_running_loop().create_task(tell())
-        task.add_done_callback(lambda _: None)
 
     # ---- reading
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from quire.errors import QuireError
 from quire.metadata.index import ChunkRecord
 from quire.telemetry import logger
+from quire_storage.core.chunks import Chunk
 from quire_storage.ports import Clock, ClusterIndex
 
 _RETRY_S = 0.02
@@ -48,23 +49,28 @@ class Registry:
             if waiting:
                 await self._clock.sleep(_RETRY_S)
 
-    async def register_all(self, held: Sequence[ChunkRecord]) -> None:
+    async def register_all(self, held: AsyncIterator[list[Chunk]]) -> None:
         """Tell the index everything. Parents may be on nodes that are still coming up: try again, ever less often."""
-        waiting, pause_s = list(held), _PAUSE_S
+        waiting: list[ChunkRecord] = []
+        async for part in held:
+            waiting += await self._refused([chunk.record for chunk in part])
+        pause_s = _PAUSE_S
         while waiting:
-            left: list[ChunkRecord] = []
-            try:
-                for first in range(0, len(waiting), _BATCH_CHUNKS):
-                    part = waiting[first : first + _BATCH_CHUNKS]
-                    marks = await self._index.commit(self._node_id, part)
-                    left += [record for record, indexed in zip(part, marks, strict=True) if not indexed]
-            except QuireError as error:
-                logger().warning("the index does not take this node's chunks yet", error=str(error))
-                left = waiting
-            waiting = left
-            if waiting:
-                await self._clock.sleep(pause_s)
-                pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+            await self._clock.sleep(pause_s)
+            before, refused = len(waiting), []
+            for first in range(0, len(waiting), _BATCH_CHUNKS):
+                refused += await self._refused(waiting[first : first + _BATCH_CHUNKS])
+            waiting = refused
+            pause_s = _PAUSE_S if len(waiting) < before else min(2 * pause_s, _PAUSE_S_MAX)
+
+    async def _refused(self, records: list[ChunkRecord]) -> list[ChunkRecord]:
+        """Register; what the index did not take."""
+        try:
+            marks = await self._index.commit(self._node_id, records) if records else []
+        except QuireError as error:
+            logger().warning("the index does not take this node's chunks yet", error=str(error))
+            return records
+        return [record for record, indexed in zip(records, marks, strict=True) if not indexed]
 
     async def withdraw(self, lost: Sequence[ChunkRecord], holder: str = "") -> None:
         """Deregister chunks, at this node or at another holder.

@@ -150,11 +150,9 @@ class Replicator:
     # ----
 
     async def _respread(self) -> bool:
-        keys = [
-            key
-            for key in self._store.held_keys()
-            if (chunk := self._store.find(key)) is not None and chunk.durability is Durability.REPLICATED
-        ]
+        keys: list[bytes] = []
+        async for chunks in self._store.walk():
+            keys += [chunk.record.key for chunk in chunks if chunk.durability is Durability.REPLICATED]
         complete = True
         for first in range(0, len(keys), _BATCH_CHUNKS):
             part = keys[first : first + _BATCH_CHUNKS]

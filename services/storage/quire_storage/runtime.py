@@ -384,9 +384,9 @@ class StorageNode:
         """Forget what was evicted while this node was away, then tell the index what is here."""
         if drops := await self._registry.drops():
             logger().info("chunks were evicted meanwhile", chunks=await self._store.drop(drops))
-        chunks = [chunk for key in self._store.held_keys() if (chunk := self._store.find(key)) is not None]
-        await self._registry.register_all([chunk.record for chunk in chunks])
-        await self._say_in_object([chunk.record for chunk in chunks if chunk.in_object])
+        await self._registry.register_all(self._store.walk())
+        async for part in self._store.walk():
+            await self._say_in_object([chunk.record for chunk in part if chunk.in_object])
 
     async def _in_object(self, chunks: Sequence[Chunk]) -> None:
         await self._store.in_object(chunks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from quire_storage.ports import Clock
 from quire_storage.room import Outside, Room, by_shape
 
 _RECENT_MAX = 65_536
+_WALK_CHUNKS = 1024
 _PROMOTE_SHARE = 0.8
 Bytes = npt.NDArray[np.uint8]
 
@@ -39,7 +40,7 @@ class ChunkStore:
         self._room = Room(config, held, clock, outside)
         self._read_lately: OrderedDict[bytes, None] = OrderedDict()
         self.arena, self.pool, self.objects = held.arena, held.pool, held.objects
-        self.find, self.let_go, self.drop, self.held_keys = held.find, held.let_go, held.drop, held.keys
+        self.find, self.let_go, self.drop = held.find, held.let_go, held.drop
         self.reserve = self._room.reserve
         self.hits = {"memory": 0, "disk": 0, "object": 0}
         self._hit_counter = meter().create_counter(names.TIER_HITS)
@@ -93,6 +94,15 @@ class ChunkStore:
             self._held.in_memory.touch(chunk.record.key)
             self._held.on_disk.touch(chunk.record.key)
         return chunks
+
+    async def walk(self) -> AsyncIterator[list[Chunk]]:
+        """Everything that is here, some at a time, in the order in which it was stored: parents before children."""
+        on_disk = [entry[0] for entry in self.pool.map.entries()] if self.pool is not None else []
+        keys = on_disk + [chunk.record.key for chunk in self._held.table if chunk.disk is None]
+        for first in range(0, len(keys), _WALK_CHUNKS):
+            part = keys[first : first + _WALK_CHUNKS]
+            yield [chunk for key in part if (chunk := self.find(key)) is not None]
+            await asyncio.sleep(0)
 
     def hold_known(self, keys: Sequence[bytes]) -> list[Chunk]:
         """Chunks that are here, kept where they are until `let_go`; uses that are no sign of interest."""

@@ -6,6 +6,7 @@ written since then a random choice of 512-byte sectors, the last of each write p
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import errno
@@ -59,7 +60,10 @@ Fault = Callable[[Op, int, int, int], int | None]
 
 
 class SimDisk:
-    """Files by drive name. `fail_at`: the machine dies at that operation (write, sync, rename), counted from 1."""
+    """Files by drive name. `delay_s`: how long each batch takes.
+
+    `fail_at`: the machine dies at that operation (write, sync, rename), counted from 1.
+    """
 
     direct = True
     name = "sim"
@@ -69,6 +73,7 @@ class SimDisk:
         self.files: dict[str, _File] = {}
         self.fault: Fault = lambda op, file, offset, length: None
         self.fail_at: int | None = None
+        self.delay_s = 0.0
         self.operations = 0
         self.dead = False
         self._chance = random.Random(seed)
@@ -139,8 +144,12 @@ class SimDisk:
             strict=True,
         )
         iocb.results[:] = [self._do(iocb.op, *row) for row in rows]
+        asyncio.get_running_loop().call_later(self.delay_s, self._complete, iocb)
+
+    def _complete(self, iocb: Iocb) -> None:
         self._done.append(iocb)
-        os.eventfd_write(self.event_fd, 1)
+        if self.event_fd >= 0:
+            os.eventfd_write(self.event_fd, 1)
 
     def wait_cqe(self) -> list[Iocb]:
         with contextlib.suppress(BlockingIOError):

@@ -115,6 +115,25 @@ async def test_a_drive_that_takes_no_writes_is_used_no_more() -> None:
     await again.stop()
 
 
+async def test_a_slow_drive_is_waited_for() -> None:
+    """A tenth of a second per batch: stores are acknowledged, readers get their bytes, cancelled ones let go."""
+    disk, engine = await _stored(list(range(16)))
+    disk.delay_s = 0.1
+    storing = asyncio.create_task(engine.put(list(range(16, 24)), Durability.LOCAL))
+    reading = asyncio.create_task(engine.get(list(range(16))))
+    hasty = asyncio.create_task(engine.get(list(range(8))))
+    await asyncio.sleep(0.05)
+    hasty.cancel()
+    async with asyncio.timeout(20):
+        assert np.array_equal(await reading, np.stack([payload_of(each) for each in range(16)], axis=1))
+        await storing
+        with pytest.raises(asyncio.CancelledError):
+            await hasty
+        assert np.array_equal((await engine.get([20]))[:, 0], payload_of(20))
+    assert engine.arena.free_blocks == 4
+    await engine.stop()
+
+
 async def test_no_drive_takes_writes() -> None:
     """Memory still does; what asks for a drive is told that there is none."""
     disk, engine = await _stored([0])

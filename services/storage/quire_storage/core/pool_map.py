@@ -140,9 +140,9 @@ class PoolMap:
         pages: Pages = {}
         for chunk, place in placed:
             drive = self._drives[place.drive]
-            self._generation += 1
+            generation = self._generation_of(chunk, place)
             slab, slot = drive.slots.slot_of(place.offset, chunk.shape)
-            raw = pack_header(chunk, slab, slot, self._generation)
+            raw = pack_header(chunk, slab, slot, generation)
             drive.image[place.header : place.header + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
             self._where[chunk.record.key] = place.drive << _DRIVE_SHIFT | place.header
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
@@ -303,6 +303,14 @@ class PoolMap:
         return np.array(older, dtype=np.int64)
 
     # ----
+
+    def _generation_of(self, chunk: Chunk, place: DiskPlace) -> int:
+        """A new one for a new header; one that is written again keeps its own, which tells when it was stored."""
+        if self._where.get(chunk.record.key) == place.drive << _DRIVE_SHIFT | place.header:
+            row, _ = chunk_fields(self._drives[place.drive].image[place.header :])
+            return int(row["generation"])
+        self._generation += 1
+        return self._generation
 
     def _headers_of(self, index: int) -> npt.NDArray[np.int64]:
         """Where the headers of a drive's chunks start in its image."""
