@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import mmap
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 
@@ -21,6 +23,7 @@ from quire_storage.store import ChunkStore
 Bytes = npt.NDArray[np.uint8]
 Copies = Callable[[Chunk], AsyncIterator[Bytes]]
 _IDLE_S = 1.0
+_AT_ONCE = 4
 
 
 class Integrity:
@@ -32,6 +35,8 @@ class Integrity:
         self._threads = threads
         self._clock = clock
         self._copies = copies
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._scratches: list[Bytes] = []
         self._healing: dict[bytes, asyncio.Task[Bytes | None]] = {}
         self.corrupt = 0
         self.healed = 0
@@ -118,16 +123,12 @@ class Integrity:
             for at, row in zip(slices.tolist(), payload, strict=True):
                 arena.view[at : at + chunk.slice_bytes] = row
         if chunk.disk is not None and self._ring is not None:
-            block = await arena.take_block()
-            try:
+            async with self._scratch() as scratch:
                 for first, stop, source in self._groups(chunk):
-                    for layer in range(first, stop):
-                        at = block + (layer - first) * chunk.shape.slice_room
-                        arena.view[at : at + chunk.slice_bytes] = payload[layer]
-                    await self._ring.write(source.layers(first, stop).moved(arena.address + block))
+                    rows = _rows(scratch, stop - first, chunk)
+                    rows[:] = payload[first:stop]
+                    await self._ring.write(source.layers(first, stop).moved(int(scratch.ctypes.data)))
                 await self._ring.sync([chunk.disk.drive])
-            finally:
-                arena.free_block(block)
         self.healed += 1
         self._repairs.add(1)
         logger().warning("a chunk was healed from another copy", key=chunk.record.key.hex())
@@ -146,19 +147,27 @@ class Integrity:
         else:
             if chunk.disk is None or self._ring is None:
                 return None
-            block = await arena.take_block()
-            try:
+            async with self._scratch() as scratch:
                 for first, stop, source in self._groups(chunk):
-                    await self._ring.read(source.layers(first, stop).moved(arena.address + block))
-                    for layer in range(first, stop):
-                        at = block + (layer - first) * chunk.shape.slice_room
-                        payload[layer] = arena.view[at : at + chunk.slice_bytes]
-            finally:
-                arena.free_block(block)
+                    await self._ring.read(source.layers(first, stop).moved(int(scratch.ctypes.data)))
+                    payload[first:stop] = _rows(scratch, stop - first, chunk)
         return payload if await self._matches(chunk, payload) else None
 
+    @contextlib.asynccontextmanager
+    async def _scratch(self) -> AsyncIterator[Bytes]:
+        """Memory to read into, of its own: a delivery that waits for a chunk to be healed holds staging blocks."""
+        async with self._turns:
+            if not self._scratches:
+                size = self._store.arena.block_bytes
+                self._scratches.append(np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8))
+            scratch = self._scratches.pop()
+            try:
+                yield scratch
+            finally:
+                self._scratches.append(scratch)
+
     def _groups(self, chunk: Chunk) -> Iterator[tuple[int, int, Striped]]:
-        """Layers [first, stop) that fit a block together, with a source whose addresses count from the block."""
+        """Layers [first, stop) that fit a block together, with a source whose addresses count from its start."""
         assert self._store.pool is not None, "what is on a drive is in the pool"
         room = chunk.shape.slice_room
         most = max(1, self._store.arena.block_bytes // room)
@@ -171,3 +180,9 @@ class Integrity:
             return False
         sums = await asyncio.get_running_loop().run_in_executor(self._threads, row_checksums, payload)
         return bool(np.array_equal(sums, chunk.checksums))
+
+
+def _rows(scratch: Bytes, count: int, chunk: Chunk) -> Bytes:
+    """(count, S): where that many slices of a chunk lie in scratch memory."""
+    room = chunk.shape.slice_room
+    return scratch[: count * room].reshape(count, room)[:, : chunk.slice_bytes]

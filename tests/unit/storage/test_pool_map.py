@@ -29,14 +29,15 @@ from quire_storage.core.slots import Shape
 from quire_storage.errors import ForeignPool
 
 GEOMETRY = Geometry(1 << 18, 8, 24)
+LARGE = Geometry(1 << 18, 80, 96)  # room for all that the property test stores
 
 
-def _map(images: list[npt.NDArray[np.uint8]], stripe_bytes: int = 8192) -> PoolMap:
-    return PoolMap([GEOMETRY] * len(images), images, stripe_bytes)
+def _map(images: list[npt.NDArray[np.uint8]], stripe_bytes: int = 8192, geometry: Geometry = GEOMETRY) -> PoolMap:
+    return PoolMap([geometry] * len(images), images, stripe_bytes)
 
 
-def _images(count: int = 2) -> list[npt.NDArray[np.uint8]]:
-    return [np.zeros(GEOMETRY.header_pages * PAGE_BYTES, dtype=np.uint8) for _ in range(count)]
+def _images(count: int = 2, geometry: Geometry = GEOMETRY) -> list[npt.NDArray[np.uint8]]:
+    return [np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8) for _ in range(count)]
 
 
 def _chunk(number: int, shape: Shape, durability: Durability = Durability.LOCAL) -> Chunk:
@@ -117,8 +118,8 @@ def test_a_full_drive_leaves_its_share_to_the_others_and_a_failed_one_gets_none(
 )
 def test_recovery_finds_what_is_committed_and_nothing_else(stores: list[tuple[Shape, int]], chance: object) -> None:
     """Chunks of several shapes stored and forgotten in any order: a second map, of the same images, has the same."""
-    images = _images(2)
-    pool = _map(images)
+    images = _images(2, LARGE)
+    pool = _map(images, geometry=LARGE)
     alive: dict[bytes, Chunk] = {}
     number = 0
     for shape, count in stores:
@@ -131,9 +132,9 @@ def test_recovery_finds_what_is_committed_and_nothing_else(stores: list[tuple[Sh
             assert chunk.disk is not None
             pool.forget([(chunk, chunk.disk)])
             pool.release([chunk.disk])
-    again = _map([image.copy() for image in images])
+    again = _map([image.copy() for image in images], geometry=LARGE)
     for drive in range(2):
-        assert again.recover(drive, GEOMETRY.header_pages) == []
+        assert again.recover(drive, LARGE.header_pages) == []
     assert set(again.keys()) == set(alive) == set(pool.keys())
     assert again.used_bytes == pool.used_bytes
     for key, chunk in alive.items():
