@@ -183,16 +183,19 @@ async def test_object_survives_the_loss_of_node_and_drive(tmp_path: Path) -> Non
 
 
 async def _object_survives(cluster: LocalCluster, client: QuireClient, folder: Path) -> None:
-    namespace = fresh_namespace()
-    keys, payload = some_keys(namespace, 300), random_payload(namespace, 300)
-    await store(client, namespace, keys, payload, durability=Durability.OBJECT)
+    """Twice as much as memory holds."""
+    namespace = fresh_namespace(BIG)
+    keys, payload = some_keys(namespace, 256), random_payload(namespace, 256)
+    for first in range(0, 256, 64):
+        part = np.ascontiguousarray(payload[:, first : first + 64])
+        await store(client, namespace, keys.run(0, first + 64), part, first=first, durability=Durability.OBJECT)
     cluster.kill("storage-0")
     shutil.rmtree(folder / "storage-0")
     await asyncio.to_thread(cluster.restart, "storage-0")
     assert np.array_equal(await _fetched(client, namespace, keys), payload)
     # Brought back, they are on the drive again before long, and stay when asked for a second time.
     assert np.array_equal(await _fetched(client, namespace, keys), payload)
-    assert await client.evict(namespace, keys) == 300
+    assert await client.evict(namespace, keys) == 256
     assert (await client.lookup(namespace, keys)).matched_chunks == 0
 
 

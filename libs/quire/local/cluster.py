@@ -64,7 +64,7 @@ class LocalCluster:
         *,
         storage_nodes: int = 1,
         arena_bytes: int = 1 << 30,
-        drive_bytes: int = 4 << 30,
+        drive_bytes: int = 512 << 20,
         redis_url: str = "",
         trace: bool = False,
         settings: dict[str, str] | None = None,

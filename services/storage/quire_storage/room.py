@@ -126,6 +126,17 @@ class Room:
             self._evictions.add(1, {"tier": "memory"})
         return freed > 0
 
+    async def off_memory(self, chunks: Sequence[Chunk]) -> None:
+        """Put chunks that only the caller holds on a drive, and free their memory: others are to come."""
+        assert self._held.pool is not None, "only drives take what memory cannot"
+        for group in by_shape([chunk for chunk in chunks if chunk.disk is None and chunk.memory is not None]):
+            await self.to_disk(group)
+        for chunk in chunks:
+            if chunk.memory is not None and chunk.disk is not None and chunk.pins == 1 and not chunk.dropped:
+                self._held.in_memory.remove(chunk.record.key)
+                self._held.arena.free_slots([chunk.memory.offset])
+                chunk.memory = None
+
     async def _evict_dirty(self, needed: int) -> bool:
         """Nothing clean is left: write some of what is dirty, or, without drives, let go of what nobody needs."""
         if self._held.pool is not None:

@@ -27,6 +27,7 @@ from quire_storage.room import Outside, Room, by_shape
 
 _RECENT_MAX = 65_536
 _WALK_CHUNKS = 1024
+_OFF_CHUNKS = 64
 _PROMOTE_SHARE = 0.8
 Bytes = npt.NDArray[np.uint8]
 
@@ -240,7 +241,10 @@ class ChunkStore:
         return True
 
     async def _bring(self, keys: Sequence[bytes]) -> list[Chunk]:
-        """Chunks from the object tier into memory, held; those that are not there, or not sound, are left out."""
+        """Chunks from the object tier, held, in memory or, when that gets tight, on the drives.
+
+        Those that are not there, or not sound, are left out.
+        """
         assert self.objects is not None, "the caller checked"
         brought: list[Chunk] = []
         try:
@@ -253,6 +257,9 @@ class ChunkStore:
                 elif chunk.memory is not None:
                     self.give_back([chunk.memory.offset])  # somebody else was quicker
                 brought += self.hold_known([key])
+                tight = self.arena.slots.used_bytes > _PROMOTE_SHARE * self.arena.slots.capacity_bytes
+                if self.pool is not None and tight:
+                    await self._room.off_memory(brought[-_OFF_CHUNKS:])
         except BaseException:
             self.let_go(brought)
             raise
