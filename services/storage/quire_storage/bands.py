@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.descriptor import Descriptor
-from quire.errors import CorruptData
+from quire.errors import ChunkMissing, CorruptData
 from quire.outcome import ChunkRun
 from quire_storage.arena import Arena
 from quire_storage.core.chunks import Chunk, MemoryPlace
@@ -74,6 +74,8 @@ class Bands:
         self._on_corrupt = on_corrupt
         self._blocks: set[int] = set()
         on_disk = [chunk for chunk in chunks if chunk.memory is None]
+        if any(chunk.disk is None for chunk in on_disk):
+            raise ChunkMissing("a drive has just failed, and chunks with it", field="chunk_keys")
         self._promoting = store.memory_for([chunk for chunk in on_disk if store.wanted_in_memory(chunk)])
         self.bands = [
             self._band(descriptor, cut_runs(runs, start, stop), chunks[start:stop])

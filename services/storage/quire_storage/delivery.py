@@ -109,12 +109,23 @@ class Delivery:
 
     async def _deliver(self, span: trace.Span) -> NodeOutcome:
         peer = self._shop.transport.connect(self._call.descriptor.target.worker_address)
-        remote = peer.remote(self._call.descriptor.target)
         self._started_s = self._shop.clock.monotonic_s()
         shop, call = self._shop, self._call
-        bands = Bands(
-            shop.store, shop.ring, shop.checkers, shop.heal, self._on_corrupt, call.descriptor, call.runs, self._chunks
-        )
+        remote = peer.remote(call.descriptor.target)
+        try:
+            bands = Bands(
+                shop.store,
+                shop.ring,
+                shop.checkers,
+                shop.heal,
+                self._on_corrupt,
+                call.descriptor,
+                call.runs,
+                self._chunks,
+            )
+        except BaseException:
+            remote.close()
+            raise
         settled, failure = False, None
         try:
             stream = peer.stream(shop.region, remote)

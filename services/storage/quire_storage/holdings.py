@@ -26,7 +26,8 @@ class Holdings:
         self.pool = pool
         self.objects = objects
         self.table = ChunkTable()
-        self.arriving: dict[bytes, asyncio.Future[None]] = {}
+        self.arriving: dict[bytes, asyncio.Future[None]] = {}  # being stored, not readable yet
+        self.doomed: dict[bytes, asyncio.Future[None]] = {}  # the index is being asked whether they may go
         self.dirty: OrderedDict[bytes, None] = OrderedDict()
         self.in_memory = LeafArc(arena.slots.capacity_bytes, leaves_only=pool is None)
         self.on_disk = LeafArc(pool.map.capacity_bytes if pool else 0)
@@ -138,8 +139,14 @@ class Holdings:
             chunk = self.table.get(record.key)
             if chunk is not None:
                 chunk.disk = None
-            if chunk is None or chunk.memory is None:
-                lost.append(record)
-            else:
+            if chunk is not None and chunk.memory is not None:
                 self.dirty[record.key] = None
+                continue
+            lost.append(record)
+            if chunk is not None:  # held, but nowhere any more: those who hold it find that out
+                self.table.remove(record.key)
+                chunk.dropped = True
+                self._leaving[record.key] = self._leaving.get(record.key, 0) + 1
+        if self.dirty:
+            self.on_dirty()
         self.on_lost(lost)

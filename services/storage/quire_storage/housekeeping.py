@@ -37,6 +37,7 @@ class Housekeeping:
             cutoff_ms = self._clock.now_ms() - 1000 * policy.ttl_s
             expired = [key for key, _, stored_ms in held if stored_ms < cutoff_ms]
             await self._evict(list(reversed(expired)), "expired")  # children were stored after their parents
+            held = self._store.of_namespace(policy.namespace) if policy.quota_bytes else []
         if policy.quota_bytes:
             excess = sum(size for _, size, _ in held) - policy.quota_bytes // nodes
             if excess > 0:

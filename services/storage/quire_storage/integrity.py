@@ -11,7 +11,6 @@ from concurrent.futures import Executor
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import QuireError
 from quire.telemetry import logger, meter, names
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
@@ -66,7 +65,9 @@ class Integrity:
         key = chunk.record.key
         task = self._healing.get(key)
         if task is None:
+            chunk.pins += 1  # its own: whoever asked may be gone before it is done
             task = asyncio.create_task(self._heal(chunk))
+            task.add_done_callback(lambda _: self._store.let_go([chunk]))
             self._healing[key] = task
             task.add_done_callback(lambda _: self._healing.pop(key, None))
         return await asyncio.shield(task)
@@ -98,7 +99,7 @@ class Integrity:
             sound = held.disk is None or await self._read(held, from_disk=True) is not None
             if not sound and await self.heal(held) is None:
                 await self.give_up([held])
-        except QuireError as error:
+        except Exception as error:  # one chunk must not end the scrubber
             logger().warning("a chunk could not be scrubbed", key=key.hex(), error=str(error))
         finally:
             self._store.let_go([held])
@@ -117,18 +118,20 @@ class Integrity:
         return None
 
     async def _put_right(self, chunk: Chunk, payload: Bytes) -> Bytes:
-        arena = self._store.arena
+        if chunk.dropped:
+            return payload
+        arena, disk = self._store.arena, chunk.disk
         if chunk.memory is not None:
             slices = arena.slices(chunk.memory.offset, chunk.memory.layer_stride, chunk.shape)
             for at, row in zip(slices.tolist(), payload, strict=True):
                 arena.view[at : at + chunk.slice_bytes] = row
-        if chunk.disk is not None and self._ring is not None:
+        if disk is not None and self._ring is not None:
             async with self._scratch() as scratch:
                 for first, stop, source in self._groups(chunk):
                     rows = _rows(scratch, stop - first, chunk)
                     rows[:] = payload[first:stop]
                     await self._ring.write(source.layers(first, stop).moved(int(scratch.ctypes.data)))
-                await self._ring.sync([chunk.disk.drive])
+                await self._ring.sync([disk.drive])
         self.healed += 1
         self._repairs.add(1)
         logger().warning("a chunk was healed from another copy", key=chunk.record.key.hex())

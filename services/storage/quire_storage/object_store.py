@@ -47,6 +47,8 @@ class ObjectStore:
         self._there_is_work = asyncio.Event()
         self._changed = asyncio.Condition()
         self._failing = False
+        self._waiting = 0
+        self._telling: asyncio.Task[None] | None = None
         self._workers: list[asyncio.Task[None]] = []
         self._absent: OrderedDict[bytes, None] = OrderedDict()
         self.lag_bytes = 0
@@ -83,6 +85,8 @@ class ObjectStore:
     def forget(self, key: bytes) -> None:
         """A chunk is gone here before it was written."""
         self.lag_bytes -= self._unsent.pop(key, 0)
+        if self._waiting:
+            self._telling = asyncio.get_running_loop().create_task(self._tell())
 
     async def settle(self, keys: Sequence[bytes]) -> None:
         """Return when none of `keys` waits to be written any more. Raises `DeadlineExceeded`."""
@@ -91,9 +95,13 @@ class ObjectStore:
                 self._unsent.move_to_end(key, last=False)
         try:
             async with asyncio.timeout(self._timeout_s), self._changed:
-                await self._changed.wait_for(
-                    lambda: not any(key in self._unsent or key in self._sending for key in keys)
-                )
+                self._waiting += 1
+                try:
+                    await self._changed.wait_for(
+                        lambda: not any(key in self._unsent or key in self._sending for key in keys)
+                    )
+                finally:
+                    self._waiting -= 1
         except TimeoutError:
             raise DeadlineExceeded(f"not in the object tier within {self._timeout_s} s") from None
 
@@ -124,13 +132,16 @@ class ObjectStore:
                     self._unsent[key] = size
                     self._unsent.move_to_end(key, last=False)
                 self._failing = not sent
-            async with self._changed:
-                self._changed.notify_all()
+            await self._tell()
             if sent:
                 pause_s = _PAUSE_S
             else:
                 await self._clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
 
     async def _send(self, key: bytes) -> bool:
         """Write one chunk; True also where there is nothing to write any more."""
@@ -140,6 +151,7 @@ class ObjectStore:
                 return True
             chunk, payload = found
             await self._tier.put(key, pack_object(chunk, payload))
+            self._absent.pop(key, None)
             await self._stored([chunk])
         except QuireError as error:
             logger().warning("the object tier takes no chunk", error=str(error), lag_bytes=self.lag_bytes)
@@ -170,6 +182,7 @@ class ObjectStore:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _fetch_one(self, key: bytes) -> tuple[Chunk, Bytes] | None:
+        self._absent.pop(key, None)
         try:
             raw = await self._tier.get(key)
         except QuireError as error:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quire.metadata.index import ChunkRecord
 from quire.telemetry import logger
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Chunk, DiskPlace
 from quire_storage.core.iocb import Contexts
 from quire_storage.core.pool_format import (
     HEADERS_OFFSET,
@@ -135,27 +135,25 @@ class Pool:
         strides = np.full(len(chunks), memory_stride)
         while True:
             places = self.map.allocate(chunks[0].shape, len(chunks))
-            for chunk, place in zip(chunks, places, strict=True):
-                chunk.disk = place
+            placed = list(zip(chunks, places, strict=True))
+            source = self._striped(places, chunks[0].slice_bytes, addresses, strides)
             try:
-                await self._ring.write(self.striped(chunks, addresses, strides).layers(0, chunks[0].num_layers))
-                await self._change(_placed(chunks), commit=True)
+                await self._ring.write(source.layers(0, chunks[0].num_layers))
+                await self._change(placed, commit=True)
             except DriveFailed as error:
                 self._fail(error)
-                for chunk in chunks:
-                    chunk.disk = None
-                await self._undo(list(zip(chunks, places, strict=True)))
+                await self._undo(placed)
                 if len(self._failed) == len(self._names):
                     raise
                 continue
             except BaseException:
                 # Cancelled: without its header durably gone a slot must not be reused.
-                for chunk in chunks:
-                    chunk.disk = None
-                undoing = asyncio.get_running_loop().create_task(self._undo(list(zip(chunks, places, strict=True))))
+                undoing = asyncio.get_running_loop().create_task(self._undo(placed))
                 self._undoing.add(undoing)
                 undoing.add_done_callback(self._undoing.discard)
                 raise
+            for chunk, place in placed:
+                chunk.disk = place
             return
 
     async def update(self, chunks: Sequence[Chunk]) -> None:
@@ -182,8 +180,17 @@ class Pool:
         """How chunks of one shape are read into, or written from, memory: slice l of each at address + l·stride."""
         places = [chunk.disk for chunk in chunks if chunk.disk is not None]
         assert len(places) == len(chunks), "only what lies on a drive is read from one"
+        return self._striped(places, chunks[0].slice_bytes, addresses, memory_strides)
+
+    def _striped(
+        self,
+        places: Sequence[DiskPlace],
+        slice_bytes: int,
+        addresses: npt.NDArray[np.int64],
+        memory_strides: npt.NDArray[np.int64],
+    ) -> Striped:
         offsets = [self.map.data_offset(drive) for drive in range(len(self._files))]
-        return Striped(places, offsets, Shape(1, chunks[0].slice_bytes).slice_room, addresses, memory_strides)
+        return Striped(places, offsets, Shape(1, slice_bytes).slice_room, addresses, memory_strides)
 
     # ---- group commit
 
@@ -233,7 +240,10 @@ class Pool:
         pages: Pages = {}
         for each in group:
             placed = [(chunk, place) for chunk, place in each.placed if place.drive not in self._failed]
-            changed = self.map.commit(placed) if each.commit else self.map.forget(placed)
+            if each.commit:  # what was dropped while it was written gets no header
+                changed = self.map.commit([pair for pair in placed if not pair[0].dropped])
+            else:
+                changed = self.map.forget(placed)
             for drive, mine in changed.items():
                 pages.setdefault(drive, []).extend(mine)
         if not pages:

@@ -93,6 +93,15 @@ class Registry:
             return set()
         return {chunk.key for chunk, out in zip(chunks, marks, strict=True) if out}
 
+    async def not_registered(self, chunks: Sequence[ChunkRecord]) -> list[bytes]:
+        """Keys of those for which this node is not listed; none while the index does not answer."""
+        try:
+            holders = await self._index.locate(chunks)
+        except QuireError as error:
+            logger().warning("nobody says what is registered", error=str(error))
+            return []
+        return [chunk.key for chunk, names in zip(chunks, holders, strict=True) if self._node_id not in names]
+
     async def drops(self) -> list[bytes]:
         """What was evicted while this node was away."""
         try:

@@ -37,6 +37,7 @@ Bytes = npt.NDArray[np.uint8]
 _LANDING_BYTES = 32 << 20
 _BATCH_CHUNKS = 64
 _LEASE_MS = 60_000
+_RESPREAD_PAUSE_S = 5.0
 
 
 class Replicator:
@@ -69,12 +70,7 @@ class Replicator:
         """Keep copies of chunks of another node, on disk and indexed; for each whether it is here now."""
         missing = [key for key in keys if self._store.find(key) is None]
         for first in range(0, len(missing), _BATCH_CHUNKS):
-            chunks = []
-            async for chunk, payload in self.fetch(source, missing[first : first + _BATCH_CHUNKS]):
-                if await self._store.take_in(chunk, payload):
-                    chunks.append(chunk)
-            if chunks:
-                await self._keep(chunks)
+            await self._pull_some(source, missing[first : first + _BATCH_CHUNKS])
         await self._store.raise_level([key for key in keys if self._store.find(key)], Durability.REPLICATED)
         here = [held.record for key in keys if (held := self._store.find(key)) is not None]
         indexed = await self._registry.register(here)
@@ -144,6 +140,8 @@ class Replicator:
                     continue
                 if await self._respread():
                     known = nodes
+                else:
+                    await self._clock.sleep(_RESPREAD_PAUSE_S)
             except QuireError as error:
                 logger().warning("replicas cannot be checked now", error=str(error))
 
@@ -175,15 +173,23 @@ class Replicator:
         nodes = [node for node in await self._peers.storage_nodes() if node.node_id != me.node_id]
         return sorted(nodes, key=preference)
 
-    async def _keep(self, chunks: Sequence[Chunk]) -> None:
-        fresh: list[Chunk] = []
+    async def _pull_some(self, source: Node, keys: Sequence[bytes]) -> None:
+        chunks: list[Chunk] = []
+        unowned: dict[int, int] = {}  # slots of chunks that the store does not know (yet)
         try:
-            fresh = await self._store.keep(chunks, Durability.REPLICATED)
+            async for chunk, payload in self.fetch(source, keys):
+                if await self._store.take_in(chunk, payload) and chunk.memory is not None:
+                    chunks.append(chunk)
+                    unowned[id(chunk)] = chunk.memory.offset
+            async with self._store.keeping(chunks, Durability.REPLICATED) as fresh:
+                for chunk in fresh:
+                    del unowned[id(chunk)]
+                for key in await self._registry.register([chunk.record for chunk in chunks]):
+                    if (now := self._store.find(key)) is not None:
+                        now.indexed = True
+                await self._store.drop_these(fresh)  # those that are not indexed
         finally:
-            kept = {id(chunk) for chunk in fresh}
-            self._store.give_back(
-                [chunk.memory.offset for chunk in chunks if id(chunk) not in kept and chunk.memory is not None]
-            )
+            self._store.give_back(list(unowned.values()))
 
     async def _land(self, source: Node, batch: Sequence[Chunk]) -> AsyncIterator[tuple[Chunk, Bytes]]:
         """Chunks of one shape, delivered by their node into memory of this one."""

@@ -127,7 +127,7 @@ class Ring:
             done = asyncio.get_running_loop().create_future()
             self._issue(op, contexts.part(start, start + CONTEXTS_MAX), done)
             futures.append(done)
-        problems = [problem for done in futures if (problem := await _to_the_end(done)) is not None]
+        problems = [problem for problem in await _to_the_end(asyncio.gather(*futures)) if problem is not None]
         if problems:
             raise problems[0].joined(problems[1:])
 

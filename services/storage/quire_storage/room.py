@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,7 @@ class Room:
         self._flusher: asyncio.Task[None] | None = None
         self._trimmer: asyncio.Task[None] | None = None
         self._trimming = asyncio.Lock()
+        self._writing: dict[bytes, asyncio.Future[None]] = {}
         self._closing = False
         self._evictions = meter().create_counter(names.EVICTIONS)
         held.on_dirty = self._wake_flusher
@@ -64,12 +66,14 @@ class Room:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         if self._held.pool is not None:
-            while self._held.dirty and await self._flush_once(list(self._held.dirty)[:_FLUSH_CHUNKS]):
+            while self._held.dirty and await self._flush_once(list(islice(self._held.dirty, _FLUSH_CHUNKS))):
                 pass
 
     async def reserve(self, shape: Shape, count: int) -> npt.NDArray[np.int64]:
         """Slots of the arena, freed by eviction if need be. Raises `PoolFull`, `LayoutInvalid`."""
         self._held.arena.check(shape)
+        if self._held.pool is not None:
+            self._held.pool.map.check(shape)
         if self._held.pool is not None and self._held.objects is not None:
             await self._held.objects.wait_for_room()
         deadline_s = self._clock.monotonic_s() + self._config.room_timeout_s
@@ -88,8 +92,35 @@ class Room:
             await self._clock.sleep(0.01)
 
     async def to_disk(self, chunks: Sequence[Chunk]) -> None:
-        """Chunks of one shape that lie in the arena, onto the drives."""
+        """See to it that chunks that lie in the arena are on the drives. The caller holds them, or nobody knows them.
+
+        One write per chunk at a time: whoever comes second waits for the first, and finds it done.
+        """
         assert self._held.pool is not None, "the caller asked for a drive where there is none"
+        while busy := {self._writing[each.record.key] for each in chunks if each.record.key in self._writing}:
+            await asyncio.wait(busy)
+        left = [chunk for chunk in chunks if chunk.disk is None and chunk.memory is not None and not chunk.dropped]
+        claim: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._writing.update({chunk.record.key: claim for chunk in left})
+        try:
+            for group in by_shape(left):
+                await self._write(group)
+        finally:
+            for chunk in left:
+                del self._writing[chunk.record.key]
+            claim.set_result(None)
+        if self._held.pool.map.used_bytes > self._config.pool_high_share * self._held.pool.map.capacity_bytes:
+            self._wake_trimmer()
+
+    async def off_disk(self, chunks: Sequence[Chunk]) -> None:
+        """Take back what `to_disk` did to chunks that nobody knows."""
+        assert self._held.pool is not None, "to_disk() was called"
+        with contextlib.suppress(DriveFailed):
+            await self._held.pool.forget(chunks)
+        self._held.pool.release(chunks)
+
+    async def _write(self, chunks: Sequence[Chunk]) -> None:
+        assert self._held.pool is not None, "the caller checked"
         places = [chunk.memory for chunk in chunks if chunk.memory is not None]
         addresses = np.array([place.offset for place in places], dtype=np.int64) + self._held.arena.address
         size = sum(chunk.shape.slot_bytes for chunk in chunks)
@@ -107,8 +138,6 @@ class Room:
                 self._held.dirty.pop(key, None)
                 if key not in self._held.on_disk:
                     self._held.on_disk.insert(key, chunk.record.parent, chunk.shape.slot_bytes)
-        if self._held.pool.map.used_bytes > self._config.pool_high_share * self._held.pool.map.capacity_bytes:
-            self._wake_trimmer()
 
     def evict_clean(self, needed: int) -> bool:
         """Free memory of chunks that have another copy; whether any was freed."""
@@ -122,6 +151,7 @@ class Room:
             self._held.arena.free_slots([chunk.memory.offset])
             chunk.memory = None
             self._held.table.remove(key)
+            self._held.dirty.pop(key, None)
             freed += chunk.shape.slot_bytes
             self._evictions.add(1, {"tier": "memory"})
         return freed > 0
@@ -129,8 +159,7 @@ class Room:
     async def off_memory(self, chunks: Sequence[Chunk]) -> None:
         """Put chunks that only the caller holds on a drive, and free their memory: others are to come."""
         assert self._held.pool is not None, "only drives take what memory cannot"
-        for group in by_shape([chunk for chunk in chunks if chunk.disk is None and chunk.memory is not None]):
-            await self.to_disk(group)
+        await self.to_disk(chunks)
         for chunk in chunks:
             if chunk.memory is not None and chunk.disk is not None and chunk.pins == 1 and not chunk.dropped:
                 self._held.in_memory.remove(chunk.record.key)
@@ -140,7 +169,7 @@ class Room:
     async def _evict_dirty(self, needed: int) -> bool:
         """Nothing clean is left: write some of what is dirty, or, without drives, let go of what nobody needs."""
         if self._held.pool is not None:
-            return await self._flush_once(list(self._held.dirty)[:_FLUSH_CHUNKS]) > 0
+            return await self._flush_once(list(islice(self._held.dirty, _FLUSH_CHUNKS))) > 0
         victims: list[Chunk] = []
         while sum(chunk.shape.slot_bytes for chunk in victims) < needed and len(victims) < _EVICT_CHUNKS:
             key = self._held.in_memory.evict(self._held.is_held)
@@ -151,20 +180,34 @@ class Room:
             victims.append(chunk)
         return bool(await self._let_die(victims, self._held.in_memory, "memory"))
 
+    async def let_go_of(self, chunks: Sequence[Chunk]) -> int:
+        """Evict these, children before parents, as far as the index allows; how many went."""
+        order, tier = (self._held.on_disk, "disk") if self._held.pool else (self._held.in_memory, "memory")
+        for chunk in chunks:
+            order.remove(chunk.record.key)
+        return len(await self._let_die(chunks, order, tier))
+
     async def _let_die(self, victims: Sequence[Chunk], order: LeafArc, tier: str) -> list[Chunk]:
         """Last copies, deepest first, that the index gives free are dropped; the others stay. Those that went."""
         if not victims:
             return []
         out: set[bytes] = set()
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        keys = [chunk.record.key for chunk in victims]
+        self._held.doomed.update(dict.fromkeys(keys, answer))  # a store of one of them waits for the answer
         try:
             out = await self._outside.may_go([chunk.record for chunk in victims])
+            gone = [chunk for chunk in victims if chunk.record.key in out]
+            await self._drop(gone, tier)
         finally:
             for chunk in victims:
-                if chunk.record.key not in out and chunk.record.key not in order:
-                    order.insert(chunk.record.key, chunk.record.parent, chunk.shape.slot_bytes)
-                    order.touch(chunk.record.key)
-        gone = [chunk for chunk in victims if chunk.record.key in out]
-        await self._drop(gone, tier)
+                key, in_tier = chunk.record.key, chunk.disk if order is self._held.on_disk else chunk.memory
+                if key not in out and key not in order and in_tier and self._held.find(key) is not None:
+                    order.insert(key, chunk.record.parent, chunk.shape.slot_bytes)
+                    order.touch(key)
+            for key in keys:
+                del self._held.doomed[key]
+            answer.set_result(None)
         return gone
 
     def _is_dirty_or_held(self, key: bytes) -> bool:
@@ -178,22 +221,23 @@ class Room:
 
     async def _flush(self) -> None:
         while self._held.dirty:
-            if not await self._flush_once(list(self._held.dirty)[:_FLUSH_CHUNKS]):
+            if not await self._flush_once(list(islice(self._held.dirty, _FLUSH_CHUNKS))):
                 await self._clock.sleep(_RETRY_S)
 
     async def _flush_once(self, keys: Sequence[bytes]) -> int:
         """Write dirty chunks; how many are clean now."""
-        held = [chunk for key in keys if (chunk := self._held.pin(key)) is not None]
-        clean = 0
+        for key in keys:
+            chunk = self._held.table.get(key)
+            if chunk is None or chunk.disk is not None or chunk.memory is None:
+                self._held.dirty.pop(key, None)
+        held = [chunk for key in keys if key in self._held.dirty and (chunk := self._held.pin(key)) is not None]
         try:
-            for group in by_shape([c for c in held if c.disk is None and c.memory is not None and not c.dropped]):
-                await self.to_disk(group)
-                clean += len(group)
+            await self.to_disk(held)
         except (PoolFull, DriveFailed) as error:
             logger().warning("chunks stay in memory only", error=str(error), dirty=len(self._held.dirty))
         finally:
             self._held.let_go(held)
-        return clean
+        return len(keys) - sum(key in self._held.dirty for key in keys)
 
     # ---- the pool's size
 

@@ -33,7 +33,7 @@ from quire_storage.core.pool_format import pack_header
 from quire_storage.core.slack import SlackLimits
 from quire_storage.core.slots import Shape
 from quire_storage.delivery import DeliverCall, Delivery, Workshop
-from quire_storage.errors import NotReplicated, SlotsUnsettled
+from quire_storage.errors import DriveFailed, NotReplicated, SlotsUnsettled
 from quire_storage.holdings import Holdings
 from quire_storage.housekeeping import Housekeeping
 from quire_storage.ingest import IngestCall, Slots, pull
@@ -323,19 +323,18 @@ class StorageNode:
             )
             if call.store_id in self._abandoned:
                 raise PeerLost("the store was abandoned: its buffer may hold something else by now")
-            with tracer().start_as_current_span(names.STORAGE_COMMIT):
-                fresh = await self._store.keep(pulled, call.durability)
-            # Even if it was evicted from memory by now: then its slot is somebody else's, not ours to free.
-            slot_of = {id(chunk): offset for chunk, offset in zip(pulled, offsets.tolist(), strict=True)}
-            unowned -= {slot_of[id(chunk)] for chunk in fresh}
+            async with self._store.keeping(pulled, call.durability) as fresh:
+                # Even if they were evicted from memory by now: then their slots are somebody else's, not ours to free.
+                slot_of = {id(chunk): offset for chunk, offset in zip(pulled, offsets.tolist(), strict=True)}
+                unowned -= {slot_of[id(chunk)] for chunk in fresh}
+                with tracer().start_as_current_span(names.STORAGE_COMMIT):
+                    indexed = await self._secure(await self._index(pulled, fresh), call.durability)
         except SlotsUnsettled as error:
             logger().error("slots are lost until the next start", slots=len(offsets), error=str(error))
             unowned.clear()
             raise
         finally:
             self._store.give_back(unowned)
-        indexed = await self._index(pulled, fresh)
-        indexed = await self._secure(indexed, call.durability)
         moved = call.layout.payload_bytes(len(call.records))
         self._ingested.add(moved)
         present = bytes(record.key in indexed for record in call.records)
@@ -350,6 +349,9 @@ class StorageNode:
         try:
             async for part in self._registry.registering([chunk.record for chunk in pulled]):
                 indexed |= part
+                for key in part:
+                    if (chunk := self._store.find(key)) is not None:
+                        chunk.indexed = True
         finally:
             await self._store.drop_these([chunk for chunk in fresh if chunk.record.key not in indexed])
         return indexed
@@ -382,8 +384,12 @@ class StorageNode:
 
     async def _reconcile(self) -> None:
         """Forget what was evicted while this node was away, then tell the index what is here."""
-        if drops := await self._registry.drops():
-            logger().info("chunks were evicted meanwhile", chunks=await self._store.drop(drops))
+        drops = [chunk for key in await self._registry.drops() if (chunk := self._store.find(key)) is not None]
+        if drops:
+            # What was stored here again since, the index knows.
+            doomed = await self._registry.not_registered([chunk.record for chunk in drops])
+            with contextlib.suppress(DriveFailed):
+                logger().info("chunks were evicted meanwhile", chunks=await self._store.drop(doomed))
         await self._registry.register_all(self._store.walk())
         async for part in self._store.walk():
             await self._say_in_object([chunk.record for chunk in part if chunk.in_object])

@@ -23,11 +23,12 @@ from quire_storage.core.chunks import Chunk, MemoryPlace
 from quire_storage.errors import DriveFailed
 from quire_storage.holdings import Holdings
 from quire_storage.ports import Clock
-from quire_storage.room import Outside, Room, by_shape
+from quire_storage.room import Outside, Room
 
 _RECENT_MAX = 65_536
 _WALK_CHUNKS = 1024
 _OFF_CHUNKS = 64
+_EVICT_CHUNKS = 512
 _PROMOTE_SHARE = 0.8
 Bytes = npt.NDArray[np.uint8]
 
@@ -149,6 +150,9 @@ class ChunkStore:
             self._held.arena.free_slots([place.offset])
             return
         chunk.memory = place
+        if chunk.disk is None and self.pool is not None:  # its drive has failed meanwhile
+            self._held.dirty[key] = None
+            self._held.on_dirty()
         if key not in self._held.in_memory:
             self._held.in_memory.insert(key, chunk.record.parent, chunk.shape.slot_bytes)
 
@@ -158,39 +162,61 @@ class ChunkStore:
         """Slots of the arena that hold nothing."""
         self.arena.free_slots(offsets)
 
-    async def keep(self, chunks: Sequence[Chunk], durability: Durability) -> list[Chunk]:
-        """Make chunks that lie in the arena readable, and as durable as asked; those of them that are new here.
+    @contextlib.asynccontextmanager
+    async def keeping(self, chunks: Sequence[Chunk], durability: Durability) -> AsyncIterator[list[Chunk]]:
+        """Make chunks that lie in the arena readable, and as durable as asked; inside, those that are new here.
 
         Durable means on a drive here, for whatever level; that other nodes or the object tier have them is the
-        caller's matter. Chunks that are here already are compared, and raised to the level if they are below.
-        Raises `ContentConflict`, `PoolFull`, `DriveFailed`; then nothing was kept.
+        caller's matter, to be settled inside: until the end all of them are held. Chunks that are here already are
+        compared, and raised to the level if they are below. Raises `ContentConflict`, `PoolFull`, `DriveFailed`; then
+        nothing was kept.
         """
-        while busy := {self._held.arriving[c.record.key] for c in chunks if c.record.key in self._held.arriving}:
+        keys = [chunk.record.key for chunk in chunks]
+        while busy := {wait for key in keys if (wait := self._busy(key)) is not None}:
             await asyncio.wait(busy)
         fresh = [chunk for chunk in chunks if not self._is_known(chunk)]
+        new = {chunk.record.key for chunk in fresh}
+        held = self.hold_known([key for key in keys if key not in new])
         claim: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        for chunk in fresh:
-            self._held.arriving[chunk.record.key] = claim
+        self._held.arriving.update(dict.fromkeys(new, claim))
         try:
-            if fresh and durability is not Durability.MEMORY and self.pool is not None:
-                await self._room.to_disk(fresh)
-            self._held.enter(fresh)
+            try:
+                if durability is not Durability.MEMORY and self.pool is not None:
+                    await self.raise_level([chunk.record.key for chunk in held], durability)
+                    await self._to_disk(fresh)
+                for chunk in fresh:
+                    chunk.indexed = False
+                    chunk.pins += 1
+                self._held.enter(fresh)
+                held += fresh
+            finally:
+                for key in new:
+                    del self._held.arriving[key]
+                claim.set_result(None)
+            yield fresh
         finally:
-            for chunk in fresh:
-                del self._held.arriving[chunk.record.key]
-            claim.set_result(None)
-        known = {chunk.record.key for chunk in chunks} - {chunk.record.key for chunk in fresh}
-        if known and durability is not Durability.MEMORY:
-            await self.raise_level([key for key in known if self._held.find(key) is not None], durability)
-        return fresh
+            self.let_go(held)
+
+    def _busy(self, key: bytes) -> asyncio.Future[None] | None:
+        """What a store of this key has to wait for: another store of it, or the answer whether it may go."""
+        return self._held.arriving.get(key) or self._held.doomed.get(key)
+
+    async def _to_disk(self, fresh: Sequence[Chunk]) -> None:
+        """All of them, or none."""
+        try:
+            await self._room.to_disk(fresh)
+        except BaseException:
+            written = [chunk for chunk in fresh if chunk.disk is not None]
+            if written:
+                await asyncio.shield(self._room.off_disk(written))
+            raise
 
     async def raise_level(self, keys: Sequence[bytes], durability: Durability) -> list[bytes]:
         """Put chunks that are here on a drive, and note the level that was asked for; those that are on one now."""
         held = [chunk for key in keys if (chunk := self._held.pin(key)) is not None]
         try:
             if self.pool is not None:
-                for group in by_shape([chunk for chunk in held if chunk.disk is None and chunk.memory is not None]):
-                    await self._room.to_disk(group)
+                await self._room.to_disk(held)
             lower = [chunk for chunk in held if _rank(chunk.durability) < _rank(durability)]
             for chunk in lower:
                 chunk.durability = durability
@@ -222,10 +248,11 @@ class ChunkStore:
 
     async def evict(self, keys: Sequence[bytes]) -> int:
         """Let chunks go, children before parents, from everywhere, as far as the index allows; how many went."""
-        chunks = [chunk for key in keys if (chunk := self.find(key)) is not None]
-        out = await self._outside.may_go([chunk.record for chunk in chunks])
-        await self.drop([key for key in keys if key in out])
-        return len(out)
+        gone = 0
+        for first in range(0, len(keys), _EVICT_CHUNKS):
+            part = [key for key in keys[first : first + _EVICT_CHUNKS] if self._busy(key) is None]
+            gone += await self._room.let_go_of([chunk for key in part if (chunk := self.find(key)) is not None])
+        return gone
 
     async def take_in(self, chunk: Chunk, payload: Bytes) -> bool:
         """Lay a chunk's (L, S) bytes into the arena, for `keep`; False if there is no room."""
@@ -250,8 +277,12 @@ class ChunkStore:
         try:
             async for chunk, payload in self.objects.fetch(keys):
                 key = chunk.record.key
+                while (busy := self._busy(key)) is not None:
+                    await asyncio.wait([busy])
                 if self.find(key) is None and not await self.take_in(chunk, payload):
                     continue
+                while (busy := self._busy(key)) is not None:
+                    await asyncio.wait([busy])
                 if self.find(key) is None:
                     self._held.enter([chunk])
                 elif chunk.memory is not None:
@@ -266,11 +297,19 @@ class ChunkStore:
         return brought
 
     async def in_object(self, chunks: Sequence[Chunk]) -> None:
-        """Remember that held chunks are in the object tier now."""
+        """Remember that chunks are in the object tier now: those that are still here, with the very same content."""
+        held: list[Chunk] = []
         for chunk in chunks:
+            now = self.find(chunk.record.key)
+            if now is not None and now.same_content(chunk):
+                held += self.hold_known([chunk.record.key])
+        for chunk in held:
             chunk.in_object = True
-        if self.pool is not None:
-            await self.pool.update([chunk for chunk in chunks if chunk.disk is not None and not chunk.dropped])
+        try:
+            if self.pool is not None:
+                await self.pool.update([chunk for chunk in held if chunk.disk is not None and not chunk.dropped])
+        finally:
+            self.let_go(held)
 
     async def lose(self, chunks: Sequence[Chunk]) -> None:
         """These very chunks are no good: unreadable here from now on, and not promised by the index any more."""
@@ -280,8 +319,8 @@ class ChunkStore:
         await self._outside.withdrawn([chunk.record for chunk in found])
 
     async def drop_these(self, chunks: Sequence[Chunk]) -> None:
-        """Drop chunks that were kept a moment ago, and not what others may have kept under their keys since."""
-        found = [chunk for chunk in chunks if (now := self.find(chunk.record.key)) and now.same_copy(chunk)]
+        """Drop chunks that were kept a moment ago, unless somebody else has been promised them since."""
+        found = [chunk for chunk in chunks if self.find(chunk.record.key) is chunk and not chunk.indexed]
         with contextlib.suppress(DriveFailed):
             await self.drop([chunk.record.key for chunk in found])
 

@@ -117,7 +117,9 @@ class Engine:
             chunks.append(chunk)
         fresh: list[Chunk] = []
         try:
-            fresh = await self.store.keep(chunks, durability)
+            async with self.store.keeping(chunks, durability) as fresh:
+                for chunk in fresh:
+                    chunk.indexed = True
         finally:
             kept = {id(chunk) for chunk in fresh}
             mine = zip(chunks, offsets.tolist(), strict=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import AsyncIterator
 
 import numpy as np
 import pytest
 
 from quire.durability import Durability
 from quire.errors import CorruptData, PoolFull
-from quire_storage.core.iocb import Op
+from quire_storage.core.chunks import Chunk
+from quire_storage.core.iocb import Contexts, Op
 from quire_storage.core.slots import Shape
 from quire_storage.errors import DriveFailed
 from tests.integration.engine.disk import SimDisk
@@ -223,3 +225,118 @@ async def test_a_layer_with_many_layers_and_a_slice_that_fills_a_block() -> None
         assert np.array_equal((await again.get([number], shape))[:, 0], payload_of(number, 0, shape))
     assert again.store.find(key_of(1)) is not None
     await again.stop()
+
+
+async def test_an_upload_that_ends_late_does_not_touch_who_has_the_slot_now() -> None:
+    """The chunk was dropped while its object was written, and its slot given to another: that one's header stays."""
+    disk, engine = await _stored([1])
+    found = await engine.integrity.sound(key_of(1))
+    assert found is not None
+    await engine.store.drop([key_of(1)])
+    await engine.put([2], Durability.LOCAL)
+    await engine.store.in_object([found[0]])
+    await engine.stop()
+    again = await Engine(disk).start()
+    assert again.store.find(key_of(1)) is None
+    assert np.array_equal((await again.get([2]))[:, 0], payload_of(2))
+    await again.stop()
+
+
+async def test_a_heal_that_ends_late_does_not_touch_who_has_the_slot_now() -> None:
+    disk, engine = await _stored([1])
+    name, offset = _place(engine, 1, 0)
+    disk.files[name].now[offset] ^= 1
+    come = asyncio.Event()
+
+    async def slow_copies(chunk: Chunk) -> AsyncIterator[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+        await come.wait()
+        yield payload_of(1)
+
+    engine.integrity._copies = slow_copies
+    reading = asyncio.create_task(engine.get([1]))
+    await asyncio.sleep(0.05)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await engine.store.drop([key_of(1)])
+    await engine.put(list(range(2, 12)), Durability.LOCAL)
+    come.set()
+    await asyncio.sleep(0.05)
+    await engine.stop()
+    again = await Engine(disk).start()
+    numbers = list(range(2, 12))
+    assert np.array_equal(await again.get(numbers), np.stack([payload_of(each) for each in numbers], axis=1))
+    assert again.integrity.corrupt == 0
+    await again.stop()
+
+
+async def test_raising_waits_for_a_write_that_is_on_its_way() -> None:
+    """A chunk that the flusher is writing is not on the drive yet: who asks for `local` is told so only when it is."""
+    disk = SimDisk()
+    engine = await Engine(disk).start()
+    disk.delay_s = 0.05
+    await engine.put([1, 2], Durability.MEMORY)
+    await asyncio.sleep(0.01)  # the flusher has begun
+    await engine.put([1, 2], Durability.LOCAL)
+    disk.dead = True
+    await engine.stop()
+    disk.delay_s = 0.0
+    disk.crash()
+    again = await Engine(disk).start()
+    assert np.array_equal(await again.get([1, 2]), np.stack([payload_of(1), payload_of(2)], axis=1))
+    assert again.pool.map.used_bytes == 2 * SHAPE.slot_bytes, "written once"
+    await again.stop()
+
+
+async def test_shapes_may_be_mixed_in_one_store_of_a_node() -> None:
+    """As replication does it: each shape is written by itself."""
+    disk = SimDisk()
+    engine = await Engine(disk).start()
+    other = Shape(2, 8192)
+    await engine.put([1, 2], Durability.MEMORY)
+    await engine.put([9], Durability.MEMORY, shape=other)
+    await engine.store.raise_level([key_of(number) for number in (1, 9, 2)], Durability.LOCAL)
+    await engine.stop()
+    again = await Engine(disk).start()
+    assert np.array_equal((await again.get([9], other))[:, 0], payload_of(9, 0, other))
+    assert np.array_equal(await again.get([1, 2]), np.stack([payload_of(1), payload_of(2)], axis=1))
+    await again.stop()
+
+
+async def test_the_loss_of_a_drive_does_not_empty_the_others() -> None:
+    """What lay on the lost one counts no more: the good one is not over its watermark because of it."""
+    disk, engine = await _stored(list(range(64)))
+    on_good = [each for each in range(64) if _place(engine, each, 0)[0] == "b"]
+    disk.fault = lambda op, file, at, length: -errno.EIO if file == 0 and op is not Op.READ else None
+    await engine.put([100], Durability.LOCAL)
+    await asyncio.sleep(0.1)
+    assert engine.evicted == []
+    assert all(engine.store.find(key_of(each)) is not None for each in on_good)
+    await engine.stop()
+
+
+async def test_what_memory_alone_had_of_a_lost_drive_is_written_to_another() -> None:
+    disk = SimDisk()
+    engine = await Engine(disk).start()
+    await engine.put(list(range(8)), Durability.LOCAL)
+    disk.fault = lambda op, file, at, length: -errno.EIO if file == 0 and op is not Op.READ else None
+    await engine.put([8], Durability.LOCAL)
+    async with asyncio.timeout(10):
+        while engine.store.figures["dirty"]:
+            await asyncio.sleep(0.01)
+    assert {_place(engine, each, 0)[0] for each in range(8)} == {"b"}
+    await engine.stop()
+
+
+async def test_a_cancelled_reader_of_many_small_slices_is_held_until_the_drives_let_go() -> None:
+    """More contexts than one IOCB carries: all of them are waited for."""
+    disk, engine = await _stored([1])
+    disk.delay_s = 0.05
+    count = 5000
+    none = np.zeros(count, dtype=np.int64)
+    where = Contexts(none, none + (1 << 20), none + 4096, none + engine.arena.address)
+    reading = asyncio.create_task(engine.ring.read(where))
+    await asyncio.sleep(0.01)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert not engine.ring._iocbs
+    await engine.stop()

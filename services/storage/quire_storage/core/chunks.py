@@ -35,9 +35,10 @@ class DiskPlace:
 
 @dataclass(slots=True)
 class Chunk:
-    """A stored chunk: a checksum per slice, and where its bytes are. One without any place is in the object tier only.
+    """A stored chunk: a checksum per slice, and where its bytes are: a place counts once the bytes are there.
 
-    `namespace`: first 16 bytes of the namespace's digest. `stored_ms`: Unix epoch.
+    `namespace`: first 16 bytes of the namespace's digest. `stored_ms`: Unix epoch. `indexed`: False while the store
+    that brought it is not sure yet that the index took it.
     """
 
     record: ChunkRecord
@@ -50,6 +51,7 @@ class Chunk:
     memory: MemoryPlace | None = None
     disk: DiskPlace | None = None
     in_object: bool = False
+    indexed: bool = field(default=True, compare=False)
     pins: int = field(default=0, compare=False)
     dropped: bool = field(default=False, compare=False)
 
@@ -66,10 +68,6 @@ class Chunk:
         return (self.num_layers, self.slice_bytes) == (other.num_layers, other.slice_bytes) and bool(
             np.array_equal(self.checksums, other.checksums)
         )
-
-    def same_copy(self, other: Chunk) -> bool:
-        """The same chunk in the same place, or the same object."""
-        return self is other or (self.disk is not None and self.disk == other.disk)
 
 
 class ChunkTable:

@@ -83,7 +83,7 @@ class PoolMap:
 
     @property
     def used_bytes(self) -> int:
-        return sum(drive.slots.used_bytes for drive in self._drives)
+        return sum(drive.slots.used_bytes for drive in self._drives if not drive.failed)
 
     @property
     def capacity_bytes(self) -> int:
@@ -100,6 +100,12 @@ class PoolMap:
         return self._drives[drive].geometry.data_offset
 
     # ---- places
+
+    def check(self, shape: Shape) -> None:
+        """Raises `LayoutInvalid` for chunks that the drives cannot hold."""
+        header_bytes(shape.num_layers)
+        for drive in self._drives:
+            drive.slots.slots_per_slab(shape)
 
     def allocate(self, shape: Shape, count: int) -> list[DiskPlace]:
         """`count` slots, in runs that go round the drives. Raises `PoolFull` or `LayoutInvalid`; then none is taken."""
@@ -188,7 +194,7 @@ class PoolMap:
 
     def of_namespace(self, namespace: bytes) -> list[tuple[bytes, int, int]]:
         """(key, bytes taken up, stored at) of a namespace's chunks, the longest stored first."""
-        found: list[tuple[int, bytes, int]] = []
+        found: list[tuple[int, int, bytes, int]] = []
         for index, drive in enumerate(self._drives):
             rows = rows_at(drive.image, self._headers_of(index))
             names = np.ascontiguousarray(rows["namespace"]).view(np.uint8).reshape(-1, len(namespace))
@@ -196,8 +202,9 @@ class PoolMap:
             sizes = -(-rows["slice_bytes"].astype(np.int64) // ALIGNMENT) * ALIGNMENT * rows["num_layers"]
             keys = np.ascontiguousarray(rows["key"]).tobytes()
             names_of = [keys[at : at + 32] for at in range(0, len(keys), 32)]
-            found += zip(rows["stored_ms"].tolist(), names_of, sizes.tolist(), strict=True)
-        return [(key, size, stored_ms) for stored_ms, key, size in sorted(found)]
+            columns = (rows["stored_ms"].tolist(), rows["generation"].tolist(), names_of, sizes.tolist())
+            found += zip(*columns, strict=True)
+        return [(key, size, stored_ms) for stored_ms, _, key, size in sorted(found)]
 
     def fail(self, drive: int) -> list[ChunkRecord]:
         """Use a drive no more; the chunks that were on it, which are forgotten."""
