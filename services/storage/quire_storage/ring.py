@@ -60,11 +60,6 @@ class Ring:
     def description(self) -> str:
         return self._io.description
 
-    @property
-    def backlog_bytes(self) -> int:
-        """Writes accepted and not yet issued."""
-        return self._backlog_bytes
-
     async def start(self, files: Sequence[int], memories: Sequence[npt.NDArray[np.uint8]]) -> None:
         """`files` are file descriptors; contexts name them by index. `memories`: where most bytes will lie."""
         self._io.init_queue(files, memories)

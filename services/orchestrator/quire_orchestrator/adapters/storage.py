@@ -36,10 +36,12 @@ class GrpcChunkHolder:
 
     async def gone(self, node: Node) -> None:
         channel = self._channels.get(node.grpc_address)
+        broken = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
         was_ready = False
         while True:
             state = channel.get_state(try_to_connect=True)
-            if was_ready and state is not grpc.ChannelConnectivity.READY:
+            # A connection that was merely idle comes up again; one whose process is dead is refused.
+            if was_ready and state in broken:
                 return
-            was_ready = state is grpc.ChannelConnectivity.READY
+            was_ready = was_ready or state is grpc.ChannelConnectivity.READY
             await channel.wait_for_state_change(state)

@@ -20,7 +20,6 @@ from quire.metadata.index import ChunkRecord
 from quire_storage.core.chunks import Chunk, DiskPlace
 from quire_storage.core.pool_format import (
     HAS_PARENT,
-    HEADER,
     IN_OBJECT,
     PAGE_BYTES,
     FoundHeaders,
@@ -347,6 +346,3 @@ class PoolMap:
             header = pages[slot // per_page] * PAGE_BYTES + slot % per_page * size
             places.append(DiskPlace(index, offset, stride, header))
         return places
-
-
-assert HEADER.itemsize < PAGE_BYTES

@@ -41,11 +41,6 @@ class WriteGate:
         self._sample_start_s = 0.0
         self._sample_bytes = 0
 
-    @property
-    def rate_bytes_per_s(self) -> float:
-        """How fast reads have gone of late."""
-        return self._rate_bytes_per_s
-
     def read_started(self, size: int, due_s: float, now_s: float) -> int:
         """Count a read whose consumer needs it at `due_s`; returns its number."""
         if not self._reads:

@@ -64,10 +64,6 @@ class SlotAllocator:
         self.capacity_bytes = len(self._free_slabs) * slab_bytes
         self.used_bytes = 0
 
-    @property
-    def slabs_in_use(self) -> int:
-        return len(self._slabs)
-
     def layer_stride(self, shape: Shape) -> int:
         """Distance in bytes between two layers of a slot. Raises `LayoutInvalid` for a chunk larger than a slab."""
         return self.slots_per_slab(shape) * shape.slice_room
