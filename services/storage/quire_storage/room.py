@@ -85,7 +85,9 @@ class Room:
             needed = (count - len(taken)) * shape.slot_bytes
             if self.evict_clean(needed) or await self._evict_dirty(needed):
                 continue
-            if self._clock.monotonic_s() > deadline_s or not self._held.dirty:
+            # What is held or being written now may come free; only what can never fit is refused at once.
+            never = count * shape.slot_bytes > self._held.arena.slots.capacity_bytes
+            if never or self._clock.monotonic_s() > deadline_s:
                 raise PoolFull(
                     f"no memory for {count} chunks of {shape.bytes} bytes ({self._held.arena.slots.used_bytes} in use)"
                 )

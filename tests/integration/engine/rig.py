@@ -41,7 +41,7 @@ CONFIG = StorageConfig(
     drive_bytes=4 << 20,
     stripe_bytes=8192,
     chunk_bytes_min=8192,
-    room_timeout_s=0.2,
+    room_timeout_s=5.0,
 )
 Bytes = npt.NDArray[np.uint8]
 

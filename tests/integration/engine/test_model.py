@@ -115,7 +115,6 @@ class EngineMachine(RuleBasedStateMachine):
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
     max_examples=int(os.environ.get("QUIRE_SOAK_EXAMPLES", "60")),
-    derandomize="QUIRE_SOAK_EXAMPLES" not in os.environ,  # CI repeats itself, `make soak` explores
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
