@@ -184,3 +184,10 @@ async def test_redis_that_is_not_there_is_a_typed_error() -> None:
     with pytest.raises(MetadataUnavailable, match="Redis"):
         await PrefixIndex(client).match(chain(3))
     await client.aclose()
+
+
+async def test_a_burst_of_commands_waits_for_a_connection(index: PrefixIndex) -> None:
+    """More questions at once than connections: all are answered."""
+    keys = chain(4)
+    await index.register("a", records(keys, 0, 4))
+    assert {match.count for match in await asyncio.gather(*(index.match(keys) for _ in range(500)))} == {4}

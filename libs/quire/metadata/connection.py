@@ -12,8 +12,14 @@ from quire.errors import MetadataUnavailable
 
 
 def connect(url: str, timeout_s: float = 5.0) -> redis.Redis:
-    """A client for `redis://`, `rediss://` or `unix://`. Connects at the first command; each has a deadline."""
-    return redis.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, max_connections=64)
+    """A client for `redis://`, `rediss://` or `unix://`. Connects at the first command; each has a deadline.
+
+    At most 64 connections: a burst of commands waits for one, as long as a command may take, and is not refused.
+    """
+    pool = redis.BlockingConnectionPool.from_url(
+        url, max_connections=64, timeout=timeout_s, socket_timeout=timeout_s, socket_connect_timeout=timeout_s
+    )
+    return redis.Redis.from_pool(pool)
 
 
 @contextlib.asynccontextmanager

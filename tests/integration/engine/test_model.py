@@ -50,7 +50,9 @@ class EngineMachine(RuleBasedStateMachine):
         """Two stores of the same chunks: both are acknowledged, one copy is kept."""
 
         async def both() -> None:
-            await asyncio.gather(*(self.engine.put(numbers[:4], Durability.LOCAL) for _ in range(2)))
+            async with asyncio.TaskGroup() as stores:
+                for _ in range(2):
+                    stores.create_task(self.engine.put(numbers[:4], Durability.LOCAL))
 
         self.run(both())
         self.durable.update(numbers[:4])
