@@ -59,6 +59,11 @@ class Namespace:
         if not 0 <= self.shard_index < self.shard_count:
             raise InvalidRequest(f"{self.shard_index} of {self.shard_count}", field="namespace.shard_index")
 
+    @property
+    def tenant(self) -> str:
+        """Name of the tenant, by which links are shared."""
+        return tenant_name(self.tenant_salt)
+
     def digest(self) -> bytes:
         """H_{-1}: 32 bytes."""
         layout = asdict(self.layout)
@@ -73,6 +78,11 @@ class Namespace:
             "shard": [self.shard_index, self.shard_count],
         }
         return hashlib.sha256(cbor2.dumps(record, canonical=True)).digest()
+
+
+def tenant_name(salt: bytes) -> str:
+    """Tells nothing of the salt. Empty for no salt."""
+    return hashlib.blake2b(salt, digest_size=8, person=b"quire tenant").hexdigest() if salt else ""
 
 
 def block_keys(

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import cbor2
 
 from quire.errors import LeaseExpired, LeaseForged
 from quire.keys import ChunkKeys
+from quire.policy import TenantPolicy
 
 _MAC_BYTES: Final = 32
+_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,17 @@ class LeasedRun:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A promise that the runs stay readable until `expires_ms` (Unix epoch). `tip` is the last chunk's key."""
+    """A promise that the runs stay readable until `expires_ms` (Unix epoch). `tip` is the last chunk's key.
+
+    `tenant`: whose request it is, and what that tenant gets of the links: signed, so that no client chooses it.
+    """
 
     lease_id: bytes
     tip: bytes
     tip_segment: bytes
     expires_ms: int
     runs: tuple[LeasedRun, ...]
+    tenant: TenantPolicy = field(default_factory=TenantPolicy)
 
     def covers(self, node_id: str, first_chunk: int, keys: ChunkKeys) -> bool:
         """Whether exactly this run at this node is leased."""
@@ -60,7 +66,8 @@ class LeaseSigner:
 
     def sign(self, lease: Lease) -> bytes:
         runs = [[run.node_id, run.first_chunk, run.chunk_count, run.digest] for run in lease.runs]
-        body = cbor2.dumps([1, lease.lease_id, lease.tip, lease.tip_segment, lease.expires_ms, runs])
+        tenant = [lease.tenant.tenant, lease.tenant.weight, lease.tenant.cap_bytes_per_s]
+        body = cbor2.dumps([_VERSION, lease.lease_id, lease.tip, lease.tip_segment, lease.expires_ms, runs, tenant])
         return self._mac(body) + body
 
     def verify(self, token: bytes, now_ms: int) -> Lease:
@@ -68,12 +75,14 @@ class LeaseSigner:
         body = token[_MAC_BYTES:]
         if not hmac.compare_digest(self._mac(body), token[:_MAC_BYTES]):
             raise LeaseForged("this cluster did not sign it", field="lease")
-        version, lease_id, tip, tip_segment, expires_ms, runs = cbor2.loads(body)
-        if version != 1:
+        version, *fields = cbor2.loads(body)
+        if version != _VERSION:
             raise LeaseForged(f"version {version}", field="lease")
+        lease_id, tip, tip_segment, expires_ms, runs, tenant = fields
         if now_ms >= expires_ms:
             raise LeaseExpired(f"expired {now_ms - expires_ms} ms ago; look up again", field="lease")
-        return Lease(lease_id, tip, tip_segment, expires_ms, tuple(LeasedRun(*run) for run in runs))
+        leased = tuple(LeasedRun(*run) for run in runs)
+        return Lease(lease_id, tip, tip_segment, expires_ms, leased, TenantPolicy(*tenant))
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.new(self._secret, b"quire lease 1" + body, hashlib.sha256).digest()

@@ -1,7 +1,8 @@
-"""What a namespace may take up, and for how long."""
+"""What a namespace may take up, and for how long; what a tenant gets of the links."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,3 +27,19 @@ class NamespacePolicy:
             raise InvalidRequest(f"{self.ttl_s} is not in 0..{_TTL_S_MAX}", field="ttl_s")
         if self.quota_bytes < 0:
             raise InvalidRequest(f"{self.quota_bytes} is negative", field="quota_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """`tenant`: `Namespace.tenant`. Of a contended link it gets a part in proportion to `weight`, and never more than
+    `cap_bytes_per_s` (0 for no cap)."""
+
+    tenant: str = ""
+    weight: float = 1.0
+    cap_bytes_per_s: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.weight < math.inf):
+            raise InvalidRequest(f"{self.weight} is not positive and finite", field="weight")
+        if self.cap_bytes_per_s < 0:
+            raise InvalidRequest(f"{self.cap_bytes_per_s} is negative", field="cap_bytes_per_s")

@@ -28,7 +28,7 @@ from quire_storage.adapters.drives import FileDrives
 from quire_storage.config import StorageConfig
 from quire_storage.core.slots import Shape
 from quire_storage.ingest import IngestCall
-from quire_storage.ports import Grant, Outer
+from quire_storage.ports import AdmissionRequest, Grant, Outer
 from quire_storage.runtime import StorageNode
 
 LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
@@ -77,13 +77,14 @@ class ScriptedIndex:
 class OpenValve:
     """A scheduler that grants whatever is asked."""
 
-    async def admit(self, delivery: str, bytes_per_layer: int, compute_window_us: int, layers_left: int) -> Grant:
-        return Grant(delivery, 10**9, 1.0)
+    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
+        return Grant(request.delivery, 10**9, 1.0)
 
     async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
         return [Grant(name, 10**9, 1.0) for name in layers_left]
 
-    async def finish(self, delivery: str, bytes_moved: int, duration_s: float) -> None: ...
+    async def finish(self, delivery: str) -> None: ...
+    async def observe(self, request: AdmissionRequest, rate_bytes_per_s: int, stall_s: float) -> None: ...
 
 
 class Alone:

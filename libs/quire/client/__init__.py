@@ -1,12 +1,13 @@
 """The SDK: `QuireClient` for asyncio, `SyncClient` for engines that have no loop."""
 
 from quire.client.buffers import Buffer
-from quire.client.client import Lookup, QuireClient
+from quire.client.client import Advice, Lookup, QuireClient
 from quire.client.delivery import Delivery, FetchSummary
 from quire.client.store import StoreSession, StoreSummary
 from quire.client.sync import SyncClient, SyncDelivery, SyncStoreSession
 
 __all__ = [
+    "Advice",
     "Buffer",
     "Delivery",
     "FetchSummary",

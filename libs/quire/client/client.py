@@ -32,8 +32,27 @@ _abandoned: Final[list[Buffer]] = []
 
 
 @dataclass(frozen=True, slots=True)
+class Advice:
+    """Fetch or compute, as the cluster predicts it: seconds to the first token if `chunks` are taken, all, or none.
+
+    `window_us`: the compute window per layer with these chunks; `rate_bytes_per_s`: what the link has to give now.
+    """
+
+    chunks: int
+    window_us: int
+    rate_bytes_per_s: int
+    ttft_s: float
+    ttft_all_s: float
+    ttft_none_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lookup:
-    """The longest cached prefix of what was asked. `keys`: those of the matched chunks. `lease` is empty for none."""
+    """The longest cached prefix of what was asked.
+
+    `matched_tokens`: its length. `keys`: those of its chunks, or, with advice, of those that should be taken; `lease`
+    (empty for none) and `segments` are theirs.
+    """
 
     namespace: Namespace
     keys: ChunkKeys
@@ -41,10 +60,11 @@ class Lookup:
     lease: bytes
     segments: tuple[Segment, ...]
     index_us: int
+    advice: Advice | None = None
 
     @property
     def matched_chunks(self) -> int:
-        return len(self.keys)
+        return self.matched_tokens // self.namespace.layout.chunk_tokens
 
 
 class QuireClient:
@@ -106,34 +126,61 @@ class QuireClient:
         array = memory.numpy() if hasattr(memory, "numpy") and on_host else memory
         return Buffer(self.transport, memory, array.reshape(-1).view("uint8") if on_host else None)
 
-    async def lookup(self, namespace: Namespace, keys: ChunkKeys, *, lease_ttl_ms: int = 60_000) -> Lookup:
-        """The longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect)."""
+    async def lookup(
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        *,
+        lease_ttl_ms: int = 60_000,
+        prompt_tokens: int = 0,
+        device: str = "",
+    ) -> Lookup:
+        """The longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect).
+
+        With the length of the whole prompt and the device that computes, where the cluster has a profile of it: also
+        how much of the prefix to take (see `Advice`); a fetch of it then knows its compute window.
+        """
         request = pb.LookupRequest(
             namespace=convert.namespace_to(namespace),
             chunk_keys=keys.packed,
             lease_ttl_ms=lease_ttl_ms,
             host=self._location.host,
             zone=self._location.zone,
+            prompt_tokens=prompt_tokens,
+            device=device,
         )
         with tracer().start_as_current_span(names.CLIENT_LOOKUP):
             response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
         segments = tuple(convert.segment_from(segment) for segment in response.segments)
+        advice = _advice(response.advice) if response.HasField("advice") else None
         return Lookup(
             namespace,
-            keys.run(0, response.matched_chunks),
+            keys.run(0, response.matched_chunks if advice is None else advice.chunks),
             response.matched_tokens,
             response.lease,
             segments,
             response.index_us,
+            advice,
         )
 
     async def fetch(
-        self, found: Lookup, buffer: Buffer, *, order: DeliveryOrder = DeliveryOrder.AUTO, compute_window_us: int = 0
+        self,
+        found: Lookup,
+        buffer: Buffer,
+        *,
+        order: DeliveryOrder = DeliveryOrder.AUTO,
+        compute_window_us: int | None = None,
     ) -> Delivery:
         """Have the matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes).
 
-        Returns at once; see `Delivery`. Raises `TargetInvalid` for a buffer that is too small or still in use.
+        `compute_window_us`: how long each layer computes (c_i of ObjectCache, §3.6): bandwidth goes by it. None: as the
+        look-up advised, or unknown. Returns at once; see `Delivery`. Raises `TargetInvalid` for a buffer that is too
+        small or still in use, `InvalidRequest` for a window that is no time.
         """
+        if compute_window_us is not None and not 0 < compute_window_us < 1 << 32:
+            raise InvalidRequest(f"{compute_window_us} is not positive, or too long", field="compute_window_us")
+        if compute_window_us is None:
+            compute_window_us = found.advice.window_us if found.advice is not None else 0
         layout = found.namespace.layout
         descriptor = Descriptor(
             found.keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, order, buffer.target()
@@ -219,6 +266,15 @@ class QuireClient:
         request = pb.SetPolicyRequest(namespace=convert.namespace_to(namespace), ttl_s=ttl_s, quota_bytes=quota_bytes)
         await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
 
+    async def set_tenant(self, tenant_salt: bytes, *, weight: float = 1.0, cap_bytes_per_s: int = 0) -> None:
+        """Give a tenant its part of contended links: by weight, and never more than its cap (0 for none)."""
+        request = pb.SetTenantRequest(tenant_salt=tenant_salt, weight=weight, cap_bytes_per_s=cap_bytes_per_s)
+        await call(self._stub.SetTenant, request, timeout_s=self._timeout_s)
+
+    async def set_theta(self, theta_bytes: int) -> None:
+        """Have every storage node deliver payloads below `theta_bytes` chunkwise; 0: each by its own setting."""
+        await call(self._stub.SetTheta, pb.SetThetaRequest(theta_bytes=theta_bytes), timeout_s=self._timeout_s)
+
     async def status(self) -> Sequence[Node]:
         """The members of the cluster."""
         response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)
@@ -232,3 +288,14 @@ class QuireClient:
         transfer = self._transfers.get(message.transfer_id)
         if transfer is not None:
             transfer.on_message(message)
+
+
+def _advice(message: pb.Advice) -> Advice:
+    return Advice(
+        message.take_chunks,
+        message.compute_window_us,
+        message.rate_bytes_per_s,
+        message.ttft_us / 1e6,
+        message.ttft_all_us / 1e6,
+        message.ttft_none_us / 1e6,
+    )

@@ -15,8 +15,8 @@ from quire.errors import InternalError, InvalidRequest, PeerLost, QuireError, Re
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc.convert import outcome_from
-from quire.transport import LayerReady, Message, Quiesced, Transport
-from quire.transport.messages import ALL_LAYERS
+from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
+from quire.transport.messages import ALL_LAYERS, encode_message
 
 _REFUSALS: Final = (InvalidRequest, ResourceExhausted)
 
@@ -33,7 +33,8 @@ class FetchSummary:
 class Delivery:
     """Made by `QuireClient.fetch`. A layer is ready when every node has written its stripe of it.
 
-    `arrived_ns[l]`: monotonic time of arrival, 0 before.
+    `arrived_ns[l]`: monotonic time of arrival, 0 before. Once the last layer was awaited, each storage node hears for
+    how long its stripes were waited for: schedulers learn from that.
     """
 
     def __init__(
@@ -51,7 +52,12 @@ class Delivery:
         self.arrived_ns = [0] * num_layers
         self._transport = transport
         self._quiescence = Quiescence(segments, transport, buffer, on_quiesced)
-        self._missing = [len(self._quiescence.nodes)] * num_layers
+        nodes = len(self._quiescence.nodes)
+        self._missing = [nodes] * num_layers
+        self._stripe_ns = [[0] * num_layers for _ in range(nodes)]
+        self._wanted_ns = [0] * num_layers
+        self._peers: list[Peer] = []
+        self._layerwise = True
         loop = asyncio.get_running_loop()
         self._ready: list[asyncio.Future[None]] = [loop.create_future() for _ in range(num_layers)]
         self._outcomes: list[NodeOutcome] = []
@@ -62,7 +68,23 @@ class Delivery:
 
     async def layer(self, layer: int) -> None:
         """Return when `layer` is complete in the buffer. Raises why it will never be."""
+        if not self._wanted_ns[layer]:
+            self._wanted_ns[layer] = time.monotonic_ns()
         await asyncio.shield(self._ready[layer])
+        if layer == self.num_layers - 1:
+            self._report_stalls()
+
+    @property
+    def stall_s(self) -> float:
+        """For how long layers were waited for, in all."""
+        return (
+            sum(
+                max(0, arrived - wanted)
+                for arrived, wanted in zip(self.arrived_ns, self._wanted_ns, strict=True)
+                if arrived and wanted
+            )
+            / 1e9
+        )
 
     async def summary(self) -> FetchSummary:
         """Wait for the end, good or bad. Raises only if the gateway could not be asked at all."""
@@ -89,7 +111,7 @@ class Delivery:
 
     def connect(self) -> None:
         """Watch the nodes' connections. Raises `PeerLost` for a node that cannot be reached."""
-        self._quiescence.connect()
+        self._peers = self._quiescence.connect()
 
     def start(self, responses: AsyncGenerator[Any, None]) -> None:
         """Follow the gateway's answers."""
@@ -102,11 +124,12 @@ class Delivery:
 
     def on_message(self, message: Message) -> None:
         match message:
-            case LayerReady(layer=layer) if layer == ALL_LAYERS:
+            case LayerReady(node_index=node, layer=layer) if layer == ALL_LAYERS:
+                self._layerwise = False
                 for each in range(self.num_layers):
-                    self._stripe(each)
-            case LayerReady(layer=layer) if layer < self.num_layers:
-                self._stripe(layer)
+                    self._stripe(each, node)
+            case LayerReady(node_index=node, layer=layer) if layer < self.num_layers:
+                self._stripe(layer, node)
             case Quiesced(node_index=index):
                 self._quiescence.node(index)
 
@@ -134,8 +157,8 @@ class Delivery:
         if not any(outcome.error_code for outcome in self._outcomes):
             # Every node has flushed everything: a message that is still on its way brings no news.
             for layer in range(self.num_layers):
-                self._missing[layer] = 1
-                self._stripe(layer)
+                self._missing[layer] = min(1, self._missing[layer])
+                self._stripe(layer, None)
         return FetchSummary(usable, moved, tuple(self._outcomes))
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
@@ -144,7 +167,22 @@ class Delivery:
         if outcome.error_code:
             self._fail(by_code(outcome.error_code)(outcome.error_message))
 
-    def _stripe(self, layer: int) -> None:
+    def _report_stalls(self) -> None:
+        """To every node, for how long its stripes alone were waited for."""
+        if not self._layerwise:
+            return
+        for node, peer in enumerate(self._peers):
+            stall_ns = sum(
+                max(0, arrived - wanted)
+                for arrived, wanted in zip(self._stripe_ns[node], self._wanted_ns, strict=True)
+                if arrived and wanted
+            )
+            with contextlib.suppress(QuireError):
+                peer.send(encode_message(Stalled(self.transfer_id, node, stall_ns // 1000)))
+
+    def _stripe(self, layer: int, node: int | None) -> None:
+        if node is not None and node < len(self._stripe_ns):
+            self._stripe_ns[node][layer] = time.monotonic_ns()
         if self._missing[layer] > 0:
             self._missing[layer] -= 1
             if self._missing[layer] == 0 and not self._ready[layer].done():

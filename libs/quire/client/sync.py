@@ -70,11 +70,26 @@ class SyncClient:
 
         self.run(free())
 
-    def lookup(self, namespace: Namespace, keys: ChunkKeys, *, lease_ttl_ms: int = 60_000) -> Lookup:
-        return self.run(self._client.lookup(namespace, keys, lease_ttl_ms=lease_ttl_ms))
+    def lookup(
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        *,
+        lease_ttl_ms: int = 60_000,
+        prompt_tokens: int = 0,
+        device: str = "",
+    ) -> Lookup:
+        return self.run(
+            self._client.lookup(namespace, keys, lease_ttl_ms=lease_ttl_ms, prompt_tokens=prompt_tokens, device=device)
+        )
 
     def fetch(
-        self, found: Lookup, buffer: Buffer, *, order: DeliveryOrder = DeliveryOrder.AUTO, compute_window_us: int = 0
+        self,
+        found: Lookup,
+        buffer: Buffer,
+        *,
+        order: DeliveryOrder = DeliveryOrder.AUTO,
+        compute_window_us: int | None = None,
     ) -> SyncDelivery:
         delivery = self.run(self._client.fetch(found, buffer, order=order, compute_window_us=compute_window_us))
         return SyncDelivery(self, delivery)
@@ -100,6 +115,12 @@ class SyncClient:
     def set_policy(self, namespace: Namespace, *, ttl_s: int = 0, quota_bytes: int = 0) -> None:
         self.run(self._client.set_policy(namespace, ttl_s=ttl_s, quota_bytes=quota_bytes))
 
+    def set_tenant(self, tenant_salt: bytes, *, weight: float = 1.0, cap_bytes_per_s: int = 0) -> None:
+        self.run(self._client.set_tenant(tenant_salt, weight=weight, cap_bytes_per_s=cap_bytes_per_s))
+
+    def set_theta(self, theta_bytes: int) -> None:
+        self.run(self._client.set_theta(theta_bytes))
+
     def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
         return self.run(self._client.evict(namespace, keys, keep_chunks=keep_chunks))
 
@@ -115,7 +136,8 @@ class SyncDelivery:
         self.delivery = delivery
 
     def layer(self, layer: int) -> None:
-        if not self.delivery.arrived_ns[layer]:
+        # The last layer ends the count of stalls, which the delivery's loop sends to the storage nodes.
+        if not self.delivery.arrived_ns[layer] or layer == self.delivery.num_layers - 1:
             self._client.run(self.delivery.layer(layer))
 
     def summary(self) -> FetchSummary:

@@ -1,4 +1,4 @@
-"""Policies of namespaces: one hash in Redis."""
+"""What operators set: policies of namespaces and of tenants, and the threshold Θ."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import cbor2
 import redis.asyncio as redis
 
 from quire.metadata.connection import metadata_errors
-from quire.policy import NamespacePolicy
+from quire.policy import NamespacePolicy, TenantPolicy
 
 _KEY = "quire:policies"
+_TENANTS_KEY = "quire:tenants"
+_THETA_KEY = "quire:theta"
 
 
 class Policies:
-    """Set by operators, read by storage nodes."""
+    """Set by operators, carried out by the services."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
@@ -31,3 +33,24 @@ class Policies:
         async with metadata_errors():
             entries = cast(dict[bytes, bytes], await self._client.hgetall(_KEY))
         return [NamespacePolicy(name, *cbor2.loads(raw)) for name, raw in sorted(entries.items())]
+
+    async def set_tenant(self, policy: TenantPolicy) -> None:
+        """Replace a tenant's policy."""
+        async with metadata_errors():
+            record = cbor2.dumps([policy.weight, policy.cap_bytes_per_s])
+            await self._client.hset(_TENANTS_KEY, policy.tenant, record)
+
+    async def tenants(self) -> dict[str, TenantPolicy]:
+        """Those that were set, by tenant."""
+        async with metadata_errors():
+            entries = cast(dict[bytes, bytes], await self._client.hgetall(_TENANTS_KEY))
+        return {name.decode(): TenantPolicy(name.decode(), *cbor2.loads(raw)) for name, raw in entries.items()}
+
+    async def set_theta(self, theta_bytes: int) -> None:
+        """The threshold Θ of every storage node; 0 gives it back to their own settings."""
+        async with metadata_errors():
+            await self._client.set(_THETA_KEY, theta_bytes)
+
+    async def theta(self) -> int:
+        async with metadata_errors():
+            return int(cast(bytes | None, await self._client.get(_THETA_KEY)) or 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from quire.errors import QuireError
 from quire.nodes import Node
@@ -17,10 +18,18 @@ _TIMEOUT_S = 2.0
 _RETRY_S = 0.3
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterNews:
+    """The name of the index, another one if it was lost; and the cluster's threshold Θ, 0 for none."""
+
+    index_epoch: str
+    theta_bytes: int
+
+
 class Heartbeat:
     """Announces `describe()` to the orchestrator at the interval that it asks for.
 
-    `on_epoch` hears the name of the index with every answer.
+    `on_news` hears what every answer says of the cluster.
     """
 
     def __init__(
@@ -28,11 +37,11 @@ class Heartbeat:
         channels: ChannelPool,
         orchestrator_address: str,
         describe: Callable[[], Node],
-        on_epoch: Callable[[str], None] = lambda epoch: None,
+        on_news: Callable[[ClusterNews], None] = lambda news: None,
     ) -> None:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(orchestrator_address))
         self._describe = describe
-        self._on_epoch = on_epoch
+        self._on_news = on_news
         self._task: asyncio.Task[None] | None = None
         self._joined = asyncio.Event()
 
@@ -69,5 +78,5 @@ class Heartbeat:
                 continue
             failing = False
             self._joined.set()
-            self._on_epoch(response.index_epoch)
+            self._on_news(ClusterNews(response.index_epoch, response.theta_bytes))
             await asyncio.sleep(response.interval_ms / 1000)

@@ -11,7 +11,7 @@ from quire.config import Config, load
 from quire.errors import QuireError
 from quire.nodes import Node
 from quire.rpc.channels import ChannelPool
-from quire.rpc.heartbeat import Heartbeat
+from quire.rpc.heartbeat import ClusterNews, Heartbeat
 from quire.rpc.server import Server, until_signalled
 from quire.telemetry import configure, logger
 
@@ -40,10 +40,10 @@ async def serve_member(
     orchestrator_address: str,
     describe: Callable[[], Node],
     grace_s: float,
-    on_epoch: Callable[[str], None] = lambda epoch: None,
+    on_news: Callable[[ClusterNews], None] = lambda news: None,
 ) -> None:
     """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up."""
-    heartbeat = Heartbeat(channels, orchestrator_address, describe, on_epoch)
+    heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news)
     await server.start()
     heartbeat.start()
     await until_signalled()

@@ -1,7 +1,7 @@
 """The data plane as a port, with two ends: UCX, and memory of this process for tests of what stands above it."""
 
 from quire.transport.base import PayloadStream, Peer, Region, Remote, Transport
-from quire.transport.messages import LayerProduced, LayerReady, Message, Quiesced, decode_message
+from quire.transport.messages import LayerProduced, LayerReady, Message, Quiesced, Stalled, decode_message
 
 __all__ = [
     "LayerProduced",
@@ -12,6 +12,7 @@ __all__ = [
     "Quiesced",
     "Region",
     "Remote",
+    "Stalled",
     "Transport",
     "decode_message",
 ]

@@ -47,8 +47,19 @@ class LayerProduced:
     trace: bytes = _NO_TRACE
 
 
-Message = LayerReady | Quiesced | LayerProduced
-_LAYER_READY, _QUIESCED, _LAYER_PRODUCED = 1, 2, 3
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """Client → storage node: for how long, in all, it waited for this node's stripes of the layers of a delivery."""
+
+    transfer_id: bytes
+    node_index: int
+    stall_us: int
+    trace: bytes = _NO_TRACE
+
+
+Message = LayerReady | Quiesced | LayerProduced | Stalled
+_LAYER_READY, _QUIESCED, _LAYER_PRODUCED, _STALLED = 1, 2, 3, 4
+_STALL_US_MAX: Final = 0xFFFFFFFF
 
 
 def encode_message(message: Message) -> bytes:
@@ -59,6 +70,9 @@ def encode_message(message: Message) -> bytes:
             return _FORMAT.pack(_VERSION, _QUIESCED, transfer, node, 0, int(complete), trace)
         case LayerProduced(transfer, layer, trace):
             return _FORMAT.pack(_VERSION, _LAYER_PRODUCED, transfer, 0, layer, 0, trace)
+        case Stalled(transfer, node, stall_us, trace):
+            high, low = divmod(min(stall_us, _STALL_US_MAX), 1 << 16)
+            return _FORMAT.pack(_VERSION, _STALLED, transfer, node, high, low, trace)
 
 
 def decode_message(raw: bytes) -> Message:
@@ -72,4 +86,6 @@ def decode_message(raw: bytes) -> Message:
         return Quiesced(transfer, node, bool(status), trace)
     if kind == _LAYER_PRODUCED:
         return LayerProduced(transfer, layer, trace)
+    if kind == _STALLED:
+        return Stalled(transfer, node, (layer << 16) + status, trace)
     raise InvalidRequest(f"{kind} is no kind of message", field="message")

@@ -65,6 +65,84 @@ class SetPolicyResponse(_message.Message):
 Global___SetPolicyResponse: _TypeAlias = SetPolicyResponse  # noqa: Y015
 
 @_typing.final
+class SetTenantRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_SALT_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    tenant_salt: _builtins.bytes
+    """The tenant's salt, as in its namespaces; empty for those without."""
+    weight: _builtins.float
+    """Its part of a contended link is in proportion to this; positive."""
+    cap_bytes_per_s: _builtins.int
+    """Bytes per second that it may have together; 0 for no cap."""
+    def __init__(
+        self,
+        *,
+        tenant_salt: _builtins.bytes = ...,
+        weight: _builtins.float = ...,
+        cap_bytes_per_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_bytes_per_s", b"cap_bytes_per_s", "tenant_salt", b"tenant_salt", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTenantRequest: _TypeAlias = SetTenantRequest  # noqa: Y015
+
+@_typing.final
+class SetTenantResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetTenantResponse: _TypeAlias = SetTenantResponse  # noqa: Y015
+
+@_typing.final
+class SetThetaRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    THETA_BYTES_FIELD_NUMBER: _builtins.int
+    theta_bytes: _builtins.int
+    """Payloads below it are delivered chunkwise; 0: every node by its own setting."""
+    def __init__(
+        self,
+        *,
+        theta_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["theta_bytes", b"theta_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetThetaRequest: _TypeAlias = SetThetaRequest  # noqa: Y015
+
+@_typing.final
+class SetThetaResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetThetaResponse: _TypeAlias = SetThetaResponse  # noqa: Y015
+
+@_typing.final
 class LookupRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -74,6 +152,8 @@ class LookupRequest(_message.Message):
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Either block keys, 32 bytes each, concatenated, in prefix order ..."""
     lease_ttl_ms: _builtins.int
@@ -81,6 +161,10 @@ class LookupRequest(_message.Message):
     host: _builtins.str
     """The client's machine and zone: of several replicas the nearest serves. May be empty."""
     zone: _builtins.str
+    prompt_tokens: _builtins.int
+    """Tokens of the whole prompt. With `device` it asks for advice: is fetching faster than computing? 0 for none."""
+    device: _builtins.str
+    """What computes, e.g. "a100-80gb": with the namespace's model it names a compute profile."""
     @_builtins.property
     def namespace(self) -> _common_pb2.Namespace:
         """Whose prefix."""
@@ -98,10 +182,12 @@ class LookupRequest(_message.Message):
         lease_ttl_ms: _builtins.int = ...,
         host: _builtins.str = ...,
         zone: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        device: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "host", b"host", "lease_ttl_ms", b"lease_ttl_ms", "namespace", b"namespace", "tokens", b"tokens", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "device", b"device", "host", b"host", "lease_ttl_ms", b"lease_ttl_ms", "namespace", b"namespace", "prompt_tokens", b"prompt_tokens", "tokens", b"tokens", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -117,6 +203,7 @@ class LookupResponse(_message.Message):
     LEASE_EXPIRES_MS_FIELD_NUMBER: _builtins.int
     SEGMENTS_FIELD_NUMBER: _builtins.int
     INDEX_US_FIELD_NUMBER: _builtins.int
+    ADVICE_FIELD_NUMBER: _builtins.int
     matched_chunks: _builtins.int
     """Matched chunks, from the start of the prefix."""
     matched_tokens: _builtins.int
@@ -131,6 +218,10 @@ class LookupResponse(_message.Message):
     def segments(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]:
         """Which storage node holds which run of chunks."""
 
+    @_builtins.property
+    def advice(self) -> Global___Advice:
+        """What to do, if asked and if there is a profile. `lease` and `segments` then cover what should be taken, no more."""
+
     def __init__(
         self,
         *,
@@ -140,14 +231,55 @@ class LookupResponse(_message.Message):
         lease_expires_ms: _builtins.int = ...,
         segments: _abc.Iterable[_common_pb2.Segment] | None = ...,
         index_us: _builtins.int = ...,
+        advice: Global___Advice | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_us", b"index_us", "lease", b"lease", "lease_expires_ms", b"lease_expires_ms", "matched_chunks", b"matched_chunks", "matched_tokens", b"matched_tokens", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "index_us", b"index_us", "lease", b"lease", "lease_expires_ms", b"lease_expires_ms", "matched_chunks", b"matched_chunks", "matched_tokens", b"matched_tokens", "segments", b"segments"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LookupResponse: _TypeAlias = LookupResponse  # noqa: Y015
+
+@_typing.final
+class Advice(_message.Message):
+    """Fetch or compute, by the compute profile and by what the links have to give now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAKE_CHUNKS_FIELD_NUMBER: _builtins.int
+    COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
+    RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    TTFT_US_FIELD_NUMBER: _builtins.int
+    TTFT_ALL_US_FIELD_NUMBER: _builtins.int
+    TTFT_NONE_US_FIELD_NUMBER: _builtins.int
+    take_chunks: _builtins.int
+    """How many chunks to take; fewer than matched where computing the rest is faster."""
+    compute_window_us: _builtins.int
+    """Compute window per layer if these are taken, microseconds."""
+    rate_bytes_per_s: _builtins.int
+    """Rate that a delivery would get now, bytes per second."""
+    ttft_us: _builtins.int
+    """Predicted time to first token if these are taken (ObjectCache, Eq. 3), if all that matched, and if nothing."""
+    ttft_all_us: _builtins.int
+    ttft_none_us: _builtins.int
+    def __init__(
+        self,
+        *,
+        take_chunks: _builtins.int = ...,
+        compute_window_us: _builtins.int = ...,
+        rate_bytes_per_s: _builtins.int = ...,
+        ttft_us: _builtins.int = ...,
+        ttft_all_us: _builtins.int = ...,
+        ttft_none_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "rate_bytes_per_s", b"rate_bytes_per_s", "take_chunks", b"take_chunks", "ttft_all_us", b"ttft_all_us", "ttft_none_us", b"ttft_none_us", "ttft_us", b"ttft_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Advice: _TypeAlias = Advice  # noqa: Y015
 
 @_typing.final
 class FetchRequest(_message.Message):

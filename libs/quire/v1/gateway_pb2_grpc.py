@@ -65,6 +65,16 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.FromString,
                 _registered_method=True)
+        self.SetTenant = channel.unary_unary(
+                '/quire.v1.GatewayService/SetTenant',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetTenantRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetTenantResponse.FromString,
+                _registered_method=True)
+        self.SetTheta = channel.unary_unary(
+                '/quire.v1.GatewayService/SetTheta',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/quire.v1.GatewayService/Status',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.StatusRequest.SerializeToString,
@@ -119,6 +129,20 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetTenant(self, request, context):
+        """Say what a tenant gets of contended links.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTheta(self, request, context):
+        """Set the threshold Θ of every storage node (ObjectCache, Eq. 2).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """The members of the cluster and their key figures.
         """
@@ -158,6 +182,16 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.SetPolicy,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'SetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTenant,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetTenantRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetTenantResponse.SerializeToString,
+            ),
+            'SetTheta': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTheta,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -328,6 +362,60 @@ class GatewayService:
             '/quire.v1.GatewayService/SetPolicy',
             quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/SetTenant',
+            quire_dot_v1_dot_gateway__pb2.SetTenantRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTheta(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/SetTheta',
+            quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,10 @@ class GatewayServiceStub:
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
     """Bound what a namespace may take up, and for how long."""
+    SetTenant: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]
+    """Say what a tenant gets of contended links."""
+    SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
+    """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
     Status: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]
     """The members of the cluster and their key figures."""
 
@@ -69,6 +73,10 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
     """Bound what a namespace may take up, and for how long."""
+    SetTenant: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]  # type: ignore[assignment]
+    """Say what a tenant gets of contended links."""
+    SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
+    """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
     Status: _aio.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]  # type: ignore[assignment]
     """The members of the cluster and their key figures."""
 
@@ -124,6 +132,22 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.SetPolicyResponse, _abc.Awaitable[_gateway_pb2.SetPolicyResponse]]:
         """Bound what a namespace may take up, and for how long."""
+
+    @_abc_1.abstractmethod
+    def SetTenant(
+        self,
+        request: _gateway_pb2.SetTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetTenantResponse, _abc.Awaitable[_gateway_pb2.SetTenantResponse]]:
+        """Say what a tenant gets of contended links."""
+
+    @_abc_1.abstractmethod
+    def SetTheta(
+        self,
+        request: _gateway_pb2.SetThetaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
+        """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
 
     @_abc_1.abstractmethod
     def Status(

@@ -412,19 +412,23 @@ class HeartbeatResponse(_message.Message):
 
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
     INDEX_EPOCH_FIELD_NUMBER: _builtins.int
+    THETA_BYTES_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """When to send the next one, milliseconds."""
     index_epoch: _builtins.str
     """Random name of the index; another one means that the index was lost and holders must register again."""
+    theta_bytes: _builtins.int
+    """The threshold Θ that was set for all storage nodes, bytes; 0 for their own settings."""
     def __init__(
         self,
         *,
         interval_ms: _builtins.int = ...,
         index_epoch: _builtins.str = ...,
+        theta_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_epoch", b"index_epoch", "interval_ms", b"interval_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_epoch", b"index_epoch", "interval_ms", b"interval_ms", "theta_bytes", b"theta_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,6 +91,16 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesResponse.FromString,
                 _registered_method=True)
+        self.SetTenant = channel.unary_unary(
+                '/quire.v1.OrchestratorService/SetTenant',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetTenantRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetTenantResponse.FromString,
+                _registered_method=True)
+        self.SetTheta = channel.unary_unary(
+                '/quire.v1.OrchestratorService/SetTheta',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/quire.v1.OrchestratorService/Heartbeat',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.HeartbeatRequest.SerializeToString,
@@ -189,6 +199,20 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetTenant(self, request, context):
+        """Say what a tenant gets of contended links.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTheta(self, request, context):
+        """Set the threshold Θ of every storage node (ObjectCache, Eq. 2).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """Register a node, or renew its membership.
         """
@@ -267,6 +291,16 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.ListPolicies,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesResponse.SerializeToString,
+            ),
+            'SetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTenant,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetTenantRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetTenantResponse.SerializeToString,
+            ),
+            'SetTheta': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTheta,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -582,6 +616,60 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/ListPolicies',
             quire_dot_v1_dot_orchestrator__pb2.ListPoliciesRequest.SerializeToString,
             quire_dot_v1_dot_orchestrator__pb2.ListPoliciesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/SetTenant',
+            quire_dot_v1_dot_gateway__pb2.SetTenantRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTheta(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/SetTheta',
+            quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,10 @@ class OrchestratorServiceStub:
     """Bound what a namespace may take up, and for how long."""
     ListPolicies: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ListPoliciesRequest, _orchestrator_pb2.ListPoliciesResponse]
     """Every namespace that is bounded."""
+    SetTenant: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]
+    """Say what a tenant gets of contended links."""
+    SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
+    """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.HeartbeatRequest, _orchestrator_pb2.HeartbeatResponse]
     """Register a node, or renew its membership."""
     Leave: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.LeaveRequest, _orchestrator_pb2.LeaveResponse]
@@ -90,6 +94,10 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Bound what a namespace may take up, and for how long."""
     ListPolicies: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ListPoliciesRequest, _orchestrator_pb2.ListPoliciesResponse]  # type: ignore[assignment]
     """Every namespace that is bounded."""
+    SetTenant: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]  # type: ignore[assignment]
+    """Say what a tenant gets of contended links."""
+    SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
+    """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.HeartbeatRequest, _orchestrator_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Register a node, or renew its membership."""
     Leave: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.LeaveRequest, _orchestrator_pb2.LeaveResponse]  # type: ignore[assignment]
@@ -187,6 +195,22 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.ListPoliciesResponse, _abc.Awaitable[_orchestrator_pb2.ListPoliciesResponse]]:
         """Every namespace that is bounded."""
+
+    @_abc_1.abstractmethod
+    def SetTenant(
+        self,
+        request: _gateway_pb2.SetTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetTenantResponse, _abc.Awaitable[_gateway_pb2.SetTenantResponse]]:
+        """Say what a tenant gets of contended links."""
+
+    @_abc_1.abstractmethod
+    def SetTheta(
+        self,
+        request: _gateway_pb2.SetThetaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
+        """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
 
     @_abc_1.abstractmethod
     def Heartbeat(

@@ -29,6 +29,8 @@ class AdmitRequest(_message.Message):
     LAYERS_LEFT_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    HELD_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     delivery: _builtins.str
     """Unique id of the delivery at its node, e.g. "storage-0/5f3a..."."""
     link: _builtins.str
@@ -43,6 +45,10 @@ class AdmitRequest(_message.Message):
     """Whose request."""
     weight: _builtins.float
     """Weight of the tenant; 0 counts as 1."""
+    cap_bytes_per_s: _builtins.int
+    """Bytes per second that the tenant may have together; 0 for no cap."""
+    held_bytes_per_s: _builtins.int
+    """Rate that the delivery has from an earlier leader, or its node's own; it keeps it if the budget allows."""
     def __init__(
         self,
         *,
@@ -53,10 +59,12 @@ class AdmitRequest(_message.Message):
         layers_left: _builtins.int = ...,
         tenant: _builtins.str = ...,
         weight: _builtins.float = ...,
+        cap_bytes_per_s: _builtins.int = ...,
+        held_bytes_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_layer", b"bytes_per_layer", "compute_window_us", b"compute_window_us", "delivery", b"delivery", "layers_left", b"layers_left", "link", b"link", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_layer", b"bytes_per_layer", "cap_bytes_per_s", b"cap_bytes_per_s", "compute_window_us", b"compute_window_us", "delivery", b"delivery", "held_bytes_per_s", b"held_bytes_per_s", "layers_left", b"layers_left", "link", b"link", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -97,7 +105,7 @@ class Grant(_message.Message):
     delivery: _builtins.str
     """The delivery."""
     rate_bytes_per_s: _builtins.int
-    """Bytes per second."""
+    """Bytes per second; 0: nothing is free in this epoch, renew when it ends."""
     epoch: _builtins.int
     """Number of the epoch."""
     epoch_left_ms: _builtins.int
@@ -191,28 +199,16 @@ class FinishRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DELIVERY_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
-    DURATION_US_FIELD_NUMBER: _builtins.int
-    STALL_US_FIELD_NUMBER: _builtins.int
     delivery: _builtins.str
     """The delivery."""
-    bytes: _builtins.int
-    """Bytes delivered."""
-    duration_us: _builtins.int
-    """How long it took, microseconds."""
-    stall_us: _builtins.int
-    """Time for which the client waited for layers, microseconds; 0 if unknown."""
     def __init__(
         self,
         *,
         delivery: _builtins.str = ...,
-        bytes: _builtins.int = ...,
-        duration_us: _builtins.int = ...,
-        stall_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "delivery", b"delivery", "duration_us", b"duration_us", "stall_us", b"stall_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,3 +228,62 @@ class FinishResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinishResponse: _TypeAlias = FinishResponse  # noqa: Y015
+
+@_typing.final
+class ObserveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINK_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    BYTES_PER_LAYER_FIELD_NUMBER: _builtins.int
+    COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    STALL_US_FIELD_NUMBER: _builtins.int
+    link: _builtins.str
+    """The link that it went over."""
+    tenant: _builtins.str
+    """Whose request it was."""
+    bytes_per_layer: _builtins.int
+    """Bytes per layer s_i."""
+    compute_window_us: _builtins.int
+    """Compute window per layer c_i, microseconds."""
+    layers: _builtins.int
+    """Layers delivered."""
+    rate_bytes_per_s: _builtins.int
+    """Mean rate that was granted, bytes per second."""
+    stall_us: _builtins.int
+    """Time for which the client waited for layers of this delivery, microseconds."""
+    def __init__(
+        self,
+        *,
+        link: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        bytes_per_layer: _builtins.int = ...,
+        compute_window_us: _builtins.int = ...,
+        layers: _builtins.int = ...,
+        rate_bytes_per_s: _builtins.int = ...,
+        stall_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_layer", b"bytes_per_layer", "compute_window_us", b"compute_window_us", "layers", b"layers", "link", b"link", "rate_bytes_per_s", b"rate_bytes_per_s", "stall_us", b"stall_us", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObserveRequest: _TypeAlias = ObserveRequest  # noqa: Y015
+
+@_typing.final
+class ObserveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObserveResponse: _TypeAlias = ObserveResponse  # noqa: Y015

@@ -50,6 +50,11 @@ class SchedulerServiceStub:
                 request_serializer=quire_dot_v1_dot_scheduler__pb2.FinishRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_scheduler__pb2.FinishResponse.FromString,
                 _registered_method=True)
+        self.Observe = channel.unary_unary(
+                '/quire.v1.SchedulerService/Observe',
+                request_serializer=quire_dot_v1_dot_scheduler__pb2.ObserveRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_scheduler__pb2.ObserveResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -77,6 +82,13 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Observe(self, request, context):
+        """What came of a rate: the adaptive policy learns from it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Finish,
                     request_deserializer=quire_dot_v1_dot_scheduler__pb2.FinishRequest.FromString,
                     response_serializer=quire_dot_v1_dot_scheduler__pb2.FinishResponse.SerializeToString,
+            ),
+            'Observe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Observe,
+                    request_deserializer=quire_dot_v1_dot_scheduler__pb2.ObserveRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_scheduler__pb2.ObserveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class SchedulerService:
             '/quire.v1.SchedulerService/Finish',
             quire_dot_v1_dot_scheduler__pb2.FinishRequest.SerializeToString,
             quire_dot_v1_dot_scheduler__pb2.FinishResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Observe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.SchedulerService/Observe',
+            quire_dot_v1_dot_scheduler__pb2.ObserveRequest.SerializeToString,
+            quire_dot_v1_dot_scheduler__pb2.ObserveResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,6 +39,8 @@ class SchedulerServiceStub:
     """Keep deliveries admitted and learn their rates of the current epoch."""
     Finish: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.FinishRequest, _scheduler_pb2.FinishResponse]
     """A delivery has ended; its rate returns to the link."""
+    Observe: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ObserveRequest, _scheduler_pb2.ObserveResponse]
+    """What came of a rate: the adaptive policy learns from it."""
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
@@ -51,6 +53,8 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Keep deliveries admitted and learn their rates of the current epoch."""
     Finish: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.FinishRequest, _scheduler_pb2.FinishResponse]  # type: ignore[assignment]
     """A delivery has ended; its rate returns to the link."""
+    Observe: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ObserveRequest, _scheduler_pb2.ObserveResponse]  # type: ignore[assignment]
+    """What came of a rate: the adaptive policy learns from it."""
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
     """The valve: who gets how much of the shared link, per epoch."""
@@ -78,5 +82,13 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.FinishResponse, _abc.Awaitable[_scheduler_pb2.FinishResponse]]:
         """A delivery has ended; its rate returns to the link."""
+
+    @_abc_1.abstractmethod
+    def Observe(
+        self,
+        request: _scheduler_pb2.ObserveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ObserveResponse, _abc.Awaitable[_scheduler_pb2.ObserveResponse]]:
+        """What came of a rate: the adaptive policy learns from it."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -49,6 +49,14 @@ class GatewayServicer(GatewayServiceServicer):
         response: pb.SetPolicyResponse = await self._forward(self._orchestrator.SetPolicy, request)
         return response
 
+    async def SetTenant(self, request: pb.SetTenantRequest, context: Any) -> pb.SetTenantResponse:
+        response: pb.SetTenantResponse = await self._forward(self._orchestrator.SetTenant, request)
+        return response
+
+    async def SetTheta(self, request: pb.SetThetaRequest, context: Any) -> pb.SetThetaResponse:
+        response: pb.SetThetaResponse = await self._forward(self._orchestrator.SetTheta, request)
+        return response
+
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
         listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
         return pb.StatusResponse(nodes=listed.nodes)

@@ -21,6 +21,8 @@ class OrchestratorConfig:
     cluster_secret: str = setting(
         "", "signs leases; the same at every service, not empty", variable="QUIRE_CLUSTER_SECRET", required=True
     )
+    profiles: str = setting("", "folder with compute profiles of your own (`quire profile`)", variable="QUIRE_PROFILES")
+    fetch_fixed_ms: float = setting(10.0, "what a fetch costs besides its bytes, in a look-up's advice", minimum=0)
     heartbeat_ms: int = setting(1000, "how often members report", minimum=50)
     member_ttl_ms: int = setting(3000, "after how long without a report a member counts as dead", minimum=100)
     lease_ttl_ms_max: int = setting(300_000, "longest lease", minimum=1)

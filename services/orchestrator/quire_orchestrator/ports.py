@@ -10,7 +10,7 @@ from quire.durability import Durability
 from quire.keys import ChunkKeys
 from quire.metadata.index import ChunkRecord, Evicted, Match
 from quire.nodes import Node
-from quire.policy import NamespacePolicy
+from quire.policy import NamespacePolicy, TenantPolicy
 
 __all__ = ["ChunkHolder", "Clock", "Index", "Members", "PolicyBook"]
 
@@ -41,10 +41,14 @@ class Members(Protocol):
 
 
 class PolicyBook(Protocol):
-    """Policies of namespaces; see `quire.metadata.Policies`."""
+    """What operators set; see `quire.metadata.Policies`."""
 
     async def set(self, policy: NamespacePolicy) -> None: ...
     async def all(self) -> list[NamespacePolicy]: ...
+    async def set_tenant(self, policy: TenantPolicy) -> None: ...
+    async def tenants(self) -> dict[str, TenantPolicy]: ...
+    async def set_theta(self, theta_bytes: int) -> None: ...
+    async def theta(self) -> int: ...
 
 
 class ChunkHolder(Protocol):

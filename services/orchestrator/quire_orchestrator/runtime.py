@@ -11,14 +11,18 @@ from dataclasses import dataclass, replace
 from quire import PROTOCOL_VERSION
 from quire.durability import Durability, OnExisting
 from quire.errors import InvalidRequest, QuireError
+from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.lease import Lease, LeasedRun, LeaseSigner
 from quire.metadata.index import OBJECT_TIER, ChunkRecord, Evicted, records
 from quire.nodes import Location, Node, Role, Segment
-from quire.policy import NamespacePolicy
+from quire.policy import NamespacePolicy, TenantPolicy
+from quire.profile import Profiles
+from quire.rpc.heartbeat import ClusterNews
 from quire.telemetry import logger, names, tracer
 from quire_orchestrator.config import OrchestratorConfig
-from quire_orchestrator.core.placement import placed_segments, readable_segments
+from quire_orchestrator.core.advice import Advice, advise
+from quire_orchestrator.core.placement import first_chunks, newcomer_rate, placed_segments, readable_segments
 from quire_orchestrator.errors import NoDurableNode
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members, PolicyBook
 
@@ -27,14 +31,30 @@ _NOWHERE = Location()
 
 
 @dataclass(frozen=True, slots=True)
+class Question:
+    """What a client wants to know. `prompt_tokens` and `device` ask for advice."""
+
+    namespace: Namespace
+    keys: ChunkKeys
+    lease_ttl_ms: int = 0
+    client: Location = _NOWHERE
+    prompt_tokens: int = 0
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
-    """A look-up's answer: the matched run of chunks, where it lies, and the lease on it (empty for none)."""
+    """A look-up's answer: the matched run of chunks, where it lies, and the lease on it (empty for none).
+
+    With advice, `segments` and `lease` cover what should be taken of it.
+    """
 
     matched_chunks: int
     segments: Sequence[Segment]
     lease: bytes
     lease_expires_ms: int
     index_us: int
+    advice: Advice | None = None
 
 
 class Orchestrator:
@@ -47,6 +67,7 @@ class Orchestrator:
         members: Members,
         policies: PolicyBook,
         holders: ChunkHolder,
+        profiles: Profiles,
         clock: Clock,
     ) -> None:
         self._config = config
@@ -54,6 +75,9 @@ class Orchestrator:
         self._members = members
         self._policies = policies
         self._holders = holders
+        self._profiles = profiles
+        self._tenants: dict[str, TenantPolicy] = {}
+        self._theta_bytes = 0
         self._clock = clock
         self._signer = LeaseSigner(config.cluster_secret.encode())
         self._live: dict[str, Node] = {}
@@ -70,22 +94,27 @@ class Orchestrator:
             if task is not None:
                 task.cancel()
 
-    async def lookup(self, keys: ChunkKeys, lease_ttl_ms: int, client: Location = _NOWHERE) -> Found:
+    async def lookup(self, question: Question) -> Found:
         """The longest prefix that can be read, from the replicas nearest to the client; with a lifetime, leased."""
+        keys, lease_ttl_ms = question.keys, question.lease_ttl_ms
         if lease_ttl_ms > self._config.lease_ttl_ms_max:
             raise InvalidRequest(f"{lease_ttl_ms} ms, {self._config.lease_ttl_ms_max} at most", field="lease_ttl_ms")
+        tenant = self._tenant(question.namespace)
         for _ in range(_PIN_TRIES):
             started = time.perf_counter_ns()
             with tracer().start_as_current_span(names.INDEX_MATCH):
                 match = await self._index.match(keys)
             index_us = (time.perf_counter_ns() - started) // 1000
-            segments = readable_segments(match, self._storage_nodes(), keys, client)
-            matched = sum(segment.chunk_count for segment in segments)
-            if matched == 0 or lease_ttl_ms == 0:
-                return Found(matched, segments, b"", 0, index_us)
-            lease = self._lease(keys, matched, segments, lease_ttl_ms)
+            segments = readable_segments(match, self._storage_nodes(), keys, question.client)
+            matched = taken = sum(segment.chunk_count for segment in segments)
+            advice = self._advise(question, tenant, segments, matched)
+            if advice is not None:
+                segments, taken = first_chunks(segments, advice.chunks), advice.chunks
+            if taken == 0 or lease_ttl_ms == 0:
+                return Found(matched, segments, b"", 0, index_us, advice)
+            lease = self._lease(keys, taken, segments, lease_ttl_ms, tenant)
             if await self._index.pin(lease.tip_segment, lease.tip, lease.lease_id, lease.expires_ms, lease_ttl_ms):
-                return Found(matched, segments, self._signer.sign(lease), lease.expires_ms, index_us)
+                return Found(matched, segments, self._signer.sign(lease), lease.expires_ms, index_us, advice)
             # Evicted between the match and the pin: look again.
         return Found(0, [], b"", 0, index_us)
 
@@ -203,8 +232,17 @@ class Orchestrator:
         """All that are set, and how many storage nodes share the quotas."""
         return await self._policies.all(), len(self._storage_nodes())
 
-    async def heartbeat(self, node: Node) -> tuple[int, str]:
-        """Keep a member alive; milliseconds until it should report again, and the name of the index."""
+    async def set_tenant(self, policy: TenantPolicy) -> None:
+        """Counts for look-ups from the next refresh on."""
+        await self._policies.set_tenant(policy)
+
+    async def set_theta(self, theta_bytes: int) -> None:
+        """Storage nodes hear of it with their next heartbeats."""
+        await self._policies.set_theta(theta_bytes)
+        self._theta_bytes = theta_bytes
+
+    async def heartbeat(self, node: Node) -> tuple[int, ClusterNews]:
+        """Keep a member alive; milliseconds until it should report again, and what is new."""
         if node.protocol_version != PROTOCOL_VERSION:
             raise InvalidRequest(
                 f"{node.protocol_version}, this cluster speaks {PROTOCOL_VERSION}", field="node.protocol_version"
@@ -212,7 +250,7 @@ class Orchestrator:
         await self._members.renew(node, self._clock.now_ms() + self._config.member_ttl_ms)
         self._live[node.node_id] = node
         self._watch()
-        return self._config.heartbeat_ms, self._epoch
+        return self._config.heartbeat_ms, ClusterNews(self._epoch, self._theta_bytes)
 
     async def leave(self, node_id: str, incarnation: str) -> None:
         await self._members.leave(node_id, incarnation)
@@ -225,7 +263,29 @@ class Orchestrator:
     def _storage_nodes(self) -> dict[str, Node]:
         return {name: node for name, node in self._live.items() if node.role is Role.STORAGE}
 
-    def _lease(self, keys: ChunkKeys, matched: int, segments: Sequence[Segment], ttl_ms: int) -> Lease:
+    def _tenant(self, namespace: Namespace) -> TenantPolicy:
+        return self._tenants.get(namespace.tenant) or TenantPolicy(namespace.tenant)
+
+    def _advise(
+        self, question: Question, tenant: TenantPolicy, segments: Sequence[Segment], matched: int
+    ) -> Advice | None:
+        """None if nobody asks, and where a profile or the scheduler's word on the link is missing."""
+        if not (question.prompt_tokens and question.device and matched):
+            return None
+        layout = question.namespace.layout
+        if question.prompt_tokens < matched * layout.chunk_tokens:
+            raise InvalidRequest(f"{question.prompt_tokens}, but more are cached", field="prompt_tokens")
+        profile = self._profiles.find(question.namespace.model_id, question.device)
+        rate = newcomer_rate(list(self._live.values()), segments[0].node_id)
+        if profile is None or rate <= 0:
+            return None
+        rate = min(rate, tenant.cap_bytes_per_s or rate)
+        fixed_s = self._config.fetch_fixed_ms / 1000
+        return advise(profile, layout, question.prompt_tokens, matched, rate, fixed_s)
+
+    def _lease(
+        self, keys: ChunkKeys, matched: int, segments: Sequence[Segment], ttl_ms: int, tenant: TenantPolicy
+    ) -> Lease:
         runs = tuple(
             LeasedRun(
                 segment.node_id,
@@ -236,11 +296,12 @@ class Orchestrator:
             for segment in segments
         )
         expires_ms = self._clock.now_ms() + ttl_ms
-        return Lease(os.urandom(16), keys.at(matched - 1), keys.segment_of(matched - 1), expires_ms, runs)
+        return Lease(os.urandom(16), keys.at(matched - 1), keys.segment_of(matched - 1), expires_ms, runs, tenant)
 
     async def _refresh(self) -> None:
         self._live = {node.node_id: node for node in await self._members.live(self._clock.now_ms())}
         self._epoch = await self._index.epoch()
+        self._tenants, self._theta_bytes = await self._policies.tenants(), await self._policies.theta()
         self._watch()
 
     def _watch(self) -> None:

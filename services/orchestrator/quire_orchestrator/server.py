@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from quire.clock import SystemClock
 from quire.errors import InvalidRequest
-from quire.hashing import block_keys
+from quire.hashing import block_keys, tenant_name
 from quire.keys import ChunkKeys
 from quire.metadata import Membership, Policies, PrefixIndex, connect
 from quire.nodes import Location
-from quire.policy import NAMESPACE_TAG_BYTES, NamespacePolicy
+from quire.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
+from quire.profile import Profiles
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server, until_signalled
@@ -22,7 +24,8 @@ from quire.v1.orchestrator_pb2_grpc import (
 )
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import PREFIX, OrchestratorConfig
-from quire_orchestrator.runtime import Orchestrator
+from quire_orchestrator.core.advice import Advice
+from quire_orchestrator.runtime import Orchestrator, Question
 
 
 class OrchestratorServicer(OrchestratorServiceServicer):
@@ -36,7 +39,15 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         if request.tokens and request.chunk_keys:
             raise InvalidRequest("give either keys or tokens", field="chunk_keys")
         keys = block_keys(namespace, request.tokens) if request.tokens else ChunkKeys(request.chunk_keys)
-        found = await self._orchestrator.lookup(keys, request.lease_ttl_ms, Location(request.host, request.zone))
+        question = Question(
+            namespace,
+            keys,
+            request.lease_ttl_ms,
+            Location(request.host, request.zone),
+            request.prompt_tokens,
+            request.device,
+        )
+        found = await self._orchestrator.lookup(question)
         return gateway_pb2.LookupResponse(
             matched_chunks=found.matched_chunks,
             matched_tokens=found.matched_chunks * namespace.layout.chunk_tokens,
@@ -44,6 +55,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             lease_expires_ms=found.lease_expires_ms,
             segments=[convert.segment_to(segment) for segment in found.segments],
             index_us=found.index_us,
+            advice=_advice(found.advice) if found.advice is not None else None,
         )
 
     async def Allocate(
@@ -83,8 +95,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def Heartbeat(
         self, request: orchestrator_pb2.HeartbeatRequest, context: Any
     ) -> orchestrator_pb2.HeartbeatResponse:
-        interval_ms, epoch = await self._orchestrator.heartbeat(convert.node_from(request.node))
-        return orchestrator_pb2.HeartbeatResponse(interval_ms=interval_ms, index_epoch=epoch)
+        interval_ms, news = await self._orchestrator.heartbeat(convert.node_from(request.node))
+        return orchestrator_pb2.HeartbeatResponse(
+            interval_ms=interval_ms, index_epoch=news.index_epoch, theta_bytes=news.theta_bytes
+        )
 
     async def EvictChunks(
         self, request: orchestrator_pb2.EvictChunksRequest, context: Any
@@ -109,6 +123,15 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         await self._orchestrator.set_policy(NamespacePolicy(tag, request.ttl_s, request.quota_bytes))
         return gateway_pb2.SetPolicyResponse()
 
+    async def SetTenant(self, request: gateway_pb2.SetTenantRequest, context: Any) -> gateway_pb2.SetTenantResponse:
+        tenant = tenant_name(request.tenant_salt)
+        await self._orchestrator.set_tenant(TenantPolicy(tenant, request.weight, request.cap_bytes_per_s))
+        return gateway_pb2.SetTenantResponse()
+
+    async def SetTheta(self, request: gateway_pb2.SetThetaRequest, context: Any) -> gateway_pb2.SetThetaResponse:
+        await self._orchestrator.set_theta(request.theta_bytes)
+        return gateway_pb2.SetThetaResponse()
+
     async def ListPolicies(
         self, request: orchestrator_pb2.ListPoliciesRequest, context: Any
     ) -> orchestrator_pb2.ListPoliciesResponse:
@@ -127,6 +150,17 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return orchestrator_pb2.ListNodesResponse(nodes=[convert.node_to(node) for node in nodes])
 
 
+def _advice(advice: Advice) -> gateway_pb2.Advice:
+    return gateway_pb2.Advice(
+        take_chunks=advice.chunks,
+        compute_window_us=round(advice.window_s * 1e6),
+        rate_bytes_per_s=advice.rate_bytes_per_s,
+        ttft_us=round(advice.ttft_s * 1e6),
+        ttft_all_us=round(advice.ttft_all_s * 1e6),
+        ttft_none_us=round(advice.ttft_none_s * 1e6),
+    )
+
+
 async def serve(config: OrchestratorConfig) -> None:
     """Run until SIGTERM."""
     redis = connect(config.redis_url)
@@ -137,6 +171,7 @@ async def serve(config: OrchestratorConfig) -> None:
         Membership(redis),
         Policies(redis),
         GrpcChunkHolder(channels),
+        Profiles(Path(config.profiles) if config.profiles else None),
         SystemClock(),
     )
     server = Server(config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max)

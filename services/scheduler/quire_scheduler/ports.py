@@ -1,5 +1,20 @@
-"""What the scheduler needs from outside: the clock alone."""
+"""What the scheduler needs from outside: the clock, and a lease that one of several schedulers can hold."""
+
+from __future__ import annotations
+
+from typing import Protocol
 
 from quire.clock import Clock
 
-__all__ = ["Clock"]
+
+class LeaderLease(Protocol):
+    """Held by one at a time."""
+
+    async def hold(self, name: str, ttl_ms: int) -> str:
+        """Take or keep it for `ttl_ms` unless somebody else has it; who has it now. Raises `MetadataUnavailable`."""
+
+    async def release(self, name: str) -> None:
+        """Give it up if it is held under that name."""
+
+
+__all__ = ["Clock", "LeaderLease"]

@@ -1,4 +1,4 @@
-"""The links of the cluster and their epochs."""
+"""The links of the cluster and their epochs, as long as this scheduler leads."""
 
 from __future__ import annotations
 
@@ -7,35 +7,57 @@ from collections.abc import Mapping
 from quire.errors import TooManyRequests
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.epochs import Grant, LinkEpochs
-from quire_scheduler.core.policy import Demand, Policy, equal_share
+from quire_scheduler.core.factory import make_policy
+from quire_scheduler.core.policy import Demand, Observation
+from quire_scheduler.errors import UnknownLink
+from quire_scheduler.leadership import Leadership
 from quire_scheduler.ports import Clock
+
+_FORGOTTEN_MAX = 64
 
 
 class Scheduler:
-    """Every method is one request."""
+    """Every method is one request. Raises `ConfigInvalid` for links or a policy that cannot be used."""
 
-    def __init__(self, config: SchedulerConfig, clock: Clock, policy: Policy = equal_share) -> None:
+    def __init__(self, config: SchedulerConfig, clock: Clock, leadership: Leadership) -> None:
         self._config = config
         self._clock = clock
-        self._policy = policy
-        self._links: dict[str, LinkEpochs] = {}
+        self._leadership = leadership
+        self._term = leadership.term
+        self._margins = {link: config.margin_share * budget for link, budget in config.budgets.items()}
+        self._policies = {link: make_policy(config.policy, margin) for link, margin in self._margins.items()}
         self._link_of: dict[str, str] = {}
+        self._links: dict[str, LinkEpochs] = {}
+        self._clear()
 
     @property
     def admitted(self) -> int:
         return sum(len(link) for link in self._links.values())
 
-    def admit(self, link: str, demand: Demand) -> Grant:
+    @property
+    def figures(self) -> dict[str, float]:
+        """For `quire status`, and for look-ups that weigh a fetch against a recompute."""
+        if not self._leadership.leading:
+            return {"leads": 0}
+        figures: dict[str, float] = {"leads": 1, "deliveries": self.admitted}
+        for name, link in self._links.items():
+            free = link.budget_bytes_per_s - link.granted_bytes_per_s
+            figures[f"link.{name}.budget"] = link.budget_bytes_per_s
+            figures[f"link.{name}.granted"] = link.granted_bytes_per_s
+            figures[f"link.{name}.newcomer"] = max(free, link.budget_bytes_per_s // (len(link) + 1))
+        return figures
+
+    def admit(self, link: str, demand: Demand, held_bytes_per_s: int = 0) -> Grant:
+        self._check()
+        if link not in self._links:
+            raise UnknownLink(f"{link!r} has no budget; there are {', '.join(self._links)}", field="link")
         if self.admitted >= self._config.deliveries_max:
             raise TooManyRequests(f"{self.admitted} deliveries are admitted")
-        epochs = self._links.get(link)
-        if epochs is None:
-            epochs = LinkEpochs(self._config.link_bytes_per_s, self._config.epoch_ms / 1000, self._policy)
-            self._links[link] = epochs
         self._link_of[demand.delivery] = link
-        return epochs.admit(demand, self._clock.monotonic_s())
+        return self._links[link].admit(demand, self._clock.monotonic_s(), held_bytes_per_s)
 
     def renew(self, layers_left: Mapping[str, int]) -> list[Grant]:
+        self._check()
         by_link: dict[str, dict[str, int]] = {}
         for delivery, layers in layers_left.items():
             if (link := self._link_of.get(delivery)) is not None:
@@ -44,8 +66,36 @@ class Scheduler:
         return [grant for link, known in by_link.items() for grant in self._links[link].renew(known, now_s)]
 
     def finish(self, delivery: str) -> None:
+        self._check()
         link = self._link_of.pop(delivery, None)
         if link is not None:
-            self._links[link].finish(delivery, self._clock.monotonic_s())
-            if not len(self._links[link]):
-                del self._links[link]
+            self._links[link].finish([delivery], self._clock.monotonic_s())
+
+    def observe(self, link: str, observation: Observation) -> None:
+        """Learn what came of a rate."""
+        if link in self._policies:
+            self._policies[link].observe(observation)
+
+    def _check(self) -> None:
+        """Raises `NotLeader`. What a leader before knew is out of date: deliveries are admitted again."""
+        self._leadership.check()
+        if self._leadership.term != self._term:
+            self._term = self._leadership.term
+            self._clear()
+        if len(self._link_of) > 2 * self.admitted + _FORGOTTEN_MAX:
+            alive = {name for link in self._links.values() for name in link.rates}
+            self._link_of = {name: link for name, link in self._link_of.items() if name in alive}
+
+    def _clear(self) -> None:
+        config = self._config
+        self._link_of = {}
+        self._links = {
+            name: LinkEpochs(
+                budget,
+                config.epoch_ms / 1000,
+                self._policies[name],
+                margin=self._margins[name],
+                at_once=config.at_once,
+            )
+            for name, budget in config.budgets.items()
+        }

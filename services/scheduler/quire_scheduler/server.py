@@ -7,6 +7,7 @@ from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.clock import SystemClock
+from quire.metadata import RedisLeaderLease, connect
 from quire.nodes import Node, Role
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server
@@ -15,7 +16,8 @@ from quire.v1 import scheduler_pb2 as pb
 from quire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from quire_scheduler.config import PREFIX, SchedulerConfig
 from quire_scheduler.core.epochs import Grant
-from quire_scheduler.core.policy import Demand
+from quire_scheduler.core.policy import Demand, Observation
+from quire_scheduler.leadership import Leadership
 from quire_scheduler.runtime import Scheduler
 
 
@@ -29,12 +31,13 @@ class SchedulerServicer(SchedulerServiceServicer):
         demand = Demand(
             request.delivery,
             request.bytes_per_layer,
-            request.compute_window_us / 1e6,
+            request.compute_window_us / 1e6 or None,
             request.layers_left,
             request.tenant,
             request.weight or 1.0,
+            request.cap_bytes_per_s,
         )
-        return pb.AdmitResponse(grant=_message(self._scheduler.admit(request.link, demand)))
+        return pb.AdmitResponse(grant=_message(self._scheduler.admit(request.link, demand, request.held_bytes_per_s)))
 
     async def Renew(self, request: pb.RenewRequest, context: Any) -> pb.RenewResponse:
         grants = self._scheduler.renew({entry.delivery: entry.layers_left for entry in request.deliveries})
@@ -44,19 +47,36 @@ class SchedulerServicer(SchedulerServiceServicer):
         self._scheduler.finish(request.delivery)
         return pb.FinishResponse()
 
+    async def Observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveResponse:
+        observation = Observation(
+            request.tenant,
+            request.bytes_per_layer,
+            request.compute_window_us / 1e6,
+            request.layers,
+            request.rate_bytes_per_s,
+            request.stall_us / 1e6,
+        )
+        self._scheduler.observe(request.link, observation)
+        return pb.ObserveResponse()
+
 
 def _message(grant: Grant) -> pb.Grant:
     return pb.Grant(
         delivery=grant.delivery,
         rate_bytes_per_s=grant.rate_bytes_per_s,
         epoch=grant.epoch,
-        epoch_left_ms=max(1, int(grant.epoch_left_s * 1000)),
+        epoch_left_ms=max(1, int(grant.left_s * 1000)),
     )
 
 
 async def serve(config: SchedulerConfig) -> None:
     """Run until SIGTERM."""
-    scheduler = Scheduler(config, SystemClock())
+    clock = SystemClock()
+    redis = connect(config.redis_url) if config.redis_url else None
+    lease = RedisLeaderLease(redis, "scheduler") if redis is not None else None
+    address = config.advertise or config.listen
+    leadership = Leadership(f"{config.node_id} at {address}", lease, config.lease_ms, clock)
+    scheduler = Scheduler(config, clock, leadership)
     server = Server(config.listen, ["quire.v1.SchedulerService"], requests_max=config.requests_max)
     add_SchedulerServiceServicer_to_server(SchedulerServicer(scheduler), server.grpc)
     channels, incarnation = ChannelPool(), os.urandom(8).hex()
@@ -65,14 +85,21 @@ async def serve(config: SchedulerConfig) -> None:
         return Node(
             config.node_id,
             Role.SCHEDULER,
-            config.advertise or config.listen,
+            address,
             b"",
             incarnation,
             PROTOCOL_VERSION,
-            figures={"deliveries": scheduler.admitted},
+            figures=scheduler.figures,
+            details={"policy": config.policy},
         )
 
-    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+    await leadership.start()
+    try:
+        await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+    finally:
+        await leadership.close()
+        if redis is not None:
+            await redis.aclose()
 
 
 def main() -> None:

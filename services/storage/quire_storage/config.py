@@ -46,7 +46,7 @@ class StorageConfig:
         "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
     )
     scheduler_address: str = setting(
-        "127.0.0.1:7414", "where the scheduler listens", variable="QUIRE_SCHEDULER_ADDRESS"
+        "127.0.0.1:7414", "where the schedulers listen, separated by commas", variable="QUIRE_SCHEDULER_ADDRESS"
     )
     cluster_secret: str = setting(
         "", "signs leases; the same at every service, not empty", variable="QUIRE_CLUSTER_SECRET", required=True
@@ -59,6 +59,8 @@ class StorageConfig:
     ucx_tls: str = setting("", "UCX transports, e.g. rc,tcp; empty lets UCX choose")
     transfer_timeout_s: float = setting(60.0, "deadline of one delivery or store", minimum=0.1)
     index_timeout_s: float = setting(5.0, "how long a stored chunk waits for its parent to be indexed", minimum=0.1)
+    chunkwise_max: int = setting(8, "chunkwise deliveries at the same time; more wait their tenant's turn", minimum=1)
+    wire_bytes: int = setting(8 << 20, "in flight at a time while several deliveries share the wire", minimum=1 << 16)
     deliveries_max: int = setting(256, "deliveries at the same time; more are refused", minimum=1)
     ingests_max: int = setting(64, "stores at the same time; more are refused", minimum=1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
@@ -67,3 +69,7 @@ class StorageConfig:
     @property
     def drive_folders(self) -> list[str]:
         return [folder.strip() for folder in self.drives.split(",") if folder.strip()]
+
+    @property
+    def scheduler_addresses(self) -> list[str]:
+        return [address.strip() for address in self.scheduler_address.split(",") if address.strip()]

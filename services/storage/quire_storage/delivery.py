@@ -21,6 +21,7 @@ from opentelemetry import trace
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.errors import DeadlineExceeded, InternalError, PeerLost, QuireError
 from quire.outcome import ChunkRun, NodeOutcome
+from quire.policy import TenantPolicy
 from quire.telemetry import binary_context, logger, names, tracer
 from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
@@ -28,7 +29,8 @@ from quire_storage.bands import Bands, Healer, ReadyBand
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.plan import check_shapes, choose_order
-from quire_storage.ports import Clock
+from quire_storage.fair import FairGate, Lane, Wire
+from quire_storage.ports import AdmissionRequest, Clock
 from quire_storage.rates import Allowance, Rates
 from quire_storage.ring import Ring
 from quire_storage.store import ChunkStore
@@ -63,21 +65,31 @@ class Workshop:
     checkers: Executor
     clock: Clock
     heal: Healer
+    wire: Wire
+    chunkwise: FairGate
+    theta_bytes: Callable[[], int]
 
 
 class Delivery:
     """Runs once. `layers()` yields each finished layer if the call asks for it; `run()` returns the outcome."""
 
     def __init__(
-        self, shop: Workshop, call: DeliverCall, chunks: list[Chunk], on_corrupt: Callable[[list[Chunk]], None]
+        self,
+        shop: Workshop,
+        call: DeliverCall,
+        tenant: TenantPolicy,
+        chunks: list[Chunk],
+        on_corrupt: Callable[[list[Chunk]], None],
     ) -> None:
         self._shop = shop
         self._call = call
+        self._tenant = tenant
+        self._name = delivery_name(shop.config.node_id, call.delivery_id, call.node_index)
         self._chunks = chunks
         self._on_corrupt = on_corrupt
         check_shapes(call.descriptor, chunks)
         self._layer_bytes = len(chunks) * call.descriptor.slice_bytes
-        self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, shop.config.theta_bytes)
+        self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, shop.theta_bytes())
         self._finished: asyncio.Queue[int | None] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
         self._cancelled = False
@@ -138,8 +150,7 @@ class Delivery:
             else:
                 logger().error("memory that a dead client's reads may still use is lost until the next start")
             if self._allowance is not None:
-                duration_s = shop.clock.monotonic_s() - self._started_s
-                await shop.rates.finish(self._allowance, stream.bytes_posted, duration_s)
+                await shop.rates.finish(self._allowance)
         return self._outcome(stream, failure)
 
     async def _attempt(self, stream: PayloadStream, peer: Peer, bands: Bands, span: trace.Span) -> QuireError | None:
@@ -172,7 +183,21 @@ class Delivery:
             self._writer.cancel()
 
     async def _write(self, stream: PayloadStream, bands: Bands, span: trace.Span) -> None:
+        """Layerwise by the rate that the scheduler grants, chunkwise when it is the tenant's turn (§3.4)."""
         layerwise = self._order is DeliveryOrder.LAYERWISE
+        if not layerwise:
+            await self._shop.chunkwise.enter(self._tenant.tenant, self._tenant.weight, 1)
+        lane = self._shop.wire.lane(self._name, self._weight)
+        try:
+            await self._write_all(stream, bands, span, lane, layerwise=layerwise)
+        finally:
+            lane.close()
+            if not layerwise:
+                self._shop.chunkwise.leave(1)
+
+    async def _write_all(
+        self, stream: PayloadStream, bands: Bands, span: trace.Span, lane: Lane, *, layerwise: bool
+    ) -> None:
         order = [(layer, band) for layer in range(self._call.descriptor.num_layers) for band in bands.bands]
         ahead: deque[asyncio.Task[ReadyBand]] = deque()
         coming = iter(order)
@@ -190,8 +215,12 @@ class Delivery:
                 ahead.popleft()
                 look_ahead()
                 for piece in band.plan.pieces(layer, ready.shift, self._piece_bytes()):
-                    await self._pace(piece.bytes)
+                    if self._allowance is not None:
+                        await self._shop.rates.until_due(self._allowance, piece.bytes)
+                    arrived = await lane.turn(piece.bytes)
                     await stream.gather(piece.offsets, piece.length, piece.remote_offset)
+                    if arrived is not None:
+                        stream.announce(b"", arrived)
                 if ready.block is not None:
                     stream.announce(b"", partial(bands.release, ready))
                 if layerwise and band is bands.bands[-1]:
@@ -210,18 +239,21 @@ class Delivery:
         return self._started_s + layer * self._call.compute_window_us / 1e6 if self._call.compute_window_us else 0.0
 
     async def _admit(self) -> Allowance:
-        name = f"{self._shop.config.node_id}/{self._call.delivery_id.hex()}/{self._call.node_index}"
+        request = AdmissionRequest(
+            self._name,
+            self._layer_bytes,
+            self._call.compute_window_us,
+            self._call.descriptor.num_layers,
+            self._tenant,
+        )
         with tracer().start_as_current_span(names.STORAGE_ADMIT):
-            return await self._shop.rates.admit(
-                name, self._layer_bytes, self._call.compute_window_us, self._call.descriptor.num_layers
-            )
+            return await self._shop.rates.admit(request)
 
-    async def _pace(self, size: int) -> None:
-        if self._allowance is None:
-            return
-        delay_s = self._allowance.pacer.delay_s(size, self._shop.clock.monotonic_s())
-        if delay_s > 0:
-            await self._shop.clock.sleep(delay_s)
+    def _weight(self) -> float:
+        """Of this delivery on the wire: its rate; chunkwise, an equal part of the link."""
+        if self._allowance is not None:
+            return float(self._allowance.rate_bytes_per_s)
+        return self._shop.rates.equal_bytes_per_s
 
     def _piece_bytes(self) -> int:
         """Bytes between two looks at the pacer: two milliseconds' worth, within limits."""
@@ -281,3 +313,8 @@ class Delivery:
             error_code=failure.code() if failure else "",
             error_message=str(failure) if failure else "",
         )
+
+
+def delivery_name(node_id: str, delivery_id: bytes, node_index: int) -> str:
+    """What the scheduler calls a delivery."""
+    return f"{node_id}/{delivery_id.hex()}/{node_index}"

@@ -15,10 +15,21 @@ from quire.keys import ChunkKeys
 from quire.metadata.index import ChunkRecord
 from quire.nodes import Node
 from quire.outcome import ChunkRun, NodeOutcome
-from quire.policy import NamespacePolicy
+from quire.policy import NamespacePolicy, TenantPolicy
 from quire_storage.core.iocb import Iocb
 
-__all__ = ["BlockIO", "Clock", "ClusterIndex", "Drives", "Grant", "ObjectTier", "Outer", "Peers", "RateSource"]
+__all__ = [
+    "AdmissionRequest",
+    "BlockIO",
+    "Clock",
+    "ClusterIndex",
+    "Drives",
+    "Grant",
+    "ObjectTier",
+    "Outer",
+    "Peers",
+    "RateSource",
+]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -52,20 +63,34 @@ class ClusterIndex(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AdmissionRequest:
+    """A layerwise delivery that wants a rate. `compute_window_us`: 0 for unknown."""
+
+    delivery: str
+    bytes_per_layer: int
+    compute_window_us: int
+    layers: int
+    tenant: TenantPolicy
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
-    """A rate in bytes per second until the epoch ends."""
+    """A rate in bytes per second, for `left_s`; 0: wait, and renew."""
 
     delivery: str
     rate_bytes_per_s: int
-    epoch_left_s: float
+    left_s: float
 
 
 class RateSource(Protocol):
     """The scheduler."""
 
-    async def admit(self, delivery: str, bytes_per_layer: int, compute_window_us: int, layers_left: int) -> Grant: ...
-    async def renew(self, layers_left: dict[str, int]) -> list[Grant]: ...
-    async def finish(self, delivery: str, bytes_moved: int, duration_s: float) -> None: ...
+    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant: ...
+    async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
+        """Grants of those that the scheduler knows."""
+
+    async def finish(self, delivery: str) -> None: ...
+    async def observe(self, request: AdmissionRequest, rate_bytes_per_s: int, stall_s: float) -> None: ...
 
 
 class Peers(Protocol):

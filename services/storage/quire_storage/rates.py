@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from quire.errors import QuireError
 from quire.telemetry import logger, meter, names
 from quire_storage.core.pacing import Pacer
-from quire_storage.ports import Clock, RateSource
+from quire_storage.ports import AdmissionRequest, Clock, RateSource
 
-_RENEW_S_MIN = 0.02
+_RENEW_S_MIN = 0.005
+_RENEW_S_ALONE = 0.1
 _ADMIT_TIMEOUT_S = 0.25
+_REMEMBERED_MAX = 4096
 
 
 @dataclass(slots=True)
 class Allowance:
     """The rate of one delivery; changes when an epoch ends. `scheduled`: from the scheduler, not the fallback."""
 
-    delivery: str
+    request: AdmissionRequest
     pacer: Pacer
     layers_left: int
-    scheduled: bool
+    scheduled: bool = False
+    finished: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def rate_bytes_per_s(self) -> int:
         return self.pacer.rate_bytes_per_s
+
+    def set_rate(self, rate_bytes_per_s: int, now_s: float) -> None:
+        if rate_bytes_per_s != self.pacer.rate_bytes_per_s:
+            self.pacer.set_rate(rate_bytes_per_s, now_s)
+            self.changed.set()
 
 
 class Rates:
@@ -37,65 +48,134 @@ class Rates:
         self._clock = clock
         self._link_bytes_per_s = link_bytes_per_s
         self._running: dict[str, Allowance] = {}
+        self._finished: OrderedDict[str, Allowance] = OrderedDict()
         self._renewal: asyncio.Task[None] | None = None
-        self._epoch_left_s = 0.1
+        self._epoch_left_s = _RENEW_S_ALONE
+        self._fallen_back = False
         self._fallbacks = meter().create_counter(names.SCHEDULER_FALLBACKS)
 
-    async def admit(self, delivery: str, bytes_per_layer: int, compute_window_us: int, layers: int) -> Allowance:
+    @property
+    def figures(self) -> dict[str, float]:
+        """For `quire status`."""
+        granted = sum(allowance.rate_bytes_per_s for allowance in self._running.values())
+        return {"rate.granted": granted, "rate.fallback": float(self._fallen_back)}
+
+    @property
+    def equal_bytes_per_s(self) -> float:
+        """What one more delivery would get of this node's cap."""
+        return self._link_bytes_per_s / (len(self._running) + 1)
+
+    async def admit(self, request: AdmissionRequest) -> Allowance:
         """A rate, from the scheduler if it answers in time, else an equal share of this node's own cap."""
-        share = self._link_bytes_per_s // (len(self._running) + 1)
-        allowance = Allowance(delivery, Pacer(share, self._clock.monotonic_s()), layers, scheduled=False)
-        self._running[delivery] = allowance
+        allowance = Allowance(request, Pacer(0, self._clock.monotonic_s()), request.layers)
+        self._running[request.delivery] = allowance
         try:
-            async with asyncio.timeout(_ADMIT_TIMEOUT_S):
-                grant = await self._source.admit(delivery, bytes_per_layer, compute_window_us, layers)
-        except (QuireError, TimeoutError) as error:
-            self._fallbacks.add(1)
-            logger().warning(
-                "no rate from the scheduler, falling back to an equal share",
-                delivery=delivery,
-                bytes_per_s=share,
-                error=str(error),
-            )
+            if self._fallen_back:
+                self._share()  # and the next renewal asks again: nobody waits for a scheduler that is not there
+            else:
+                await self._ask(allowance)
         except BaseException:
-            del self._running[delivery]
+            self._running.pop(request.delivery, None)
             raise
-        else:
-            allowance.pacer.rate_bytes_per_s = grant.rate_bytes_per_s
-            allowance.scheduled = True
-            self._epoch_left_s = grant.epoch_left_s
         if self._renewal is None or self._renewal.done():
             self._renewal = asyncio.create_task(self._renew())
         return allowance
 
-    async def finish(self, allowance: Allowance, bytes_moved: int, duration_s: float) -> None:
+    async def until_due(self, allowance: Allowance, size: int) -> None:
+        """Wait until `size` bytes may leave, and count them as left."""
+        while (wait_s := allowance.pacer.wait_s(self._clock.monotonic_s())) > 0:
+            allowance.changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
+                    await allowance.changed.wait()
+        allowance.pacer.leave(size)
+
+    async def finish(self, allowance: Allowance) -> None:
         """Give the rate back. A scheduler that does not hear it forgets the delivery by itself."""
-        self._running.pop(allowance.delivery, None)
-        if allowance.scheduled:
+        name = allowance.request.delivery
+        allowance.finished = True
+        allowance.pacer.set_rate(allowance.rate_bytes_per_s, self._clock.monotonic_s())
+        self._running.pop(name, None)
+        self._finished[name] = allowance
+        while len(self._finished) > _REMEMBERED_MAX:
+            self._finished.popitem(last=False)
+        if not allowance.scheduled:
+            self._share()
+            return
+        with contextlib.suppress(QuireError):
+            await self._source.finish(name)
+
+    async def stalled(self, delivery: str, stall_s: float) -> None:
+        """The client of a delivery says for how long it waited for its layers: the scheduler learns from that."""
+        allowance = self._finished.pop(delivery, None) or self._running.get(delivery)
+        if allowance is None or not allowance.scheduled or not allowance.request.compute_window_us:
+            return
+        rate = int(allowance.pacer.mean_bytes_per_s)
+        if rate > 0:
             with contextlib.suppress(QuireError):
-                await self._source.finish(allowance.delivery, bytes_moved, duration_s)
+                await self._source.observe(allowance.request, rate, stall_s)
+
+    async def _ask(self, allowance: Allowance) -> None:
+        """Admit, or admit again with the rate that it has."""
+        try:
+            async with asyncio.timeout(_ADMIT_TIMEOUT_S):
+                held = allowance.rate_bytes_per_s if allowance.scheduled else 0
+                grant = await self._source.admit(allowance.request, allowance.layers_left, held)
+        except (QuireError, TimeoutError) as error:
+            allowance.scheduled = False
+            self._fall_back(error)
+            return
+        if self._fallen_back:
+            self._fallen_back = False
+            logger().info("the scheduler is back")
+        if allowance.finished:  # while the question was on its way
+            with contextlib.suppress(QuireError):
+                await self._source.finish(allowance.request.delivery)
+            return
+        allowance.scheduled = True
+        allowance.set_rate(grant.rate_bytes_per_s, self._clock.monotonic_s())
+        self._epoch_left_s = grant.left_s
 
     async def _renew(self) -> None:
         while self._running:
-            await self._clock.sleep(max(_RENEW_S_MIN, self._epoch_left_s))
-            layers_left = {
-                name: allowance.layers_left for name, allowance in self._running.items() if allowance.scheduled
-            }
-            if not layers_left:
-                continue
-            try:
-                grants = await self._source.renew(layers_left)
-            except QuireError as error:
-                self._fall_back(error)
-                continue
-            for grant in grants:
-                if (allowance := self._running.get(grant.delivery)) is not None:
-                    allowance.pacer.rate_bytes_per_s = grant.rate_bytes_per_s
-                self._epoch_left_s = grant.epoch_left_s
+            wait_s = _RENEW_S_ALONE if self._fallen_back else self._epoch_left_s
+            await self._clock.sleep(max(_RENEW_S_MIN, wait_s))
+            known = {name: each.layers_left for name, each in self._running.items() if each.scheduled}
+            granted: set[str] = set()
+            if known:
+                try:
+                    grants = await self._source.renew(known)
+                except QuireError as error:
+                    self._fall_back(error)
+                    continue
+                for grant in grants:
+                    granted.add(grant.delivery)
+                    self._epoch_left_s = grant.left_s
+                    if (allowance := self._running.get(grant.delivery)) is not None:
+                        allowance.set_rate(grant.rate_bytes_per_s, self._clock.monotonic_s())
+            # A leader that is new, or that was thought gone, does not know these.
+            for name, allowance in list(self._running.items()):
+                if name not in granted and not allowance.finished:
+                    await self._ask(allowance)
+                    if self._fallen_back:
+                        break
 
-    def _fall_back(self, error: QuireError) -> None:
-        share = self._link_bytes_per_s // max(1, len(self._running))
+    def _fall_back(self, error: QuireError | TimeoutError) -> None:
+        if not self._fallen_back:
+            self._fallen_back = True
+            logger().warning(
+                "no rate from the scheduler, falling back to equal shares",
+                link_bytes_per_s=self._link_bytes_per_s,
+                deliveries=len(self._running),
+                error=str(error) or type(error).__name__,
+            )
+        self._fallbacks.add(1)
         for allowance in self._running.values():
-            allowance.pacer.rate_bytes_per_s, allowance.scheduled = share, False
-        self._fallbacks.add(len(self._running))
-        logger().warning("the scheduler is gone, falling back to equal shares", bytes_per_s=share, error=str(error))
+            allowance.scheduled = False
+        self._share()
+
+    def _share(self) -> None:
+        """Equal shares of this node's cap among the deliveries that have no other rate."""
+        alone = [allowance for allowance in self._running.values() if not allowance.scheduled]
+        for allowance in alone:
+            allowance.set_rate(self._link_bytes_per_s // len(alone), self._clock.monotonic_s())

@@ -23,8 +23,9 @@ from quire.lease import LeaseSigner
 from quire.metadata.index import OBJECT_TIER, ChunkRecord, records
 from quire.nodes import Node
 from quire.outcome import NodeOutcome
+from quire.rpc.heartbeat import ClusterNews
 from quire.telemetry import binary_context, logger, meter, names, tracer
-from quire.transport import LayerProduced, Quiesced, Transport, decode_message
+from quire.transport import LayerProduced, Quiesced, Stalled, Transport, decode_message
 from quire.transport.messages import encode_message
 from quire_storage.arena import Arena
 from quire_storage.config import StorageConfig
@@ -32,8 +33,9 @@ from quire_storage.core.chunks import Chunk
 from quire_storage.core.pool_format import pack_header
 from quire_storage.core.slack import SlackLimits
 from quire_storage.core.slots import Shape
-from quire_storage.delivery import DeliverCall, Delivery, Workshop
+from quire_storage.delivery import DeliverCall, Delivery, Workshop, delivery_name
 from quire_storage.errors import DriveFailed, NotReplicated, SlotsUnsettled
+from quire_storage.fair import FairGate, Wire
 from quire_storage.holdings import Holdings
 from quire_storage.housekeeping import Housekeeping
 from quire_storage.ingest import IngestCall, Slots, pull
@@ -67,6 +69,7 @@ class StorageNode:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._abandoned: set[bytes] = set()
         self._epoch = ""
+        self._theta_bytes = config.theta_bytes
         self._ring: Ring | None = None
         self._pool: Pool | None = None
         self._objects: ObjectStore | None = None
@@ -119,6 +122,9 @@ class StorageNode:
             self._threads,
             self._clock,
             self._integrity.heal,
+            Wire(config.wire_bytes),
+            FairGate(config.chunkwise_max),
+            lambda: self._theta_bytes,
         )
         if self._objects is not None:
             self._objects.start(self._integrity.sound, self._in_object)
@@ -159,6 +165,7 @@ class StorageNode:
             **self._store.figures,
             "deliveries": self._deliveries,
             "ingests": self._ingests,
+            **self._shop.rates.figures,
             "corrupt": self._integrity.corrupt,
             "healed": self._integrity.healed,
             "scrubbed": self._integrity.scrubbed,
@@ -168,15 +175,16 @@ class StorageNode:
     def details(self) -> dict[str, str]:
         return {
             "io": self._ring.description if self._ring is not None else "none, memory only",
+            "link": self._config.link,
             "objects": self._objects.description if self._objects is not None else "none",
         }
 
-    def on_epoch(self, epoch: str) -> None:
-        """The index's name: a new one means that it knows nothing of what is here."""
-        if epoch == self._epoch:
-            return
-        self._epoch = epoch
-        self._spawn(self._reconcile())
+    def on_news(self, news: ClusterNews) -> None:
+        """A new name of the index means that it knows nothing of what is here."""
+        self._theta_bytes = news.theta_bytes or self._config.theta_bytes
+        if news.index_epoch != self._epoch:
+            self._epoch = news.index_epoch
+            self._spawn(self._reconcile())
 
     # ---- requests
 
@@ -196,7 +204,7 @@ class StorageNode:
         chunks = await self._hold(call, ChunkKeys(b"".join(part.packed for part in keys)))
         task, delivery = None, None
         try:
-            delivery = Delivery(self._shop, call, chunks, self._lose)
+            delivery = Delivery(self._shop, call, lease.tenant, chunks, self._lose)
             task = self._spawn(self._run(delivery, call, chunks))
         finally:
             if task is None:
@@ -440,6 +448,9 @@ class StorageNode:
             return
         if isinstance(message, LayerProduced):
             self._produced.announce(message.transfer_id, message.layer)
+        elif isinstance(message, Stalled):
+            name = delivery_name(self._config.node_id, message.transfer_id, message.node_index)
+            self._spawn(self._shop.rates.stalled(name, message.stall_us / 1e6))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.create_task(coroutine)

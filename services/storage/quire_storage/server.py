@@ -97,7 +97,7 @@ async def serve(config: StorageConfig) -> None:
     address = config.orchestrator_address
     outer = Outer(
         GrpcClusterIndex(channels, address),
-        GrpcRateSource(channels, config.scheduler_address, config.link),
+        GrpcRateSource(channels, config.scheduler_addresses, config.link),
         GrpcPeers(channels, address),
         ObstoreTier(config.object_url, config.object_timeout_s) if config.object_url else None,
         partial(FileDrives, direct=config.direct),
@@ -126,7 +126,7 @@ async def serve(config: StorageConfig) -> None:
     await node.start()
     logger().info("data plane", transport=transport.description)
 
-    await serve_member(server, channels, address, describe, config.stop_grace_s, node.on_epoch)
+    await serve_member(server, channels, address, describe, config.stop_grace_s, node.on_news)
     await node.close()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,6 +23,7 @@ from quire.metadata.index import ChunkRecord
 from quire.outcome import ChunkRun
 from quire_storage.core.checksums import combined, mismatches, slice_checksums
 from quire_storage.core.chunks import Chunk, MemoryPlace
+from quire_storage.core.drr import DeficitRoundRobin
 from quire_storage.core.extents import extents
 from quire_storage.core.pacing import Pacer
 from quire_storage.core.plan import BandPlan, check_shapes, choose_order, cut_runs
@@ -236,17 +239,76 @@ def test_pacer_keeps_the_rate(sizes: list[int], rate: int) -> None:
     """Obeyed exactly, departures never run ahead of the rate, and end within one piece of it."""
     now, pacer, sent = 10.0, Pacer(rate, 10.0), 0
     for size in sizes:
-        now += pacer.delay_s(size, now)
-        assert sent / rate <= now - 10.0 + 1e-9
+        now += pacer.wait_s(now)
+        pacer.leave(size)
+        assert sent / rate <= now - 10.0 + 1e-6
         sent += size
     assert now - 10.0 == pytest.approx((sent - sizes[-1]) / rate)
 
 
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0.001, 2)), min_size=1, max_size=20))
+def test_pacer_follows_changing_rates(changes: list[tuple[int, float]]) -> None:
+    """Whatever the rate was when: what has left is what the rates add up to, within a piece and the catch-up."""
+    now, piece, pacer, sent, allowed = 0.0, 1000, Pacer(0, 0.0), 0, 0.0
+    for rate, lasts in changes:
+        pacer.set_rate(rate, now)
+        end = now + lasts
+        allowed += rate * lasts
+        while (wait := pacer.wait_s(now)) <= end - now:
+            now += wait
+            pacer.leave(piece)
+            sent += piece
+        now = end
+    assert sent <= allowed + piece * (len(changes) + 1)
+    assert sent >= allowed - piece * len(changes) - 1
+
+
 def test_pacer_catches_up_a_little_only() -> None:
-    """After a pause of a second no more than 5 ms worth of bytes go out at once."""
+    """After a pause of a second no more than 20 ms worth of bytes go out at once; a rate of nothing lets nothing go."""
     pacer = Pacer(1_000_000, 0.0)
-    assert pacer.delay_s(1000, 1.0) == 0.0
-    burst = 1000
-    while pacer.delay_s(1000, 1.0) == 0.0:
+    pacer.leave(1000)
+    burst = 0
+    while pacer.wait_s(1.0) == 0.0:
+        pacer.leave(1000)
         burst += 1000
-    assert burst <= 7000
+    assert burst <= 22_000
+    pacer.set_rate(0, 1.0)
+    assert pacer.wait_s(1000.0) == math.inf
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.5, 8), st.integers(1, 50)), min_size=2, max_size=6),
+    st.integers(0, 2**16),
+)
+def test_turns_go_by_weight(flows: list[tuple[float, int]], seed: int) -> None:
+    """While all flows have something queued, each gets its weight's part of the bytes, within two of its pieces."""
+    rng, queue, taken = random.Random(seed), DeficitRoundRobin[int](), [0.0] * len(flows)
+
+    def push(flow: int) -> None:
+        weight, size_max = flows[flow]
+        queue.push(str(flow), weight, rng.randint(1, size_max), flow)
+
+    for flow in range(len(flows)):
+        push(flow)
+        push(flow)
+    for _ in range(2000):
+        size, flow = queue.pop()
+        taken[flow] += size
+        push(flow)
+    total_weight = sum(weight for weight, _ in flows)
+    rounds = sum(taken) / total_weight
+    for (weight, size_max), got in zip(flows, taken, strict=True):
+        slack = 2 * size_max + 2 * weight * max(size / weight for weight, size in flows)
+        assert abs(got - rounds * weight) <= slack
+
+
+def test_a_flow_that_was_idle_saved_nothing_up() -> None:
+    queue = DeficitRoundRobin[str]()
+    for _ in range(10):
+        queue.push("busy", 1.0, 10, "busy")
+    for _ in range(8):
+        queue.pop()
+    for _ in range(4):
+        queue.push("late", 1.0, 10, "late")
+    assert [queue.pop()[1] for _ in range(4)].count("late") == 2
+    assert len(queue) == 2

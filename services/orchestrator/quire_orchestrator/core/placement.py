@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from quire.keys import SEGMENT_CHUNKS, ChunkKeys
 from quire.metadata.index import OBJECT_TIER, Match
-from quire.nodes import Location, Node, Segment
+from quire.nodes import Location, Node, Role, Segment
 
 _NOWHERE = Location()
 
@@ -68,6 +69,20 @@ def placed_segments(keys: ChunkKeys, first: int, nodes: Sequence[Node]) -> list[
             segments.append(_segment(node, at, stop - at))
         at = stop
     return segments
+
+
+def first_chunks(segments: Sequence[Segment], count: int) -> list[Segment]:
+    """What of `segments` is among the first `count` chunks."""
+    kept = [segment for segment in segments if segment.first_chunk < count]
+    return [replace(each, chunk_count=min(each.chunk_count, count - each.first_chunk)) for each in kept]
+
+
+def newcomer_rate(members: Iterable[Node], storage_node: str) -> int:
+    """What the scheduler that leads would grant one more delivery on that node's link, bytes per second; 0: unknown."""
+    by_name = {node.node_id: node for node in members}
+    link = by_name[storage_node].details.get("link", "") if storage_node in by_name else ""
+    rates = [node.figures.get(f"link.{link}.newcomer", 0) for node in by_name.values() if node.role is Role.SCHEDULER]
+    return int(max(rates, default=0))
 
 
 def _segment(node: Node, first: int, count: int) -> Segment:

@@ -1,26 +1,31 @@
 """Epochs of one link: rates stay as they are until the epoch ends (ObjectCache, §3.6).
 
-A newcomer gets its share of what is not granted, at least an equal share; what a finished delivery frees returns at
-the next epoch. A delivery that is not renewed for two epochs is forgotten: its storage node is gone.
+The grants never exceed the budget, not for a moment. A newcomer starts with its part of what is not granted, if need
+be with nothing until the next epoch. What a finished delivery frees is there for newcomers at once, and for those that
+run at the next epoch; with `at_once` everybody's rate is computed anew whenever somebody comes or goes. A delivery that
+is not renewed for two epochs is forgotten: its storage node is gone.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from quire_scheduler.core.policy import Demand, Policy
+from quire_scheduler.core.tenants import allocate
 
 _FORGET_EPOCHS = 2
+_LOOK_AGAIN_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A rate for the current epoch, which ends in `epoch_left_s`."""
+    """A rate, good for `left_s`; 0 bytes per second: wait, and renew."""
 
     delivery: str
     rate_bytes_per_s: int
     epoch: int
-    epoch_left_s: float
+    left_s: float
 
 
 @dataclass(slots=True)
@@ -31,12 +36,19 @@ class _Admitted:
 
 
 class LinkEpochs:
-    """State machine of one link. Every method takes the time; nothing here reads a clock."""
+    """State machine of one link. Every method takes the time; nothing here reads a clock.
 
-    def __init__(self, budget_bytes_per_s: int, epoch_s: float, policy: Policy) -> None:
-        self._budget = budget_bytes_per_s
+    `margin` in bytes per second: what a tenant may want beyond its zero-stall rates (Eq. 7).
+    """
+
+    def __init__(
+        self, budget_bytes_per_s: int, epoch_s: float, policy: Policy, *, margin: float = 0.0, at_once: bool = False
+    ) -> None:
+        self.budget_bytes_per_s = budget_bytes_per_s
         self._epoch_s = epoch_s
         self._policy = policy
+        self._margin = margin
+        self._at_once = at_once
         self._epoch = 0
         self._admitted: dict[str, _Admitted] = {}
 
@@ -47,40 +59,55 @@ class LinkEpochs:
     def granted_bytes_per_s(self) -> int:
         return sum(entry.rate for entry in self._admitted.values())
 
-    def admit(self, demand: Demand, now_s: float) -> Grant:
-        """Take a delivery in. Admitting it again replaces its demand."""
+    @property
+    def rates(self) -> dict[str, int]:
+        """The current rate of every delivery."""
+        return {name: entry.rate for name, entry in self._admitted.items()}
+
+    def admit(self, demand: Demand, now_s: float, held_bytes_per_s: int = 0) -> Grant:
+        """Take a delivery in; admitting it again replaces its demand.
+
+        `held_bytes_per_s`: a rate that it has from an earlier leader; it keeps that where the budget allows.
+        """
         self._advance(now_s)
         self._admitted.pop(demand.delivery, None)
-        demands = [entry.demand for entry in self._admitted.values()] + [demand]
-        share = self._policy(demands, self._budget)[-1]
-        free = self._budget - self.granted_bytes_per_s
-        if free < share:
-            # Within an epoch nobody's rate falls, but a newcomer must not starve until the next one: it
-            # starts on what is
-            # left, and on a tenth of its share at the least.
-            share = max(free, share // 10, 1)
-        self._admitted[demand.delivery] = _Admitted(demand, share, self._epoch)
+        free = self.budget_bytes_per_s - self.granted_bytes_per_s
+        demands = [*(entry.demand for entry in self._admitted.values()), demand]
+        rate = min(held_bytes_per_s, free)
+        if not rate and free > 0:
+            part = allocate(self._policy, demands, self.budget_bytes_per_s, self._margin)[-1]
+            rate = min(int(part), free)
+        self._admitted[demand.delivery] = _Admitted(demand, rate, self._epoch)
+        if self._at_once:
+            self._reallocate()
         return self._grant(demand.delivery, now_s)
 
     def renew(self, deliveries: dict[str, int], now_s: float) -> list[Grant]:
         """Layers left by delivery; grants for those that are known."""
         self._advance(now_s)
         grants = []
-        for delivery in deliveries:
+        for delivery, layers_left in deliveries.items():
             entry = self._admitted.get(delivery)
             if entry is not None:
                 entry.seen_epoch = self._epoch
+                if 0 < layers_left != entry.demand.layers_left:
+                    entry.demand = replace(entry.demand, layers_left=layers_left)
                 grants.append(self._grant(delivery, now_s))
         return grants
 
-    def finish(self, delivery: str, now_s: float) -> bool:
-        """Whether it was admitted. Its rate returns at the next epoch."""
+    def finish(self, deliveries: Iterable[str], now_s: float) -> None:
+        """Their rates are free."""
         self._advance(now_s)
-        return self._admitted.pop(delivery, None) is not None
+        gone = [self._admitted.pop(delivery, None) for delivery in deliveries]
+        if self._at_once and any(gone):
+            self._reallocate()
 
     def _grant(self, delivery: str, now_s: float) -> Grant:
-        left = (self._epoch + 1) * self._epoch_s - now_s
-        return Grant(delivery, self._admitted[delivery].rate, self._epoch, left)
+        entry = self._admitted[delivery]
+        left_s = (self._epoch + 1) * self._epoch_s - now_s
+        if self._at_once:
+            left_s = min(left_s, _LOOK_AGAIN_S)
+        return Grant(delivery, entry.rate, self._epoch, left_s)
 
     def _advance(self, now_s: float) -> None:
         epoch = int(now_s / self._epoch_s)
@@ -90,7 +117,11 @@ class LinkEpochs:
         self._admitted = {
             name: entry for name, entry in self._admitted.items() if epoch - entry.seen_epoch <= _FORGET_EPOCHS
         }
+        self._reallocate()
+
+    def _reallocate(self) -> None:
         entries = list(self._admitted.values())
-        rates = self._policy([entry.demand for entry in entries], self._budget)
-        for entry, rate in zip(entries, rates, strict=True):
-            entry.rate = rate
+        demands = [entry.demand for entry in entries]
+        rates = allocate(self._policy, demands, self.budget_bytes_per_s, self._margin)
+        for entry, rate in zip(entries, rates.tolist(), strict=True):
+            entry.rate = int(rate)

@@ -1,45 +1,80 @@
-"""Allocation policies: demands in, bytes per second out. The Bandwidth policies of the paper come behind this port."""
+"""What an allocation policy is: demands in, bytes per second out."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from quire_scheduler.errors import DemandInvalid
+
+Rates = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """A layerwise delivery: s_i bytes per layer, c_i seconds of compute per layer (0 for unknown).
+    """A layerwise delivery: s_i bytes per layer, c_i seconds of compute per layer (None for unknown).
 
-    See ObjectCache, §3.6. Raises `DemandInvalid`.
+    `weight` and `cap_bytes_per_s` (0 for none) are its tenant's. See ObjectCache, §3.6. Raises `DemandInvalid`.
     """
 
     delivery: str
     bytes_per_layer: int
-    compute_window_s: float
+    compute_window_s: float | None
     layers_left: int
     tenant: str = ""
     weight: float = 1.0
+    cap_bytes_per_s: int = 0
 
     def __post_init__(self) -> None:
         if not self.delivery:
             raise DemandInvalid("must not be empty", field="delivery")
         for name in ("bytes_per_layer", "layers_left", "weight"):
-            if getattr(self, name) <= 0:
-                raise DemandInvalid(f"{getattr(self, name)} is not positive", field=name)
-        if self.compute_window_s < 0:
-            raise DemandInvalid(f"{self.compute_window_s} is negative", field="compute_window_s")
+            value = getattr(self, name)
+            if not (0 < value < math.inf):
+                raise DemandInvalid(f"{value} is not positive and finite", field=name)
+        if self.compute_window_s is not None and not (0 < self.compute_window_s < math.inf):
+            raise DemandInvalid(f"{self.compute_window_s} is not positive and finite", field="compute_window_s")
+        if self.cap_bytes_per_s < 0:
+            raise DemandInvalid(f"{self.cap_bytes_per_s} is negative", field="cap_bytes_per_s")
+
+    @property
+    def zero_stall_rate(self) -> float:
+        """r_i* = s_i / c_i in bytes per second; infinite where the window is unknown."""
+        return math.inf if self.compute_window_s is None else self.bytes_per_layer / self.compute_window_s
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What came of a rate: seconds for which the client waited for layers, over a whole delivery."""
+
+    tenant: str
+    bytes_per_layer: int
+    compute_window_s: float
+    layers: int
+    rate_bytes_per_s: float
+    stall_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("bytes_per_layer", "compute_window_s", "layers", "rate_bytes_per_s"):
+            value = getattr(self, name)
+            if not (0 < value < math.inf):
+                raise DemandInvalid(f"{value} is not positive and finite", field=name)
+        if not (0 <= self.stall_s < math.inf):
+            raise DemandInvalid(f"{self.stall_s} is not a duration", field="stall_s")
 
 
 class Policy(Protocol):
     """Shares a budget among demands."""
 
-    def __call__(self, demands: Sequence[Demand], budget_bytes_per_s: int) -> list[int]:
+    name: str
+
+    def allocate(self, demands: Sequence[Demand], budget: float) -> Rates:
         """A rate for each demand, in bytes per second; together at most the budget."""
 
-
-def equal_share(demands: Sequence[Demand], budget_bytes_per_s: int) -> list[int]:
-    """The same for everybody."""
-    return [budget_bytes_per_s // len(demands)] * len(demands) if demands else []
+    def observe(self, observation: Observation) -> None:
+        """Learn from a finished delivery, if the policy learns."""

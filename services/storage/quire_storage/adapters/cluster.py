@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from quire.descriptor import Descriptor
-from quire.errors import NodeUnavailable
+from quire.errors import DeadlineExceeded, NodeUnavailable, Unavailable
 from quire.keys import ChunkKeys
 from quire.metadata.index import OBJECT_TIER, ChunkRecord
 from quire.nodes import Node
@@ -18,7 +20,7 @@ from quire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, s
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from quire.v1.storage_pb2_grpc import StorageServiceStub
-from quire_storage.ports import Grant
+from quire_storage.ports import AdmissionRequest, Grant
 
 _INDEX_TIMEOUT_S = 10.0
 _RATE_TIMEOUT_S = 0.25
@@ -117,33 +119,55 @@ class GrpcPeers:
 
 
 class GrpcRateSource:
-    """The `RateSource` port."""
+    """The `RateSource` port: of several schedulers the one that leads; the others say that they do not."""
 
-    def __init__(self, channels: ChannelPool, address: str, link: str) -> None:
-        self._stub: SchedulerServiceStub = SchedulerServiceStub(channels.get(address))
+    def __init__(self, channels: ChannelPool, addresses: Sequence[str], link: str) -> None:
+        self._stubs: deque[SchedulerServiceStub] = deque(SchedulerServiceStub(channels.get(each)) for each in addresses)
         self._link = link
 
-    async def admit(self, delivery: str, bytes_per_layer: int, compute_window_us: int, layers_left: int) -> Grant:
-        request = scheduler_pb2.AdmitRequest(
-            delivery=delivery,
+    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
+        message = scheduler_pb2.AdmitRequest(
+            delivery=request.delivery,
             link=self._link,
-            bytes_per_layer=bytes_per_layer,
-            compute_window_us=compute_window_us,
+            bytes_per_layer=request.bytes_per_layer,
+            compute_window_us=request.compute_window_us,
             layers_left=layers_left,
+            tenant=request.tenant.tenant,
+            weight=request.tenant.weight,
+            cap_bytes_per_s=request.tenant.cap_bytes_per_s,
+            held_bytes_per_s=held_bytes_per_s,
         )
-        response = await call(self._stub.Admit, request, timeout_s=_RATE_TIMEOUT_S)
-        return _grant(response.grant)
+        return _grant((await self._leader("Admit", message)).grant)
 
     async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
         progress = [scheduler_pb2.Progress(delivery=name, layers_left=left) for name, left in layers_left.items()]
-        response = await call(
-            self._stub.Renew, scheduler_pb2.RenewRequest(deliveries=progress), timeout_s=_RATE_TIMEOUT_S
-        )
+        response = await self._leader("Renew", scheduler_pb2.RenewRequest(deliveries=progress))
         return [_grant(grant) for grant in response.grants]
 
-    async def finish(self, delivery: str, bytes_moved: int, duration_s: float) -> None:
-        request = scheduler_pb2.FinishRequest(delivery=delivery, bytes=bytes_moved, duration_us=int(duration_s * 1e6))
-        await call(self._stub.Finish, request, timeout_s=_RATE_TIMEOUT_S)
+    async def finish(self, delivery: str) -> None:
+        await self._leader("Finish", scheduler_pb2.FinishRequest(delivery=delivery))
+
+    async def observe(self, request: AdmissionRequest, rate_bytes_per_s: int, stall_s: float) -> None:
+        message = scheduler_pb2.ObserveRequest(
+            link=self._link,
+            tenant=request.tenant.tenant,
+            bytes_per_layer=request.bytes_per_layer,
+            compute_window_us=request.compute_window_us,
+            layers=request.layers,
+            rate_bytes_per_s=rate_bytes_per_s,
+            stall_us=int(stall_s * 1e6),
+        )
+        await self._leader("Observe", message)
+
+    async def _leader(self, method: str, message: Any) -> Any:
+        for left in reversed(range(len(self._stubs))):
+            try:
+                return await call(getattr(self._stubs[0], method), message, timeout_s=_RATE_TIMEOUT_S)
+            except (Unavailable, DeadlineExceeded):
+                if not left:
+                    raise
+                self._stubs.rotate(-1)
+        raise AssertionError("no scheduler was configured")
 
 
 def _grant(message: scheduler_pb2.Grant) -> Grant:

@@ -2,21 +2,53 @@
 
 from __future__ import annotations
 
-_CATCH_UP_S = 0.005
+import math
+
+_CATCH_UP_S = 0.02
 
 
 class Pacer:
-    """A schedule of departures at `rate_bytes_per_s`, which may change at any time.
+    """A bucket that fills at `rate_bytes_per_s`, which may change at any time; 0 stands still.
 
-    After a late departure the next ones catch up, but never by more than 5 ms worth of bytes.
+    A departure may begin while the bucket is not overdrawn, and takes its whole size out. After a late departure the
+    next ones catch up, but never by more than 20 ms worth of bytes.
     """
 
     def __init__(self, rate_bytes_per_s: int, now_s: float) -> None:
-        self.rate_bytes_per_s = rate_bytes_per_s
-        self._due_s = now_s
+        self._rate = rate_bytes_per_s
+        self._at_s = now_s
+        self._credit = 0.0
+        self._granted_bytes = 0.0
+        self._granted_s = 0.0
 
-    def delay_s(self, size: int, now_s: float) -> float:
-        """Book `size` bytes; how long to wait before sending them."""
-        start = max(self._due_s, now_s - _CATCH_UP_S)
-        self._due_s = start + size / self.rate_bytes_per_s
-        return max(0.0, start - now_s)
+    @property
+    def rate_bytes_per_s(self) -> int:
+        return self._rate
+
+    @property
+    def mean_bytes_per_s(self) -> float:
+        """Mean rate up to the last look, waits for a rate excluded; the current one before the first."""
+        return self._granted_bytes / self._granted_s if self._granted_s > 0 else float(self._rate)
+
+    def set_rate(self, rate_bytes_per_s: int, now_s: float) -> None:
+        """The rate from now on; what came in until now came at the old one."""
+        self._fill(now_s)
+        self._rate = rate_bytes_per_s
+
+    def wait_s(self, now_s: float) -> float:
+        """How long until something may leave at the current rate; infinite while it is 0."""
+        self._fill(now_s)
+        if self._rate == 0:
+            return math.inf
+        return max(0.0, -self._credit / self._rate)
+
+    def leave(self, size: int) -> None:
+        """Something has left."""
+        self._credit -= size
+
+    def _fill(self, now_s: float) -> None:
+        passed_s, self._at_s = now_s - self._at_s, now_s
+        self._credit = min(self._credit + passed_s * self._rate, _CATCH_UP_S * self._rate)
+        if self._rate:
+            self._granted_bytes += passed_s * self._rate
+            self._granted_s += passed_s

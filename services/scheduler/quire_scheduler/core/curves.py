@@ -1,0 +1,130 @@
+"""What is known of how much a delivery is slowed at a rate: one curve per shape, learned from finished deliveries.
+
+In the units of a shape, u = r*/r (how much longer a layer takes than its compute window) and y = stall / (L·c), Eq. 4
+says y = max(0, u - 1) for every shape. Measured curves have their knee elsewhere, and floors. A `Curve` keeps averages
+of y in narrow bins of u, made monotone (pool adjacent violators), and is linear in u, that is in 1/rate, between them.
+
+A young curve is optimistic where it knows nothing: it takes the least y that a monotone function of slope at most 1
+can have there. So an allocator that trusts it tries such rates, and learns. The optimism fades with what was seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quire_scheduler.core.policy import Demand, Observation
+
+Array = npt.NDArray[np.float64]
+_BINS_PER_E: Final = 25
+_BINS_MAX: Final = 128
+_BUCKETS_PER_E: Final = 10
+_FORGET: Final = 0.25
+_YOUNG: Final = 24
+_KNEE_MIN: Final = 0.4
+
+
+class Curve:
+    """Observed stall over inverse rate, in units of the shape."""
+
+    def __init__(self) -> None:
+        self._bins: OrderedDict[int, tuple[float, float, int]] = OrderedDict()
+        self._knots: tuple[Array, Array] | None = None
+        self._seen = 0
+
+    def __len__(self) -> int:
+        return len(self._bins)
+
+    def add(self, u: float, y: float) -> None:
+        """Bins are moving averages, so that a curve follows its deployment."""
+        self._seen += 1
+        name = round(math.log(u) * _BINS_PER_E)
+        mean_u, mean_y, count = self._bins.pop(name, (0.0, 0.0, 0))
+        share = max(_FORGET, 1 / (count + 1))
+        self._bins[name] = (mean_u + share * (u - mean_u), mean_y + share * (y - mean_y), count + 1)
+        if len(self._bins) > _BINS_MAX:
+            self._bins.popitem(last=False)
+        self._knots = None
+
+    def at(self, u: Array) -> Array:
+        """Expected y; with nothing observed, Eq. 4."""
+        if not self._bins:
+            return np.maximum(0.0, u - 1.0)
+        if self._knots is None:
+            us, ys, counts = (np.array(column, dtype=np.float64) for column in zip(*self._bins.values(), strict=True))
+            self._knots = monotone(us, ys, counts)
+        us, ys = self._knots
+        known = np.interp(u, us, ys) + np.maximum(0.0, u - 1.0) - np.maximum(0.0, np.minimum(u, us[-1]) - 1.0)
+        youth = max(0.0, 1.0 - self._seen / _YOUNG)
+        if youth == 0.0:
+            return np.asarray(known)
+        return np.asarray((1.0 - youth) * known + youth * np.minimum(known, self._least(u, us, ys)))
+
+    def _least(self, u: Array, us: Array, ys: Array) -> Array:
+        """The least that can be, given the knots; faster than `_KNEE_MIN` nothing more is hoped for."""
+        right = np.minimum(np.searchsorted(us, u), len(us) - 1)
+        left = np.where(u >= us[0], ys[np.maximum(0, right - 1)], 0.0)
+        hoped = ys[right] - np.maximum(0.0, us[right] - np.maximum(u, _KNEE_MIN))
+        return np.asarray(np.where(u > us[-1], np.inf, np.maximum(left, hoped)))
+
+
+class Curves:
+    """Curves by tenant and shape; shapes within about 10% of each other share one. At most `shapes_max`."""
+
+    def __init__(self, shapes_max: int = 1024) -> None:
+        self._shapes_max = shapes_max
+        self._curves: OrderedDict[tuple[str, int, int], Curve] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._curves)
+
+    def observe(self, seen: Observation) -> None:
+        key = _shape(seen.tenant, seen.bytes_per_layer, seen.compute_window_s)
+        curve = self._curves.setdefault(key, Curve())
+        self._curves.move_to_end(key)
+        zero_stall = seen.bytes_per_layer / seen.compute_window_s
+        curve.add(zero_stall / seen.rate_bytes_per_s, seen.stall_s / (seen.layers * seen.compute_window_s))
+        if len(self._curves) > self._shapes_max:
+            self._curves.popitem(last=False)
+
+    def known(self, demand: Demand) -> bool:
+        """Whether a delivery of this shape was ever observed."""
+        return demand.compute_window_s is not None and self._key(demand) in self._curves
+
+    def stall_s(self, demand: Demand, rates: Array) -> Array:
+        """Expected stall of the layers that are left, at each of `rates`."""
+        if demand.compute_window_s is None:
+            return demand.layers_left * demand.bytes_per_layer / rates
+        curve = self._curves.get(self._key(demand), _NOTHING_SEEN)
+        return demand.layers_left * demand.compute_window_s * curve.at(demand.zero_stall_rate / rates)
+
+    def _key(self, demand: Demand) -> tuple[str, int, int]:
+        assert demand.compute_window_s is not None, "no window, no shape"
+        return _shape(demand.tenant, demand.bytes_per_layer, demand.compute_window_s)
+
+
+def monotone(x: Array, y: Array, weights: Array) -> tuple[Array, Array]:
+    """The non-decreasing function of sorted `x` nearest to `y` in weighted least squares (pool adjacent violators)."""
+    order = np.argsort(x, kind="stable")
+    x, y, weights = x[order], y[order], weights[order]
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, members
+    for value, weight in zip(y.tolist(), weights.tolist(), strict=True):
+        block = (value, weight, 1)
+        while blocks and blocks[-1][0] > block[0]:
+            mean, heavy, members = blocks.pop()
+            total = heavy + block[1]
+            block = ((mean * heavy + block[0] * block[1]) / total, total, members + block[2])
+        blocks.append(block)
+    means = np.repeat([mean for mean, _, _ in blocks], [members for _, _, members in blocks])
+    return x, means.astype(np.float64)
+
+
+_NOTHING_SEEN: Final = Curve()
+
+
+def _shape(tenant: str, bytes_per_layer: int, window_s: float) -> tuple[str, int, int]:
+    return tenant, round(math.log(bytes_per_layer) * _BUCKETS_PER_E), round(math.log(window_s) * _BUCKETS_PER_E)

@@ -1,0 +1,64 @@
+"""Tenants first, requests second: what a tenant asks for can never cost another its share.
+
+The budget is divided among the tenants with demands by weighted max-min fairness (water filling): nobody gets more
+than it can use before everybody has its share, and what one does not need goes to the others by weight. A tenant's
+demand is the sum of its targets, so one that lies about its windows asks for more, and gets its share. Then the policy
+divides each tenant's part among its requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from quire_scheduler.core.policy import Demand, Policy, Rates
+
+
+def allocate(policy: Policy, demands: Sequence[Demand], budget: float, margin: float) -> Rates:
+    """A rate for each demand: together at most `budget`, each tenant's at most its cap and its fair part."""
+    rates = np.zeros(len(demands))
+    members: dict[str, list[int]] = {}
+    for index, demand in enumerate(demands):
+        members.setdefault(demand.tenant, []).append(index)
+    if not members:
+        return rates
+    parts = shares(
+        {
+            tenant: (
+                sum(demands[index].zero_stall_rate + margin for index in mine),
+                demands[mine[-1]].weight,
+                demands[mine[-1]].cap_bytes_per_s or math.inf,
+            )
+            for tenant, mine in members.items()
+        },
+        budget,
+    )
+    for tenant, mine in members.items():
+        rates[mine] = policy.allocate([demands[index] for index in mine], parts[tenant])
+    return rates
+
+
+def shares(tenants: Mapping[str, tuple[float, float, float]], budget: float) -> dict[str, float]:
+    """Divide `budget` among tenants given as (wanted, weight, cap).
+
+    First up to what they want; what is left then goes by weight too, up to the caps: some policies use it.
+    """
+    wanted = {name: min(want, cap) for name, (want, _, cap) in tenants.items()}
+    first = _fill(wanted, {name: weight for name, (_, weight, _) in tenants.items()}, budget)
+    room = {name: cap - first[name] for name, (_, _, cap) in tenants.items()}
+    rest = _fill(room, {name: weight for name, (_, weight, _) in tenants.items()}, budget - sum(first.values()))
+    return {name: first[name] + rest[name] for name in tenants}
+
+
+def _fill(limits: Mapping[str, float], weights: Mapping[str, float], budget: float) -> dict[str, float]:
+    """Weighted water filling: part_i = min(limit_i, λ·w_i), Σ part_i = min(budget, Σ limit_i)."""
+    parts, left, weight_left = {}, budget, sum(weights.values())
+    for name in sorted(limits, key=lambda each: limits[each] / weights[each]):
+        parts[name] = max(0.0, min(limits[name], left * weights[name] / weight_left))
+        left -= parts[name]
+        weight_left -= weights[name]
+        if weight_left <= 0:
+            break
+    return parts

@@ -1,0 +1,72 @@
+"""Which of several schedulers decides. One holds a lease and renews it; when it falls silent, another takes it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from quire.errors import QuireError
+from quire.telemetry import logger
+from quire_scheduler.errors import NotLeader
+from quire_scheduler.ports import Clock, LeaderLease
+
+_RENEWALS_PER_LEASE = 4
+
+
+class Leadership:
+    """`lease` is None for a scheduler that is alone: it leads.
+
+    The time for which it leads is counted from before it asked, on its own clock: it stops before the lease ends.
+    """
+
+    def __init__(self, name: str, lease: LeaderLease | None, ttl_ms: int, clock: Clock) -> None:
+        self._name = name
+        self._lease = lease
+        self._ttl_ms = ttl_ms
+        self._clock = clock
+        self._until_s = float("-inf")
+        self._leader = ""
+        self._task: asyncio.Task[None] | None = None
+        self.term = 0
+
+    @property
+    def leading(self) -> bool:
+        return self._lease is None or self._clock.monotonic_s() < self._until_s
+
+    def check(self) -> None:
+        """Raises `NotLeader`."""
+        if not self.leading:
+            raise NotLeader(f"{self._leader or 'nobody'} leads, not {self._name}")
+
+    async def start(self) -> None:
+        if self._lease is not None:
+            await self._ask(self._lease)
+            self._task = asyncio.create_task(self._keep_asking(self._lease))
+
+    async def close(self) -> None:
+        """Let another lead at once."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._until_s = float("-inf")
+        if self._lease is not None:
+            with contextlib.suppress(QuireError):
+                await self._lease.release(self._name)
+
+    async def _keep_asking(self, lease: LeaderLease) -> None:
+        while True:
+            await self._clock.sleep(self._ttl_ms / 1000 / _RENEWALS_PER_LEASE)
+            await self._ask(lease)
+
+    async def _ask(self, lease: LeaderLease) -> None:
+        asked_s, was_leading = self._clock.monotonic_s(), self.leading
+        try:
+            self._leader = await lease.hold(self._name, self._ttl_ms)
+        except QuireError as error:
+            logger().warning("nobody says who leads", error=str(error))
+            return
+        if self._leader == self._name:
+            self._until_s = asked_s + self._ttl_ms / 1000
+            if not was_leading:
+                self.term += 1
+                logger().info("leads", scheduler=self._name, term=self.term)

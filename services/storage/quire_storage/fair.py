@@ -1,0 +1,101 @@
+"""Turns at something shared: the wire, in bytes, or the places of chunkwise deliveries, in deliveries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from quire_storage.core.drr import DeficitRoundRobin
+
+_SLOW_S = 0.02
+
+
+class FairGate:
+    """Lets in as much as `capacity` at a time; those that wait, in weighted deficit round robin of their flows."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._inside = 0
+        self._waiting: DeficitRoundRobin[asyncio.Future[None]] = DeficitRoundRobin()
+
+    async def enter(self, flow: str, weight: float, size: int) -> None:
+        """Return when it is this one's turn. Something larger than `capacity` goes in alone."""
+        if self._inside == 0 or (not len(self._waiting) and self._inside + size <= self._capacity):
+            self._inside += size
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.push(flow, weight, size, turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave(size)
+            raise
+
+    def leave(self, size: int) -> None:
+        """What went in is out again."""
+        self._inside -= size
+        while (head := self._waiting.head_size()) is not None:
+            if self._inside and self._inside + head > self._capacity:
+                return
+            size, turn = self._waiting.pop()
+            if not turn.done():
+                self._inside += size
+                turn.set_result(None)
+
+
+class Wire:
+    """The way out of this node. While one delivery has it alone nothing waits; several take turns by their rates."""
+
+    def __init__(self, window_bytes: int) -> None:
+        self._gate = FairGate(window_bytes)
+        self._lanes = 0
+
+    def lane(self, name: str, weight: Callable[[], float]) -> Lane:
+        """A delivery's place; close it at the end."""
+        self._lanes += 1
+        return Lane(self, name, weight)
+
+    @property
+    def contended(self) -> bool:
+        return self._lanes > 1
+
+    async def enter(self, flow: str, weight: float, size: int) -> Callable[[], None]:
+        """Wait for a turn; call the result when the bytes have arrived. A client that is slow to take them, or that
+        is gone, holds its turn for 20 ms and no longer."""
+        await self._gate.enter(flow, weight, size)
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            timer.cancel()
+            if not left:
+                left = True
+                self._gate.leave(size)
+
+        timer = asyncio.get_running_loop().call_later(_SLOW_S, leave)
+        return leave
+
+    def closed(self) -> None:
+        self._lanes -= 1
+
+
+class Lane:
+    """Made by `Wire.lane`. `weight` is asked at every turn: rates change."""
+
+    def __init__(self, wire: Wire, name: str, weight: Callable[[], float]) -> None:
+        self._wire = wire
+        self._name = name
+        self._weight = weight
+        self._open = True
+
+    async def turn(self, size: int) -> Callable[[], None] | None:
+        """Wait for the wire; what to call when the bytes have arrived, or None if nobody needs to know."""
+        if not self._wire.contended:
+            return None
+        return await self._wire.enter(self._name, max(1.0, self._weight()), size)
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._wire.closed()
