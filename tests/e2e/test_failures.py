@@ -34,7 +34,7 @@ RATE = 20_000_000  # bytes per second: a delivery of 48 MiB takes two and a half
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """One storage node behind a slow link, so that there is a middle to be killed in; traces on."""
-    settings = {"QUIRE_SCHEDULER_LINK_BYTES_PER_S": str(RATE), "QUIRE_STORAGE_LINK_BYTES_PER_S": str(RATE)}
+    settings = {"QUIRE_SCHEDULER_LINKS": f"default={RATE}", "QUIRE_STORAGE_LINK_BYTES_PER_S": str(RATE)}
     folder = tmp_path_factory.mktemp("slow")
     with LocalCluster(folder, arena_bytes=256 << 20, settings=settings, trace=True) as running:
         yield running

@@ -91,7 +91,7 @@ class Demo:
         if self._gateway:
             self._tell(self._gateway, None)
             return
-        settings = {"QUIRE_SCHEDULER_LINK_BYTES_PER_S": str(_LINK_BYTES_PER_S)}
+        settings = {"QUIRE_SCHEDULER_LINKS": f"default={_LINK_BYTES_PER_S}"}
         cluster = LocalCluster(
             self._folder / "cluster",
             storage_nodes=2,

@@ -63,6 +63,7 @@ class LocalCluster:
         folder: Path,
         *,
         storage_nodes: int = 1,
+        schedulers: int = 1,
         arena_bytes: int = 1 << 30,
         drive_bytes: int = 512 << 20,
         redis_url: str = "",
@@ -71,6 +72,7 @@ class LocalCluster:
     ) -> None:
         self.folder = folder
         self._storage_nodes = storage_nodes
+        self._schedulers = schedulers
         self._arena_bytes = arena_bytes
         self._drive_bytes = drive_bytes
         self._redis_url = redis_url
@@ -118,7 +120,8 @@ class LocalCluster:
         (self.folder / "logs").mkdir(exist_ok=True)
         if not self._redis_url:
             self._start_redis(timeout_s)
-        ports = _free_ports(self._storage_nodes + 4)
+        ports = _free_ports(3 + self._schedulers + self._storage_nodes)
+        scheduler_ports = ports[3 : 3 + self._schedulers]
         secret_file = self.folder / "secret"
         if not secret_file.exists():
             secret_file.write_text(secrets.token_hex(32))
@@ -127,12 +130,15 @@ class LocalCluster:
             "QUIRE_REDIS_URL": self._redis_url,
             "QUIRE_CLUSTER_SECRET": secret_file.read_text(),
             "QUIRE_ORCHESTRATOR_ADDRESS": f"127.0.0.1:{ports[0]}",
-            "QUIRE_SCHEDULER_ADDRESS": f"127.0.0.1:{ports[1]}",
+            "QUIRE_SCHEDULER_ADDRESS": ",".join(f"127.0.0.1:{port}" for port in scheduler_ports),
             **({"QUIRE_TRACE_FOLDER": str(self.folder / "traces")} if self._trace else {}),
             **self._settings,
         }
-        for index, name in enumerate(("orchestrator", "scheduler", "gateway", "decoder")):
+        for index, name in enumerate(("orchestrator", "gateway", "decoder")):
             self._start_service(name, name, ports[index], common)
+        for index, port in enumerate(scheduler_ports):
+            name = f"scheduler-{index}" if index else "scheduler"
+            self._start_service(name, "scheduler", port, {"QUIRE_SCHEDULER_NODE_ID": name} | common)
         for index in range(self._storage_nodes):
             node = f"storage-{index}"
             extra = {
@@ -142,7 +148,7 @@ class LocalCluster:
                 "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes),
                 "QUIRE_STORAGE_OBJECT_URL": str(self.folder / "objects"),
             }
-            self._start_service(node, "storage", ports[4 + index], extra | common)
+            self._start_service(node, "storage", ports[3 + self._schedulers + index], extra | common)
         self._write_state()
         deadline = time.monotonic() + timeout_s
         for process in self._processes.values():

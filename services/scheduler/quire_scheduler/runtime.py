@@ -24,6 +24,7 @@ class Scheduler:
         self._clock = clock
         self._leadership = leadership
         self._term = leadership.term
+        self._observed = 0
         self._margins = {link: config.margin_share * budget for link, budget in config.budgets.items()}
         self._policies = {link: make_policy(config.policy, margin) for link, margin in self._margins.items()}
         self._link_of: dict[str, str] = {}
@@ -38,8 +39,8 @@ class Scheduler:
     def figures(self) -> dict[str, float]:
         """For `quire status`, and for look-ups that weigh a fetch against a recompute."""
         if not self._leadership.leading:
-            return {"leads": 0}
-        figures: dict[str, float] = {"leads": 1, "deliveries": self.admitted}
+            return {"leads": 0, "deliveries": 0}
+        figures: dict[str, float] = {"leads": 1, "deliveries": self.admitted, "observed": self._observed}
         for name, link in self._links.items():
             free = link.budget_bytes_per_s - link.granted_bytes_per_s
             figures[f"link.{name}.budget"] = link.budget_bytes_per_s
@@ -75,6 +76,7 @@ class Scheduler:
         """Learn what came of a rate."""
         if link in self._policies:
             self._policies[link].observe(observation)
+            self._observed += 1
 
     def _check(self) -> None:
         """Raises `NotLeader`. What a leader before knew is out of date: deliveries are admitted again."""

@@ -11,7 +11,7 @@ _SLOW_S = 0.02
 
 
 class FairGate:
-    """Lets in as much as `capacity` at a time; those that wait, in weighted deficit round robin of their flows."""
+    """Lets somebody in while less than `capacity` is inside; those that wait, in weighted deficit round robin."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -19,8 +19,8 @@ class FairGate:
         self._waiting: DeficitRoundRobin[asyncio.Future[None]] = DeficitRoundRobin()
 
     async def enter(self, flow: str, weight: float, size: int) -> None:
-        """Return when it is this one's turn. Something larger than `capacity` goes in alone."""
-        if self._inside == 0 or (not len(self._waiting) and self._inside + size <= self._capacity):
+        """Return when it is this one's turn."""
+        if self._inside < self._capacity and not len(self._waiting):
             self._inside += size
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -35,9 +35,7 @@ class FairGate:
     def leave(self, size: int) -> None:
         """What went in is out again."""
         self._inside -= size
-        while (head := self._waiting.head_size()) is not None:
-            if self._inside and self._inside + head > self._capacity:
-                return
+        while len(self._waiting) and self._inside < self._capacity:
             size, turn = self._waiting.pop()
             if not turn.done():
                 self._inside += size

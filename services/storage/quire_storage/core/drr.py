@@ -28,13 +28,6 @@ class DeficitRoundRobin(Generic[Item]):
         self._weights[flow] = weight
         self._deficits.setdefault(flow, 0.0)
 
-    def head_size(self) -> int | None:
-        """Size of what `pop` would return; None when nothing is queued."""
-        if not self._queues:
-            return None
-        self._turn()
-        return next(iter(self._queues.values()))[0][0]
-
     def pop(self) -> tuple[int, Item]:
         """The next item and its size. Raises `IndexError` when nothing is queued."""
         if not self._queues:

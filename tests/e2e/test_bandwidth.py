@@ -1,0 +1,310 @@
+"""Bandwidth through the real services: pacing, shares, cancellation, leaders that die, tenants that flood, advice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import pytest
+
+from quire.client import Lookup, QuireClient
+from quire.client.delivery import FetchSummary
+from quire.descriptor import DeliveryOrder
+from quire.durability import Durability
+from quire.errors import InvalidRequest
+from quire.hashing import Namespace, tenant_name
+from quire.layout import Dtype, KvLayout
+from quire.local import LocalCluster
+from quire.profile import ComputeProfile, Sample
+from quire.rpc.channels import ChannelPool, call
+from quire.v1 import scheduler_pb2
+from quire.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
+
+LAYOUT = KvLayout(16, 16, 8, 128, Dtype.BF16)  # 64 KiB a slice, 1 MiB a chunk
+CHUNKS = 48
+LAYER_BYTES = CHUNKS * LAYOUT.slice_bytes
+RATE = 60_000_000
+EPOCH_MS = 300
+
+
+def _settings(**more: str) -> dict[str, str]:
+    return {
+        "QUIRE_SCHEDULER_LINKS": f"default={RATE}",
+        "QUIRE_SCHEDULER_EPOCH_MS": str(EPOCH_MS),
+        "QUIRE_SCHEDULER_LEASE_MS": str(EPOCH_MS),
+        "QUIRE_STORAGE_LINK_BYTES_PER_S": str(RATE // 2),
+        "QUIRE_STORAGE_OBJECT_URL": "",
+        **more,
+    }
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """One storage node behind a link of 60 MB/s, two schedulers, a compute profile of a made-up device."""
+    profiles = tmp_path_factory.mktemp("profiles")
+    samples = tuple(Sample(n, p, (n + 1e-4 * n * p) * 1e-3) for n in (16, 64, 256, 1024) for p in (0, 256, 1024))
+    ComputeProfile("test", "abacus", LAYOUT.num_layers, "made up", samples).save(profiles / "abacus.json")
+    folder = tmp_path_factory.mktemp("bandwidth")
+    settings = _settings(QUIRE_PROFILES=str(profiles), QUIRE_SCHEDULER_POLICY="stall-opt")
+    with LocalCluster(folder, schedulers=2, arena_bytes=384 << 20, settings=settings) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(cluster: LocalCluster) -> AsyncIterator[QuireClient]:
+    async with QuireClient(cluster.gateway_address) as connected:
+        yield connected
+
+
+async def _stored(client: QuireClient, chunks: int = CHUNKS, salt: bytes = b"") -> Namespace:
+    plain = fresh_namespace(LAYOUT)
+    namespace = Namespace(plain.model_id, plain.weight_version, LAYOUT, salt)
+    payload = random_payload(namespace, chunks)
+    await store(client, namespace, some_keys(namespace, chunks), payload, durability=Durability.MEMORY)
+    return namespace
+
+
+async def _fetch(
+    client: QuireClient, found: Lookup, window_us: int | None = None, order: DeliveryOrder = DeliveryOrder.LAYERWISE
+) -> tuple[FetchSummary, list[int]]:
+    """The summary, and when each layer arrived."""
+    buffer = client.allocate(LAYOUT.payload_bytes(len(found.keys)))
+    delivery = await client.fetch(found, buffer, order=order, compute_window_us=window_us)
+    for layer in range(LAYOUT.num_layers):
+        await delivery.layer(layer)
+    summary = await delivery.summary()
+    await delivery.quiesced(10)
+    buffer.close()
+    return summary, delivery.arrived_ns
+
+
+async def _until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 15) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():
+            await asyncio.sleep(0.05)
+    assert await condition(), what
+
+
+async def _figures(client: QuireClient, node_id: str) -> dict[str, float]:
+    return next(dict(node.figures) for node in await client.status() if node.node_id == node_id)
+
+
+async def _leader(client: QuireClient) -> str:
+    leaders = [node.node_id for node in await client.status() if node.figures.get("leads")]
+    return leaders[0] if len(leaders) == 1 else ""
+
+
+async def _idle(client: QuireClient) -> None:
+    """Until nothing is admitted, as the scheduler that leads reports it."""
+
+    async def idle() -> bool:
+        leader = await _leader(client)
+        return bool(leader) and (await _figures(client, leader)).get("link.default.granted") == 0
+
+    await _until(idle, "the link is idle")
+
+
+async def test_a_delivery_keeps_its_rate(client: QuireClient) -> None:
+    """Never faster, and over the whole delivery within 3% of it: the best of three, for the machine may be busy."""
+    namespace = await _stored(client)
+    errors = []
+    for _ in range(3):
+        found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+        summary, arrived = await _fetch(client, found)
+        assert summary.outcomes[0].scheduled
+        assert summary.outcomes[0].rate_bytes_per_s == RATE
+        measured = (LAYOUT.num_layers - 1) * LAYER_BYTES / ((arrived[-1] - arrived[0]) / 1e9)
+        assert measured <= 1.03 * RATE
+        errors.append(abs(measured / RATE - 1))
+    assert min(errors) <= 0.03
+
+
+async def test_concurrent_deliveries_share_by_their_windows(client: QuireClient) -> None:
+    """One that needs a third of the link, by its window, gets that; one without a window gets what is left."""
+    await _idle(client)
+    namespaces = [await _stored(client) for _ in range(2)]
+    found = [await client.lookup(each, some_keys(each, CHUNKS)) for each in namespaces]
+    window_us = round(LAYER_BYTES / (RATE / 3) * 1e6)
+    (first, _), (second, _) = await asyncio.gather(_fetch(client, found[0], window_us), _fetch(client, found[1]))
+    assert first.outcomes[0].rate_bytes_per_s == pytest.approx(RATE / 3, rel=0.01)
+    assert second.outcomes[0].rate_bytes_per_s == pytest.approx(RATE, rel=0.4)
+
+    async def learned() -> bool:
+        return (await _figures(client, await _leader(client))).get("observed", 0) >= 1
+
+    await _until(learned, "the client's stalls reach the scheduler")
+
+
+async def test_a_cancelled_delivery_frees_its_rate_at_once(client: QuireClient) -> None:
+    """The next one has all of the link, in the same epoch."""
+    await _idle(client)
+    namespace = await _stored(client)
+    found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+    buffer = client.allocate(LAYOUT.payload_bytes(CHUNKS))
+    delivery = await client.fetch(found, buffer, order=DeliveryOrder.LAYERWISE)
+    await delivery.layer(1)
+    delivery.cancel()
+    await delivery.quiesced(10)
+    buffer.close()
+    started = time.monotonic()
+    small = await _stored(client, 2)
+    found = await client.lookup(small, some_keys(small, 2))
+    summary, _ = await _fetch(client, found)
+    assert summary.outcomes[0].rate_bytes_per_s == RATE
+    assert time.monotonic() - started < 10, "and did not wait for anything to run out"
+
+
+async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient) -> None:
+    """Six deliveries of one tenant, with windows that are lies, against one of another with twice its weight."""
+    await _idle(client)
+    await client.set_tenant(b"honest", weight=2.0)
+    flood, honest = await _stored(client, CHUNKS, b"flood"), await _stored(client, CHUNKS, b"honest")
+    await asyncio.sleep(1.0)  # the orchestrator looks at its policies twice a second
+    floods = [await client.lookup(flood, some_keys(flood, CHUNKS)) for _ in range(6)]
+    running = [asyncio.create_task(_fetch(client, found, 1)) for found in floods]
+    found = await client.lookup(honest, some_keys(honest, CHUNKS))
+    summary, _ = await _fetch(client, found)
+    assert summary.outcomes[0].rate_bytes_per_s >= 0.99 * RATE * 2 / 3
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    assert tenant_name(b"honest") != tenant_name(b"flood")
+
+
+async def test_a_cap_is_a_cap(client: QuireClient) -> None:
+    await _idle(client)
+    await client.set_tenant(b"capped", cap_bytes_per_s=RATE // 4)
+    namespace = await _stored(client, 12, b"capped")
+    await asyncio.sleep(1.0)
+    found = await client.lookup(namespace, some_keys(namespace, 12))
+    summary, _ = await _fetch(client, found)
+    assert summary.outcomes[0].rate_bytes_per_s == RATE // 4
+    with pytest.raises(InvalidRequest, match="weight"):
+        await client.set_tenant(b"capped", weight=0.0)
+
+
+async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCluster, client: QuireClient) -> None:
+    """The leader is killed: the delivery goes on at its rate, and the next one is scheduled too."""
+    await _until(lambda: _is(_leader(client)), "somebody leads")
+    leader = await _leader(client)
+    namespace = await _stored(client)
+    found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+    running = asyncio.create_task(_fetch(client, found))
+    await asyncio.sleep(0.2)
+    cluster.kill(leader)
+    summary, _ = await running
+    assert summary.usable_chunks == CHUNKS
+
+    async def other_leads() -> bool:
+        # The dead one's last words stay until they expire.
+        return any(node.figures.get("leads") for node in await client.status() if node.node_id != leader)
+
+    await _until(other_leads, "the standby leads")
+    found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+    summary, _ = await _fetch(client, found)
+    assert summary.outcomes[0].scheduled
+    assert summary.outcomes[0].rate_bytes_per_s == RATE
+    cluster.restart(leader)
+
+
+async def _is(value: Awaitable[str]) -> bool:
+    return bool(await value)
+
+
+async def test_without_any_scheduler_equal_shares_of_the_nodes_cap(cluster: LocalCluster, client: QuireClient) -> None:
+    """Deliveries run, and say that they are not scheduled; once a scheduler is back they are again."""
+    namespace = await _stored(client)
+    for name in ("scheduler", "scheduler-1"):
+        cluster.kill(name)
+    found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+    summary, _ = await _fetch(client, found)
+    assert summary.usable_chunks == CHUNKS
+    assert not summary.outcomes[0].scheduled
+    assert summary.outcomes[0].rate_bytes_per_s == RATE // 2
+    for name in ("scheduler", "scheduler-1"):
+        cluster.restart(name)
+
+    async def scheduled() -> bool:
+        found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+        return (await _fetch(client, found))[0].outcomes[0].scheduled
+
+    await _until(scheduled, "the scheduler is back", 30)
+
+
+async def test_what_the_scheduler_refuses(cluster: LocalCluster, client: QuireClient) -> None:
+    """Typed errors that name the field."""
+    await _until(lambda: _is(_leader(client)), "somebody leads")
+    channels = ChannelPool()
+    stub: SchedulerServiceStub = SchedulerServiceStub(channels.get(cluster.address(await _leader(client))))
+    good = {"delivery": "d", "link": "default", "bytes_per_layer": 1, "compute_window_us": 1, "layers_left": 1}
+    bad: list[dict[str, object]] = [
+        {"link": "nowhere"},
+        {"bytes_per_layer": 0},
+        {"layers_left": 0},
+        {"delivery": ""},
+        {"weight": -1.0},
+    ]
+    for change in bad:
+        with pytest.raises(InvalidRequest) as caught:
+            await call(stub.Admit, scheduler_pb2.AdmitRequest(**(good | change)), timeout_s=10)  # type: ignore[arg-type]
+        assert caught.value.field == next(iter(change))
+    await call(stub.Admit, scheduler_pb2.AdmitRequest(**good), timeout_s=10)  # type: ignore[arg-type]
+    await call(stub.Finish, scheduler_pb2.FinishRequest(delivery="d"), timeout_s=10)
+    await channels.close()
+
+
+async def test_a_lookup_says_when_computing_is_faster(client: QuireClient) -> None:
+    """The made-up device needs a millisecond a token, and the link brings one in about as long: tokens deep in the
+    prompt are worth fetching, for attention makes them dear. What should be taken is what the lease covers."""
+    await _idle(client)
+    namespace = await _stored(client)
+    keys = some_keys(namespace, CHUNKS)
+    plain = await client.lookup(namespace, keys)
+    assert plain.advice is None
+    found = await client.lookup(namespace, keys, prompt_tokens=CHUNKS * 16 + 64, device="abacus")
+    assert found.advice is not None
+    assert found.matched_tokens == CHUNKS * 16
+    assert found.advice.rate_bytes_per_s == RATE
+    assert len(found.keys) == found.advice.chunks == sum(segment.chunk_count for segment in found.segments)
+    assert found.advice.ttft_s <= min(found.advice.ttft_all_s, found.advice.ttft_none_s)
+    if found.advice.chunks:
+        summary, _ = await _fetch(client, found)
+        assert summary.usable_chunks == found.advice.chunks
+    assert (await client.lookup(namespace, keys, prompt_tokens=10**4, device="unheard-of")).advice is None
+    with pytest.raises(InvalidRequest, match="prompt_tokens"):
+        await client.lookup(namespace, keys, prompt_tokens=20, device="abacus")
+    await client.set_tenant(namespace.tenant_salt, cap_bytes_per_s=1000)
+    await asyncio.sleep(1.0)
+    slow = await client.lookup(namespace, keys, prompt_tokens=CHUNKS * 16 + 64, device="abacus")
+    assert slow.advice is not None
+    assert slow.advice.chunks == 0, "at a kilobyte a second anything is faster"
+    assert slow.keys.packed == b""
+    assert slow.lease == b""
+    await client.set_tenant(namespace.tenant_salt)
+    await asyncio.sleep(1.0)
+
+
+async def test_the_threshold_can_be_set_for_the_whole_cluster(client: QuireClient) -> None:
+    namespace = await _stored(client, 8)  # 8 MiB
+
+    async def order_is(order: DeliveryOrder) -> bool:
+        found = await client.lookup(namespace, some_keys(namespace, 8))
+        return (await _fetch(client, found, order=DeliveryOrder.AUTO))[0].outcomes[0].order is order
+
+    assert await order_is(DeliveryOrder.LAYERWISE)
+    await client.set_theta(64 << 20)
+    await _until(lambda: order_is(DeliveryOrder.CHUNKWISE), "nodes hear of it")
+    await client.set_theta(0)
+    await _until(lambda: order_is(DeliveryOrder.LAYERWISE), "and that it is theirs again")
+
+
+async def test_windows_that_are_none(client: QuireClient) -> None:
+    namespace = await _stored(client, 2)
+    found = await client.lookup(namespace, some_keys(namespace, 2))
+    buffer = client.allocate(LAYOUT.payload_bytes(2))
+    for window in (0, -5, 1 << 40):
+        with pytest.raises(InvalidRequest, match="compute_window_us"):
+            await client.fetch(found, buffer, compute_window_us=window)
+    buffer.close()

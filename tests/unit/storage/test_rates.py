@@ -1,0 +1,142 @@
+"""The node's side of the scheduler, on a clock that the test holds: renewals, a scheduler that goes and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from quire.errors import NodeUnavailable
+from quire.policy import TenantPolicy
+from quire.testing import FakeClock
+from quire_storage.ports import AdmissionRequest, Grant
+from quire_storage.rates import Rates
+
+
+class Scheduler:
+    """Grants `rate` to whom it knows; everything it was told is in `heard`."""
+
+    def __init__(self) -> None:
+        self.rate = 1_000_000
+        self.away = False
+        self.known: set[str] = set()
+        self.heard: list[tuple[object, ...]] = []
+
+    def _check(self) -> None:
+        if self.away:
+            raise NodeUnavailable("the scheduler")
+
+    async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
+        self._check()
+        self.known.add(request.delivery)
+        self.heard.append(("admit", request.delivery, layers_left, held_bytes_per_s))
+        return Grant(request.delivery, self.rate, 0.1)
+
+    async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
+        self._check()
+        return [Grant(name, self.rate, 0.1) for name in layers_left if name in self.known]
+
+    async def finish(self, delivery: str) -> None:
+        self._check()
+        self.heard.append(("finish", delivery))
+
+    async def observe(self, request: AdmissionRequest, rate_bytes_per_s: int, stall_s: float) -> None:
+        self.heard.append(("observe", request.delivery, rate_bytes_per_s, stall_s))
+
+
+def _request(name: str, window_us: int = 500) -> AdmissionRequest:
+    return AdmissionRequest(name, 1000, window_us, 8, TenantPolicy())
+
+
+async def test_rates_follow_the_epochs() -> None:
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    allowance = await rates.admit(_request("a"))
+    assert (allowance.rate_bytes_per_s, allowance.scheduled) == (1_000_000, True)
+    scheduler.rate = 250_000
+    await clock.advance(0.11)
+    assert allowance.rate_bytes_per_s == 250_000
+    scheduler.known.clear()  # a new leader
+    allowance.layers_left = 5
+    await clock.advance(0.11)
+    assert scheduler.heard[-1] == ("admit", "a", 5, 250_000), "admitted again, with what it has"
+    await rates.finish(allowance)
+    assert ("finish", "a") in scheduler.heard
+
+
+async def test_a_scheduler_that_goes_and_comes_back() -> None:
+    """Equal shares of the node's cap meanwhile, for those that run and for those that come."""
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    first = await rates.admit(_request("a"))
+    scheduler.away = True
+    await clock.advance(0.11)
+    assert (first.rate_bytes_per_s, first.scheduled) == (4_000_000, False)
+    assert rates.figures["rate.fallback"] == 1
+    second = await rates.admit(_request("b"))
+    assert [each.rate_bytes_per_s for each in (first, second)] == [2_000_000] * 2
+    await rates.finish(second)
+    assert first.rate_bytes_per_s == 4_000_000
+    scheduler.away = False
+    await clock.advance(0.11)
+    assert (first.rate_bytes_per_s, first.scheduled) == (1_000_000, True)
+    assert rates.figures["rate.fallback"] == 0
+    await rates.finish(first)
+
+
+async def test_who_waits_with_no_rate_goes_on_when_there_is_one() -> None:
+    clock, scheduler = FakeClock(), Scheduler()
+    scheduler.rate = 0
+    rates = Rates(scheduler, clock, 4_000_000)
+    allowance = await rates.admit(_request("a"))
+    waiting = asyncio.create_task(rates.until_due(allowance, 1000))
+    await clock.advance(0.05)
+    assert not waiting.done()
+    scheduler.rate = 1_000_000
+    await clock.advance(0.1)
+    async with asyncio.timeout(5):
+        await waiting
+    await rates.finish(allowance)
+
+
+async def test_stalls_are_reported_once_and_only_where_they_teach() -> None:
+    """With the mean of the rates that a delivery had; not of strangers, nor without a window, nor on fallback rates."""
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    allowance = await rates.admit(_request("a"))
+    await clock.advance(0.1)
+    scheduler.rate = 3_000_000
+    await clock.advance(0.1)
+    await clock.advance(0.1)
+    await rates.finish(allowance)
+    await rates.stalled("a", 0.5)
+    await rates.stalled("a", 0.5)
+    await rates.stalled("stranger", 0.5)
+    blind = await rates.admit(_request("blind", window_us=0))
+    await rates.finish(blind)
+    await rates.stalled("blind", 0.5)
+    observed = [each for each in scheduler.heard if each[0] == "observe"]
+    assert [each[1] for each in observed] == ["a"]
+    rate, stall = observed[0][2:]
+    assert stall == 0.5
+    assert isinstance(rate, int)
+    assert 1_000_000 < rate < 3_000_000
+
+
+async def test_an_admission_that_is_cancelled_leaves_nothing_behind() -> None:
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    stuck = asyncio.Event()
+
+    async def never(request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
+        await stuck.wait()
+        raise AssertionError
+
+    scheduler.admit = never  # type: ignore[method-assign]
+    task = asyncio.create_task(rates.admit(_request("a")))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rates.figures["rate.granted"] == 0
+    assert rates.equal_bytes_per_s == 4_000_000
