@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from quire import __version__
+
+_TALL_WIDTH = 170
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +33,54 @@ class Row:
 
 @dataclass(slots=True)
 class Report:
-    """`baseline`: at least its name and unit. `notes` are printed below the table and kept in the JSON."""
+    """`baseline`: at least its name and unit. `notes` are printed below the table and kept in the JSON.
+
+    `tall`: a line for each row, not a column; rows that measure the same share a table.
+    """
 
     bench: str
     baseline: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    tall: bool = False
     version: str = __version__
     machine: str = field(default_factory=lambda: f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}")
 
-    def show(self, json_file: Path | None, plot_file: Path | None) -> None:
-        """Print; write the files that are asked for."""
+    def show(
+        self, json_file: Path | None, plot_file: Path | None, *, draw: Callable[[Path], None] | None = None
+    ) -> None:
+        """Print; write the files that are asked for. `draw`: a figure of its own instead of bars of ratios."""
         self._print()
         if json_file is not None:
-            json_file.write_text(json.dumps(asdict(self), indent=2))
+            json_file.write_text(json.dumps(_without_nan(asdict(self)), indent=2))
         if plot_file is not None:
-            self._plot(plot_file)
+            (draw or self._plot)(plot_file)
 
     def _print(self) -> None:
         console = Console()
+        if self.tall:
+            # A table that is cut is of no use, one that wraps is.
+            console = Console(width=max(console.width, _TALL_WIDTH))
+            for _, rows in groupby(self.rows, key=lambda row: tuple(row.measured)):
+                console.print(self._lines(list(rows)))
+        else:
+            console.print(self._columns())
+        console.print(f"baseline: {self.baseline['name']}; machine: {self.machine}", highlight=False)
+        for note in self.notes:
+            console.print(note, highlight=False)
+
+    def _lines(self, rows: list[Row]) -> Table:
+        table = Table(title=f"quire bench {self.bench}")
+        for name in rows[0].params:
+            table.add_column(name)
+        for name in (*rows[0].measured, f"baseline, {self.baseline['unit']}", "ratio"):
+            table.add_column(name, justify="right")
+        for row in rows:
+            figures = ["–" if math.isnan(value) else f"{value:.4g}" for value in row.measured.values()]
+            table.add_row(*map(str, row.params.values()), *figures, f"{row.baseline:.4g}", f"[bold]{row.ratio:.2f}[/]")
+        return table
+
+    def _columns(self) -> Table:
         table = Table(title=f"quire bench {self.bench}")
         table.add_column("")
         for row in self.rows:
@@ -57,10 +90,7 @@ class Report:
         table.add_section()
         table.add_row(f"baseline, {self.baseline['unit']}", *(f"{row.baseline:.4g}" for row in self.rows))
         table.add_row("ratio", *(f"[bold]{row.ratio:.2f}[/]" for row in self.rows))
-        console.print(table)
-        console.print(f"baseline: {self.baseline['name']}; machine: {self.machine}", highlight=False)
-        for note in self.notes:
-            console.print(note, highlight=False)
+        return table
 
     def _plot(self, path: Path) -> None:
         import matplotlib
@@ -77,6 +107,18 @@ class Report:
         figure.tight_layout()
         figure.savefig(path, dpi=120)
         pyplot.close(figure)
+
+
+def _without_nan(value: Any) -> Any:
+    """For JSON, which has no word for it: null."""
+    match value:
+        case float() if math.isnan(value):
+            return None
+        case dict():
+            return {name: _without_nan(each) for name, each in value.items()}
+        case list():
+            return [_without_nan(each) for each in value]
+    return value
 
 
 def median(values: Sequence[float]) -> float:

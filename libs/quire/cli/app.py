@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
 
 from quire import __version__
 from quire.cli import cluster as cluster_commands
-from quire.errors import QuireError
+from quire.errors import InvalidRequest, QuireError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 bench_app = typer.Typer(
     no_args_is_help=True, help="Benchmarks: a table, --json FILE, --plot FILE.png; the baseline is named."
 )
 app.add_typer(bench_app, name="bench")
+plan_app = typer.Typer(no_args_is_help=True, help="What a deployment needs and costs, before there is one.")
+app.add_typer(plan_app, name="plan")
+
+
+@plan_app.callback()
+def plan() -> None:
+    """What a deployment needs and costs, before there is one."""
+
 
 Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
 Gateway = Annotated[str, typer.Option(help="host:port of a gateway; empty for the cluster on --folder")]
 Json = Annotated[Path | None, typer.Option("--json", help="write the result there")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")]
 _FOLDER = Path("quire-data")
+Number = TypeVar("Number", int, float)
 
 
 @app.command()
@@ -74,6 +84,67 @@ def policy(
 
 
 @app.command()
+def tenant(
+    salt: Annotated[str, typer.Option(help="the tenant's salt, in hexadecimal; empty for namespaces without")] = "",
+    weight: Annotated[float, typer.Option(help="its part of a contended link is in proportion to this")] = 1.0,
+    cap_mb_per_s: Annotated[float, typer.Option(help="what it may have together, MB/s; 0 for no cap")] = 0.0,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Say what a tenant gets of contended links."""
+    cluster_commands.set_tenant(salt, weight, int(cap_mb_per_s * 1e6), folder, gateway)
+
+
+@app.command()
+def profile(
+    out: Annotated[Path, typer.Option(help="file to write (JSON); put it into QUIRE_PROFILES")],
+    model: Annotated[str, typer.Option(help="folder or name of a transformers model; empty for the demo's")] = "",
+    name: Annotated[str, typer.Option(help="model under which look-ups find it; empty: as given")] = "",
+    device: Annotated[str, typer.Option(help="device under which look-ups find it; empty: this machine's")] = "",
+    inputs: str = "16,64,256,1024",
+    prefixes: str = "0,512,2048,4096",
+    rounds: int = 3,
+) -> None:
+    """Measure how long a model prefills, by input length × prefix length, on CUDA if there is one, else on the CPU."""
+    from quire.cli.profile import measure
+
+    measure(out, model, name, device, _numbers(inputs, int), _numbers(prefixes, int), rounds)
+
+
+@app.command()
+def calibrate(
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+    model: Annotated[str, typer.Option(help="of the compute profile")] = "Llama-3.1-8B",
+    device: Annotated[str, typer.Option(help="of the compute profile")] = "a100-80gb",
+    profiles: Annotated[Path | None, typer.Option(help="folder with compute profiles of your own")] = None,
+    chunk_tokens: int = 16,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    hit: Annotated[float, typer.Option(help="cached share of the prompts")] = 0.5,
+    payload_mib: Annotated[int, typer.Option(help="largest payload to try")] = 256,
+    rounds: int = 5,
+    keep: Annotated[bool, typer.Option("--keep", help="measure only, do not set the cluster's threshold")] = False,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Measure both delivery modes on a running cluster and set its threshold Θ (ObjectCache, Eq. 2)."""
+    from quire.bench import calibrate as bench
+    from quire.layout import Dtype, KvLayout
+    from quire.profile import Profiles
+
+    found = Profiles(profiles).find(model, device)
+    if found is None:
+        raise InvalidRequest(
+            f"there is no profile of {model!r} on {device!r}; `quire profile` makes one", field="device"
+        )
+    layout = KvLayout(found.num_layers, chunk_tokens, kv_heads, head_dim, Dtype.BF16)
+    address = cluster_commands.gateway_of(folder, gateway)
+    report = bench.run(address, layout, found, hit, payload_mib << 20, rounds, keep=keep)
+    report.show(json_file, plot, draw=lambda path: bench.draw(report, path))
+
+
+@app.command()
 def demo(
     folder: Annotated[Path, typer.Option(help="where the trace and the picture go")] = Path("quire-demo"),
     gateway: Annotated[str, typer.Option("--endpoint", help="use a running cluster instead of a new one")] = "",
@@ -117,16 +188,56 @@ def bench_delivery(
     delivery.run(tier, sizes, context, hit, layers, rounds).show(json_file, plot)
 
 
-def _add_benchmarks() -> None:
-    """Those of the services that are installed."""
-    for entry in sorted(entry_points(group="quire.bench"), key=lambda entry: entry.name):
-        bench_app.command(entry.name)(entry.load())
+@bench_app.command("ttft")
+def bench_ttft(
+    contexts: str = "4096,16384,32768,65536",
+    hits: str = "0.125,0.5,0.875",
+    chunk_tokens: str = "16,64,256",
+    gbps: Annotated[str, typer.Option(help="the paper's link; ours is an eighth of it")] = "100,10",
+    rounds: int = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="16K, G = 64 only, without the cold pool")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="added TTFT over the link's rate (Figure 15)")] = False,
+    bubble: Annotated[bool, typer.Option("--bubble", help="compute and stall by hit rate at 32K, by tier")] = False,
+    model: Annotated[bool, typer.Option("--model", help="a small transformer's real compute, no timers")] = False,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Time to first token by path, context, hit rate and chunk size, against pre-aggregated layers in local memory."""
+    from quire.bench import ttft_figures as figures
+
+    if sweep or bubble or model:
+        from quire.bench import ttft_more
+
+        report = ttft_more.sweep() if sweep else ttft_more.bubble() if bubble else ttft_more.real_model(rounds)
+        report.show(json_file, plot, draw=lambda path: figures.lines(report, path))
+        return
+    from quire.bench import ttft
+
+    sizes = [64] if quick else _numbers(chunk_tokens, int)
+    lengths = [16_384] if quick else _numbers(contexts, int)
+    tries = min(rounds, 2) if quick else rounds
+    report = ttft.run(lengths, _numbers(hits, float), sizes, _numbers(gbps, float), tries, cold=not quick)
+    report.show(json_file, plot, draw=lambda path: figures.overheads(report, path))
+
+
+def _numbers(text: str, kind: Callable[[str], Number]) -> list[Number]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is no list of numbers") from None
+
+
+def _add_commands() -> None:
+    """Benchmarks and plans of the services that are installed."""
+    for group, commands in (("quire.bench", bench_app), ("quire.plan", plan_app)):
+        for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+            commands.command(entry.name)(entry.load())
 
 
 def main() -> None:
     """Entry point: a `QuireError` is one line and status 1, no stack trace."""
     try:
-        _add_benchmarks()
+        _add_commands()
         app()
     except QuireError as error:
         Console(stderr=True).print(f"[bold red]{error.code()}[/]: {error}")

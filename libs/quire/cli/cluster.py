@@ -13,7 +13,7 @@ from rich.table import Table
 
 from quire.client import SyncClient
 from quire.errors import InvalidRequest
-from quire.hashing import Namespace, block_keys
+from quire.hashing import Namespace, block_keys, tenant_name
 from quire.layout import Attention, Dtype, KvLayout
 from quire.local import LocalCluster, read_state
 
@@ -83,6 +83,19 @@ def set_policy(namespace_file: Path, ttl_s: int, quota_bytes: int, folder: Path,
     with SyncClient(gateway_of(folder, gateway)) as client:
         client.set_policy(namespace, ttl_s=ttl_s, quota_bytes=quota_bytes)
     console.print(f"{namespace.model_id}: ttl {ttl_s or 'none'} s, quota {quota_bytes >> 20 or 'none'} MiB")
+
+
+def set_tenant(salt: str, weight: float, cap_bytes_per_s: int, folder: Path, gateway: str) -> None:
+    """Replace a tenant's policy. Raises `InvalidRequest` for a salt that is not hexadecimal."""
+    try:
+        raw = bytes.fromhex(salt)
+    except ValueError:
+        raise InvalidRequest(f"{salt!r} is not hexadecimal", field="salt") from None
+    with SyncClient(gateway_of(folder, gateway)) as client:
+        client.set_tenant(raw, weight=weight, cap_bytes_per_s=cap_bytes_per_s)
+    console.print(
+        f"tenant {tenant_name(raw) or '(no salt)'}: weight {weight:g}, cap {cap_bytes_per_s or 'none'} bytes/s"
+    )
 
 
 def gateway_of(folder: Path, gateway: str) -> str:

@@ -102,6 +102,7 @@ class PrefixCache:
 
     `model`: a decoder with `config.num_hidden_layers`, `num_key_value_heads` and `head_dim` (Llama and its kin),
     batch size 1. `weight_version`: by default the digest of the weights, so that other weights never share state.
+    `device`: of which the cluster has a compute profile; then bandwidth goes by it, and what is faster computed is.
     """
 
     def __init__(
@@ -115,11 +116,13 @@ class PrefixCache:
         tenant_salt: bytes = b"",
         durability: Durability = Durability.LOCAL,
         order: DeliveryOrder = DeliveryOrder.LAYERWISE,
+        device: str = "",
     ) -> None:
         self._model = model
         self._client = client
         self._durability = durability
         self._order = order
+        self._device = device
         self._receive: Buffer | None = None
         self._send: Buffer | None = None
         layout = layout_of(model, chunk_tokens)
@@ -130,7 +133,7 @@ class PrefixCache:
         started = time.monotonic()
         tokens = input_ids[0].tolist()
         keys = block_keys(self.namespace, tokens)
-        found, failure = self._lookup(keys) if reuse and len(keys) else (None, "")
+        found, failure = self._lookup(keys, len(tokens)) if reuse and len(keys) else (None, "")
         run = _Run(self, input_ids, keys, started)
         try:
             if found is not None and found.keys:
@@ -152,9 +155,12 @@ class PrefixCache:
                 self._client.free(buffer)
         self._receive = self._send = None
 
-    def _lookup(self, keys: ChunkKeys) -> tuple[Lookup | None, str]:
+    def _lookup(self, keys: ChunkKeys, prompt_tokens: int) -> tuple[Lookup | None, str]:
         try:
-            return self._client.lookup(self.namespace, keys), ""
+            found = self._client.lookup(
+                self.namespace, keys, prompt_tokens=prompt_tokens if self._device else 0, device=self._device
+            )
+            return found, ""
         except QuireError as error:
             logger().warning("look-up failed; everything is computed", error=str(error))
             return None, f"{error.code()}: {error}"

@@ -187,6 +187,7 @@ class Delivery:
         layerwise = self._order is DeliveryOrder.LAYERWISE
         if not layerwise:
             await self._shop.chunkwise.enter(self._tenant.tenant, self._tenant.weight, 1)
+            self._allowance = self._shop.rates.admit_chunkwise(self._admission())
         lane = self._shop.wire.lane(self._name, self._weight)
         try:
             await self._write_all(stream, bands, span, lane, layerwise=layerwise)
@@ -239,21 +240,21 @@ class Delivery:
         return self._started_s + layer * self._call.compute_window_us / 1e6 if self._call.compute_window_us else 0.0
 
     async def _admit(self) -> Allowance:
-        request = AdmissionRequest(
+        with tracer().start_as_current_span(names.STORAGE_ADMIT):
+            return await self._shop.rates.admit(self._admission())
+
+    def _admission(self) -> AdmissionRequest:
+        return AdmissionRequest(
             self._name,
             self._layer_bytes,
             self._call.compute_window_us,
             self._call.descriptor.num_layers,
             self._tenant,
         )
-        with tracer().start_as_current_span(names.STORAGE_ADMIT):
-            return await self._shop.rates.admit(request)
 
     def _weight(self) -> float:
-        """Of this delivery on the wire: its rate; chunkwise, an equal part of the link."""
-        if self._allowance is not None:
-            return float(self._allowance.rate_bytes_per_s)
-        return self._shop.rates.equal_bytes_per_s
+        """Of this delivery on the wire: its rate."""
+        return float(self._allowance.rate_bytes_per_s) if self._allowance is not None else 0.0
 
     def _piece_bytes(self) -> int:
         """Bytes between two looks at the pacer: two milliseconds' worth, within limits."""

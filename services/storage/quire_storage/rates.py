@@ -21,13 +21,17 @@ _REMEMBERED_MAX = 4096
 
 @dataclass(slots=True)
 class Allowance:
-    """The rate of one delivery; changes when an epoch ends. `scheduled`: from the scheduler, not the fallback."""
+    """The rate of one delivery; changes when an epoch ends. `scheduled`: from the scheduler, not the fallback.
+
+    `pooled`: layerwise, in the shared pool of the link; a chunkwise delivery is not.
+    """
 
     request: AdmissionRequest
     pacer: Pacer
     layers_left: int
     scheduled: bool = False
     finished: bool = False
+    pooled: bool = True
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -48,6 +52,7 @@ class Rates:
         self._clock = clock
         self._link_bytes_per_s = link_bytes_per_s
         self._running: dict[str, Allowance] = {}
+        self._chunkwise: dict[str, Allowance] = {}
         self._finished: OrderedDict[str, Allowance] = OrderedDict()
         self._renewal: asyncio.Task[None] | None = None
         self._epoch_left_s = _RENEW_S_ALONE
@@ -59,11 +64,6 @@ class Rates:
         """For `quire status`."""
         granted = sum(allowance.rate_bytes_per_s for allowance in self._running.values())
         return {"rate.granted": granted, "rate.fallback": float(self._fallen_back)}
-
-    @property
-    def equal_bytes_per_s(self) -> float:
-        """What one more delivery would get of this node's cap."""
-        return self._link_bytes_per_s / (len(self._running) + 1)
 
     async def admit(self, request: AdmissionRequest) -> Allowance:
         """A rate, from the scheduler if it answers in time, else an equal share of this node's own cap."""
@@ -81,6 +81,13 @@ class Rates:
             self._renewal = asyncio.create_task(self._renew())
         return allowance
 
+    def admit_chunkwise(self, request: AdmissionRequest) -> Allowance:
+        """No part of the pool, but of this node's port: an equal share, within the tenant's cap (§3.4)."""
+        allowance = Allowance(request, Pacer(0, self._clock.monotonic_s()), request.layers, pooled=False)
+        self._chunkwise[request.delivery] = allowance
+        self._share_port()
+        return allowance
+
     async def until_due(self, allowance: Allowance, size: int) -> None:
         """Wait until `size` bytes may leave, and count them as left."""
         while (wait_s := allowance.pacer.wait_s(self._clock.monotonic_s())) > 0:
@@ -94,6 +101,10 @@ class Rates:
         """Give the rate back. A scheduler that does not hear it forgets the delivery by itself."""
         name = allowance.request.delivery
         allowance.finished = True
+        if not allowance.pooled:
+            self._chunkwise.pop(name, None)
+            self._share_port()
+            return
         allowance.pacer.set_rate(allowance.rate_bytes_per_s, self._clock.monotonic_s())
         self._running.pop(name, None)
         self._finished[name] = allowance
@@ -173,6 +184,12 @@ class Rates:
         for allowance in self._running.values():
             allowance.scheduled = False
         self._share()
+
+    def _share_port(self) -> None:
+        for allowance in self._chunkwise.values():
+            share = self._link_bytes_per_s // len(self._chunkwise)
+            cap = allowance.request.tenant.cap_bytes_per_s or share
+            allowance.set_rate(min(share, cap), self._clock.monotonic_s())
 
     def _share(self) -> None:
         """Equal shares of this node's cap among the deliveries that have no other rate."""

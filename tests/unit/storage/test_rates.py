@@ -139,4 +139,17 @@ async def test_an_admission_that_is_cancelled_leaves_nothing_behind() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert rates.figures["rate.granted"] == 0
-    assert rates.equal_bytes_per_s == 4_000_000
+
+
+async def test_chunkwise_deliveries_share_the_port_and_not_the_pool() -> None:
+    """The scheduler hears nothing of them; a tenant's cap holds."""
+    scheduler = Scheduler()
+    rates = Rates(scheduler, FakeClock(), 4_000_000)
+    first = rates.admit_chunkwise(_request("a"))
+    assert first.rate_bytes_per_s == 4_000_000
+    second = rates.admit_chunkwise(AdmissionRequest("b", 1000, 0, 8, TenantPolicy("t", 1.0, 500_000)))
+    assert [each.rate_bytes_per_s for each in (first, second)] == [2_000_000, 500_000]
+    await rates.finish(second)
+    assert first.rate_bytes_per_s == 4_000_000
+    await rates.finish(first)
+    assert scheduler.heard == []

@@ -1,7 +1,8 @@
 """Epochs of one link: rates stay as they are until the epoch ends (ObjectCache, §3.6).
 
-The grants never exceed the budget, not for a moment. A newcomer starts with its part of what is not granted, if need
-be with nothing until the next epoch. What a finished delivery frees is there for newcomers at once, and for those that
+The grants never exceed the budget, not for a moment. A newcomer starts with its part, or with half of what is not
+granted if that is more (its first layer is waited for, whatever its window), or with what there is, if need be with
+nothing until the next epoch. What a finished delivery frees is there for newcomers at once, and for those that
 run at the next epoch; with `at_once` everybody's rate is computed anew whenever somebody comes or goes. A delivery that
 is not renewed for two epochs is forgotten: its storage node is gone.
 """
@@ -75,8 +76,8 @@ class LinkEpochs:
         demands = [*(entry.demand for entry in self._admitted.values()), demand]
         rate = min(held_bytes_per_s, free)
         if not rate and free > 0:
-            part = allocate(self._policy, demands, self.budget_bytes_per_s, self._margin)[-1]
-            rate = min(int(part), free)
+            part = int(allocate(self._policy, demands, self.budget_bytes_per_s, self._margin)[-1])
+            rate = min(max(part, min(free // 2, self._under_cap(demand))), free)
         self._admitted[demand.delivery] = _Admitted(demand, rate, self._epoch)
         if self._at_once:
             self._reallocate()
@@ -101,6 +102,13 @@ class LinkEpochs:
         gone = [self._admitted.pop(delivery, None) for delivery in deliveries]
         if self._at_once and any(gone):
             self._reallocate()
+
+    def _under_cap(self, demand: Demand) -> int:
+        """What the tenant's cap leaves it."""
+        if not demand.cap_bytes_per_s:
+            return self.budget_bytes_per_s
+        held = sum(entry.rate for entry in self._admitted.values() if entry.demand.tenant == demand.tenant)
+        return max(0, demand.cap_bytes_per_s - held)
 
     def _grant(self, delivery: str, now_s: float) -> Grant:
         entry = self._admitted[delivery]

@@ -124,9 +124,11 @@ def simulate(
     memory: Evictor | None = None,
     memory_blocks: int = 0,
     progress: Callable[[], None] = lambda: None,
+    each: Callable[[int, int], None] = lambda in_memory, on_disk: None,
 ) -> Hits:
     """Every request looks up its longest prefix, uses it, and stores the rest, as an engine does.
 
+    `each` hears, request by request, how many blocks memory had, and how many the drives.
     `memory` lies above `disk` and holds nothing that is not there too; every block counts one.
     """
     in_memory = on_disk = total = 0
@@ -134,6 +136,7 @@ def simulate(
         total += len(blocks)
         matched = next((at for at, key in enumerate(blocks) if key not in disk), len(blocks))
         pinned = set(blocks)
+        memory_before, disk_before = in_memory, on_disk
         for key in reversed(blocks[:matched]):
             disk.touch(key)
             if memory is not None and key in memory:
@@ -141,6 +144,7 @@ def simulate(
                 memory.touch(key)
             else:
                 on_disk += 1
+        each(in_memory - memory_before, on_disk - disk_before)
         fresh = [at for at in range(matched, len(blocks)) if blocks[at] not in disk]
         _make_room(disk, disk_blocks - len(fresh), pinned, memory)
         for at in reversed(fresh):
