@@ -24,7 +24,7 @@ from quire.layout import KvLayout
 
 Bytes = npt.NDArray[np.uint8]
 _LEASE_MS: Final = 300_000
-_STORE_BYTES: Final = 128 << 20
+_STORE_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,9 +147,8 @@ def simulate(
         each(in_memory - memory_before, on_disk - disk_before)
         fresh = [at for at in range(matched, len(blocks)) if blocks[at] not in disk]
         _make_room(disk, disk_blocks - len(fresh), pinned, memory)
-        for at in reversed(fresh):
-            if len(disk) < disk_blocks:
-                disk.insert(blocks[at], blocks[at - 1] if at else b"", 1)
+        for at in reversed(fresh[: max(0, disk_blocks - len(disk))]):
+            disk.insert(blocks[at], blocks[at - 1] if at else b"", 1)
         if memory is not None:
             wanted = [at for at, key in enumerate(blocks) if key in disk and key not in memory]
             _make_room(memory, memory_blocks - len(wanted), pinned, None)

@@ -1,0 +1,74 @@
+"""Fetch or compute: by Eq. 3, for every number of chunks."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.layout import Dtype, KvLayout
+from quire.nodes import Node, Role, Segment
+from quire.profile import Profiles, ttft_s
+from quire_orchestrator.core.advice import advise
+from quire_orchestrator.core.placement import first_chunks, newcomer_rate
+
+LLAMA = KvLayout(32, 16, 8, 128, Dtype.BF16)
+_found = Profiles().find("Llama-3.1-8B", "a100-80gb")
+assert _found is not None
+PROFILE = _found
+
+
+def _expected(prompt: int, chunks: int, rate: float, fixed_s: float) -> float:
+    cached = min(chunks * 16, prompt - 1)
+    window = float(PROFILE.window_s(prompt - cached, cached))
+    transfer = chunks * LLAMA.slice_bytes / rate
+    return float(ttft_s(transfer, window, 32)) + (fixed_s if chunks else 0)
+
+
+@given(st.integers(1, 256), st.integers(0, 4096), st.integers(10**6, 10**11), st.floats(0, 0.1))
+def test_nothing_else_would_be_faster(matched: int, rest: int, rate: int, fixed_s: float) -> None:
+    prompt = matched * 16 + rest
+    advice = advise(PROFILE, LLAMA, prompt, matched, rate, fixed_s)
+    every = [_expected(prompt, chunks, rate, fixed_s) for chunks in range(matched + 1)]
+    assert advice.ttft_s == pytest.approx(min(every))
+    assert every[advice.chunks] == pytest.approx(min(every))
+    assert advice.ttft_none_s == pytest.approx(every[0])
+    assert advice.ttft_all_s == pytest.approx(every[-1])
+
+
+def test_fast_links_take_all_slow_links_nothing_and_between_a_part() -> None:
+    """64K, all but 512 tokens cached: at 1 TB/s all of it, at 10 MB/s none; somewhere between only the beginning."""
+    matched = 4064
+    taken = [advise(PROFILE, LLAMA, 65_536, matched, rate, 0.01).chunks for rate in (10**12, 6 * 10**8, 10**7)]
+    assert taken[0] == matched
+    assert 0 < taken[1] < matched
+    assert taken[2] == 0
+
+
+def test_long_prefixes_are_looked_at_in_steps() -> None:
+    advice = advise(PROFILE, LLAMA, 1_000_000, 62_000, 10**11, 0.01)
+    assert advice.chunks == 62_000
+
+
+def _node(name: str, role: Role, figures: dict[str, float], details: dict[str, str]) -> Node:
+    return Node(name, role, "", b"", "", 1, figures=figures, details=details)
+
+
+def test_the_rate_is_that_of_the_nodes_link() -> None:
+    """As the scheduler that leads reports it; a standby reports none."""
+    nodes = [
+        _node("storage-0", Role.STORAGE, {}, {"link": "rack-1"}),
+        _node("leads", Role.SCHEDULER, {"link.rack-1.newcomer": 5e9, "link.rack-2.newcomer": 7e9}, {}),
+        _node("standby", Role.SCHEDULER, {"leads": 0}, {}),
+    ]
+    assert newcomer_rate(nodes, "storage-0") == 5 * 10**9
+    assert newcomer_rate(nodes[:1], "storage-0") == 0
+    assert newcomer_rate(nodes, "unknown") == 0
+
+
+def test_segments_of_the_first_chunks() -> None:
+    segments = [Segment("a", "", b"", 0, 10), Segment("b", "", b"", 10, 5), Segment("a", "", b"", 15, 5)]
+    assert [each.chunk_count for each in first_chunks(segments, 12)] == [10, 2]
+    assert [each.chunk_count for each in first_chunks(segments, 10)] == [10]
+    assert first_chunks(segments, 0) == []
+    assert first_chunks(segments, 20) == segments
