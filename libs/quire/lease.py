@@ -36,7 +36,8 @@ class LeasedRun:
 class Lease:
     """A promise that the runs stay readable until `expires_ms` (Unix epoch). `tip` is the last chunk's key.
 
-    `tenant`: whose request it is, and what that tenant gets of the links: signed, so that no client chooses it.
+    `tenant`: whose request it is, and what that tenant gets of the links: signed, so that no
+    client names another.
     """
 
     lease_id: bytes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 from quire.errors import InvalidRequest
 
 NAMESPACE_TAG_BYTES: Final = 16
+WEIGHT_MIN: Final = 1e-3
+WEIGHT_MAX: Final = 1e3
 _TTL_S_MAX: Final = 100 * 365 * 24 * 3600
 
 
@@ -39,7 +40,7 @@ class TenantPolicy:
     cap_bytes_per_s: int = 0
 
     def __post_init__(self) -> None:
-        if not (0 < self.weight < math.inf):
-            raise InvalidRequest(f"{self.weight} is not positive and finite", field="weight")
+        if not WEIGHT_MIN <= self.weight <= WEIGHT_MAX:
+            raise InvalidRequest(f"{self.weight} is not within {WEIGHT_MIN}..{WEIGHT_MAX}", field="weight")
         if self.cap_bytes_per_s < 0:
             raise InvalidRequest(f"{self.cap_bytes_per_s} is negative", field="cap_bytes_per_s")

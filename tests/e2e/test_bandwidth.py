@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from unittest import mock
 
 import pytest
 
@@ -107,7 +109,8 @@ async def _idle(client: QuireClient) -> None:
 
 
 async def test_a_delivery_keeps_its_rate(client: QuireClient) -> None:
-    """Never faster, and over the whole delivery within 3% of it: the best of three, for the machine may be busy."""
+    """Never faster, but for what may be caught up, and over a delivery within 3%: the best of three, for the machine
+    may be busy."""
     namespace = await _stored(client)
     errors = []
     for _ in range(3):
@@ -115,8 +118,10 @@ async def test_a_delivery_keeps_its_rate(client: QuireClient) -> None:
         summary, arrived = await _fetch(client, found)
         assert summary.outcomes[0].scheduled
         assert summary.outcomes[0].rate_bytes_per_s == RATE
-        measured = (LAYOUT.num_layers - 1) * LAYER_BYTES / ((arrived[-1] - arrived[0]) / 1e9)
-        assert measured <= 1.03 * RATE
+        took_s = (arrived[-1] - arrived[0]) / 1e9
+        # Layer 0 may be seen late, and 20 ms may be caught up.
+        assert (LAYOUT.num_layers - 1) * LAYER_BYTES <= RATE * (took_s + 0.1)
+        measured = (LAYOUT.num_layers - 1) * LAYER_BYTES / took_s
         errors.append(abs(measured / RATE - 1))
     assert min(errors) <= 0.03
 
@@ -196,6 +201,8 @@ async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCl
     cluster.kill(leader)
     summary, _ = await running
     assert summary.usable_chunks == CHUNKS
+    assert summary.outcomes[0].scheduled, "no fallback in between"
+    assert summary.outcomes[0].rate_bytes_per_s == RATE
 
     async def other_leads() -> bool:
         # The dead one's last words stay until they expire.
@@ -207,6 +214,46 @@ async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCl
     assert summary.outcomes[0].scheduled
     assert summary.outcomes[0].rate_bytes_per_s == RATE
     cluster.restart(leader)
+
+
+async def test_a_leader_that_hangs_is_passed_over(cluster: LocalCluster, client: QuireClient) -> None:
+    """It takes connections and never answers: the standby leads, and deliveries are scheduled by it."""
+    await _until(lambda: _is(_leader(client)), "one leads")
+    leader = await _leader(client)
+    namespace = await _stored(client, 4)
+    cluster.kill(leader, signal.SIGSTOP)
+    try:
+
+        async def scheduled() -> bool:
+            found = await client.lookup(namespace, some_keys(namespace, 4))
+            return (await _fetch(client, found))[0].outcomes[0].scheduled
+
+        await _until(scheduled, "the standby schedules")
+    finally:
+        cluster.kill(leader, signal.SIGCONT)
+    await _until(lambda: _is(_leader(client)), "one leads, not two")
+
+
+async def test_an_id_that_is_running_is_refused(client: QuireClient) -> None:
+    """Two deliveries of one id would have one admission, and twice the rate."""
+    await _idle(client)
+    namespace = await _stored(client)
+    found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+    buffers = [client.allocate(LAYOUT.payload_bytes(CHUNKS)) for _ in range(2)]
+    with mock.patch("quire.client.client.os.urandom", lambda count: bytes(count)):
+        first = await client.fetch(found, buffers[0], order=DeliveryOrder.LAYERWISE)
+        await first.layer(0)
+        client._transfers.pop(bytes(16))
+        second = await client.fetch(found, buffers[1], order=DeliveryOrder.LAYERWISE)
+    client._transfers[bytes(16)] = first
+    refused = await second.summary()
+    assert refused.usable_chunks == 0
+    assert "delivery_id" in refused.outcomes[0].error_message
+    assert (await first.summary()).usable_chunks == CHUNKS
+    await first.quiesced(10)
+    for buffer in buffers:
+        if not buffer.is_busy:
+            buffer.close()
 
 
 async def _is(value: Awaitable[str]) -> bool:

@@ -157,8 +157,9 @@ async def _bubble_store(gateway: str, durability: Durability) -> None:
 async def _bubble_fetch(gateway: str, done: Any) -> dict[float, Timing]:
     times = {}
     async with QuireClient(gateway, timeout_s=300) as client:
-        while not all([(await _bubble_found(client, hit)) for hit in _BUBBLE_HITS]):
-            await asyncio.sleep(0.2)  # a node that has restarted joins
+        async with asyncio.timeout(60):
+            while not all([(await _bubble_found(client, hit)) for hit in _BUBBLE_HITS]):
+                await asyncio.sleep(0.2)  # a node that has restarted joins
         for hit in _BUBBLE_HITS:
             paths = _bubble_paths(client, hit)
             window_s = float(shipped_profile().window_s(_BUBBLE_CONTEXT * (1 - hit), _BUBBLE_CONTEXT * hit))

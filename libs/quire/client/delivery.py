@@ -77,14 +77,7 @@ class Delivery:
     @property
     def stall_s(self) -> float:
         """For how long layers were waited for, in all."""
-        return (
-            sum(
-                max(0, arrived - wanted)
-                for arrived, wanted in zip(self.arrived_ns, self._wanted_ns, strict=True)
-                if arrived and wanted
-            )
-            / 1e9
-        )
+        return _waited_ns(self._wanted_ns, self.arrived_ns) / 1e9
 
     async def summary(self) -> FetchSummary:
         """Wait for the end, good or bad. Raises only if the gateway could not be asked at all."""
@@ -172,11 +165,9 @@ class Delivery:
         if not self._layerwise:
             return
         for node, peer in enumerate(self._peers):
-            stall_ns = sum(
-                max(0, arrived - wanted)
-                for arrived, wanted in zip(self._stripe_ns[node], self._wanted_ns, strict=True)
-                if arrived and wanted
-            )
+            # What the node has said through the gateway may be quicker than its last message.
+            now_ns = time.monotonic_ns()
+            stall_ns = _waited_ns(self._wanted_ns, [arrived or now_ns for arrived in self._stripe_ns[node]])
             with contextlib.suppress(QuireError):
                 peer.send(encode_message(Stalled(self.transfer_id, node, stall_ns // 1000)))
 
@@ -194,6 +185,16 @@ class Delivery:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # whoever waits gets it; nobody has to
+
+
+def _waited_ns(wanted_ns: Sequence[int], arrived_ns: Sequence[int]) -> int:
+    """For how long somebody waited for one layer or another. Waits that overlap count once."""
+    waited, until = 0, 0
+    for wanted, arrived in zip(wanted_ns, arrived_ns, strict=True):
+        if wanted and arrived:
+            waited += max(0, arrived - max(wanted, until))
+            until = max(until, arrived)
+    return waited
 
 
 def seen(task: asyncio.Task[Any]) -> None:

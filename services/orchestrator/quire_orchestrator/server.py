@@ -27,6 +27,8 @@ from quire_orchestrator.config import PREFIX, OrchestratorConfig
 from quire_orchestrator.core.advice import Advice
 from quire_orchestrator.runtime import Orchestrator, Question
 
+_WINDOW_US_MAX = 0xFFFFFFFF
+
 
 class OrchestratorServicer(OrchestratorServiceServicer):
     """Maps messages to `Orchestrator` and back."""
@@ -153,7 +155,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 def _advice(advice: Advice) -> gateway_pb2.Advice:
     return gateway_pb2.Advice(
         take_chunks=advice.chunks,
-        compute_window_us=round(advice.window_s * 1e6),
+        compute_window_us=min(_WINDOW_US_MAX, round(advice.window_s * 1e6)),
         rate_bytes_per_s=advice.rate_bytes_per_s,
         ttft_us=round(advice.ttft_s * 1e6),
         ttft_all_us=round(advice.ttft_all_s * 1e6),

@@ -28,6 +28,8 @@ class Leadership:
         self._leader = ""
         self._task: asyncio.Task[None] | None = None
         self.term = 0
+        self.since_s: float | None = None
+        """Since when it leads; None for one that is alone, whom nobody preceded."""
 
     @property
     def leading(self) -> bool:
@@ -59,14 +61,17 @@ class Leadership:
             await self._ask(lease)
 
     async def _ask(self, lease: LeaderLease) -> None:
-        asked_s, was_leading = self._clock.monotonic_s(), self.leading
+        asked_s = self._clock.monotonic_s()
         try:
-            self._leader = await lease.hold(self._name, self._ttl_ms)
-        except QuireError as error:
-            logger().warning("nobody says who leads", error=str(error))
+            async with asyncio.timeout(self._ttl_ms / 1000):
+                self._leader = await lease.hold(self._name, self._ttl_ms)
+        except Exception as error:  # whatever it is: to stop asking would leave the cluster without a leader
+            logger().warning("nobody says who leads", error=str(error) or type(error).__name__)
             return
+        was_leading = self.leading
         if self._leader == self._name:
             self._until_s = asked_s + self._ttl_ms / 1000
             if not was_leading:
                 self.term += 1
+                self.since_s = asked_s
                 logger().info("leads", scheduler=self._name, term=self.term)

@@ -40,6 +40,7 @@ class Scheduler:
         """For `quire status`, and for look-ups that weigh a fetch against a recompute."""
         if not self._leadership.leading:
             return {"leads": 0, "deliveries": 0}
+        self._advance()
         figures: dict[str, float] = {"leads": 1, "deliveries": self.admitted, "observed": self._observed}
         for name, link in self._links.items():
             free = link.budget_bytes_per_s - link.granted_bytes_per_s
@@ -52,6 +53,7 @@ class Scheduler:
         self._check()
         if link not in self._links:
             raise UnknownLink(f"{link!r} has no budget; there are {', '.join(self._links)}", field="link")
+        self._advance()
         if self.admitted >= self._config.deliveries_max:
             raise TooManyRequests(f"{self.admitted} deliveries are admitted")
         self._link_of[demand.delivery] = link
@@ -88,7 +90,12 @@ class Scheduler:
             alive = {name for link in self._links.values() for name in link.rates}
             self._link_of = {name: link for name, link in self._link_of.items() if name in alive}
 
+    def _advance(self) -> None:
+        for link in self._links.values():
+            link.advance(self._clock.monotonic_s())
+
     def _clear(self) -> None:
+        """A link that another leader may have shared out is quiet for an epoch: nodes say first what they have."""
         config = self._config
         self._link_of = {}
         self._links = {
@@ -98,6 +105,7 @@ class Scheduler:
                 self._policies[name],
                 margin=self._margins[name],
                 at_once=config.at_once,
+                quiet_from_s=self._leadership.since_s,
             )
             for name, budget in config.budgets.items()
         }

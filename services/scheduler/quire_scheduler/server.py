@@ -74,12 +74,12 @@ async def serve(config: SchedulerConfig) -> None:
     clock = SystemClock()
     redis = connect(config.redis_url) if config.redis_url else None
     lease = RedisLeaderLease(redis, "scheduler") if redis is not None else None
-    address = config.advertise or config.listen
-    leadership = Leadership(f"{config.node_id} at {address}", lease, config.lease_ms, clock)
+    address, incarnation = config.advertise or config.listen, os.urandom(8).hex()
+    leadership = Leadership(f"{config.node_id} {incarnation} at {address}", lease, config.lease_ms, clock)
     scheduler = Scheduler(config, clock, leadership)
     server = Server(config.listen, ["quire.v1.SchedulerService"], requests_max=config.requests_max)
     add_SchedulerServiceServicer_to_server(SchedulerServicer(scheduler), server.grpc)
-    channels, incarnation = ChannelPool(), os.urandom(8).hex()
+    channels = ChannelPool()
 
     def describe() -> Node:
         return Node(

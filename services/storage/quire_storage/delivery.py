@@ -150,7 +150,7 @@ class Delivery:
             else:
                 logger().error("memory that a dead client's reads may still use is lost until the next start")
             if self._allowance is not None:
-                await shop.rates.finish(self._allowance)
+                shop.rates.finish(self._allowance)
         return self._outcome(stream, failure)
 
     async def _attempt(self, stream: PayloadStream, peer: Peer, bands: Bands, span: trace.Span) -> QuireError | None:

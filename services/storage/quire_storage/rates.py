@@ -5,33 +5,42 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
-from quire.errors import QuireError
+from quire.errors import InvalidRequest, QuireError, ResourceExhausted
 from quire.telemetry import logger, meter, names
 from quire_storage.core.pacing import Pacer
 from quire_storage.ports import AdmissionRequest, Clock, RateSource
 
 _RENEW_S_MIN = 0.005
-_RENEW_S_ALONE = 0.1
-_ADMIT_TIMEOUT_S = 0.25
+_RENEW_S_ALONE, _RENEW_S_ALONE_MAX = 0.1, 1.0
+_RETRY_S = 0.025
+_GRACE_S = 0.3
+_ASKING_MAX = 16
 _REMEMBERED_MAX = 4096
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Allowance:
     """The rate of one delivery; changes when an epoch ends. `scheduled`: from the scheduler, not the fallback.
 
-    `pooled`: layerwise, in the shared pool of the link; a chunkwise delivery is not.
+    `pooled`: layerwise, in the shared pool of the link; a chunkwise delivery is not. `granted`: the scheduler's last
+    word, which a new leader is told.
     """
 
     request: AdmissionRequest
     pacer: Pacer
     layers_left: int
     scheduled: bool = False
-    finished: bool = False
     pooled: bool = True
+    finished: bool = False
+    refused: bool = False
+    asking: bool = False
+    reported: bool = False
+    granted: int = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -45,7 +54,11 @@ class Allowance:
 
 
 class Rates:
-    """Allowances of the deliveries that run."""
+    """Allowances of the deliveries that run.
+
+    A scheduler that does not answer is asked again for 0.3 s, the time in which a standby takes over; until then rates
+    stay. After that those without a rate share this node's cap equally, and the scheduler is asked ten times a second.
+    """
 
     def __init__(self, source: RateSource, clock: Clock, link_bytes_per_s: int) -> None:
         self._source = source
@@ -55,7 +68,9 @@ class Rates:
         self._chunkwise: dict[str, Allowance] = {}
         self._finished: OrderedDict[str, Allowance] = OrderedDict()
         self._renewal: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._epoch_left_s = _RENEW_S_ALONE
+        self._answered_s = -math.inf
         self._fallen_back = False
         self._fallbacks = meter().create_counter(names.SCHEDULER_FALLBACKS)
 
@@ -73,12 +88,12 @@ class Rates:
             if self._fallen_back:
                 self._share()  # and the next renewal asks again: nobody waits for a scheduler that is not there
             else:
-                await self._ask(allowance)
+                await self._ask_patiently(allowance)
         except BaseException:
-            self._running.pop(request.delivery, None)
+            self._drop(allowance)
+            self._spawn(self._tell_finished(request.delivery))
             raise
-        if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._renew())
+        self._keep_renewing()
         return allowance
 
     def admit_chunkwise(self, request: AdmissionRequest) -> Allowance:
@@ -97,102 +112,176 @@ class Rates:
                     await allowance.changed.wait()
         allowance.pacer.leave(size)
 
-    async def finish(self, allowance: Allowance) -> None:
+    def finish(self, allowance: Allowance) -> None:
         """Give the rate back. A scheduler that does not hear it forgets the delivery by itself."""
-        name = allowance.request.delivery
-        allowance.finished = True
+        self._drop(allowance)
         if not allowance.pooled:
-            self._chunkwise.pop(name, None)
-            self._share_port()
             return
-        allowance.pacer.set_rate(allowance.rate_bytes_per_s, self._clock.monotonic_s())
-        self._running.pop(name, None)
+        name = allowance.request.delivery
         self._finished[name] = allowance
         while len(self._finished) > _REMEMBERED_MAX:
             self._finished.popitem(last=False)
-        if not allowance.scheduled:
-            self._share()
-            return
-        with contextlib.suppress(QuireError):
-            await self._source.finish(name)
+        if allowance.granted or allowance.scheduled:
+            self._spawn(self._tell_finished(name))
 
     async def stalled(self, delivery: str, stall_s: float) -> None:
-        """The client of a delivery says for how long it waited for its layers: the scheduler learns from that."""
-        allowance = self._finished.pop(delivery, None) or self._running.get(delivery)
-        if allowance is None or not allowance.scheduled or not allowance.request.compute_window_us:
-            return
-        rate = int(allowance.pacer.mean_bytes_per_s)
-        if rate > 0:
-            with contextlib.suppress(QuireError):
-                await self._source.observe(allowance.request, rate, stall_s)
+        """The client of a delivery says for how long it waited for its layers: the scheduler learns from that, once.
 
-    async def _ask(self, allowance: Allowance) -> None:
-        """Admit, or admit again with the rate that it has."""
-        try:
-            async with asyncio.timeout(_ADMIT_TIMEOUT_S):
-                held = allowance.rate_bytes_per_s if allowance.scheduled else 0
-                grant = await self._source.admit(allowance.request, allowance.layers_left, held)
-        except (QuireError, TimeoutError) as error:
-            allowance.scheduled = False
-            self._fall_back(error)
+        The time for which there was no rate at all is none that a rate would have changed.
+        """
+        allowance = self._finished.pop(delivery, None) or self._running.get(delivery)
+        if allowance is None or allowance.reported or not allowance.scheduled:
             return
+        allowance.reported = True
+        rate = int(allowance.pacer.mean_bytes_per_s)
+        if rate > 0 and allowance.request.compute_window_us:
+            with contextlib.suppress(QuireError):
+                await self._source.observe(allowance.request, rate, max(0.0, stall_s - allowance.pacer.stood_s))
+
+    async def close(self) -> None:
+        """Stop renewing."""
+        tasks = [task for task in (self._renewal, *self._tasks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ---- asking
+
+    async def _ask_patiently(self, allowance: Allowance) -> None:
+        """Until there is an answer, or until it is clear that there will be none."""
+        deadline_s = self._clock.monotonic_s() + _GRACE_S
+        while not await self._ask(allowance):
+            if self._clock.monotonic_s() >= deadline_s:
+                self._fall_back()
+                return
+            await self._clock.sleep(_RETRY_S)
+
+    async def _ask(self, allowance: Allowance) -> bool:
+        """Admit, or admit again with the rate that it had; whether the scheduler answered at all."""
+        allowance.asking = True
+        try:
+            grant = await self._source.admit(allowance.request, allowance.layers_left, allowance.granted)
+        except (InvalidRequest, ResourceExhausted) as error:
+            # This one alone: the scheduler is there and has others to serve.
+            self._answered()
+            logger().warning("the scheduler refuses a delivery", delivery=allowance.request.delivery, error=str(error))
+            allowance.scheduled, allowance.refused = False, isinstance(error, InvalidRequest)
+            self._fallbacks.add(1)
+            self._share()
+            return True
+        except QuireError as error:
+            logger().info("no rate from the scheduler", error=str(error))
+            return False
+        finally:
+            allowance.asking = False
+        self._answered()
+        if allowance.finished:  # while the question was on its way
+            self._spawn(self._tell_finished(allowance.request.delivery))
+            return True
+        self._grant(allowance, grant.rate_bytes_per_s)
+        self._epoch_left_s = grant.left_s
+        return True
+
+    def _keep_renewing(self) -> None:
+        if self._renewal is None or self._renewal.done():
+            self._renewal = asyncio.create_task(self._renew())
+
+    async def _renew(self) -> None:
+        pause_s = _RENEW_S_ALONE
+        while self._running or self._fallen_back:
+            await self._clock.sleep(pause_s if self._fallen_back else max(_RENEW_S_MIN, self._epoch_left_s))
+            try:
+                await self._renew_once()
+                pause_s = _RENEW_S_ALONE
+            except QuireError as error:
+                self._not_answered(error)
+                pause_s = _RENEW_S_ALONE if self._running else min(2 * pause_s, _RENEW_S_ALONE_MAX)
+            except Exception as error:
+                logger().error("rates were not renewed", exc_info=error)
+                self._epoch_left_s = _RENEW_S_ALONE
+
+    async def _renew_once(self) -> None:
+        """Hear the rates of this epoch. Raises `QuireError` if nobody answers."""
+        known = {name: each.layers_left for name, each in self._running.items() if each.scheduled}
+        grants = await self._source.renew(known)
+        self._answered()
+        granted = set()
+        for grant in grants:
+            granted.add(grant.delivery)
+            self._epoch_left_s = grant.left_s
+            if (allowance := self._running.get(grant.delivery)) is not None and allowance.scheduled:
+                self._grant(allowance, grant.rate_bytes_per_s)
+        # A leader that is new, or that was thought gone, does not know these.
+        unknown = [
+            allowance
+            for name, allowance in self._running.items()
+            if name not in granted and not (allowance.refused or allowance.asking or allowance.finished)
+        ]
+        for first in range(0, len(unknown), _ASKING_MAX):
+            await asyncio.gather(*map(self._ask, unknown[first : first + _ASKING_MAX]))
+
+    def _answered(self) -> None:
+        self._answered_s = self._clock.monotonic_s()
         if self._fallen_back:
             self._fallen_back = False
             logger().info("the scheduler is back")
-        if allowance.finished:  # while the question was on its way
-            with contextlib.suppress(QuireError):
-                await self._source.finish(allowance.request.delivery)
-            return
+
+    def _not_answered(self, error: QuireError) -> None:
+        if self._clock.monotonic_s() - self._answered_s < _GRACE_S:
+            self._epoch_left_s = _RETRY_S  # a standby may be taking over: rates stay as they are
+        else:
+            self._fall_back(error)
+
+    async def _tell_finished(self, delivery: str) -> None:
+        with contextlib.suppress(QuireError):
+            await self._source.finish(delivery)
+
+    # ---- rates
+
+    def _grant(self, allowance: Allowance, rate_bytes_per_s: int) -> None:
         allowance.scheduled = True
-        allowance.set_rate(grant.rate_bytes_per_s, self._clock.monotonic_s())
-        self._epoch_left_s = grant.left_s
+        allowance.granted = rate_bytes_per_s
+        allowance.set_rate(rate_bytes_per_s, self._clock.monotonic_s())
 
-    async def _renew(self) -> None:
-        while self._running:
-            wait_s = _RENEW_S_ALONE if self._fallen_back else self._epoch_left_s
-            await self._clock.sleep(max(_RENEW_S_MIN, wait_s))
-            known = {name: each.layers_left for name, each in self._running.items() if each.scheduled}
-            granted: set[str] = set()
-            if known:
-                try:
-                    grants = await self._source.renew(known)
-                except QuireError as error:
-                    self._fall_back(error)
-                    continue
-                for grant in grants:
-                    granted.add(grant.delivery)
-                    self._epoch_left_s = grant.left_s
-                    if (allowance := self._running.get(grant.delivery)) is not None:
-                        allowance.set_rate(grant.rate_bytes_per_s, self._clock.monotonic_s())
-            # A leader that is new, or that was thought gone, does not know these.
-            for name, allowance in list(self._running.items()):
-                if name not in granted and not allowance.finished:
-                    await self._ask(allowance)
-                    if self._fallen_back:
-                        break
-
-    def _fall_back(self, error: QuireError | TimeoutError) -> None:
+    def _fall_back(self, error: QuireError | None = None) -> None:
         if not self._fallen_back:
             self._fallen_back = True
             logger().warning(
                 "no rate from the scheduler, falling back to equal shares",
                 link_bytes_per_s=self._link_bytes_per_s,
                 deliveries=len(self._running),
-                error=str(error) or type(error).__name__,
+                error=str(error or ""),
             )
         self._fallbacks.add(1)
         for allowance in self._running.values():
             allowance.scheduled = False
         self._share()
-
-    def _share_port(self) -> None:
-        for allowance in self._chunkwise.values():
-            share = self._link_bytes_per_s // len(self._chunkwise)
-            cap = allowance.request.tenant.cap_bytes_per_s or share
-            allowance.set_rate(min(share, cap), self._clock.monotonic_s())
+        self._keep_renewing()
 
     def _share(self) -> None:
-        """Equal shares of this node's cap among the deliveries that have no other rate."""
-        alone = [allowance for allowance in self._running.values() if not allowance.scheduled]
-        for allowance in alone:
-            allowance.set_rate(self._link_bytes_per_s // len(alone), self._clock.monotonic_s())
+        """Equal shares of this node's cap among the deliveries that have no other rate, within their tenants' caps."""
+        self._equally([allowance for allowance in self._running.values() if not allowance.scheduled])
+
+    def _share_port(self) -> None:
+        self._equally(list(self._chunkwise.values()))
+
+    def _equally(self, allowances: list[Allowance]) -> None:
+        of_tenant = Counter(allowance.request.tenant.tenant for allowance in allowances)
+        for allowance in allowances:
+            share, tenant = self._link_bytes_per_s // len(allowances), allowance.request.tenant
+            cap = tenant.cap_bytes_per_s // of_tenant[tenant.tenant] if tenant.cap_bytes_per_s else share
+            allowance.set_rate(max(1, min(share, cap)), self._clock.monotonic_s())
+
+    def _drop(self, allowance: Allowance) -> None:
+        name = allowance.request.delivery
+        allowance.finished = True
+        allowance.pacer.set_rate(allowance.rate_bytes_per_s, self._clock.monotonic_s())
+        for group, share in ((self._running, self._share), (self._chunkwise, self._share_port)):
+            if group.get(name) is allowance:
+                del group[name]
+                share()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

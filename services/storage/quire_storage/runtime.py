@@ -19,7 +19,7 @@ from quire.errors import (
     TooManyRequests,
 )
 from quire.keys import ChunkKeys
-from quire.lease import LeaseSigner
+from quire.lease import Lease, LeaseSigner
 from quire.metadata.index import OBJECT_TIER, ChunkRecord, records
 from quire.nodes import Node
 from quire.outcome import NodeOutcome
@@ -70,6 +70,7 @@ class StorageNode:
         self._abandoned: set[bytes] = set()
         self._epoch = ""
         self._theta_bytes = config.theta_bytes
+        self._delivering: set[str] = set()
         self._ring: Ring | None = None
         self._pool: Pool | None = None
         self._objects: ObjectStore | None = None
@@ -143,6 +144,7 @@ class StorageNode:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._objects is not None:
             await self._objects.close()
+        await self._shop.rates.close()
         await self._store.close()
         await self._transport.close()
         if self._pool is not None:
@@ -201,6 +203,19 @@ class StorageNode:
             raise LeaseForged("it does not cover these chunks at this node", field="lease")
         if self._deliveries >= self._config.deliveries_max:
             raise TooManyRequests(f"{self._deliveries} deliveries are running; retry later")
+        name = delivery_name(self._config.node_id, call.delivery_id, call.node_index)
+        if name in self._delivering:
+            raise InvalidRequest("a delivery of this id is running", field="delivery_id")
+        self._delivering.add(name)
+        try:
+            async for event in self._deliver(call, lease, keys):
+                yield event
+        finally:
+            self._delivering.discard(name)
+
+    async def _deliver(
+        self, call: DeliverCall, lease: Lease, keys: list[ChunkKeys]
+    ) -> AsyncIterator[int | NodeOutcome]:
         chunks = await self._hold(call, ChunkKeys(b"".join(part.packed for part in keys)))
         task, delivery = None, None
         try:

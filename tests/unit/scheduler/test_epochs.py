@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from quire_scheduler.core.epochs import LinkEpochs
 from quire_scheduler.core.factory import POLICIES, make_policy
 from quire_scheduler.core.policies import Equal, StallOpt
-from quire_scheduler.core.policy import Demand
+from quire_scheduler.core.policy import Demand, Rates
 from quire_scheduler.errors import DemandInvalid
 
 _BUDGET = 1_000_000
@@ -71,6 +73,47 @@ def test_a_new_leader_leaves_rates_as_they_are() -> None:
     assert [grant.rate_bytes_per_s for grant in link.renew({"a": 1, "b": 1, "c": 1}, 1.1)] == [_BUDGET // 3] * 3
 
 
+def test_a_link_that_was_taken_over_is_quiet_for_an_epoch() -> None:
+    """Those that have a rate say so first; who is new waits."""
+    link = LinkEpochs(_BUDGET, 1.0, Equal(), quiet_from_s=5.5)
+    assert link.admit(_demand("new"), 5.6).rate_bytes_per_s == 0
+    assert link.admit(_demand("old"), 5.7, 900_000).rate_bytes_per_s == 900_000
+    assert [grant.rate_bytes_per_s for grant in link.renew(["new", "old"], 6.0)] == [_BUDGET // 2] * 2
+    assert link.admit(_demand("newer"), 6.6).rate_bytes_per_s == 0
+    link.finish(["old"], 6.7)
+    assert link.admit(_demand("newest"), 6.8).rate_bytes_per_s > 0
+
+
+def test_newcomers_of_a_capped_tenant_share_its_cap() -> None:
+    """Eight in the same epoch have no more than the cap together."""
+    link = LinkEpochs(_BUDGET, 1.0, StallOpt())
+    for number in range(8):
+        link.admit(Demand(str(number), 1000, None, 32, "t", cap_bytes_per_s=100_000), 0.1)
+    assert link.granted_bytes_per_s == 100_000
+    assert (
+        LinkEpochs(_BUDGET, 1.0, Equal())
+        .admit(Demand("held", 1000, None, 32, "t", cap_bytes_per_s=100_000), 0.1, 900_000)
+        .rate_bytes_per_s
+        == 100_000
+    )
+
+
+def test_many_demands_of_many_tenants_are_shared_in_no_time() -> None:
+    """Work per newcomer does not grow with other tenants' demands: counted, not timed."""
+
+    class Counting(Equal):
+        seen = 0
+
+        def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
+            Counting.seen += len(demands)
+            return super().allocate(demands, budget, effort)
+
+    link = LinkEpochs(_BUDGET, 1.0, Counting())
+    for number in range(200):
+        link.admit(_demand(str(number), tenant=str(number % 50)), 0.1)
+    assert Counting.seen <= 4 * 200
+
+
 @given(
     st.sampled_from(POLICIES),
     st.booleans(),
@@ -124,6 +167,7 @@ def test_a_flood_cannot_push_another_tenant_below_its_share() -> None:
         ("layers_left", -1),
         ("weight", 0.0),
         ("weight", float("nan")),
+        ("weight", 1e17),
         ("weight", float("inf")),
         ("delivery", ""),
         ("compute_window_s", 0.0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from quire.errors import ConfigInvalid, MetadataUnavailable, TooManyRequests
@@ -45,6 +47,7 @@ async def test_a_standby_takes_over_within_a_lease_and_what_was_known_is_forgott
     schedulers = [Scheduler(config, clock, leadership) for leadership in leaderships]
     for leadership in leaderships:
         await leadership.start()
+    await clock.advance(0.15)
     assert schedulers[0].admit("default", _demand("a")).rate_bytes_per_s == 1_000_000
     with pytest.raises(NotLeader, match="first leads"):
         schedulers[1].admit("default", _demand("a"))
@@ -121,3 +124,46 @@ async def test_links_and_limits() -> None:
     with pytest.raises(TooManyRequests):
         for number in range(9):
             scheduler.admit("rack-1", _demand(f"now-{number}"))
+
+
+async def test_the_limit_counts_only_those_that_are_alive() -> None:
+    """A node that died with all places taken locks nobody out, and advice does not count it either."""
+    clock = FakeClock()
+    config = SchedulerConfig(links="default=1000000", deliveries_max=3, policy="equal")
+    scheduler = Scheduler(config, clock, Leadership("only", None, 100, clock))
+    for name in "abc":
+        scheduler.admit("default", _demand(name))
+    with pytest.raises(TooManyRequests):
+        scheduler.admit("default", _demand("d"))
+    await clock.advance(1.0)
+    assert scheduler.figures["link.default.granted"] == 0
+    assert scheduler.admit("default", _demand("d")).rate_bytes_per_s == 1_000_000
+
+
+async def test_asking_goes_on_whatever_the_store_does() -> None:
+    """An error that nobody expected, and a store that hangs, do not end it."""
+    clock = FakeClock()
+    lease = SharedLease(clock)
+    leadership = Leadership("only", lease, 50, clock)
+    hold = lease.hold
+
+    async def broken(name: str, ttl_ms: int) -> str:
+        raise RuntimeError("the transport is closed")
+
+    async def hanging(name: str, ttl_ms: int) -> str:
+        await asyncio.sleep(3600)
+        return ""
+
+    lease.hold = broken  # type: ignore[method-assign]
+    await leadership.start()
+    await clock.advance(0.1)
+    lease.hold = hanging  # type: ignore[method-assign]
+    await clock.advance(0.05)
+    await asyncio.sleep(0.15)
+    assert not leadership.leading
+    lease.hold = hold  # type: ignore[method-assign]
+    async with asyncio.timeout(5):
+        while not leadership.leading:
+            await clock.advance(0.05)
+            await asyncio.sleep(0.02)
+    await leadership.close()

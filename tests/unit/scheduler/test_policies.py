@@ -135,10 +135,13 @@ def test_a_curve_forgets() -> None:
 
 
 def test_curves_are_bounded() -> None:
-    curves = Curves(shapes_max=10)
+    curves = Curves(shapes_max=10, tenants_max=3)
     for exponent in range(30):
         curves.observe(Observation("", 2**exponent, 0.01, 32, 1e6, 0.1))
     assert len(curves) == 10
+    for tenant in "abc":
+        curves.observe(Observation(tenant, 1000, 0.01, 32, 1e6, 0.1))
+    assert len(curves) == 3, "the tenant that was not heard of for longest is forgotten"
     curve = Curve()
     for bin_ in range(5000):
         curve.add(1.001**bin_, 1.0)

@@ -6,11 +6,15 @@ import asyncio
 
 import pytest
 
-from quire.errors import NodeUnavailable
+from quire.errors import InvalidRequest, NodeUnavailable
 from quire.policy import TenantPolicy
 from quire.testing import FakeClock
 from quire_storage.ports import AdmissionRequest, Grant
 from quire_storage.rates import Rates
+
+
+class UnlikelyDemand(InvalidRequest):
+    """What a scheduler refuses."""
 
 
 class Scheduler:
@@ -60,28 +64,115 @@ async def test_rates_follow_the_epochs() -> None:
     allowance.layers_left = 5
     await clock.advance(0.11)
     assert scheduler.heard[-1] == ("admit", "a", 5, 250_000), "admitted again, with what it has"
-    await rates.finish(allowance)
+    rates.finish(allowance)
+    await clock.advance(0)
     assert ("finish", "a") in scheduler.heard
 
 
 async def test_a_scheduler_that_goes_and_comes_back() -> None:
-    """Equal shares of the node's cap meanwhile, for those that run and for those that come."""
+    """Rates stay while a standby may be taking over; then equal shares of the node's cap, also for those that come."""
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
     first = await rates.admit(_request("a"))
     scheduler.away = True
-    await clock.advance(0.11)
+    await clock.advance(0.25)
+    assert (first.rate_bytes_per_s, first.scheduled) == (1_000_000, True)
+    await clock.advance(0.2)
     assert (first.rate_bytes_per_s, first.scheduled) == (4_000_000, False)
     assert rates.figures["rate.fallback"] == 1
     second = await rates.admit(_request("b"))
     assert [each.rate_bytes_per_s for each in (first, second)] == [2_000_000] * 2
-    await rates.finish(second)
+    rates.finish(second)
     assert first.rate_bytes_per_s == 4_000_000
     scheduler.away = False
     await clock.advance(0.11)
     assert (first.rate_bytes_per_s, first.scheduled) == (1_000_000, True)
+    assert scheduler.heard[-1] == ("admit", "a", 8, 1_000_000), "it says what it had"
     assert rates.figures["rate.fallback"] == 0
-    await rates.finish(first)
+    rates.finish(first)
+    await rates.close()
+
+
+async def test_a_takeover_changes_no_rate() -> None:
+    """A tenth of a second without a leader, then one that knows nobody."""
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    allowance = await rates.admit(_request("a"))
+    scheduler.away = True
+    await clock.advance(0.15)
+    scheduler.away = False
+    scheduler.known.clear()
+    await clock.advance(0.2)
+    assert (allowance.rate_bytes_per_s, allowance.scheduled) == (1_000_000, True)
+    assert scheduler.heard[-1] == ("admit", "a", 8, 1_000_000)
+    await rates.close()
+
+
+async def test_deliveries_shorter_than_the_pause_find_the_scheduler_again() -> None:
+    """The node asks on, also while nothing runs."""
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    scheduler.away = True
+    admission = asyncio.create_task(rates.admit(_request("a")))
+    await clock.advance(1.0)
+    rates.finish(await admission)
+    assert rates.figures["rate.fallback"] == 1
+    scheduler.away = False
+    await clock.advance(2.0)
+    assert rates.figures["rate.fallback"] == 0
+    assert (await rates.admit(_request("b"))).scheduled
+    await rates.close()
+
+
+async def test_a_refusal_costs_its_own_delivery_only() -> None:
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    first = await rates.admit(_request("a"))
+    admit = scheduler.admit
+
+    async def refuse(request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
+        if request.delivery == "bad":
+            raise UnlikelyDemand("no")
+        return await admit(request, layers_left, held_bytes_per_s)
+
+    scheduler.admit = refuse  # type: ignore[method-assign]
+    bad = await rates.admit(_request("bad"))
+    assert not bad.scheduled
+    await clock.advance(0.3)
+    assert (first.rate_bytes_per_s, first.scheduled) == (1_000_000, True)
+    assert rates.figures["rate.fallback"] == 0
+    await rates.close()
+
+
+async def test_renewals_survive_what_nobody_expected() -> None:
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    allowance = await rates.admit(_request("a"))
+    renew = scheduler.renew
+
+    async def burst(layers_left: dict[str, int]) -> list[Grant]:
+        raise RuntimeError("a bug")
+
+    scheduler.renew = burst  # type: ignore[method-assign]
+    await clock.advance(0.3)
+    scheduler.renew = renew  # type: ignore[method-assign]
+    scheduler.rate = 5
+    await clock.advance(0.3)
+    assert allowance.rate_bytes_per_s == 5
+    await rates.close()
+
+
+async def test_caps_hold_without_a_scheduler_too() -> None:
+    """Of a tenant's deliveries together."""
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    scheduler.away = True
+    admission = asyncio.create_task(rates.admit(_request("a")))
+    await clock.advance(1.0)
+    await admission
+    capped = [await rates.admit(AdmissionRequest(n, 1000, 0, 8, TenantPolicy("t", 1.0, 500_000))) for n in "bc"]
+    assert [each.rate_bytes_per_s for each in capped] == [250_000] * 2
+    await rates.close()
 
 
 async def test_who_waits_with_no_rate_goes_on_when_there_is_one() -> None:
@@ -96,7 +187,7 @@ async def test_who_waits_with_no_rate_goes_on_when_there_is_one() -> None:
     await clock.advance(0.1)
     async with asyncio.timeout(5):
         await waiting
-    await rates.finish(allowance)
+    rates.finish(allowance)
 
 
 async def test_stalls_are_reported_once_and_only_where_they_teach() -> None:
@@ -108,12 +199,12 @@ async def test_stalls_are_reported_once_and_only_where_they_teach() -> None:
     scheduler.rate = 3_000_000
     await clock.advance(0.1)
     await clock.advance(0.1)
-    await rates.finish(allowance)
+    rates.finish(allowance)
     await rates.stalled("a", 0.5)
     await rates.stalled("a", 0.5)
     await rates.stalled("stranger", 0.5)
     blind = await rates.admit(_request("blind", window_us=0))
-    await rates.finish(blind)
+    rates.finish(blind)
     await rates.stalled("blind", 0.5)
     observed = [each for each in scheduler.heard if each[0] == "observe"]
     assert [each[1] for each in observed] == ["a"]
@@ -149,7 +240,7 @@ async def test_chunkwise_deliveries_share_the_port_and_not_the_pool() -> None:
     assert first.rate_bytes_per_s == 4_000_000
     second = rates.admit_chunkwise(AdmissionRequest("b", 1000, 0, 8, TenantPolicy("t", 1.0, 500_000)))
     assert [each.rate_bytes_per_s for each in (first, second)] == [2_000_000, 500_000]
-    await rates.finish(second)
+    rates.finish(second)
     assert first.rate_bytes_per_s == 4_000_000
-    await rates.finish(first)
+    rates.finish(first)
     assert scheduler.heard == []

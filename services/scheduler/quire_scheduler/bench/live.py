@@ -30,10 +30,12 @@ from quire.layout import Dtype, KvLayout
 from quire.local import LocalCluster
 from quire_scheduler.bench.workloads import GBPS, PaperMeasurements, Request, Workload
 from quire_scheduler.core.curves import Array
+from quire_scheduler.core.factory import POLICIES
 
 _FACTOR: Final = 64
 _LAYOUT: Final = KvLayout(32, 64, 1, 16, Dtype.BF16)  # 4 KiB a slice; Llama 3.1 8B's are 256 KiB
-_PUBLISHED: Final = ("equal", "kv-prop", "bw-prop", "stall-opt", "calibrated")
+_AT_ONCE: Final = " at once"
+LIVE_POLICIES: Final = (*POLICIES, f"adaptive{_AT_ONCE}")
 _EPOCH_MS: Final = 100
 _UNLIMITED: Final = 100_000_000_000
 
@@ -47,12 +49,16 @@ class _Stored:
     buffer: Buffer
 
 
-def run_live(names: list[str], speed: float, rounds: int) -> tuple[Report, dict[str, dict[str, Array]]]:
+def run_live(
+    names: list[str], speed: float, rounds: int, policies: list[str]
+) -> tuple[Report, dict[str, dict[str, Array]]]:
     """Raises `InvalidRequest` for a workload that the paper does not have, and for a speed that is none."""
     paper = PaperMeasurements()
     workloads = [workload for workload in paper.workloads if workload.name in names]
     if len(workloads) != len(names) or not names:
         raise InvalidRequest(f"{','.join(names)}; there are A, B, C", field="only")
+    if unknown := set(policies) - set(LIVE_POLICIES):
+        raise InvalidRequest(f"{', '.join(sorted(unknown))}; there are {', '.join(LIVE_POLICIES)}", field="policies")
     if not 0 < speed <= 100 or rounds < 1:
         raise InvalidRequest(f"speed {speed}, rounds {rounds}", field="speed")
     report = Report("scheduler", {"name": "each request alone, no limit", "unit": "TTFT in all, ms"}, tall=True)
@@ -64,8 +70,7 @@ def run_live(names: list[str], speed: float, rounds: int) -> tuple[Report, dict[
             alone = _run(workload, "equal", _UNLIMITED, speed, 1, together=False)[0]
             base = sum(ttft for ttft, _ in alone)
             rates: dict[str, Array] = {}
-            cases = [(policy, policy, False) for policy in (*_PUBLISHED, "adaptive")]
-            cases.append(("adaptive, at once", "adaptive", True))
+            cases = [(name, name.removesuffix(_AT_ONCE), name.endswith(_AT_ONCE)) for name in policies]
             for label, policy, at_once in cases:
                 status.update(f"workload {workload.name}: {label}")
                 tries = rounds if policy == "adaptive" else 1

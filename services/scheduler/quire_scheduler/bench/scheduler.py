@@ -14,7 +14,7 @@ import typer
 from quire.bench.report import Report, Row
 from quire.errors import InvalidRequest
 from quire_scheduler.bench.figure import draw
-from quire_scheduler.bench.live import run_live
+from quire_scheduler.bench.live import LIVE_POLICIES, run_live
 from quire_scheduler.bench.workloads import GBPS, PaperMeasurements, Workload, read_workload
 from quire_scheduler.core.adaptive import Adaptive, cheapest_on_grid
 from quire_scheduler.core.curves import Array
@@ -109,6 +109,7 @@ def command(
     workload: Annotated[Path | None, typer.Option(help="a set of requests of your own (JSON)")] = None,
     live: Annotated[bool, typer.Option("--live", help="run the paper's workloads through the real services")] = False,
     only: Annotated[str, typer.Option(help="with --live: which workloads")] = "A,B,C",
+    policies: Annotated[str, typer.Option(help="with --live: which policies")] = ",".join(LIVE_POLICIES),
     speed: Annotated[float, typer.Option(help="with --live: windows shorter, rates higher by this factor")] = 1.0,
     rounds: Annotated[int, typer.Option(help="with --live: how often Adaptive runs, to learn")] = 6,
     margin_gbps: Annotated[float, typer.Option(help="with --workload: δ of Eq. 7")] = 5.0,
@@ -119,7 +120,7 @@ def command(
     if source != "paper":
         raise InvalidRequest(f"{source!r}; there is: paper", field="source")
     if live:
-        report, allocations = run_live(only.split(","), speed, rounds)
+        report, allocations = run_live(only.split(","), speed, rounds, policies.split(","))
     elif workload is not None:
         report, allocations = run_workload(workload, margin_gbps)
     else:

@@ -12,10 +12,10 @@ from quire_scheduler.core.curves import Array, Curves
 from quire_scheduler.core.policies import StallOpt
 from quire_scheduler.core.policy import Demand, Observation, Rates
 
-_LEVELS: Final = 256
+_LEVELS: Final = 64
 _FLOOR_SHARE: Final = 0.02
-_EXACT_DEMANDS: Final = 12
-_EXACT_UNITS: Final = 400
+_EXACT_DEMANDS, _HULL_DEMANDS = 12, 128
+_EXACT_UNITS, _EXACT_UNITS_MIN = 400, 100
 
 
 class Adaptive:
@@ -30,22 +30,27 @@ class Adaptive:
     def observe(self, observation: Observation) -> None:
         self._curves.observe(observation)
 
-    def allocate(self, demands: Sequence[Demand], budget: float) -> Rates:
-        """The best, as the curves predict, of the published allocations and the one found on the curves."""
+    def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
+        """The best, as the curves predict, of the published allocations and the one found on the curves.
+
+        Exact for a few demands, by convex hulls for some; of many only the published ones are compared.
+        """
         published = [policy.allocate(demands, budget) for policy in self._safe]
         if not any(self._curves.known(demand) for demand in demands):
             return published[-1]
-        found = self._on_curves(demands, budget)
-        candidates = [found, *(_with_rest(rates, budget) for rates in published)]
+        candidates = [_with_rest(rates, budget) for rates in published]
+        if len(demands) <= _EXACT_DEMANDS or len(demands) <= _HULL_DEMANDS * effort:
+            candidates.insert(0, self._on_curves(demands, budget, effort))
         return min(candidates, key=lambda rates: self._expected(demands, rates))
 
     def _expected(self, demands: Sequence[Demand], rates: Rates) -> float:
         stalls = [self._curves.stall_s(demand, np.array([rate])) for demand, rate in zip(demands, rates, strict=True)]
         return float(np.sum(stalls))
 
-    def _on_curves(self, demands: Sequence[Demand], budget: float) -> Rates:
+    def _on_curves(self, demands: Sequence[Demand], budget: float, effort: float) -> Rates:
         if len(demands) <= _EXACT_DEMANDS:
-            grid = budget * np.arange(1, _EXACT_UNITS + 1) / _EXACT_UNITS
+            units = max(_EXACT_UNITS_MIN, int(_EXACT_UNITS * effort**0.5))
+            grid = budget * np.arange(1, units + 1) / units
             return cheapest_on_grid([self._curves.stall_s(demand, grid) for demand in demands], budget)
         floor = _FLOOR_SHARE * budget / len(demands)
         grid = np.geomspace(floor, budget, _LEVELS)

@@ -39,6 +39,9 @@ class Curve:
     def __len__(self) -> int:
         return len(self._bins)
 
+    def __bool__(self) -> bool:
+        return True
+
     def add(self, u: float, y: float) -> None:
         """Bins are moving averages, so that a curve follows its deployment."""
         self._seen += 1
@@ -73,38 +76,49 @@ class Curve:
 
 
 class Curves:
-    """Curves by tenant and shape; shapes within about 10% of each other share one. At most `shapes_max`."""
+    """Curves by tenant and shape; shapes within about 10% of each other share one. Bounded: what was not observed for
+    longest goes, of a tenant's `shapes_max` shapes and of `tenants_max` tenants."""
 
-    def __init__(self, shapes_max: int = 1024) -> None:
+    def __init__(self, shapes_max: int = 256, tenants_max: int = 256) -> None:
         self._shapes_max = shapes_max
-        self._curves: OrderedDict[tuple[str, int, int], Curve] = OrderedDict()
+        self._tenants_max = tenants_max
+        self._curves: OrderedDict[str, OrderedDict[tuple[int, int], Curve]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._curves)
+        return sum(map(len, self._curves.values()))
 
     def observe(self, seen: Observation) -> None:
-        key = _shape(seen.tenant, seen.bytes_per_layer, seen.compute_window_s)
-        curve = self._curves.setdefault(key, Curve())
-        self._curves.move_to_end(key)
+        mine = self._curves.setdefault(seen.tenant, OrderedDict())
+        self._curves.move_to_end(seen.tenant)
+        shape = _shape(seen.bytes_per_layer, seen.compute_window_s)
+        curve = mine.setdefault(shape, Curve())
+        mine.move_to_end(shape)
         zero_stall = seen.bytes_per_layer / seen.compute_window_s
         curve.add(zero_stall / seen.rate_bytes_per_s, seen.stall_s / (seen.layers * seen.compute_window_s))
-        if len(self._curves) > self._shapes_max:
+        if len(mine) > self._shapes_max:
+            mine.popitem(last=False)
+        if len(self._curves) > self._tenants_max:
             self._curves.popitem(last=False)
 
     def known(self, demand: Demand) -> bool:
         """Whether a delivery of this shape was ever observed."""
-        return demand.compute_window_s is not None and self._key(demand) in self._curves
+        return self._find(demand) is not None
 
     def stall_s(self, demand: Demand, rates: Array) -> Array:
-        """Expected stall of the layers that are left, at each of `rates`."""
-        if demand.compute_window_s is None:
-            return demand.layers_left * demand.bytes_per_layer / rates
-        curve = self._curves.get(self._key(demand), _NOTHING_SEEN)
-        return demand.layers_left * demand.compute_window_s * curve.at(demand.zero_stall_rate / rates)
+        """Expected stall per layer, at each of `rates`; of a demand without a window, the time a layer takes.
 
-    def _key(self, demand: Demand) -> tuple[str, int, int]:
-        assert demand.compute_window_s is not None, "no window, no shape"
-        return _shape(demand.tenant, demand.bytes_per_layer, demand.compute_window_s)
+        Per layer, as in Eq. 5, and not times the layers that are left: what is nearly done frees its rate for all.
+        """
+        if demand.compute_window_s is None:
+            return demand.bytes_per_layer / rates
+        curve = self._find(demand) or _NOTHING_SEEN
+        return demand.compute_window_s * curve.at(demand.zero_stall_rate / rates)
+
+    def _find(self, demand: Demand) -> Curve | None:
+        if demand.compute_window_s is None:
+            return None
+        mine = self._curves.get(demand.tenant)
+        return None if mine is None else mine.get(_shape(demand.bytes_per_layer, demand.compute_window_s))
 
 
 def monotone(x: Array, y: Array, weights: Array) -> tuple[Array, Array]:
@@ -126,5 +140,5 @@ def monotone(x: Array, y: Array, weights: Array) -> tuple[Array, Array]:
 _NOTHING_SEEN: Final = Curve()
 
 
-def _shape(tenant: str, bytes_per_layer: int, window_s: float) -> tuple[str, int, int]:
-    return tenant, round(math.log(bytes_per_layer) * _BUCKETS_PER_E), round(math.log(window_s) * _BUCKETS_PER_E)
+def _shape(bytes_per_layer: int, window_s: float) -> tuple[int, int]:
+    return round(math.log(bytes_per_layer) * _BUCKETS_PER_E), round(math.log(window_s) * _BUCKETS_PER_E)

@@ -1,19 +1,21 @@
 """Epochs of one link: rates stay as they are until the epoch ends (ObjectCache, §3.6).
 
-The grants never exceed the budget, not for a moment. A newcomer starts with its part, or with half of what is not
-granted if that is more (its first layer is waited for, whatever its window), or with what there is, if need be with
-nothing until the next epoch. What a finished delivery frees is there for newcomers at once, and for those that
-run at the next epoch; with `at_once` everybody's rate is computed anew whenever somebody comes or goes. A delivery that
-is not renewed for two epochs is forgotten: its storage node is gone.
+What is granted never exceeds the budget. (A node hears of its new rates up to an epoch after another has begun with
+its own: on the wire the sum may be above it for the length of a renewal.) A newcomer starts with its part, or with half
+of what is not granted if that is more (its first layer is waited for, whatever its window), or with what there is, if
+need be with nothing until the next epoch. What a finished delivery frees is there for newcomers at once, and for those
+that run at the next epoch; with `at_once` everybody's rate is computed anew whenever somebody comes or goes. A delivery
+that is not renewed for two epochs is forgotten: its storage node is gone.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quire_scheduler.core.policy import Demand, Policy
-from quire_scheduler.core.tenants import allocate
+from quire_scheduler.core.tenants import allocate, allocate_last
 
 _FORGET_EPOCHS = 2
 _LOOK_AGAIN_S = 0.01
@@ -39,17 +41,26 @@ class _Admitted:
 class LinkEpochs:
     """State machine of one link. Every method takes the time; nothing here reads a clock.
 
-    `margin` in bytes per second: what a tenant may want beyond its zero-stall rates (Eq. 7).
+    `margin` in bytes per second: what a tenant may want beyond its zero-stall rates (Eq. 7). `quiet_from_s`: for an
+    epoch from then on only those are admitted with a rate that have one, from a leader before.
     """
 
     def __init__(
-        self, budget_bytes_per_s: int, epoch_s: float, policy: Policy, *, margin: float = 0.0, at_once: bool = False
+        self,
+        budget_bytes_per_s: int,
+        epoch_s: float,
+        policy: Policy,
+        *,
+        margin: float = 0.0,
+        at_once: bool = False,
+        quiet_from_s: float | None = None,
     ) -> None:
         self.budget_bytes_per_s = budget_bytes_per_s
         self._epoch_s = epoch_s
         self._policy = policy
         self._margin = margin
         self._at_once = at_once
+        self._quiet_until_s = -math.inf if quiet_from_s is None else quiet_from_s + epoch_s
         self._epoch = 0
         self._admitted: dict[str, _Admitted] = {}
 
@@ -70,35 +81,33 @@ class LinkEpochs:
 
         `held_bytes_per_s`: a rate that it has from an earlier leader; it keeps that where the budget allows.
         """
-        self._advance(now_s)
+        self.advance(now_s)
         self._admitted.pop(demand.delivery, None)
-        free = self.budget_bytes_per_s - self.granted_bytes_per_s
-        demands = [*(entry.demand for entry in self._admitted.values()), demand]
+        free = max(0, min(self.budget_bytes_per_s - self.granted_bytes_per_s, self._under_cap(demand)))
         rate = min(held_bytes_per_s, free)
-        if not rate and free > 0:
-            part = int(allocate(self._policy, demands, self.budget_bytes_per_s, self._margin)[-1])
-            rate = min(max(part, min(free // 2, self._under_cap(demand))), free)
+        if not rate and free and now_s >= self._quiet_until_s:
+            demands = [*(entry.demand for entry in self._admitted.values()), demand]
+            part = int(allocate_last(self._policy, demands, self.budget_bytes_per_s, self._margin))
+            rate = min(max(part, free // 2), free)
         self._admitted[demand.delivery] = _Admitted(demand, rate, self._epoch)
         if self._at_once:
             self._reallocate()
         return self._grant(demand.delivery, now_s)
 
-    def renew(self, deliveries: dict[str, int], now_s: float) -> list[Grant]:
-        """Layers left by delivery; grants for those that are known."""
-        self._advance(now_s)
+    def renew(self, deliveries: Iterable[str], now_s: float) -> list[Grant]:
+        """Grants for those that are known."""
+        self.advance(now_s)
         grants = []
-        for delivery, layers_left in deliveries.items():
+        for delivery in deliveries:
             entry = self._admitted.get(delivery)
             if entry is not None:
                 entry.seen_epoch = self._epoch
-                if 0 < layers_left != entry.demand.layers_left:
-                    entry.demand = replace(entry.demand, layers_left=layers_left)
                 grants.append(self._grant(delivery, now_s))
         return grants
 
     def finish(self, deliveries: Iterable[str], now_s: float) -> None:
         """Their rates are free."""
-        self._advance(now_s)
+        self.advance(now_s)
         gone = [self._admitted.pop(delivery, None) for delivery in deliveries]
         if self._at_once and any(gone):
             self._reallocate()
@@ -117,7 +126,8 @@ class LinkEpochs:
             left_s = min(left_s, _LOOK_AGAIN_S)
         return Grant(delivery, entry.rate, self._epoch, left_s)
 
-    def _advance(self, now_s: float) -> None:
+    def advance(self, now_s: float) -> None:
+        """Begin the epoch that it is time for; every other method does that first."""
         epoch = int(now_s / self._epoch_s)
         if epoch <= self._epoch:
             return

@@ -21,17 +21,17 @@ class Equal(_Unlearning):
 
     name = "equal"
 
-    def allocate(self, demands: Sequence[Demand], budget: float) -> Rates:
+    def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
         return np.full(len(demands), budget / max(1, len(demands)))
 
 
 class KvProp(_Unlearning):
-    """In proportion to the bytes to be delivered."""
+    """In proportion to the bytes to be delivered (per layer: all have as many layers)."""
 
     name = "kv-prop"
 
-    def allocate(self, demands: Sequence[Demand], budget: float) -> Rates:
-        sizes = np.array([demand.bytes_per_layer * demand.layers_left for demand in demands], dtype=np.float64)
+    def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
+        sizes = np.array([demand.bytes_per_layer for demand in demands], dtype=np.float64)
         return np.asarray(budget * sizes / sizes.sum())
 
 
@@ -40,7 +40,7 @@ class BwProp(_Unlearning):
 
     name = "bw-prop"
 
-    def allocate(self, demands: Sequence[Demand], budget: float) -> Rates:
+    def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
         wanted = _zero_stall(demands)
         wanted[np.isinf(wanted)] = budget
         return np.asarray(budget * wanted / wanted.sum())
@@ -53,7 +53,7 @@ class StallOpt(_Unlearning):
         self.name = "calibrated" if margin else "stall-opt"
         self._margin = margin
 
-    def allocate(self, demands: Sequence[Demand], budget: float) -> Rates:
+    def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
         sizes = np.array([demand.bytes_per_layer for demand in demands], dtype=np.float64)
         return least_stall(sizes, _zero_stall(demands) + self._margin, budget)
 

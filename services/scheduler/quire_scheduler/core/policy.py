@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from quire.policy import WEIGHT_MAX, WEIGHT_MIN
 from quire_scheduler.errors import DemandInvalid
 
 Rates = npt.NDArray[np.float64]
@@ -37,6 +38,8 @@ class Demand:
             value = getattr(self, name)
             if not (0 < value < math.inf):
                 raise DemandInvalid(f"{value} is not positive and finite", field=name)
+        if not WEIGHT_MIN <= self.weight <= WEIGHT_MAX:
+            raise DemandInvalid(f"{self.weight} is not within {WEIGHT_MIN}..{WEIGHT_MAX}", field="weight")
         if self.compute_window_s is not None and not (0 < self.compute_window_s < math.inf):
             raise DemandInvalid(f"{self.compute_window_s} is not positive and finite", field="compute_window_s")
         if self.cap_bytes_per_s < 0:
@@ -73,8 +76,11 @@ class Policy(Protocol):
 
     name: str
 
-    def allocate(self, demands: Sequence[Demand], budget: float) -> Rates:
-        """A rate for each demand, in bytes per second; together at most the budget."""
+    def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
+        """A rate for each demand, in bytes per second; together at most the budget.
+
+        `effort`: the part that this call has of the time for all tenants.
+        """
 
     def observe(self, observation: Observation) -> None:
         """Learn from a finished delivery, if the policy learns."""

@@ -1,4 +1,4 @@
-"""Tenants first, requests second: what a tenant asks for can never cost another its share.
+"""Tenants first, requests second: what a tenant asks for in the pool can never cost another its share of it.
 
 The budget is divided among the tenants with demands by weighted max-min fairness (water filling): nobody gets more
 than it can use before everybody has its share, and what one does not need goes to the others by weight. A tenant's
@@ -19,25 +19,38 @@ from quire_scheduler.core.policy import Demand, Policy, Rates
 def allocate(policy: Policy, demands: Sequence[Demand], budget: float, margin: float) -> Rates:
     """A rate for each demand: together at most `budget`, each tenant's at most its cap and its fair part."""
     rates = np.zeros(len(demands))
+    members = _by_tenant(demands)
+    parts = _parts(demands, members, budget, margin)
+    for tenant, mine in members.items():
+        rates[mine] = policy.allocate([demands[index] for index in mine], parts[tenant], 1 / len(members))
+    return rates
+
+
+def allocate_last(policy: Policy, demands: Sequence[Demand], budget: float, margin: float) -> float:
+    """What `allocate` gives the last demand, without the work for other tenants."""
+    members = _by_tenant(demands)
+    tenant = demands[-1].tenant
+    part = _parts(demands, members, budget, margin)[tenant]
+    return float(policy.allocate([demands[index] for index in members[tenant]], part, 1 / len(members))[-1])
+
+
+def _by_tenant(demands: Sequence[Demand]) -> dict[str, list[int]]:
     members: dict[str, list[int]] = {}
     for index, demand in enumerate(demands):
         members.setdefault(demand.tenant, []).append(index)
-    if not members:
-        return rates
-    parts = shares(
-        {
-            tenant: (
-                sum(demands[index].zero_stall_rate + margin for index in mine),
-                demands[mine[-1]].weight,
-                demands[mine[-1]].cap_bytes_per_s or math.inf,
-            )
-            for tenant, mine in members.items()
-        },
-        budget,
-    )
+    return members
+
+
+def _parts(
+    demands: Sequence[Demand], members: Mapping[str, list[int]], budget: float, margin: float
+) -> dict[str, float]:
+    """By tenant; its latest demand says what it is allowed."""
+    tenants = {}
     for tenant, mine in members.items():
-        rates[mine] = policy.allocate([demands[index] for index in mine], parts[tenant])
-    return rates
+        wanted = sum(demands[index].zero_stall_rate + margin for index in mine)
+        latest = demands[mine[-1]]
+        tenants[tenant] = (wanted, latest.weight, latest.cap_bytes_per_s or math.inf)
+    return shares(tenants, budget)
 
 
 def shares(tenants: Mapping[str, tuple[float, float, float]], budget: float) -> dict[str, float]:
@@ -46,15 +59,16 @@ def shares(tenants: Mapping[str, tuple[float, float, float]], budget: float) -> 
     First up to what they want; what is left then goes by weight too, up to the caps: some policies use it.
     """
     wanted = {name: min(want, cap) for name, (want, _, cap) in tenants.items()}
-    first = _fill(wanted, {name: weight for name, (_, weight, _) in tenants.items()}, budget)
+    weights = {name: weight for name, (_, weight, _) in tenants.items()}
+    first = _fill(wanted, weights, budget)
     room = {name: cap - first[name] for name, (_, _, cap) in tenants.items()}
-    rest = _fill(room, {name: weight for name, (_, weight, _) in tenants.items()}, budget - sum(first.values()))
+    rest = _fill(room, weights, max(0.0, budget - sum(first.values())))
     return {name: first[name] + rest[name] for name in tenants}
 
 
 def _fill(limits: Mapping[str, float], weights: Mapping[str, float], budget: float) -> dict[str, float]:
     """Weighted water filling: part_i = min(limit_i, λ·w_i), Σ part_i = min(budget, Σ limit_i)."""
-    parts, left, weight_left = {}, budget, sum(weights.values())
+    parts, left, weight_left = dict.fromkeys(limits, 0.0), budget, sum(weights.values())
     for name in sorted(limits, key=lambda each: limits[each] / weights[each]):
         parts[name] = max(0.0, min(limits[name], left * weights[name] / weight_left))
         left -= parts[name]

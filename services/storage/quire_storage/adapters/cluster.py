@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from quire.descriptor import Descriptor
-from quire.errors import DeadlineExceeded, NodeUnavailable, Unavailable
+from quire.errors import DeadlineExceeded, NodeUnavailable, QuireError, Unavailable
 from quire.keys import ChunkKeys
 from quire.metadata.index import OBJECT_TIER, ChunkRecord
 from quire.nodes import Node
@@ -23,7 +22,7 @@ from quire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_storage.ports import AdmissionRequest, Grant
 
 _INDEX_TIMEOUT_S = 10.0
-_RATE_TIMEOUT_S = 0.25
+_RATE_TIMEOUT_S = 0.1
 _COPY_TIMEOUT_S = 60.0
 
 
@@ -122,7 +121,7 @@ class GrpcRateSource:
     """The `RateSource` port: of several schedulers the one that leads; the others say that they do not."""
 
     def __init__(self, channels: ChannelPool, addresses: Sequence[str], link: str) -> None:
-        self._stubs: deque[SchedulerServiceStub] = deque(SchedulerServiceStub(channels.get(each)) for each in addresses)
+        self._stubs: list[SchedulerServiceStub] = [SchedulerServiceStub(channels.get(each)) for each in addresses]
         self._link = link
 
     async def admit(self, request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
@@ -160,14 +159,19 @@ class GrpcRateSource:
         await self._leader("Observe", message)
 
     async def _leader(self, method: str, message: Any) -> Any:
-        for left in reversed(range(len(self._stubs))):
+        """The answer of the one that leads, who is asked first from then on."""
+        failure: QuireError = NodeUnavailable("no scheduler is configured")
+        for stub in list(self._stubs):
             try:
-                return await call(getattr(self._stubs[0], method), message, timeout_s=_RATE_TIMEOUT_S)
-            except (Unavailable, DeadlineExceeded):
-                if not left:
-                    raise
-                self._stubs.rotate(-1)
-        raise AssertionError("no scheduler was configured")
+                answer = await call(getattr(stub, method), message, timeout_s=_RATE_TIMEOUT_S)
+            except (Unavailable, DeadlineExceeded) as error:
+                failure = error
+                continue
+            if self._stubs[0] is not stub:
+                self._stubs.remove(stub)
+                self._stubs.insert(0, stub)
+            return answer
+        raise failure
 
 
 def _grant(message: scheduler_pb2.Grant) -> Grant:

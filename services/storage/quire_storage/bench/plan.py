@@ -74,7 +74,11 @@ def run(
     block_tokens: int,
 ) -> Report:
     """Raises `InvalidRequest` for a trace without times, or what is not positive."""
-    for name, value in (("bytes_per_token", bytes_per_token), ("block_tokens", block_tokens), ("rates", rates.s3)):
+    for name, value in (
+        ("bytes_per_token", bytes_per_token),
+        ("block_tokens", block_tokens),
+        ("gbps", min(rates.memory, rates.disk, rates.s3)),
+    ):
         if value <= 0:
             raise InvalidRequest(f"{value} is not positive", field=name)
     requests = read_requests(trace)

@@ -8,7 +8,7 @@ _CATCH_UP_S = 0.02
 
 
 class Pacer:
-    """A bucket that fills at `rate_bytes_per_s`, which may change at any time; 0 stands still.
+    """A bucket that fills at `rate_bytes_per_s`, which may change at any time; 0 stands still, for `stood_s` so far.
 
     A departure may begin while the bucket is not overdrawn, and takes its whole size out. After a late departure the
     next ones catch up, but never by more than 20 ms worth of bytes.
@@ -20,6 +20,7 @@ class Pacer:
         self._credit = 0.0
         self._granted_bytes = 0.0
         self._granted_s = 0.0
+        self.stood_s = 0.0
 
     @property
     def rate_bytes_per_s(self) -> int:
@@ -52,3 +53,5 @@ class Pacer:
         if self._rate:
             self._granted_bytes += passed_s * self._rate
             self._granted_s += passed_s
+        else:
+            self.stood_s += passed_s

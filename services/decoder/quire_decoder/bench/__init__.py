@@ -1,0 +1,1 @@
+"""Benchmarks of images, for `quire bench`."""

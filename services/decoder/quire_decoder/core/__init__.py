@@ -1,0 +1,1 @@
+"""Decisions only: no await, no clock, no network."""
