@@ -132,14 +132,14 @@ def statistics(trace: Trace) -> dict[str, float]:
     head = ordered[: max(10, len(ordered) // 100)].astype(np.float64)
     middle = slice(len(head) // 10, len(head))
     ranks = np.arange(1, len(head) + 1)
-    slope = -float(np.polyfit(np.log(ranks[middle]), np.log(head[middle]), 1).tolist()[0])
+    fit = np.asarray(np.polyfit(np.log(ranks[middle]), np.log(head[middle]), 1))
     return {
         "views of the top 1%": float(ordered[: len(ordered) // 100].sum() / ordered.sum()),
         "views of the top 10%": float(ordered[: len(ordered) // 10].sum() / ordered.sum()),
         "images under ten views": float((views < 10).mean()),
         "images viewed once": float((views == 1).mean()),
         "views per image": float(views.mean()),
-        "rank-size slope of the head": slope,
+        "rank-size slope of the head": -float(fit[0]),
         "re-accesses within an hour": float((gaps <= 3600).mean()),
         "re-accesses within a day": float((gaps <= DAY_S).mean()),
         "re-accesses beyond 30 days": float((gaps > 30 * DAY_S).mean()),
@@ -152,7 +152,8 @@ def _fall(trace: Trace, order: Array) -> float:
     long."""
     views = np.bincount(trace.objects)
     top = np.zeros(len(views), dtype=bool)
-    top[np.argsort(views)[-max(10, np.count_nonzero(views) // 100) :]] = True
+    count = max(10, int(np.count_nonzero(views)) // 100)
+    top[np.argsort(views)[len(views) - count :]] = True
     objects, times = trace.objects[order], trace.times[order]
     starts = np.flatnonzero(np.concatenate(([True], objects[1:] != objects[:-1])))
     births = np.zeros(len(views))
