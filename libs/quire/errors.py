@@ -9,6 +9,7 @@ QuireError
 ├── LeaseForged                 a lease that this cluster did not sign, or that covers other chunks
 ├── LeaseExpired                a lease whose time is over
 ├── ChunkMissing                a chunk that is not here (any more)
+├── ImageMissing                no image of that id
 ├── ContentConflict             other bytes are stored under the same key
 ├── CorruptData                 stored bytes do not match their checksum
 ├── ResourceExhausted           a limit is reached; try again later or store less
@@ -16,11 +17,13 @@ QuireError
 │   └── TooManyRequests         a bounded queue is full
 ├── Unavailable                 somebody needed is not there; the request may be retried
 │   ├── NoStorageNode           no live storage node can take the chunks
+│   ├── NoDecoder               no live decoder can make the image
 │   ├── NodeUnavailable         a node of the cluster does not answer
 │   ├── MetadataUnavailable     Redis does not answer
 │   └── PeerLost                the data plane to a client or node broke
 ├── DeadlineExceeded            not done in the time that the caller gave
 ├── NotImplementedHere          this deployment does not offer it
+│   └── VaeUnknown              no decoder has the VAE that a latent belongs to
 ├── ConfigInvalid               environment variables that cannot be used; lists all of them
 └── InternalError               a bug; the caller sees no details
 """
@@ -74,6 +77,10 @@ class ChunkMissing(QuireError):
     """A chunk that is not here (any more)."""
 
 
+class ImageMissing(QuireError):
+    """No image of that id."""
+
+
 class ContentConflict(QuireError):
     """Other bytes are stored under the same key."""
 
@@ -102,6 +109,10 @@ class NoStorageNode(Unavailable):
     """No live storage node can take the chunks."""
 
 
+class NoDecoder(Unavailable):
+    """No live decoder can make the image."""
+
+
 class NodeUnavailable(Unavailable):
     """A node of the cluster does not answer."""
 
@@ -120,6 +131,10 @@ class DeadlineExceeded(QuireError):
 
 class NotImplementedHere(QuireError):
     """This deployment does not offer it."""
+
+
+class VaeUnknown(NotImplementedHere):
+    """No decoder has the VAE that a latent belongs to."""
 
 
 class ConfigInvalid(QuireError):

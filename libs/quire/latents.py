@@ -107,6 +107,8 @@ class LatentInfo:
             raise RecordInvalid(f"{self.layout!r}; chw or packed", field="layout")
         if not (0 < self.height <= 1 << 16 and 0 < self.width <= 1 << 16):
             raise RecordInvalid(f"{self.height} × {self.width} is no image", field="height, width")
+        if self.decode.dtype not in _KINDS:
+            raise RecordInvalid(f"{self.decode.dtype!r}; there are {', '.join(_KINDS)}", field="decode.dtype")
         rule = self.normalisation
         for name in ("scaling_factor", "shift_factor"):
             if not math.isfinite(getattr(rule, name)):

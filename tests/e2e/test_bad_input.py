@@ -22,7 +22,6 @@ from quire.errors import (
     LayoutInvalid,
     LeaseExpired,
     LeaseForged,
-    NotImplementedHere,
     PoolFull,
     QuireError,
     TargetInvalid,
@@ -33,8 +32,7 @@ from quire.layout import Dtype, KvLayout
 from quire.local import LocalCluster
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call
-from quire.v1 import common_pb2, decoder_pb2, gateway_pb2
-from quire.v1.decoder_pb2_grpc import DecoderServiceStub
+from quire.v1 import common_pb2, gateway_pb2
 from quire.v1.gateway_pb2_grpc import GatewayServiceStub
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
@@ -223,14 +221,6 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     assert np.array_equal((await fetch_all(client, again))[0], payload[:, :7])
     assert (await store(client, namespace, keys, payload)).stored_chunks >= 1
     assert (await client.lookup(namespace, keys)).matched_chunks == 12
-    await pool.close()
-
-
-async def test_decoder_declines_honestly(cluster: LocalCluster) -> None:
-    pool = ChannelPool()
-    stub: DecoderServiceStub = DecoderServiceStub(pool.get(cluster.address("decoder")))
-    with pytest.raises(NotImplementedHere):
-        await call(stub.Decode, decoder_pb2.DecodeRequest(image_id="x"), timeout_s=10)
     await pool.close()
 
 

@@ -123,7 +123,7 @@ def test_lookup_by_hand_finds_what_the_demo_stored(tmp_path: Path, cluster: Loca
     assert bad.returncode == 1 and "InvalidRequest" in bad.stderr
 
 
-@pytest.mark.parametrize("name", ["gateway", "orchestrator", "scheduler", "decoder", "storage-0"])
+@pytest.mark.parametrize("name", ["gateway", "orchestrator", "scheduler", "decoder-0", "storage-0"])
 def test_every_service_has_health_and_reflection(cluster: LocalCluster, name: str) -> None:
     with grpc.insecure_channel(cluster.address(name)) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]

@@ -24,6 +24,10 @@ plan_app = typer.Typer(no_args_is_help=True, help="What a deployment needs and c
 app.add_typer(plan_app, name="plan")
 
 
+images_app = typer.Typer(no_args_is_help=True, help="Images that live as latents.")
+app.add_typer(images_app, name="images")
+
+
 @plan_app.callback()
 def plan() -> None:
     """What a deployment needs and costs, before there is one."""
@@ -142,6 +146,57 @@ def calibrate(
     address = cluster_commands.gateway_of(folder, gateway)
     report = bench.run(address, layout, found, hit, payload_mib << 20, rounds, keep=keep)
     report.show(json_file, plot, draw=lambda path: bench.draw(report, path))
+
+
+@images_app.command("put")
+def images_put(
+    file: Annotated[Path, typer.Argument(help=".safetensors with one tensor, or a latent record")],
+    name: Annotated[str, typer.Option("--id", help="empty: the file's name")] = "",
+    weights: Annotated[str, typer.Option(help="SHA-256 of the VAE's weights")] = "",
+    scale: Annotated[int, typer.Option(help="pixels per latent pixel")] = 8,
+    scaling_factor: float = 1.0,
+    shift_factor: float = 0.0,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Store a latent under an id."""
+    from quire.cli import images
+
+    address = cluster_commands.gateway_of(folder, gateway)
+    images.put(address, file, name, weights, scale, scaling_factor, shift_factor)
+
+
+@images_app.command("get")
+def images_get(
+    name: Annotated[str, typer.Argument(help="the image's id")],
+    out: Annotated[Path, typer.Argument(help="file to write; its suffix names the format: png, webp, jpeg, avif")],
+    quality: int = 0,
+    width: int = 0,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Have an image decoded and encoded."""
+    from quire.cli import images
+
+    images.get(cluster_commands.gateway_of(folder, gateway), name, out, quality, width)
+
+
+@images_app.command("ls")
+def images_ls(prefix: str = "", folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
+    """Images whose ids begin with a prefix."""
+    from quire.cli import images
+
+    images.ls(cluster_commands.gateway_of(folder, gateway), prefix)
+
+
+@images_app.command("rm")
+def images_rm(
+    name: Annotated[str, typer.Argument(help="the image's id")], folder: Folder = _FOLDER, gateway: Gateway = ""
+) -> None:
+    """Forget an image."""
+    from quire.cli import images
+
+    images.rm(cluster_commands.gateway_of(folder, gateway), name)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from quire.client.buffers import Buffer
 from quire.client.client import Advice, Lookup, QuireClient
 from quire.client.delivery import Delivery, FetchSummary
+from quire.client.images import Image, ImageClient
 from quire.client.store import StoreSession, StoreSummary
 from quire.client.sync import SyncClient, SyncDelivery, SyncStoreSession
 
@@ -11,6 +12,8 @@ __all__ = [
     "Buffer",
     "Delivery",
     "FetchSummary",
+    "Image",
+    "ImageClient",
     "Lookup",
     "QuireClient",
     "StoreSession",

@@ -38,6 +38,11 @@ class Buffer:
         return cls(transport, array, array)
 
     @property
+    def region(self) -> Region:
+        """The registered memory, for transfers of one's own."""
+        return self._region
+
+    @property
     def length(self) -> int:
         return self._region.length
 

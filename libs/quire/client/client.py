@@ -280,6 +280,10 @@ class QuireClient:
         response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)
         return [convert.node_from(node) for node in response.nodes]
 
+    async def call(self, method: str, request: Any) -> Any:
+        """A short request to the gateway, by the name of its method."""
+        return await call(getattr(self._stub, method), request, timeout_s=self._timeout_s)
+
     def _quiesced(self, transfer_id: bytes) -> None:
         self._transfers.pop(transfer_id, None)
 

@@ -64,6 +64,7 @@ class LocalCluster:
         *,
         storage_nodes: int = 1,
         schedulers: int = 1,
+        decoders: int = 1,
         arena_bytes: int = 1 << 30,
         drive_bytes: int = 512 << 20,
         redis_url: str = "",
@@ -73,6 +74,7 @@ class LocalCluster:
         self.folder = folder
         self._storage_nodes = storage_nodes
         self._schedulers = schedulers
+        self._decoders = decoders
         self._arena_bytes = arena_bytes
         self._drive_bytes = drive_bytes
         self._redis_url = redis_url
@@ -120,8 +122,9 @@ class LocalCluster:
         (self.folder / "logs").mkdir(exist_ok=True)
         if not self._redis_url:
             self._start_redis(timeout_s)
-        ports = _free_ports(3 + self._schedulers + self._storage_nodes)
-        scheduler_ports = ports[3 : 3 + self._schedulers]
+        ports = _free_ports(3 + self._schedulers + self._decoders + self._storage_nodes)
+        taken = iter(ports[3:])
+        scheduler_ports = [next(taken) for _ in range(self._schedulers)]
         secret_file = self.folder / "secret"
         if not secret_file.exists():
             secret_file.write_text(secrets.token_hex(32))
@@ -131,11 +134,16 @@ class LocalCluster:
             "QUIRE_CLUSTER_SECRET": secret_file.read_text(),
             "QUIRE_ORCHESTRATOR_ADDRESS": f"127.0.0.1:{ports[0]}",
             "QUIRE_SCHEDULER_ADDRESS": ",".join(f"127.0.0.1:{port}" for port in scheduler_ports),
+            "QUIRE_GATEWAY_ADDRESS": f"127.0.0.1:{ports[1]}",
             **({"QUIRE_TRACE_FOLDER": str(self.folder / "traces")} if self._trace else {}),
             **self._settings,
         }
-        for index, name in enumerate(("orchestrator", "gateway", "decoder")):
-            self._start_service(name, name, ports[index], common)
+        self.http_address = f"127.0.0.1:{ports[2]}"
+        for index, name in enumerate(("orchestrator", "gateway")):
+            self._start_service(name, name, ports[index], {"QUIRE_GATEWAY_HTTP_LISTEN": self.http_address} | common)
+        for index in range(self._decoders):
+            name = f"decoder-{index}"
+            self._start_service(name, "decoder", next(taken), {"QUIRE_DECODER_NODE_ID": name} | common)
         for index, port in enumerate(scheduler_ports):
             name = f"scheduler-{index}" if index else "scheduler"
             self._start_service(name, "scheduler", port, {"QUIRE_SCHEDULER_NODE_ID": name} | common)
@@ -148,7 +156,7 @@ class LocalCluster:
                 "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes),
                 "QUIRE_STORAGE_OBJECT_URL": str(self.folder / "objects"),
             }
-            self._start_service(node, "storage", ports[3 + self._schedulers + index], extra | common)
+            self._start_service(node, "storage", next(taken), extra | common)
         self._write_state()
         deadline = time.monotonic() + timeout_s
         for process in self._processes.values():

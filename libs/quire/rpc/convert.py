@@ -9,6 +9,7 @@ from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.durability import Durability, OnExisting
 from quire.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
 from quire.hashing import Namespace
+from quire.images import ImageEntry, Rendering
 from quire.keys import ChunkKeys
 from quire.layout import Attention, Dtype, KvLayout
 from quire.metadata.index import ChunkRecord
@@ -17,7 +18,7 @@ from quire.outcome import ChunkRun, NodeOutcome
 from quire.policy import NamespacePolicy
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.v1 import common_pb2 as pb
-from quire.v1 import orchestrator_pb2
+from quire.v1 import images_pb2, orchestrator_pb2
 
 _DTYPES: Final = {
     pb.DTYPE_FP32: Dtype.FP32,
@@ -276,3 +277,39 @@ def outcome_to(outcome: NodeOutcome) -> pb.NodeOutcome:
         error_code=outcome.error_code,
         error_message=outcome.error_message,
     )
+
+
+def image_from(message: images_pb2.ImageEntry) -> ImageEntry:
+    """Raises `InvalidRequest`."""
+    return ImageEntry(
+        message.image_id,
+        message.record_sha256,
+        message.record_bytes,
+        message.latent_sha256,
+        message.weights_sha256,
+        message.height,
+        message.width,
+        message.created_ms,
+    )
+
+
+def image_to(entry: ImageEntry) -> images_pb2.ImageEntry:
+    return images_pb2.ImageEntry(
+        image_id=entry.image_id,
+        record_sha256=entry.record_sha256,
+        record_bytes=entry.record_bytes,
+        latent_sha256=entry.latent_sha256,
+        weights_sha256=entry.weights_sha256,
+        height=entry.height,
+        width=entry.width,
+        created_ms=entry.created_ms,
+    )
+
+
+def rendering_from(message: images_pb2.Rendering) -> Rendering:
+    """Raises `InvalidRequest`."""
+    return Rendering(message.format or "png", message.quality, message.width)
+
+
+def rendering_to(rendering: Rendering) -> images_pb2.Rendering:
+    return images_pb2.Rendering(format=rendering.format, quality=rendering.quality, width=rendering.width)

@@ -17,6 +17,7 @@ _STATUS: Final[dict[type[errors.QuireError], grpc.StatusCode]] = {
     errors.LeaseForged: grpc.StatusCode.PERMISSION_DENIED,
     errors.LeaseExpired: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ChunkMissing: grpc.StatusCode.NOT_FOUND,
+    errors.ImageMissing: grpc.StatusCode.NOT_FOUND,
     errors.ContentConflict: grpc.StatusCode.ALREADY_EXISTS,
     errors.CorruptData: grpc.StatusCode.DATA_LOSS,
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,

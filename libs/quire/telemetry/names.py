@@ -15,6 +15,9 @@ STORAGE_ADMIT: Final = "quire.storage.admit"
 STORAGE_INGEST: Final = "quire.storage.ingest"
 STORAGE_PULL: Final = "quire.storage.pull"
 STORAGE_COMMIT: Final = "quire.storage.commit"
+GATEWAY_IMAGE: Final = "quire.gateway.image"
+DECODER_SERVE: Final = "quire.decoder.serve"
+CLIENT_IMAGE: Final = "quire.client.image"
 EVENT_LAYER: Final = "layer"
 
 # Metrics; units as UCUM in the instrument.

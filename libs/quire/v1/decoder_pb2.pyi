@@ -3,8 +3,12 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
+from quire.v1 import common_pb2 as _common_pb2
+from quire.v1 import images_pb2 as _images_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -20,29 +24,35 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class DecodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    IMAGE_ID_FIELD_NUMBER: _builtins.int
-    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
-    QUALITY_FIELD_NUMBER: _builtins.int
-    WIDTH_FIELD_NUMBER: _builtins.int
-    image_id: _builtins.str
-    """Id of the image."""
-    media_type: _builtins.str
-    """Encoding asked for, e.g. "image/png"."""
-    quality: _builtins.int
-    """Quality from 1 to 100, for lossy encodings; 0 for the default."""
-    width: _builtins.int
-    """Width in pixels; 0 for the image's own."""
+    ENTRY_FIELD_NUMBER: _builtins.int
+    RENDERING_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
+    owner_address: _builtins.str
+    """The decoder whose cache the result belongs to; empty for this one."""
+    @_builtins.property
+    def entry(self) -> _images_pb2.ImageEntry:
+        """Which image."""
+
+    @_builtins.property
+    def rendering(self) -> _images_pb2.Rendering:
+        """How it is wanted."""
+
+    @_builtins.property
+    def target(self) -> _common_pb2.RdmaTarget:
+        """Where to write it."""
+
     def __init__(
         self,
         *,
-        image_id: _builtins.str = ...,
-        media_type: _builtins.str = ...,
-        quality: _builtins.int = ...,
-        width: _builtins.int = ...,
+        entry: _images_pb2.ImageEntry | None = ...,
+        rendering: _images_pb2.Rendering | None = ...,
+        target: _common_pb2.RdmaTarget | None = ...,
+        owner_address: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "rendering", b"rendering", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id", "media_type", b"media_type", "quality", b"quality", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "owner_address", b"owner_address", "rendering", b"rendering", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -52,26 +62,161 @@ Global___DecodeRequest: _TypeAlias = DecodeRequest  # noqa: Y015
 class DecodeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    IMAGE_FIELD_NUMBER: _builtins.int
-    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
-    ETAG_FIELD_NUMBER: _builtins.int
-    image: _builtins.bytes
-    """The encoded image."""
-    media_type: _builtins.str
-    """Its media type."""
-    etag: _builtins.str
-    """Strong ETag over latent digest, decoder build and encode parameters."""
+    @_typing.final
+    class StagesUsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    LENGTH_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    BUILD_FIELD_NUMBER: _builtins.int
+    STAGES_US_FIELD_NUMBER: _builtins.int
+    length: _builtins.int
+    """Bytes written."""
+    source: _builtins.str
+    """Where it was found: image, latent, miss, or joined to a decode under way."""
+    build: _builtins.str
+    """Build of the decoder: part of the ETag."""
+    @_builtins.property
+    def stages_us(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Time spent fetching, decompressing, waiting for the device, decoding, encoding; microseconds."""
+
     def __init__(
         self,
         *,
-        image: _builtins.bytes = ...,
-        media_type: _builtins.str = ...,
-        etag: _builtins.str = ...,
+        length: _builtins.int = ...,
+        source: _builtins.str = ...,
+        build: _builtins.str = ...,
+        stages_us: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["etag", b"etag", "image", b"image", "media_type", b"media_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "length", b"length", "source", b"source", "stages_us", b"stages_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecodeResponse: _TypeAlias = DecodeResponse  # noqa: Y015
+
+@_typing.final
+class ReadCachedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entry(self) -> _images_pb2.ImageEntry:
+        """Which image."""
+
+    @_builtins.property
+    def target(self) -> _common_pb2.RdmaTarget:
+        """Where to write its record."""
+
+    def __init__(
+        self,
+        *,
+        entry: _images_pb2.ImageEntry | None = ...,
+        target: _common_pb2.RdmaTarget | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadCachedRequest: _TypeAlias = ReadCachedRequest  # noqa: Y015
+
+@_typing.final
+class ReadCachedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LENGTH_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    length: _builtins.int
+    """Bytes written; 0 if it is not cached here."""
+    kind: _builtins.str
+    """What they are: "latent", "promote" (a latent, of which the image is wanted back), or "image"; "" for nothing."""
+    def __init__(
+        self,
+        *,
+        length: _builtins.int = ...,
+        kind: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "length", b"length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadCachedResponse: _TypeAlias = ReadCachedResponse  # noqa: Y015
+
+@_typing.final
+class WriteBackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
+    RECORD_LENGTH_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    IMAGE_LENGTH_FIELD_NUMBER: _builtins.int
+    record_length: _builtins.int
+    """Bytes of the record; 0 for none."""
+    image_length: _builtins.int
+    """Bytes of the image; 0 for none."""
+    @_builtins.property
+    def entry(self) -> _images_pb2.ImageEntry:
+        """Which image."""
+
+    @_builtins.property
+    def record(self) -> _common_pb2.RdmaTarget:
+        """The record, in the caller's memory; it may be reused once this call has returned."""
+
+    @_builtins.property
+    def image(self) -> _common_pb2.RdmaTarget:
+        """The image, losslessly encoded, in the caller's memory."""
+
+    def __init__(
+        self,
+        *,
+        entry: _images_pb2.ImageEntry | None = ...,
+        record: _common_pb2.RdmaTarget | None = ...,
+        record_length: _builtins.int = ...,
+        image: _common_pb2.RdmaTarget | None = ...,
+        image_length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "image", b"image", "record", b"record"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "image", b"image", "image_length", b"image_length", "record", b"record", "record_length", b"record_length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteBackRequest: _TypeAlias = WriteBackRequest  # noqa: Y015
+
+@_typing.final
+class WriteBackResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteBackResponse: _TypeAlias = WriteBackResponse  # noqa: Y015

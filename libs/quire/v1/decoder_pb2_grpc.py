@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DecoderServiceStub:
-    """The lens: latents to pixels.
+    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory.
     """
 
     def __init__(self, channel):
@@ -40,14 +40,38 @@ class DecoderServiceStub:
                 request_serializer=quire_dot_v1_dot_decoder__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_decoder__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.ReadCached = channel.unary_unary(
+                '/quire.v1.DecoderService/ReadCached',
+                request_serializer=quire_dot_v1_dot_decoder__pb2.ReadCachedRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_decoder__pb2.ReadCachedResponse.FromString,
+                _registered_method=True)
+        self.WriteBack = channel.unary_unary(
+                '/quire.v1.DecoderService/WriteBack',
+                request_serializer=quire_dot_v1_dot_decoder__pb2.WriteBackRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_decoder__pb2.WriteBackResponse.FromString,
+                _registered_method=True)
 
 
 class DecoderServiceServicer:
-    """The lens: latents to pixels.
+    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory.
     """
 
     def Decode(self, request, context):
-        """Decode a stored latent.
+        """Write an encoded image into the caller's memory, from a cache or decoded now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadCached(self, request, context):
+        """Write a latent record out of this decoder's cache into another's memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteBack(self, request, context):
+        """Read what another decoder made, or the latent that it fetched, into this one's cache.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -61,6 +85,16 @@ def add_DecoderServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_decoder__pb2.DecodeRequest.FromString,
                     response_serializer=quire_dot_v1_dot_decoder__pb2.DecodeResponse.SerializeToString,
             ),
+            'ReadCached': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadCached,
+                    request_deserializer=quire_dot_v1_dot_decoder__pb2.ReadCachedRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_decoder__pb2.ReadCachedResponse.SerializeToString,
+            ),
+            'WriteBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteBack,
+                    request_deserializer=quire_dot_v1_dot_decoder__pb2.WriteBackRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_decoder__pb2.WriteBackResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'quire.v1.DecoderService', rpc_method_handlers)
@@ -70,7 +104,7 @@ def add_DecoderServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DecoderService:
-    """The lens: latents to pixels.
+    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory.
     """
 
     @staticmethod
@@ -90,6 +124,60 @@ class DecoderService:
             '/quire.v1.DecoderService/Decode',
             quire_dot_v1_dot_decoder__pb2.DecodeRequest.SerializeToString,
             quire_dot_v1_dot_decoder__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadCached(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.DecoderService/ReadCached',
+            quire_dot_v1_dot_decoder__pb2.ReadCachedRequest.SerializeToString,
+            quire_dot_v1_dot_decoder__pb2.ReadCachedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.DecoderService/WriteBack',
+            quire_dot_v1_dot_decoder__pb2.WriteBackRequest.SerializeToString,
+            quire_dot_v1_dot_decoder__pb2.WriteBackResponse.FromString,
             options,
             channel_credentials,
             insecure,

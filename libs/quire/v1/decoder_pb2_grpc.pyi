@@ -27,25 +27,33 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DecoderServiceStub:
-    """The lens: latents to pixels."""
+    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DecoderServiceAsyncStub: ...
     Decode: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.DecodeRequest, _decoder_pb2.DecodeResponse]
-    """Decode a stored latent."""
+    """Write an encoded image into the caller's memory, from a cache or decoded now."""
+    ReadCached: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.ReadCachedRequest, _decoder_pb2.ReadCachedResponse]
+    """Write a latent record out of this decoder's cache into another's memory."""
+    WriteBack: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.WriteBackRequest, _decoder_pb2.WriteBackResponse]
+    """Read what another decoder made, or the latent that it fetched, into this one's cache."""
 
 @_typing.type_check_only
 class DecoderServiceAsyncStub(DecoderServiceStub):
-    """The lens: latents to pixels."""
+    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Decode: _aio.UnaryUnaryMultiCallable[_decoder_pb2.DecodeRequest, _decoder_pb2.DecodeResponse]  # type: ignore[assignment]
-    """Decode a stored latent."""
+    """Write an encoded image into the caller's memory, from a cache or decoded now."""
+    ReadCached: _aio.UnaryUnaryMultiCallable[_decoder_pb2.ReadCachedRequest, _decoder_pb2.ReadCachedResponse]  # type: ignore[assignment]
+    """Write a latent record out of this decoder's cache into another's memory."""
+    WriteBack: _aio.UnaryUnaryMultiCallable[_decoder_pb2.WriteBackRequest, _decoder_pb2.WriteBackResponse]  # type: ignore[assignment]
+    """Read what another decoder made, or the latent that it fetched, into this one's cache."""
 
 class DecoderServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The lens: latents to pixels."""
+    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory."""
 
     @_abc_1.abstractmethod
     def Decode(
@@ -53,6 +61,22 @@ class DecoderServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _decoder_pb2.DecodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_decoder_pb2.DecodeResponse, _abc.Awaitable[_decoder_pb2.DecodeResponse]]:
-        """Decode a stored latent."""
+        """Write an encoded image into the caller's memory, from a cache or decoded now."""
+
+    @_abc_1.abstractmethod
+    def ReadCached(
+        self,
+        request: _decoder_pb2.ReadCachedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_decoder_pb2.ReadCachedResponse, _abc.Awaitable[_decoder_pb2.ReadCachedResponse]]:
+        """Write a latent record out of this decoder's cache into another's memory."""
+
+    @_abc_1.abstractmethod
+    def WriteBack(
+        self,
+        request: _decoder_pb2.WriteBackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_decoder_pb2.WriteBackResponse, _abc.Awaitable[_decoder_pb2.WriteBackResponse]]:
+        """Read what another decoder made, or the latent that it fetched, into this one's cache."""
 
 def add_DecoderServiceServicer_to_server(servicer: DecoderServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from quire.v1 import gateway_pb2 as quire_dot_v1_dot_gateway__pb2
+from quire.v1 import images_pb2 as quire_dot_v1_dot_images__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -75,6 +76,31 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
                 _registered_method=True)
+        self.PutImage = channel.unary_unary(
+                '/quire.v1.GatewayService/PutImage',
+                request_serializer=quire_dot_v1_dot_images__pb2.PutImageRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.PutImageResponse.FromString,
+                _registered_method=True)
+        self.HeadImage = channel.unary_unary(
+                '/quire.v1.GatewayService/HeadImage',
+                request_serializer=quire_dot_v1_dot_images__pb2.HeadImageRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.HeadImageResponse.FromString,
+                _registered_method=True)
+        self.GetImage = channel.unary_unary(
+                '/quire.v1.GatewayService/GetImage',
+                request_serializer=quire_dot_v1_dot_images__pb2.GetImageRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.GetImageResponse.FromString,
+                _registered_method=True)
+        self.DeleteImage = channel.unary_unary(
+                '/quire.v1.GatewayService/DeleteImage',
+                request_serializer=quire_dot_v1_dot_images__pb2.DeleteImageRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.DeleteImageResponse.FromString,
+                _registered_method=True)
+        self.ListImages = channel.unary_unary(
+                '/quire.v1.GatewayService/ListImages',
+                request_serializer=quire_dot_v1_dot_images__pb2.ListImagesRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.ListImagesResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/quire.v1.GatewayService/Status',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.StatusRequest.SerializeToString,
@@ -143,6 +169,41 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutImage(self, request, context):
+        """Catalogue an image whose latent record was stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HeadImage(self, request, context):
+        """What is known of an image.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetImage(self, request, context):
+        """Have an image written into the client's memory, encoded as asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteImage(self, request, context):
+        """Forget an image, and its record if no other image has the same.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListImages(self, request, context):
+        """Images by id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """The members of the cluster and their key figures.
         """
@@ -192,6 +253,31 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.SetTheta,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
+            ),
+            'PutImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutImage,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.PutImageRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.PutImageResponse.SerializeToString,
+            ),
+            'HeadImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.HeadImage,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.HeadImageRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.HeadImageResponse.SerializeToString,
+            ),
+            'GetImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetImage,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.GetImageRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.GetImageResponse.SerializeToString,
+            ),
+            'DeleteImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteImage,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.DeleteImageRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.DeleteImageResponse.SerializeToString,
+            ),
+            'ListImages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListImages,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.ListImagesRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.ListImagesResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -416,6 +502,141 @@ class GatewayService:
             '/quire.v1.GatewayService/SetTheta',
             quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/PutImage',
+            quire_dot_v1_dot_images__pb2.PutImageRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.PutImageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HeadImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/HeadImage',
+            quire_dot_v1_dot_images__pb2.HeadImageRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.HeadImageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/GetImage',
+            quire_dot_v1_dot_images__pb2.GetImageRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.GetImageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/DeleteImage',
+            quire_dot_v1_dot_images__pb2.DeleteImageRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.DeleteImageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListImages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/ListImages',
+            quire_dot_v1_dot_images__pb2.ListImagesRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.ListImagesResponse.FromString,
             options,
             channel_credentials,
             insecure,

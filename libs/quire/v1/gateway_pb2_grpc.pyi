@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from grpc import aio as _aio
 from quire.v1 import gateway_pb2 as _gateway_pb2
+from quire.v1 import images_pb2 as _images_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -51,6 +52,16 @@ class GatewayServiceStub:
     """Say what a tenant gets of contended links."""
     SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+    PutImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.PutImageRequest, _images_pb2.PutImageResponse]
+    """Catalogue an image whose latent record was stored."""
+    HeadImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.HeadImageRequest, _images_pb2.HeadImageResponse]
+    """What is known of an image."""
+    GetImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.GetImageRequest, _images_pb2.GetImageResponse]
+    """Have an image written into the client's memory, encoded as asked."""
+    DeleteImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.DeleteImageRequest, _images_pb2.DeleteImageResponse]
+    """Forget an image, and its record if no other image has the same."""
+    ListImages: _grpc.UnaryUnaryMultiCallable[_images_pb2.ListImagesRequest, _images_pb2.ListImagesResponse]
+    """Images by id."""
     Status: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]
     """The members of the cluster and their key figures."""
 
@@ -77,6 +88,16 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Say what a tenant gets of contended links."""
     SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+    PutImage: _aio.UnaryUnaryMultiCallable[_images_pb2.PutImageRequest, _images_pb2.PutImageResponse]  # type: ignore[assignment]
+    """Catalogue an image whose latent record was stored."""
+    HeadImage: _aio.UnaryUnaryMultiCallable[_images_pb2.HeadImageRequest, _images_pb2.HeadImageResponse]  # type: ignore[assignment]
+    """What is known of an image."""
+    GetImage: _aio.UnaryUnaryMultiCallable[_images_pb2.GetImageRequest, _images_pb2.GetImageResponse]  # type: ignore[assignment]
+    """Have an image written into the client's memory, encoded as asked."""
+    DeleteImage: _aio.UnaryUnaryMultiCallable[_images_pb2.DeleteImageRequest, _images_pb2.DeleteImageResponse]  # type: ignore[assignment]
+    """Forget an image, and its record if no other image has the same."""
+    ListImages: _aio.UnaryUnaryMultiCallable[_images_pb2.ListImagesRequest, _images_pb2.ListImagesResponse]  # type: ignore[assignment]
+    """Images by id."""
     Status: _aio.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]  # type: ignore[assignment]
     """The members of the cluster and their key figures."""
 
@@ -148,6 +169,46 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
         """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+
+    @_abc_1.abstractmethod
+    def PutImage(
+        self,
+        request: _images_pb2.PutImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.PutImageResponse, _abc.Awaitable[_images_pb2.PutImageResponse]]:
+        """Catalogue an image whose latent record was stored."""
+
+    @_abc_1.abstractmethod
+    def HeadImage(
+        self,
+        request: _images_pb2.HeadImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.HeadImageResponse, _abc.Awaitable[_images_pb2.HeadImageResponse]]:
+        """What is known of an image."""
+
+    @_abc_1.abstractmethod
+    def GetImage(
+        self,
+        request: _images_pb2.GetImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.GetImageResponse, _abc.Awaitable[_images_pb2.GetImageResponse]]:
+        """Have an image written into the client's memory, encoded as asked."""
+
+    @_abc_1.abstractmethod
+    def DeleteImage(
+        self,
+        request: _images_pb2.DeleteImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.DeleteImageResponse, _abc.Awaitable[_images_pb2.DeleteImageResponse]]:
+        """Forget an image, and its record if no other image has the same."""
+
+    @_abc_1.abstractmethod
+    def ListImages(
+        self,
+        request: _images_pb2.ListImagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.ListImagesResponse, _abc.Awaitable[_images_pb2.ListImagesResponse]]:
+        """Images by id."""
 
     @_abc_1.abstractmethod
     def Status(

@@ -24,57 +24,58 @@ _sym_db = _symbol_database.Default()
 
 from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 from quire.v1 import gateway_pb2 as quire_dot_v1_dot_gateway__pb2
+from quire.v1 import images_pb2 as quire_dot_v1_dot_images__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bquire/v1/orchestrator.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x16quire/v1/gateway.proto\"\xb7\x01\n\x0f\x41llocateRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x03 \x01(\r\x12(\n\ndurability\x18\x04 \x01(\x0e\x32\x14.quire.v1.Durability\x12)\n\x0bon_existing\x18\x05 \x01(\x0e\x32\x14.quire.v1.OnExisting\"M\n\x10\x41llocateResponse\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\"]\n\rCommitRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\x12\x14\n\x0conly_indexed\x18\x03 \x01(\x08\"S\n\x0b\x43hunkRecord\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x0f\n\x07segment\x18\x03 \x01(\x0c\x12\x16\n\x0eparent_segment\x18\x04 \x01(\x0c\"!\n\x0e\x43ommitResponse\x12\x0f\n\x07indexed\x18\x01 \x01(\x0c\"I\n\x0fWithdrawRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\",\n\x10WithdrawResponse\x12\x18\n\x10withdrawn_chunks\x18\x01 \x01(\r\"L\n\x12\x45victChunksRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\"&\n\x13\x45victChunksResponse\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x0c\"6\n\rLocateRequest\x12%\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\"!\n\x0eLocateResponse\x12\x0f\n\x07holders\x18\x01 \x03(\t\"#\n\x10TakeDropsRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\'\n\x11TakeDropsResponse\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\"\x15\n\x13ListPoliciesRequest\"Z\n\x14ListPoliciesResponse\x12+\n\x08policies\x18\x01 \x03(\x0b\x32\x19.quire.v1.NamespacePolicy\x12\x15\n\rstorage_nodes\x18\x02 \x01(\r\"0\n\x10HeartbeatRequest\x12\x1c\n\x04node\x18\x01 \x01(\x0b\x32\x0e.quire.v1.Node\"R\n\x11HeartbeatResponse\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\x12\x13\n\x0bindex_epoch\x18\x02 \x01(\t\x12\x13\n\x0btheta_bytes\x18\x03 \x01(\x04\"4\n\x0cLeaveRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse\"0\n\x10ListNodesRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.quire.v1.Role\"2\n\x11ListNodesResponse\x12\x1d\n\x05nodes\x18\x01 \x03(\x0b\x32\x0e.quire.v1.Node2\xc2\x08\n\x13OrchestratorService\x12;\n\x06Lookup\x12\x17.quire.v1.LookupRequest\x1a\x18.quire.v1.LookupResponse\x12\x41\n\x08\x41llocate\x12\x19.quire.v1.AllocateRequest\x1a\x1a.quire.v1.AllocateResponse\x12;\n\x06\x43ommit\x12\x17.quire.v1.CommitRequest\x1a\x18.quire.v1.CommitResponse\x12\x41\n\x08Withdraw\x12\x19.quire.v1.WithdrawRequest\x1a\x1a.quire.v1.WithdrawResponse\x12>\n\x07Release\x12\x18.quire.v1.ReleaseRequest\x1a\x19.quire.v1.ReleaseResponse\x12\x38\n\x05\x45vict\x12\x16.quire.v1.EvictRequest\x1a\x17.quire.v1.EvictResponse\x12J\n\x0b\x45victChunks\x12\x1c.quire.v1.EvictChunksRequest\x1a\x1d.quire.v1.EvictChunksResponse\x12;\n\x06Locate\x12\x17.quire.v1.LocateRequest\x1a\x18.quire.v1.LocateResponse\x12\x44\n\tTakeDrops\x12\x1a.quire.v1.TakeDropsRequest\x1a\x1b.quire.v1.TakeDropsResponse\x12\x44\n\tSetPolicy\x12\x1a.quire.v1.SetPolicyRequest\x1a\x1b.quire.v1.SetPolicyResponse\x12M\n\x0cListPolicies\x12\x1d.quire.v1.ListPoliciesRequest\x1a\x1e.quire.v1.ListPoliciesResponse\x12\x44\n\tSetTenant\x12\x1a.quire.v1.SetTenantRequest\x1a\x1b.quire.v1.SetTenantResponse\x12\x41\n\x08SetTheta\x12\x19.quire.v1.SetThetaRequest\x1a\x1a.quire.v1.SetThetaResponse\x12\x44\n\tHeartbeat\x12\x1a.quire.v1.HeartbeatRequest\x1a\x1b.quire.v1.HeartbeatResponse\x12\x38\n\x05Leave\x12\x16.quire.v1.LeaveRequest\x1a\x17.quire.v1.LeaveResponse\x12\x44\n\tListNodes\x12\x1a.quire.v1.ListNodesRequest\x1a\x1b.quire.v1.ListNodesResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bquire/v1/orchestrator.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x16quire/v1/gateway.proto\x1a\x15quire/v1/images.proto\"\xb7\x01\n\x0f\x41llocateRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x03 \x01(\r\x12(\n\ndurability\x18\x04 \x01(\x0e\x32\x14.quire.v1.Durability\x12)\n\x0bon_existing\x18\x05 \x01(\x0e\x32\x14.quire.v1.OnExisting\"M\n\x10\x41llocateResponse\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\"]\n\rCommitRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\x12\x14\n\x0conly_indexed\x18\x03 \x01(\x08\"S\n\x0b\x43hunkRecord\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x0f\n\x07segment\x18\x03 \x01(\x0c\x12\x16\n\x0eparent_segment\x18\x04 \x01(\x0c\"!\n\x0e\x43ommitResponse\x12\x0f\n\x07indexed\x18\x01 \x01(\x0c\"I\n\x0fWithdrawRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\",\n\x10WithdrawResponse\x12\x18\n\x10withdrawn_chunks\x18\x01 \x01(\r\"L\n\x12\x45victChunksRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12%\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\"&\n\x13\x45victChunksResponse\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x0c\"6\n\rLocateRequest\x12%\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\"!\n\x0eLocateResponse\x12\x0f\n\x07holders\x18\x01 \x03(\t\"#\n\x10TakeDropsRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\"\'\n\x11TakeDropsResponse\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\"\x15\n\x13ListPoliciesRequest\"Z\n\x14ListPoliciesResponse\x12+\n\x08policies\x18\x01 \x03(\x0b\x32\x19.quire.v1.NamespacePolicy\x12\x15\n\rstorage_nodes\x18\x02 \x01(\r\"0\n\x10HeartbeatRequest\x12\x1c\n\x04node\x18\x01 \x01(\x0b\x32\x0e.quire.v1.Node\"R\n\x11HeartbeatResponse\x12\x13\n\x0binterval_ms\x18\x01 \x01(\r\x12\x13\n\x0bindex_epoch\x18\x02 \x01(\t\x12\x13\n\x0btheta_bytes\x18\x03 \x01(\x04\"4\n\x0cLeaveRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x0f\n\rLeaveResponse\"0\n\x10ListNodesRequest\x12\x1c\n\x04role\x18\x01 \x01(\x0e\x32\x0e.quire.v1.Role\"2\n\x11ListNodesResponse\x12\x1d\n\x05nodes\x18\x01 \x03(\x0b\x32\x0e.quire.v1.Node2\xf5\x0b\n\x13OrchestratorService\x12;\n\x06Lookup\x12\x17.quire.v1.LookupRequest\x1a\x18.quire.v1.LookupResponse\x12\x41\n\x08\x41llocate\x12\x19.quire.v1.AllocateRequest\x1a\x1a.quire.v1.AllocateResponse\x12;\n\x06\x43ommit\x12\x17.quire.v1.CommitRequest\x1a\x18.quire.v1.CommitResponse\x12\x41\n\x08Withdraw\x12\x19.quire.v1.WithdrawRequest\x1a\x1a.quire.v1.WithdrawResponse\x12>\n\x07Release\x12\x18.quire.v1.ReleaseRequest\x1a\x19.quire.v1.ReleaseResponse\x12\x38\n\x05\x45vict\x12\x16.quire.v1.EvictRequest\x1a\x17.quire.v1.EvictResponse\x12J\n\x0b\x45victChunks\x12\x1c.quire.v1.EvictChunksRequest\x1a\x1d.quire.v1.EvictChunksResponse\x12;\n\x06Locate\x12\x17.quire.v1.LocateRequest\x1a\x18.quire.v1.LocateResponse\x12\x44\n\tTakeDrops\x12\x1a.quire.v1.TakeDropsRequest\x1a\x1b.quire.v1.TakeDropsResponse\x12\x44\n\tSetPolicy\x12\x1a.quire.v1.SetPolicyRequest\x1a\x1b.quire.v1.SetPolicyResponse\x12M\n\x0cListPolicies\x12\x1d.quire.v1.ListPoliciesRequest\x1a\x1e.quire.v1.ListPoliciesResponse\x12\x44\n\tSetTenant\x12\x1a.quire.v1.SetTenantRequest\x1a\x1b.quire.v1.SetTenantResponse\x12\x41\n\x08SetTheta\x12\x19.quire.v1.SetThetaRequest\x1a\x1a.quire.v1.SetThetaResponse\x12\x41\n\x08PutImage\x12\x19.quire.v1.PutImageRequest\x1a\x1a.quire.v1.PutImageResponse\x12\x44\n\tHeadImage\x12\x1a.quire.v1.HeadImageRequest\x1a\x1b.quire.v1.HeadImageResponse\x12J\n\x0b\x44\x65leteImage\x12\x1c.quire.v1.DeleteImageRequest\x1a\x1d.quire.v1.DeleteImageResponse\x12G\n\nListImages\x12\x1b.quire.v1.ListImagesRequest\x1a\x1c.quire.v1.ListImagesResponse\x12G\n\nRouteImage\x12\x1b.quire.v1.RouteImageRequest\x1a\x1c.quire.v1.RouteImageResponse\x12J\n\x0b\x46inishImage\x12\x1c.quire.v1.FinishImageRequest\x1a\x1d.quire.v1.FinishImageResponse\x12\x44\n\tHeartbeat\x12\x1a.quire.v1.HeartbeatRequest\x1a\x1b.quire.v1.HeartbeatResponse\x12\x38\n\x05Leave\x12\x16.quire.v1.LeaveRequest\x1a\x17.quire.v1.LeaveResponse\x12\x44\n\tListNodes\x12\x1a.quire.v1.ListNodesRequest\x1a\x1b.quire.v1.ListNodesResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'quire.v1.orchestrator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ALLOCATEREQUEST']._serialized_start=89
-  _globals['_ALLOCATEREQUEST']._serialized_end=272
-  _globals['_ALLOCATERESPONSE']._serialized_start=274
-  _globals['_ALLOCATERESPONSE']._serialized_end=351
-  _globals['_COMMITREQUEST']._serialized_start=353
-  _globals['_COMMITREQUEST']._serialized_end=446
-  _globals['_CHUNKRECORD']._serialized_start=448
-  _globals['_CHUNKRECORD']._serialized_end=531
-  _globals['_COMMITRESPONSE']._serialized_start=533
-  _globals['_COMMITRESPONSE']._serialized_end=566
-  _globals['_WITHDRAWREQUEST']._serialized_start=568
-  _globals['_WITHDRAWREQUEST']._serialized_end=641
-  _globals['_WITHDRAWRESPONSE']._serialized_start=643
-  _globals['_WITHDRAWRESPONSE']._serialized_end=687
-  _globals['_EVICTCHUNKSREQUEST']._serialized_start=689
-  _globals['_EVICTCHUNKSREQUEST']._serialized_end=765
-  _globals['_EVICTCHUNKSRESPONSE']._serialized_start=767
-  _globals['_EVICTCHUNKSRESPONSE']._serialized_end=805
-  _globals['_LOCATEREQUEST']._serialized_start=807
-  _globals['_LOCATEREQUEST']._serialized_end=861
-  _globals['_LOCATERESPONSE']._serialized_start=863
-  _globals['_LOCATERESPONSE']._serialized_end=896
-  _globals['_TAKEDROPSREQUEST']._serialized_start=898
-  _globals['_TAKEDROPSREQUEST']._serialized_end=933
-  _globals['_TAKEDROPSRESPONSE']._serialized_start=935
-  _globals['_TAKEDROPSRESPONSE']._serialized_end=974
-  _globals['_LISTPOLICIESREQUEST']._serialized_start=976
-  _globals['_LISTPOLICIESREQUEST']._serialized_end=997
-  _globals['_LISTPOLICIESRESPONSE']._serialized_start=999
-  _globals['_LISTPOLICIESRESPONSE']._serialized_end=1089
-  _globals['_HEARTBEATREQUEST']._serialized_start=1091
-  _globals['_HEARTBEATREQUEST']._serialized_end=1139
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1141
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1223
-  _globals['_LEAVEREQUEST']._serialized_start=1225
-  _globals['_LEAVEREQUEST']._serialized_end=1277
-  _globals['_LEAVERESPONSE']._serialized_start=1279
-  _globals['_LEAVERESPONSE']._serialized_end=1294
-  _globals['_LISTNODESREQUEST']._serialized_start=1296
-  _globals['_LISTNODESREQUEST']._serialized_end=1344
-  _globals['_LISTNODESRESPONSE']._serialized_start=1346
-  _globals['_LISTNODESRESPONSE']._serialized_end=1396
-  _globals['_ORCHESTRATORSERVICE']._serialized_start=1399
-  _globals['_ORCHESTRATORSERVICE']._serialized_end=2489
+  _globals['_ALLOCATEREQUEST']._serialized_start=112
+  _globals['_ALLOCATEREQUEST']._serialized_end=295
+  _globals['_ALLOCATERESPONSE']._serialized_start=297
+  _globals['_ALLOCATERESPONSE']._serialized_end=374
+  _globals['_COMMITREQUEST']._serialized_start=376
+  _globals['_COMMITREQUEST']._serialized_end=469
+  _globals['_CHUNKRECORD']._serialized_start=471
+  _globals['_CHUNKRECORD']._serialized_end=554
+  _globals['_COMMITRESPONSE']._serialized_start=556
+  _globals['_COMMITRESPONSE']._serialized_end=589
+  _globals['_WITHDRAWREQUEST']._serialized_start=591
+  _globals['_WITHDRAWREQUEST']._serialized_end=664
+  _globals['_WITHDRAWRESPONSE']._serialized_start=666
+  _globals['_WITHDRAWRESPONSE']._serialized_end=710
+  _globals['_EVICTCHUNKSREQUEST']._serialized_start=712
+  _globals['_EVICTCHUNKSREQUEST']._serialized_end=788
+  _globals['_EVICTCHUNKSRESPONSE']._serialized_start=790
+  _globals['_EVICTCHUNKSRESPONSE']._serialized_end=828
+  _globals['_LOCATEREQUEST']._serialized_start=830
+  _globals['_LOCATEREQUEST']._serialized_end=884
+  _globals['_LOCATERESPONSE']._serialized_start=886
+  _globals['_LOCATERESPONSE']._serialized_end=919
+  _globals['_TAKEDROPSREQUEST']._serialized_start=921
+  _globals['_TAKEDROPSREQUEST']._serialized_end=956
+  _globals['_TAKEDROPSRESPONSE']._serialized_start=958
+  _globals['_TAKEDROPSRESPONSE']._serialized_end=997
+  _globals['_LISTPOLICIESREQUEST']._serialized_start=999
+  _globals['_LISTPOLICIESREQUEST']._serialized_end=1020
+  _globals['_LISTPOLICIESRESPONSE']._serialized_start=1022
+  _globals['_LISTPOLICIESRESPONSE']._serialized_end=1112
+  _globals['_HEARTBEATREQUEST']._serialized_start=1114
+  _globals['_HEARTBEATREQUEST']._serialized_end=1162
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1164
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1246
+  _globals['_LEAVEREQUEST']._serialized_start=1248
+  _globals['_LEAVEREQUEST']._serialized_end=1300
+  _globals['_LEAVERESPONSE']._serialized_start=1302
+  _globals['_LEAVERESPONSE']._serialized_end=1317
+  _globals['_LISTNODESREQUEST']._serialized_start=1319
+  _globals['_LISTNODESREQUEST']._serialized_end=1367
+  _globals['_LISTNODESRESPONSE']._serialized_start=1369
+  _globals['_LISTNODESRESPONSE']._serialized_end=1419
+  _globals['_ORCHESTRATORSERVICE']._serialized_start=1422
+  _globals['_ORCHESTRATORSERVICE']._serialized_end=2947
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from quire.v1 import gateway_pb2 as quire_dot_v1_dot_gateway__pb2
+from quire.v1 import images_pb2 as quire_dot_v1_dot_images__pb2
 from quire.v1 import orchestrator_pb2 as quire_dot_v1_dot_orchestrator__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -100,6 +101,36 @@ class OrchestratorServiceStub:
                 '/quire.v1.OrchestratorService/SetTheta',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+                _registered_method=True)
+        self.PutImage = channel.unary_unary(
+                '/quire.v1.OrchestratorService/PutImage',
+                request_serializer=quire_dot_v1_dot_images__pb2.PutImageRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.PutImageResponse.FromString,
+                _registered_method=True)
+        self.HeadImage = channel.unary_unary(
+                '/quire.v1.OrchestratorService/HeadImage',
+                request_serializer=quire_dot_v1_dot_images__pb2.HeadImageRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.HeadImageResponse.FromString,
+                _registered_method=True)
+        self.DeleteImage = channel.unary_unary(
+                '/quire.v1.OrchestratorService/DeleteImage',
+                request_serializer=quire_dot_v1_dot_images__pb2.DeleteImageRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.DeleteImageResponse.FromString,
+                _registered_method=True)
+        self.ListImages = channel.unary_unary(
+                '/quire.v1.OrchestratorService/ListImages',
+                request_serializer=quire_dot_v1_dot_images__pb2.ListImagesRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.ListImagesResponse.FromString,
+                _registered_method=True)
+        self.RouteImage = channel.unary_unary(
+                '/quire.v1.OrchestratorService/RouteImage',
+                request_serializer=quire_dot_v1_dot_images__pb2.RouteImageRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.RouteImageResponse.FromString,
+                _registered_method=True)
+        self.FinishImage = channel.unary_unary(
+                '/quire.v1.OrchestratorService/FinishImage',
+                request_serializer=quire_dot_v1_dot_images__pb2.FinishImageRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.FinishImageResponse.FromString,
                 _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/quire.v1.OrchestratorService/Heartbeat',
@@ -213,6 +244,48 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutImage(self, request, context):
+        """Catalogue an image whose latent record was stored.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HeadImage(self, request, context):
+        """What is known of an image.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteImage(self, request, context):
+        """Forget an image, and its record if no other image has the same.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListImages(self, request, context):
+        """Images by id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RouteImage(self, request, context):
+        """Which decoder should make an image.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FinishImage(self, request, context):
+        """An image was made, or was not: its decoder has one request less.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Heartbeat(self, request, context):
         """Register a node, or renew its membership.
         """
@@ -301,6 +374,36 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.SetTheta,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
+            ),
+            'PutImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutImage,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.PutImageRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.PutImageResponse.SerializeToString,
+            ),
+            'HeadImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.HeadImage,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.HeadImageRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.HeadImageResponse.SerializeToString,
+            ),
+            'DeleteImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteImage,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.DeleteImageRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.DeleteImageResponse.SerializeToString,
+            ),
+            'ListImages': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListImages,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.ListImagesRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.ListImagesResponse.SerializeToString,
+            ),
+            'RouteImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.RouteImage,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.RouteImageRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.RouteImageResponse.SerializeToString,
+            ),
+            'FinishImage': grpc.unary_unary_rpc_method_handler(
+                    servicer.FinishImage,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.FinishImageRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.FinishImageResponse.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
@@ -670,6 +773,168 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/SetTheta',
             quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/PutImage',
+            quire_dot_v1_dot_images__pb2.PutImageRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.PutImageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HeadImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/HeadImage',
+            quire_dot_v1_dot_images__pb2.HeadImageRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.HeadImageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/DeleteImage',
+            quire_dot_v1_dot_images__pb2.DeleteImageRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.DeleteImageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListImages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/ListImages',
+            quire_dot_v1_dot_images__pb2.ListImagesRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.ListImagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RouteImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/RouteImage',
+            quire_dot_v1_dot_images__pb2.RouteImageRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.RouteImageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FinishImage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/FinishImage',
+            quire_dot_v1_dot_images__pb2.FinishImageRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.FinishImageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from grpc import aio as _aio
 from quire.v1 import gateway_pb2 as _gateway_pb2
+from quire.v1 import images_pb2 as _images_pb2
 from quire.v1 import orchestrator_pb2 as _orchestrator_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -60,6 +61,18 @@ class OrchestratorServiceStub:
     """Say what a tenant gets of contended links."""
     SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+    PutImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.PutImageRequest, _images_pb2.PutImageResponse]
+    """Catalogue an image whose latent record was stored."""
+    HeadImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.HeadImageRequest, _images_pb2.HeadImageResponse]
+    """What is known of an image."""
+    DeleteImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.DeleteImageRequest, _images_pb2.DeleteImageResponse]
+    """Forget an image, and its record if no other image has the same."""
+    ListImages: _grpc.UnaryUnaryMultiCallable[_images_pb2.ListImagesRequest, _images_pb2.ListImagesResponse]
+    """Images by id."""
+    RouteImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.RouteImageRequest, _images_pb2.RouteImageResponse]
+    """Which decoder should make an image."""
+    FinishImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.FinishImageRequest, _images_pb2.FinishImageResponse]
+    """An image was made, or was not: its decoder has one request less."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.HeartbeatRequest, _orchestrator_pb2.HeartbeatResponse]
     """Register a node, or renew its membership."""
     Leave: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.LeaveRequest, _orchestrator_pb2.LeaveResponse]
@@ -98,6 +111,18 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Say what a tenant gets of contended links."""
     SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+    PutImage: _aio.UnaryUnaryMultiCallable[_images_pb2.PutImageRequest, _images_pb2.PutImageResponse]  # type: ignore[assignment]
+    """Catalogue an image whose latent record was stored."""
+    HeadImage: _aio.UnaryUnaryMultiCallable[_images_pb2.HeadImageRequest, _images_pb2.HeadImageResponse]  # type: ignore[assignment]
+    """What is known of an image."""
+    DeleteImage: _aio.UnaryUnaryMultiCallable[_images_pb2.DeleteImageRequest, _images_pb2.DeleteImageResponse]  # type: ignore[assignment]
+    """Forget an image, and its record if no other image has the same."""
+    ListImages: _aio.UnaryUnaryMultiCallable[_images_pb2.ListImagesRequest, _images_pb2.ListImagesResponse]  # type: ignore[assignment]
+    """Images by id."""
+    RouteImage: _aio.UnaryUnaryMultiCallable[_images_pb2.RouteImageRequest, _images_pb2.RouteImageResponse]  # type: ignore[assignment]
+    """Which decoder should make an image."""
+    FinishImage: _aio.UnaryUnaryMultiCallable[_images_pb2.FinishImageRequest, _images_pb2.FinishImageResponse]  # type: ignore[assignment]
+    """An image was made, or was not: its decoder has one request less."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.HeartbeatRequest, _orchestrator_pb2.HeartbeatResponse]  # type: ignore[assignment]
     """Register a node, or renew its membership."""
     Leave: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.LeaveRequest, _orchestrator_pb2.LeaveResponse]  # type: ignore[assignment]
@@ -211,6 +236,54 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
         """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+
+    @_abc_1.abstractmethod
+    def PutImage(
+        self,
+        request: _images_pb2.PutImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.PutImageResponse, _abc.Awaitable[_images_pb2.PutImageResponse]]:
+        """Catalogue an image whose latent record was stored."""
+
+    @_abc_1.abstractmethod
+    def HeadImage(
+        self,
+        request: _images_pb2.HeadImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.HeadImageResponse, _abc.Awaitable[_images_pb2.HeadImageResponse]]:
+        """What is known of an image."""
+
+    @_abc_1.abstractmethod
+    def DeleteImage(
+        self,
+        request: _images_pb2.DeleteImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.DeleteImageResponse, _abc.Awaitable[_images_pb2.DeleteImageResponse]]:
+        """Forget an image, and its record if no other image has the same."""
+
+    @_abc_1.abstractmethod
+    def ListImages(
+        self,
+        request: _images_pb2.ListImagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.ListImagesResponse, _abc.Awaitable[_images_pb2.ListImagesResponse]]:
+        """Images by id."""
+
+    @_abc_1.abstractmethod
+    def RouteImage(
+        self,
+        request: _images_pb2.RouteImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.RouteImageResponse, _abc.Awaitable[_images_pb2.RouteImageResponse]]:
+        """Which decoder should make an image."""
+
+    @_abc_1.abstractmethod
+    def FinishImage(
+        self,
+        request: _images_pb2.FinishImageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.FinishImageResponse, _abc.Awaitable[_images_pb2.FinishImageResponse]]:
+        """An image was made, or was not: its decoder has one request less."""
 
     @_abc_1.abstractmethod
     def Heartbeat(

@@ -19,5 +19,24 @@ class DecoderConfig:
     orchestrator_address: str = setting(
         "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
     )
+    gateway_address: str = setting("127.0.0.1:7410", "where a gateway listens", variable="QUIRE_GATEWAY_ADDRESS")
+    models: str = setting("", "folders of VAEs (diffusers), separated by commas; the demo's is always there")
+    device: str = setting("auto", "cuda, cpu, or auto for the better one")
+    model_bytes: int = setting(2 << 30, "memory for loaded VAEs; the least used go", minimum=1)
+    cache_bytes: int = setting(256 << 20, "memory for images and latents together", minimum=0)
+    alpha: float = setting(0.5, "the images' part of it at first (LatentBox, §4.2)", minimum=0)
+    tune: bool = setting(True, "let the split tune itself")
+    tune_step: float = setting(0.005, "by how much at a time, Δ", minimum=0.0001)
+    tune_window: int = setting(10_000, "after how many requests, W", minimum=1)
+    tail_share: float = setting(0.1, "of each tier, to measure what its last bytes are worth, τ", minimum=0.001)
+    promote_hits: int = setting(8, "hits after which a latent is kept as an image, h", minimum=1)
+    pixels_max: int = setting(1 << 26, "pixels of an image; larger ones are refused", minimum=1)
+    fetches_max: int = setting(16, "records fetched at a time", minimum=1)
+    threads: int = setting(2, "threads that decompress and encode", minimum=1)
+    fetch_timeout_s: float = setting(30.0, "deadline of fetching a record", minimum=0.1)
     requests_max: int = setting(256, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(2.0, "time for running requests at SIGTERM", minimum=0)
+
+    @property
+    def model_folders(self) -> list[str]:
+        return [folder.strip() for folder in self.models.split(",") if folder.strip()]

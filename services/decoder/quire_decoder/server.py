@@ -1,39 +1,88 @@
-"""The decoder's gRPC door. Decoding comes with the image path; until then the answer is an honest UNIMPLEMENTED."""
+"""The decoder's gRPC door: decode, call, answer."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.errors import NotImplementedHere
+from quire.client import QuireClient
+from quire.clock import SystemClock
 from quire.nodes import Node, Role
+from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server
 from quire.rpc.service import run_service, serve_member
 from quire.v1 import decoder_pb2 as pb
 from quire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
+from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords, UcxExchange
+from quire_decoder.adapters.encoding import ImagecodecsEncoder
+from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes
 from quire_decoder.config import PREFIX, DecoderConfig
+from quire_decoder.ports import Exchange
+from quire_decoder.runtime import Decoder
 
 
 class DecoderServicer(DecoderServiceServicer):
-    """Declines."""
+    """Maps messages to `Decoder` and back."""
+
+    def __init__(self, decoder: Decoder, exchange: Exchange) -> None:
+        self._decoder = decoder
+        self._exchange = exchange
 
     async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
-        raise NotImplementedHere("this version of Quire does not decode images yet")
+        entry, target = convert.image_from(request.entry), convert.target_from(request.target)
+        served = await self._decoder.serve(entry, convert.rendering_from(request.rendering), request.owner_address)
+        await self._exchange.push(served.image, target)
+        return pb.DecodeResponse(
+            length=len(served.image), source=served.source, build=self._decoder.build, stages_us=served.stages_us
+        )
+
+    async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:
+        entry, target = convert.image_from(request.entry), convert.target_from(request.target)
+        kind, length = await self._decoder.read_cached(entry, target)
+        return pb.ReadCachedResponse(length=length, kind=kind)
+
+    async def WriteBack(self, request: pb.WriteBackRequest, context: Any) -> pb.WriteBackResponse:
+        record = (convert.target_from(request.record), request.record_length) if request.record_length else None
+        image = (convert.target_from(request.image), request.image_length) if request.image_length else None
+        await self._decoder.write_back(convert.image_from(request.entry), record, image)
+        return pb.WriteBackResponse()
 
 
 async def serve(config: DecoderConfig) -> None:
     """Run until SIGTERM."""
+    folders = [Path(folder) for folder in config.model_folders]
+    if DEMO_FOLDER.is_dir():
+        folders.append(DEMO_FOLDER)
+    vaes = DiffusersVaes(folders, config.device, config.model_bytes)
+    client, channels, incarnation = QuireClient(config.gateway_address), ChannelPool(), os.urandom(8).hex()
+    await client.start()
+    exchange = UcxExchange(client.transport)
+    decoder = Decoder(
+        config, StoredRecords(client), vaes, ImagecodecsEncoder(), exchange, GrpcOwners(channels), SystemClock()
+    )
     server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max)
-    add_DecoderServiceServicer_to_server(DecoderServicer(), server.grpc)
-    channels, incarnation = ChannelPool(), os.urandom(8).hex()
+    add_DecoderServiceServicer_to_server(DecoderServicer(decoder, exchange), server.grpc)
 
     def describe() -> Node:
-        address = config.advertise or config.listen
-        return Node(config.node_id, Role.DECODER, address, b"", incarnation, PROTOCOL_VERSION)
+        return Node(
+            config.node_id,
+            Role.DECODER,
+            config.advertise or config.listen,
+            client.transport.address,
+            incarnation,
+            PROTOCOL_VERSION,
+            capacity_bytes=config.cache_bytes,
+            used_bytes=int(decoder.figures["cache.bytes"]),
+            figures=decoder.figures,
+            details={"build": decoder.build, "models": str(len(vaes.known))},
+        )
 
     await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+    decoder.close()
+    await client.close()
 
 
 def main() -> None:

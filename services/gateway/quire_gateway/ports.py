@@ -9,6 +9,7 @@ from typing import Protocol
 from quire.descriptor import Descriptor, RdmaTarget
 from quire.durability import Durability, OnExisting
 from quire.hashing import Namespace
+from quire.images import ImageEntry, Rendering
 from quire.keys import ChunkKeys
 from quire.metadata.index import ChunkRecord
 from quire.nodes import Segment
@@ -68,3 +69,44 @@ class StorageNodes(Protocol):
 
     async def ingest(self, address: str, part: IngestPart) -> NodeOutcome:
         """One node's part of a store."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRoute:
+    """Which decoder should make an image; `build`: of that decoder. `ticket` is given back at the end."""
+
+    ticket: int
+    runner: str
+    runner_address: str
+    owner: str
+    owner_address: str
+    entry: ImageEntry
+    build: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a decoder wrote."""
+
+    length: int
+    source: str
+    build: str
+    stages_us: dict[str, int]
+
+
+class Router(Protocol):
+    """The orchestrator, as far as images go."""
+
+    async def route(self, image_id: str, avoid: Sequence[str]) -> ImageRoute:
+        """Raises `ImageMissing`, `NoDecoder`."""
+
+    async def finish(self, ticket: int) -> None: ...
+
+
+class Decoders(Protocol):
+    """Decoders by their gRPC address."""
+
+    async def decode(
+        self, address: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget, owner_address: str
+    ) -> Decoded:
+        """Have an image written into `target`. `owner_address`: whose cache it belongs to, if not that decoder's."""

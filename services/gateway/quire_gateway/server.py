@@ -16,11 +16,13 @@ from quire.rpc.channels import ChannelPool, call
 from quire.rpc.server import Server
 from quire.rpc.service import run_service, serve_member
 from quire.v1 import gateway_pb2 as pb
-from quire.v1 import orchestrator_pb2
+from quire.v1 import images_pb2, orchestrator_pb2
 from quire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
+from quire_gateway.adapters.cluster import GrpcAllocator, GrpcDecoders, GrpcRouter, GrpcStorageNodes
 from quire_gateway.config import PREFIX, GatewayConfig
+from quire_gateway.http import HttpDoor
+from quire_gateway.images import ImageGateway
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
 
@@ -28,9 +30,10 @@ from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, S
 class GatewayServicer(GatewayServiceServicer):
     """Short requests go on to the orchestrator as they are; transfers are the gateway's own."""
 
-    def __init__(self, config: GatewayConfig, gateway: Gateway, channels: ChannelPool) -> None:
+    def __init__(self, config: GatewayConfig, gateway: Gateway, images: ImageGateway, channels: ChannelPool) -> None:
         self._timeout_s = config.control_timeout_s
         self._gateway = gateway
+        self._images = images
         self._orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
@@ -56,6 +59,34 @@ class GatewayServicer(GatewayServiceServicer):
     async def SetTheta(self, request: pb.SetThetaRequest, context: Any) -> pb.SetThetaResponse:
         response: pb.SetThetaResponse = await self._forward(self._orchestrator.SetTheta, request)
         return response
+
+    async def PutImage(self, request: images_pb2.PutImageRequest, context: Any) -> images_pb2.PutImageResponse:
+        response: images_pb2.PutImageResponse = await self._forward(self._orchestrator.PutImage, request)
+        return response
+
+    async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
+        response: images_pb2.HeadImageResponse = await self._forward(self._orchestrator.HeadImage, request)
+        return response
+
+    async def DeleteImage(self, request: images_pb2.DeleteImageRequest, context: Any) -> images_pb2.DeleteImageResponse:
+        response: images_pb2.DeleteImageResponse = await self._forward(self._orchestrator.DeleteImage, request)
+        return response
+
+    async def ListImages(self, request: images_pb2.ListImagesRequest, context: Any) -> images_pb2.ListImagesResponse:
+        response: images_pb2.ListImagesResponse = await self._forward(self._orchestrator.ListImages, request)
+        return response
+
+    async def GetImage(self, request: images_pb2.GetImageRequest, context: Any) -> images_pb2.GetImageResponse:
+        rendering, target = convert.rendering_from(request.rendering), convert.target_from(request.target)
+        served = await self._images.get(request.image_id, rendering, target, request.if_none_match)
+        return images_pb2.GetImageResponse(
+            entry=convert.image_to(served.entry),
+            length=served.length,
+            etag=served.etag,
+            source=served.source,
+            decoder=served.decoder,
+            stages_us=served.stages_us,
+        )
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
         listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
@@ -114,7 +145,9 @@ async def serve(config: GatewayConfig) -> None:
     channels, incarnation = ChannelPool(), os.urandom(8).hex()
     gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels))
     server = Server(config.listen, ["quire.v1.GatewayService"], requests_max=config.requests_max)
-    add_GatewayServiceServicer_to_server(GatewayServicer(config, gateway, channels), server.grpc)
+    images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
+    add_GatewayServiceServicer_to_server(GatewayServicer(config, gateway, images, channels), server.grpc)
+    door = HttpDoor(config)
 
     def describe() -> Node:
         return Node(
@@ -127,7 +160,9 @@ async def serve(config: GatewayConfig) -> None:
             figures={"transfers": gateway.transfers},
         )
 
+    await door.start()
     await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+    await door.close()
 
 
 def main() -> None:

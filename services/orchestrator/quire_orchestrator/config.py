@@ -26,5 +26,7 @@ class OrchestratorConfig:
     heartbeat_ms: int = setting(1000, "how often members report", minimum=50)
     member_ttl_ms: int = setting(3000, "after how long without a report a member counts as dead", minimum=100)
     lease_ttl_ms_max: int = setting(300_000, "longest lease", minimum=1)
+    decoder_theta: int = setting(4, "requests at a decoder above which others take over (LatentBox, §4.4)", minimum=0)
+    decode_timeout_s: float = setting(60.0, "after how long a decode that nobody ended counts as ended", minimum=0.1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)

@@ -7,12 +7,13 @@ from typing import Protocol
 
 from quire.clock import Clock
 from quire.durability import Durability
+from quire.images import ImageEntry
 from quire.keys import ChunkKeys
 from quire.metadata.index import ChunkRecord, Evicted, Match
 from quire.nodes import Node
 from quire.policy import NamespacePolicy, TenantPolicy
 
-__all__ = ["ChunkHolder", "Clock", "Index", "Members", "PolicyBook"]
+__all__ = ["Catalogue", "ChunkHolder", "Clock", "Index", "Members", "PolicyBook"]
 
 
 class Index(Protocol):
@@ -49,6 +50,16 @@ class PolicyBook(Protocol):
     async def tenants(self) -> dict[str, TenantPolicy]: ...
     async def set_theta(self, theta_bytes: int) -> None: ...
     async def theta(self) -> int: ...
+
+
+class Catalogue(Protocol):
+    """Images by id; see `quire.metadata.Images`."""
+
+    async def put(self, entry: ImageEntry) -> ImageEntry | None: ...
+    async def get(self, image_id: str) -> ImageEntry | None: ...
+    async def delete(self, image_id: str) -> ImageEntry | None: ...
+    async def release(self, record_sha256: bytes) -> bool: ...
+    async def list(self, prefix: str, after: str, limit: int) -> list[ImageEntry]: ...
 
 
 class ChunkHolder(Protocol):

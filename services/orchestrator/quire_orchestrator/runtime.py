@@ -260,6 +260,11 @@ class Orchestrator:
         await self._refresh()
         return [node for node in self._live.values() if role in (None, node.role)]
 
+    @property
+    def decoders(self) -> list[Node]:
+        """Those that are alive."""
+        return [node for node in self._live.values() if node.role is Role.DECODER]
+
     def _storage_nodes(self) -> dict[str, Node]:
         return {name: node for name, node in self._live.items() if node.role is Role.STORAGE}
 

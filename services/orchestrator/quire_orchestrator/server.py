@@ -9,7 +9,7 @@ from quire.clock import SystemClock
 from quire.errors import InvalidRequest
 from quire.hashing import block_keys, tenant_name
 from quire.keys import ChunkKeys
-from quire.metadata import Membership, Policies, PrefixIndex, connect
+from quire.metadata import Images, Membership, Policies, PrefixIndex, connect
 from quire.nodes import Location
 from quire.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
 from quire.profile import Profiles
@@ -17,7 +17,7 @@ from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server, until_signalled
 from quire.rpc.service import run_service
-from quire.v1 import common_pb2, gateway_pb2, orchestrator_pb2
+from quire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
 from quire.v1.orchestrator_pb2_grpc import (
     OrchestratorServiceServicer,
     add_OrchestratorServiceServicer_to_server,
@@ -25,6 +25,8 @@ from quire.v1.orchestrator_pb2_grpc import (
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import PREFIX, OrchestratorConfig
 from quire_orchestrator.core.advice import Advice
+from quire_orchestrator.core.routing import ImageRouter
+from quire_orchestrator.images import ImageDesk
 from quire_orchestrator.runtime import Orchestrator, Question
 
 _WINDOW_US_MAX = 0xFFFFFFFF
@@ -33,8 +35,9 @@ _WINDOW_US_MAX = 0xFFFFFFFF
 class OrchestratorServicer(OrchestratorServiceServicer):
     """Maps messages to `Orchestrator` and back."""
 
-    def __init__(self, orchestrator: Orchestrator) -> None:
+    def __init__(self, orchestrator: Orchestrator, images: ImageDesk) -> None:
         self._orchestrator = orchestrator
+        self._images = images
 
     async def Lookup(self, request: gateway_pb2.LookupRequest, context: Any) -> gateway_pb2.LookupResponse:
         namespace = convert.namespace_from(request.namespace)
@@ -140,6 +143,35 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         policies, nodes = await self._orchestrator.policies()
         return orchestrator_pb2.ListPoliciesResponse(policies=map(convert.policy_to, policies), storage_nodes=nodes)
 
+    async def PutImage(self, request: images_pb2.PutImageRequest, context: Any) -> images_pb2.PutImageResponse:
+        return images_pb2.PutImageResponse(replaced=await self._images.put(convert.image_from(request.entry)))
+
+    async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
+        return images_pb2.HeadImageResponse(entry=convert.image_to(await self._images.head(request.image_id)))
+
+    async def DeleteImage(self, request: images_pb2.DeleteImageRequest, context: Any) -> images_pb2.DeleteImageResponse:
+        return images_pb2.DeleteImageResponse(deleted=await self._images.delete(request.image_id))
+
+    async def ListImages(self, request: images_pb2.ListImagesRequest, context: Any) -> images_pb2.ListImagesResponse:
+        entries = await self._images.list(request.prefix, request.after, request.limit)
+        return images_pb2.ListImagesResponse(entries=map(convert.image_to, entries))
+
+    async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
+        route, entry = await self._images.route(request.image_id, request.avoid)
+        return images_pb2.RouteImageResponse(
+            ticket=route.ticket,
+            runner=route.runner.node_id,
+            runner_address=route.runner.grpc_address,
+            owner=route.owner.node_id,
+            owner_address=route.owner.grpc_address,
+            entry=convert.image_to(entry),
+            build=route.runner.details.get("build", ""),
+        )
+
+    async def FinishImage(self, request: images_pb2.FinishImageRequest, context: Any) -> images_pb2.FinishImageResponse:
+        self._images.finish(request.ticket)
+        return images_pb2.FinishImageResponse()
+
     async def Leave(self, request: orchestrator_pb2.LeaveRequest, context: Any) -> orchestrator_pb2.LeaveResponse:
         await self._orchestrator.leave(request.node_id, request.incarnation)
         return orchestrator_pb2.LeaveResponse()
@@ -177,7 +209,14 @@ async def serve(config: OrchestratorConfig) -> None:
         SystemClock(),
     )
     server = Server(config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max)
-    add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator), server.grpc)
+    images = ImageDesk(
+        Images(redis),
+        ImageRouter(config.decoder_theta, config.decode_timeout_s),
+        lambda: orchestrator.decoders,
+        orchestrator.evict,
+        SystemClock(),
+    )
+    add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator, images), server.grpc)
     await orchestrator.start()
     await server.start()
     await until_signalled()

@@ -69,6 +69,39 @@ def test_sieve_spares_what_was_used() -> None:
     assert kept[sieve] > 30 > kept[lru]
 
 
+def test_sieve_misses_as_often_as_a_plain_one() -> None:
+    """Against the published algorithm, written down as it stands there; without a tail."""
+    rng = random.Random(9)
+    requests = [int(rng.paretovariate(0.8)) % 3000 for _ in range(20_000)]
+    tier, misses = SieveTier[int](200, 1e-18), 0
+    for key in requests:
+        if tier.hit(key) is None:
+            misses += 1
+            tier.insert(key, 1)
+    assert misses == _plain_sieve(requests, 200)
+
+
+def _plain_sieve(requests: list[int], capacity: int) -> int:
+    queue: list[int] = []  # old to new
+    visited: set[int] = set()
+    hand = misses = 0
+    for key in requests:
+        if key in queue:
+            visited.add(key)
+            continue
+        misses += 1
+        if len(queue) >= capacity:
+            hand %= len(queue)
+            while queue[hand] in visited:
+                visited.discard(queue[hand])
+                hand = (hand + 1) % len(queue)
+            del queue[hand]
+            if hand == len(queue):
+                hand = 0
+        queue.append(key)
+    return misses
+
+
 def _cache(**changes: object) -> DualCache[int]:
     values: dict[str, object] = {"capacity_bytes": 1000, "alpha": 0.5, "tuning": Tuning(window=10**9, promote_hits=3)}
     return DualCache(**(values | changes))  # type: ignore[arg-type]
@@ -134,6 +167,8 @@ def test_the_gradient_is_equation_2() -> None:
     image_miss, full_miss = 600 / 1000, 300 / 600
     expected = -0.04 * (0.05 + 0.2 * full_miss) + 0.2 * image_miss * (60 / 600)
     assert gradient(counts, Costs(0.05, 0.2)) == pytest.approx(expected)
+    quarter = -0.04 / 0.5 * (0.05 + 0.2 * full_miss) + 0.2 * image_miss * (60 / 600) / 1.5
+    assert gradient(counts, Costs(0.05, 0.2), alpha=0.25) == pytest.approx(quarter), "per byte of either tail"
     assert gradient(Counters(), Costs(0.05, 0.2)) == 0
     assert gradient(Counters(requests=10, image_hits=10), Costs(0.05, 0.2)) == 0
 

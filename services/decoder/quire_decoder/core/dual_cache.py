@@ -82,14 +82,18 @@ class Costs:
             self.fetch_s += _AVERAGE_SHARE * (seconds - self.fetch_s)
 
 
-def gradient(counts: Counters, costs: Costs) -> float:
-    """D of Eq. 2: below 0 the image tier's last bytes are worth more, above 0 the latent tier's."""
+def gradient(counts: Counters, costs: Costs, alpha: float = 0.5) -> float:
+    """D of Eq. 2: below 0 the image tier's last bytes are worth more, above 0 the latent tier's.
+
+    A tail is a share of its tier, and a larger tier has a larger tail: so that the two are worth of the same number
+    of bytes, each rate is divided by its tier's part of the capacity. (Without that the larger tier grows for ever.)
+    """
     if not counts.requests or not counts.image_misses:
         return 0.0
     image_miss_rate = counts.image_misses / counts.requests
     full_miss_rate = counts.full_misses / counts.image_misses
-    image_marginal = counts.image_tail_hits / counts.requests
-    latent_marginal = counts.latent_tail_hits / counts.image_misses
+    image_marginal = counts.image_tail_hits / counts.requests / (2 * max(alpha, 1e-9))
+    latent_marginal = counts.latent_tail_hits / counts.image_misses / (2 * max(1 - alpha, 1e-9))
     return (
         -image_marginal * (costs.decode_s + costs.fetch_s * full_miss_rate)
         + costs.fetch_s * image_miss_rate * latent_marginal
@@ -185,7 +189,7 @@ class DualCache(Generic[Key]):
 
     def _tune(self) -> None:
         if self.tuning.adaptive:
-            self.last_gradient = gradient(self.window, self.costs)
+            self.last_gradient = gradient(self.window, self.costs, self.alpha)
             if self.last_gradient:
                 step = self.tuning.step if self.last_gradient < 0 else -self.tuning.step
                 self.alpha = min(self.tuning.alpha_max, max(self.tuning.alpha_min, self.alpha + step))

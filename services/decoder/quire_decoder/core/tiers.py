@@ -146,9 +146,13 @@ class SieveTier(_Tail[Key]):
 
     def hit(self, key: Key) -> bool | None:
         if key in self._tail:
-            self._main_bytes += self._from_tail(key)
+            if self._sizes[key] > self._main_bytes_max:  # the tier has shrunk since
+                self._tail.move_to_end(key)
+                return True
+            size = self._from_tail(key)
+            self._shrink(self._main_bytes_max - size)
+            self._main_bytes += size
             self._ahead[key] = None
-            self._shrink()
             return True
         if key in self._sizes:
             self._used.add(key)
@@ -158,10 +162,11 @@ class SieveTier(_Tail[Key]):
     def insert(self, key: Key, size: int) -> list[Key]:
         if size > self._main_bytes_max:
             return [key]
+        # Room first: the hand must not meet the newcomer, which nobody can have used yet.
+        self._shrink(self._main_bytes_max - size)
         self._sizes[key] = size
         self._ahead[key] = None
         self._main_bytes += size
-        self._shrink()
         return self._trim_tail()
 
     def remove(self, key: Key) -> int:
@@ -178,11 +183,11 @@ class SieveTier(_Tail[Key]):
 
     def resize(self, capacity_bytes: int) -> list[Key]:
         self.capacity_bytes = capacity_bytes
-        self._shrink()
+        self._shrink(self._main_bytes_max)
         return self._trim_tail()
 
-    def _shrink(self) -> None:
-        while self._main_bytes > self._main_bytes_max:
+    def _shrink(self, bytes_max: int) -> None:
+        while self._main_bytes > bytes_max:
             if not self._ahead:
                 self._ahead, self._passed = self._passed, self._ahead
             key, _ = self._ahead.popitem(last=False)

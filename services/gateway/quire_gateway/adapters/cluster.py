@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
+from quire.descriptor import RdmaTarget
 from quire.durability import Durability, OnExisting
 from quire.hashing import Namespace
+from quire.images import ImageEntry, Rendering
 from quire.keys import ChunkKeys
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call, stream
-from quire.v1 import orchestrator_pb2, storage_pb2
+from quire.v1 import decoder_pb2, images_pb2, orchestrator_pb2, storage_pb2
+from quire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_gateway.config import GatewayConfig
-from quire_gateway.ports import DeliverPart, IngestPart, LayerArrived
+from quire_gateway.ports import Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
 
 
 class GrpcAllocator:
@@ -81,3 +84,48 @@ class GrpcStorageNodes:
 
     def _stub(self, address: str) -> StorageServiceStub:
         return StorageServiceStub(self._channels.get(address))
+
+
+class GrpcRouter:
+    """The `Router` port."""
+
+    def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
+        self._timeout_s = config.control_timeout_s
+        self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
+
+    async def route(self, image_id: str, avoid: Sequence[str]) -> ImageRoute:
+        request = images_pb2.RouteImageRequest(image_id=image_id, avoid=avoid)
+        answer = await call(self._stub.RouteImage, request, timeout_s=self._timeout_s)
+        return ImageRoute(
+            answer.ticket,
+            answer.runner,
+            answer.runner_address,
+            answer.owner,
+            answer.owner_address,
+            convert.image_from(answer.entry),
+            answer.build,
+        )
+
+    async def finish(self, ticket: int) -> None:
+        await call(self._stub.FinishImage, images_pb2.FinishImageRequest(ticket=ticket), timeout_s=self._timeout_s)
+
+
+class GrpcDecoders:
+    """The `Decoders` port."""
+
+    def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
+        self._timeout_s = config.decode_timeout_s
+        self._channels = channels
+
+    async def decode(
+        self, address: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget, owner_address: str
+    ) -> Decoded:
+        request = decoder_pb2.DecodeRequest(
+            entry=convert.image_to(entry),
+            rendering=convert.rendering_to(rendering),
+            target=convert.target_to(target),
+            owner_address=owner_address,
+        )
+        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
+        answer = await call(stub.Decode, request, timeout_s=self._timeout_s)
+        return Decoded(answer.length, answer.source, answer.build, dict(answer.stages_us))

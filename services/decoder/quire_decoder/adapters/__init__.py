@@ -1,0 +1,1 @@
+"""The real ends of the ports."""

@@ -1,0 +1,129 @@
+"""VAEs from folders, on one device, by diffusers. Weights are told apart by the digest of their file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.errors import ConfigInvalid, VaeUnknown
+from quire.latents import LatentInfo, RecordInvalid
+from quire.telemetry import logger
+from quire_decoder.errors import DeviceFull
+from quire_decoder.ports import Pixels
+
+_CLASSES = ("AutoencoderKL", "AutoencoderTiny")
+DEMO_FOLDER = Path(__file__).parents[1] / "demo_vae"
+
+
+class DiffusersVaes:
+    """The `VaeRunner` port. Each folder has config.json and one .safetensors file, as diffusers saves them.
+
+    VAEs are loaded when they are first needed; beyond `bytes_max` of weights the least recently used go. Raises
+    `ConfigInvalid` for a folder that has no VAE.
+    """
+
+    def __init__(self, folders: Sequence[Path], device: str, bytes_max: int) -> None:
+        self._wanted = device
+        self._bytes_max = bytes_max
+        self._known = {weights_digest(folder): folder for folder in folders}
+        self._loaded: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+
+    @property
+    def build(self) -> str:
+        return f"torch {version('torch')}, diffusers {version('diffusers')}, {self._device_name}"
+
+    @cached_property
+    def _device(self) -> Any:
+        """torch is loaded with the first latent: a decoder that is not asked for anything takes no memory for it."""
+        import torch
+
+        name = self._wanted
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        return torch.device(name)
+
+    @cached_property
+    def _device_name(self) -> str:
+        """Without loading torch where there can be no CUDA."""
+        if self._wanted == "cpu" or not Path("/dev/nvidiactl").exists():
+            return "cpu"
+        import torch
+
+        return torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu"
+
+    @property
+    def known(self) -> dict[str, Path]:
+        """Folders by digest of their weights."""
+        return dict(self._known)
+
+    def decode(self, latent: npt.NDArray[np.float32], info: LatentInfo) -> Pixels:
+        """Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`."""
+        import torch
+
+        vae = self._vae(info)
+        channels = int(vae.config.latent_channels)
+        if latent.shape[0] != channels:
+            raise RecordInvalid(f"{latent.shape[0]} channels, the VAE has {channels}", field="shape")
+        try:
+            with torch.inference_mode():
+                tensor = torch.from_numpy(np.ascontiguousarray(latent))[None].to(self._device)
+                sample = vae.decode(tensor.to(vae.dtype), return_dict=False)[0][0].float()
+                pixels = (sample / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
+                return np.asarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy(), dtype=np.uint8)
+        except torch.OutOfMemoryError:
+            self._loaded.clear()
+            torch.cuda.empty_cache()
+            raise DeviceFull(f"no memory for a latent of {latent.shape}") from None
+
+    def _vae(self, info: LatentInfo) -> Any:
+        """In the dtype that the record asks for."""
+        weights, dtype = info.vae.weights_sha256, info.decode.dtype
+        name = f"{weights} {dtype}"
+        if name in self._loaded:
+            self._loaded.move_to_end(name)
+            return self._loaded[name][0]
+        folder = self._known.get(weights)
+        if folder is None:
+            raise VaeUnknown(
+                f"no VAE with weights {weights[:16] or '(none named)'}…, of {info.vae.repository}", field="vae"
+            )
+        vae = _load(folder, dtype).to(self._device).eval()
+        size = sum(each.numel() * each.element_size() for each in vae.parameters())
+        while self._loaded and size + sum(held for _, held in self._loaded.values()) > self._bytes_max:
+            self._loaded.popitem(last=False)
+        self._loaded[name] = vae, size
+        logger().info("vae loaded", folder=str(folder), bytes=size, device=str(self._device))
+        return vae
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 of the folder's one .safetensors file, hexadecimal. Raises `ConfigInvalid`."""
+    return hashlib.sha256(_weights_file(folder).read_bytes()).hexdigest()
+
+
+def _weights_file(folder: Path) -> Path:
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) != 1 or not (folder / "config.json").is_file():
+        raise ConfigInvalid(f"{folder} has no config.json, or not one .safetensors file: no VAE as diffusers saves it")
+    return files[0]
+
+
+def _load(folder: Path, dtype: str) -> Any:
+    import diffusers
+    import torch
+
+    name = json.loads((folder / "config.json").read_text()).get("_class_name", "")
+    if name not in _CLASSES:
+        raise VaeUnknown(
+            f"{folder} is a {name or 'model without a class'}; there are {', '.join(_CLASSES)}", field="vae"
+        )
+    return getattr(diffusers, name).from_pretrained(folder, use_safetensors=True).to(getattr(torch, dtype))

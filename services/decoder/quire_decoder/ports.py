@@ -1,0 +1,76 @@
+"""What the decoder needs from outside."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.clock import Clock
+from quire.descriptor import RdmaTarget
+from quire.images import ImageEntry, Rendering
+from quire.latents import LatentInfo
+
+__all__ = ["Clock", "Exchange", "Owner", "PixelEncoder", "Pixels", "RecordSource", "VaeRunner"]
+
+Pixels = npt.NDArray[np.uint8]
+"""(height, width, 3), RGB."""
+
+
+class RecordSource(Protocol):
+    """The chunk store."""
+
+    async def fetch(self, entry: ImageEntry) -> bytes:
+        """The record of an image. Raises `ChunkMissing`, `CorruptData`, `Unavailable`."""
+
+
+class VaeRunner(Protocol):
+    """A device with VAEs. Not for two threads at once."""
+
+    @property
+    def build(self) -> str:
+        """What makes the same pixels of the same latent: device, library versions."""
+
+    def decode(self, latent: npt.NDArray[np.float32], info: LatentInfo) -> Pixels:
+        """Blocks. Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`."""
+
+
+class PixelEncoder(Protocol):
+    """Formats. Blocks."""
+
+    def encode(self, pixels: Pixels, rendering: Rendering) -> bytes: ...
+    def decode_lossless(self, image: bytes) -> Pixels:
+        """Of what `encode` made as png."""
+
+
+class Exchange(Protocol):
+    """Bytes between registered memory of two processes."""
+
+    async def push(self, data: bytes | memoryview, target: RdmaTarget) -> None:
+        """Write into the peer's memory; there when this returns. Raises `TargetInvalid`, `PeerLost`."""
+
+    async def pull(self, target: RdmaTarget, length: int) -> bytes:
+        """Read from the peer's memory."""
+
+    def lend(self, data: bytes) -> Any:
+        """Registered memory with a copy of `data`: a context manager that yields its `RdmaTarget`."""
+
+    def room(self, length: int) -> Any:
+        """Registered memory for a peer to write: a context manager that yields (target, view)."""
+
+
+class Owner(Protocol):
+    """Another decoder, whose cache a spilled request belongs to."""
+
+    async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
+        """Have it write what it has into `target`: ("latent", "promote" or "image", length), or ("", 0)."""
+
+    async def write_back(
+        self,
+        address: str,
+        entry: ImageEntry,
+        record: tuple[RdmaTarget, int] | None,
+        image: tuple[RdmaTarget, int] | None,
+    ) -> None:
+        """Have it take a record or an image into its cache."""

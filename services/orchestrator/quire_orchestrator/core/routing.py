@@ -1,0 +1,96 @@
+"""Where an image is decoded (LatentBox, §4.4): joined, at its owner, or at the least busy decoder.
+
+An id's owner is the decoder with the strongest claim on it (rendezvous hashing: one that joins or leaves moves only its
+share). Above `theta` requests in the owner's queue the work goes to the least busy one; what it makes goes into the
+owner's cache. Requests for an id that is being decoded go where that happens, to wait for it there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from quire.nodes import Node
+from quire_orchestrator.core.placement import rendezvous
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Ask `runner`; the cache entry is `owner`'s. `joined`: the same id is being decoded there already."""
+
+    ticket: int
+    runner: Node
+    owner: Node
+    joined: bool
+
+
+@dataclass(slots=True)
+class _Running:
+    image_id: str
+    runner: Node
+    since_s: float
+
+
+class ImageRouter:
+    """Counts what runs where. Every method takes the time; tickets that nobody gives back run out."""
+
+    def __init__(self, theta: int, ticket_s: float) -> None:
+        self._theta = theta
+        self._ticket_s = ticket_s
+        self._running: OrderedDict[int, _Running] = OrderedDict()
+        self._at: dict[str, list[int]] = {}
+        self._depth: dict[str, int] = {}
+        self._next = 1
+        self.joined = self.spilled = 0
+
+    def depth(self, node_id: str) -> int:
+        """Requests at a decoder."""
+        return self._depth.get(node_id, 0)
+
+    def route(
+        self, image_id: str, decoders: Sequence[Node], now_s: float, *, avoid: Collection[str] = ()
+    ) -> Route | None:
+        """None without a decoder that is not to be avoided (it failed this request a moment ago)."""
+        self._expire(now_s)
+        usable = [node for node in decoders if node.node_id not in avoid]
+        if not usable:
+            return None
+        owner = rendezvous(image_id.encode(), usable)[0]
+        by_name = {node.node_id: node for node in usable}
+        running = [self._running[ticket] for ticket in self._at.get(image_id, [])]
+        runner = next((by_name[each.runner.node_id] for each in running if each.runner.node_id in by_name), None)
+        joined = runner is not None
+        if runner is None:
+            runner = owner
+            if self.depth(owner.node_id) > self._theta:
+                runner = min(usable, key=lambda node: (self.depth(node.node_id), node.node_id != owner.node_id))
+        self.joined += joined
+        self.spilled += not joined and runner.node_id != owner.node_id
+        ticket, self._next = self._next, self._next + 1
+        self._running[ticket] = _Running(image_id, runner, now_s)
+        self._at.setdefault(image_id, []).append(ticket)
+        self._depth[runner.node_id] = self.depth(runner.node_id) + 1
+        return Route(ticket, runner, owner, joined)
+
+    def finish(self, ticket: int) -> bool:
+        """A request has ended; whether it was known."""
+        entry = self._running.pop(ticket, None)
+        if entry is None:
+            return False
+        tickets = self._at[entry.image_id]
+        tickets.remove(ticket)
+        if not tickets:
+            del self._at[entry.image_id]
+        name = entry.runner.node_id
+        self._depth[name] -= 1
+        if not self._depth[name]:
+            del self._depth[name]
+        return True
+
+    def _expire(self, now_s: float) -> None:
+        while self._running:
+            ticket, entry = next(iter(self._running.items()))
+            if now_s - entry.since_s < self._ticket_s:
+                return
+            self.finish(ticket)

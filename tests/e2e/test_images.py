@@ -1,0 +1,296 @@
+"""Images through the real services: a latent is put once, an image is got in the format asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import imagecodecs
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderTiny
+from PIL import Image as PillowImage
+from safetensors.torch import save
+
+from quire.client import ImageClient, QuireClient
+from quire.errors import ImageMissing, InvalidRequest, QuireError, VaeUnknown
+from quire.images import Rendering
+from quire.latents import LatentInfo, Normalisation, Vae, encode_record
+from quire.local import LocalCluster
+from quire_decoder.adapters.vae import weights_digest
+
+DECODERS = 3
+Tiny: Any = AutoencoderTiny
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny VAE of random weights: ×4, four latent channels."""
+    torch.manual_seed(5)
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    Tiny(
+        encoder_block_out_channels=(8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8),
+        num_encoder_blocks=(1, 1, 1),
+        num_decoder_blocks=(1, 1, 1),
+        latent_channels=4,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[LocalCluster]:
+    settings = {
+        "QUIRE_DECODER_MODELS": str(vae),
+        "QUIRE_DECODER_PROMOTE_HITS": "2",
+        "QUIRE_DECODER_CACHE_BYTES": str(8 << 20),
+    }
+    folder = tmp_path_factory.mktemp("images")
+    with LocalCluster(folder, decoders=DECODERS, storage_nodes=2, arena_bytes=128 << 20, settings=settings) as running:
+        yield running
+
+
+@pytest.fixture
+async def images(cluster: LocalCluster) -> AsyncIterator[ImageClient]:
+    async with QuireClient(cluster.gateway_address) as client:
+        yield ImageClient(client)
+
+
+def _latent(
+    vae: Path, seed: int, size: int = 16
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.float16]], LatentInfo]:
+    values = np.random.default_rng(seed).normal(size=(4, size, size)).astype(np.float16)
+    info = LatentInfo(
+        (4, size, size),
+        "float16",
+        Vae("test/tiny", "", weights_digest(vae), "AutoencoderTiny"),
+        size * 4,
+        size * 4,
+        Normalisation(0.5, 0.1),
+    )
+    return values, info
+
+
+def _reference(
+    vae: Path, values: np.ndarray[tuple[int, ...], np.dtype[np.float16]]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """What diffusers makes of it by itself."""
+    model = Tiny.from_pretrained(vae).eval()
+    with torch.inference_mode():
+        latent = torch.from_numpy(values.astype(np.float32) / np.float32(0.5) + np.float32(0.1))[None]
+        sample = model.decode(latent).sample[0]
+    pixels: np.ndarray[tuple[int, ...], np.dtype[np.uint8]] = (
+        ((sample / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
+    )
+    return pixels
+
+
+async def test_put_once_get_in_every_format(images: ImageClient, vae: Path) -> None:
+    """Lossless formats are the VAE's pixels exactly; the others are near; the latent comes back bit by bit."""
+    values, info = _latent(vae, 1)
+    entry = await images.put("picture-1", values, info)
+    expected = _reference(vae, values)
+    png = await images.get("picture-1")
+    assert (png.source, png.entry.latent_sha256) == ("miss", entry.latent_sha256)
+    assert np.array_equal(imagecodecs.png_decode(png.data), expected)
+    webp = await images.get("picture-1", Rendering("webp"))
+    assert np.array_equal(imagecodecs.webp_decode(webp.data)[..., :3], expected)
+    for name, decode in (("jpeg", imagecodecs.jpeg_decode), ("avif", imagecodecs.avif_decode)):
+        image = await images.get("picture-1", Rendering(name, 95))
+        error = np.abs(decode(image.data)[..., :3].astype(int) - expected)
+        assert error.mean() < 12, name
+    small = await images.get("picture-1", Rendering("png", width=32))
+    assert imagecodecs.png_decode(small.data).shape == (32, 32, 3)
+    back, said = await images.get_latent("picture-1")
+    assert np.array_equal(back.view(np.uint16), values.view(np.uint16))
+    assert said.vae == info.vae
+
+
+async def test_the_way_through_the_tiers(images: ImageClient, vae: Path) -> None:
+    """Miss, latent, the hit that promotes, image; and what was got is the same each time."""
+    values, info = _latent(vae, 2)
+    await images.put("tiers", values, info)
+    got = [await images.get("tiers") for _ in range(5)]
+    assert [each.source for each in got] == ["miss", "latent", "latent", "image", "image"]
+    assert len({each.data for each in got}) == 1
+    assert len({each.decoder for each in got}) == 1, "its owner serves it"
+
+
+async def test_many_at_once_are_decoded_once(cluster: LocalCluster, images: ImageClient, vae: Path) -> None:
+    """Forty requests for a new image: all get it, and the decoders count few look-ups between them."""
+    values, info = _latent(vae, 3, 48)
+    await images.put("popular", values, info)
+    before = await _misses(images)
+    got = await asyncio.gather(*(images.get("popular") for _ in range(40)))
+    assert len({each.data for each in got}) == 1
+    sources = [each.source for each in got]
+    assert sources.count("miss") == 1
+    assert "joined" in sources
+    await asyncio.sleep(1.5)  # figures come with heartbeats
+    assert await _misses(images) - before <= 1
+
+
+async def _misses(images: ImageClient) -> float:
+    return sum(node.figures.get("misses", 0) for node in await images._client.status())
+
+
+async def test_ids_replaced_listed_deleted(images: ImageClient, vae: Path) -> None:
+    first, info = _latent(vae, 4)
+    second, _ = _latent(vae, 5)
+    await images.put("replaced", first, info)
+    assert (await images.get("replaced")).data
+    await images.put("replaced", second, info)
+    image = await images.get("replaced")
+    assert np.array_equal(imagecodecs.png_decode(image.data), _reference(vae, second))
+    for name in ("list-b", "list-a", "other"):
+        await images.put(name, first, info)
+    assert [entry.image_id async for entry in images.list("list-")] == ["list-a", "list-b"]
+    assert await images.delete("list-a")
+    assert not await images.delete("list-a")
+    with pytest.raises(ImageMissing, match="list-a"):
+        await images.get("list-a")
+    assert (await images.get("list-b")).data, "the same record, still in use by others"
+
+
+async def test_a_dead_decoders_images_come_from_others(cluster: LocalCluster, images: ImageClient, vae: Path) -> None:
+    """Every image is still got, whoever owned it."""
+    values, info = _latent(vae, 6)
+    names = [f"spread-{number}" for number in range(12)]
+    for name in names:
+        await images.put(name, values, info)
+    owners = {name: (await images.get(name)).decoder for name in names}
+    assert len(set(owners.values())) > 1, "ids are spread"
+    victim = owners[names[0]]
+    cluster.kill(victim)
+    for name in names:
+        image = await images.get(name)
+        assert image.decoder != victim
+        if owners[name] != victim:
+            assert image.decoder == owners[name], "others keep their share"
+    cluster.restart(victim)
+
+
+async def test_bad_latents(images: ImageClient, vae: Path) -> None:
+    """Typed errors; the node goes on."""
+    values, info = _latent(vae, 7)
+    record = encode_record(values, info)
+    for damaged in (record[:-5], record[:40], b"", b"QLAT" + bytes(30), record[:200] + b"\xff" + record[201:]):
+        with pytest.raises(QuireError):
+            await images.put_record("bad", damaged)
+    with pytest.raises(ImageMissing):
+        await images.get("bad")
+    for name in ("", "a/b", "x" * 300, "ü"):
+        with pytest.raises(InvalidRequest):
+            await images.put_record(name, record)
+    unknown = LatentInfo((4, 16, 16), "float16", Vae("nobody/knows", "", "00" * 32), 64, 64)
+    await images.put("unknown-vae", values, unknown)
+    with pytest.raises(VaeUnknown, match="nobody/knows"):
+        await images.get("unknown-vae")
+    wrong = LatentInfo((3, 16, 16), "float16", info.vae, 64, 64)
+    await images.put("wrong-channels", values[:3], wrong)
+    with pytest.raises(InvalidRequest, match="channels"):
+        await images.get("wrong-channels")
+    lies = LatentInfo((4, 16, 16), "float16", info.vae, 128, 128)
+    await images.put("wrong-size", values, lies)
+    with pytest.raises(QuireError):
+        await images.get("wrong-size")
+    for rendering in ({"format": "gif"}, {"quality": 101}, {"width": 10**6}):
+        with pytest.raises(InvalidRequest):
+            Rendering(**rendering)
+    await images.put("good", values, info)
+    assert (await images.get("good")).data
+
+
+# ---- HTTP
+
+
+@pytest.fixture
+async def http(cluster: LocalCluster) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(f"http://{cluster.http_address}") as session:
+        yield session
+
+
+async def test_http_from_put_to_304(http: aiohttp.ClientSession, vae: Path) -> None:
+    values, _ = _latent(vae, 8)
+    query = {
+        "scaling_factor": "0.5",
+        "shift_factor": "0.1",
+        "weights_sha256": weights_digest(vae),
+        "vae_scale_factor": "4",
+    }
+    body = save({"latent": torch.from_numpy(values.copy())[None]})
+    async with http.put("/v1/images/web-1", params=query, data=body) as answer:
+        assert answer.status == 201, await answer.text()
+        assert (await answer.json())["id"] == "web-1"
+    raw = query | {"shape": "4,16,16", "dtype": "float16"}
+    async with http.put(
+        "/v1/images/web-2", params=raw, data=values.tobytes(), headers={"Content-Type": "application/octet-stream"}
+    ) as answer:
+        assert answer.status == 201, await answer.text()
+    expected = _reference(vae, values)
+    etags = set()
+    for name in ("web-1", "web-2"):
+        async with http.get(f"/v1/images/{name}") as answer:
+            assert answer.status == 200, await answer.text()
+            assert answer.content_type == "image/png"
+            assert answer.headers["Vary"] == "Accept"
+            assert np.array_equal(imagecodecs.png_decode(await answer.read()), expected)
+            etags.add(answer.headers["ETag"])
+    assert len(etags) == 1, "the same latent, the same tag"
+    etag = etags.pop()
+    async with http.get("/v1/images/web-1", headers={"If-None-Match": etag}) as answer:
+        assert answer.status == 304
+        assert await answer.read() == b""
+    async with http.get("/v1/images/web-1", headers={"If-None-Match": f"W/{etag}"}) as answer:
+        assert answer.status == 200
+    async with http.get(
+        "/v1/images/web-1", params={"format": "jpeg", "quality": "80"}, headers={"If-None-Match": etag}
+    ) as answer:
+        assert answer.status == 200
+        assert answer.headers["ETag"] != etag
+        assert PillowImage.open(io.BytesIO(await answer.read())).format == "JPEG"
+    accept = {"Accept": "text/html, image/webp;q=0.8, image/avif;q=0.9, */*;q=0.1"}
+    async with http.get("/v1/images/web-1", headers=accept) as answer:
+        assert answer.content_type == "image/avif"
+    async with http.head("/v1/images/web-1") as answer:
+        assert answer.status == 200
+    async with http.get("/v1/latents/web-1") as answer:
+        assert (await answer.read())[:4] == b"QLAT"
+    async with http.get("/v1/images", params={"prefix": "web-"}) as answer:
+        assert [each["id"] for each in (await answer.json())["images"]] == ["web-1", "web-2"]
+    async with http.delete("/v1/images/web-2") as answer:
+        assert answer.status == 204
+
+
+async def test_http_errors_are_json(http: aiohttp.ClientSession) -> None:
+    cases = [
+        (http.get("/v1/images/nothing-here"), 404),
+        (http.get("/v1/images/nothing-here", params={"format": "gif"}), 400),
+        (http.get("/v1/images/nothing-here", params={"quality": "lots"}), 400),
+        (http.get("/v1/images/nothing-here", params={"width": "-1"}), 400),
+        (http.put("/v1/images/x", data=b"no latent"), 400),
+        (
+            http.put(
+                "/v1/images/x", params={"shape": "1,2"}, data=b"", headers={"Content-Type": "application/octet-stream"}
+            ),
+            400,
+        ),
+        (http.put("/v1/images/x", data=b"", params={"durability": "forever"}), 400),
+        (http.delete("/v1/images/nothing-here"), 404),
+        (http.post("/v1/images/x"), 405),
+        (http.get("/elsewhere"), 404),
+    ]
+    for request, status in cases:
+        async with request as answer:
+            text = await answer.text()
+            assert answer.status == status, text
+            record = json.loads(text)
+            assert record["request_id"] == answer.headers["X-Request-Id"]
+            assert record["error"]
+            assert "Traceback" not in text

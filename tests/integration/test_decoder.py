@@ -1,0 +1,234 @@
+"""Decoders with real VAEs and codecs, over the in-memory data plane: spillover, joined requests, failing owners."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import imagecodecs
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoencoderTiny
+
+from quire.clock import SystemClock
+from quire.descriptor import RdmaTarget
+from quire.errors import ChunkMissing, CorruptData, NodeUnavailable, QuireError
+from quire.images import ImageEntry, Rendering
+from quire.latents import LatentInfo, Vae, encode_record
+from quire.transport.memory import MemoryTransport
+from quire_decoder.adapters.cluster import UcxExchange
+from quire_decoder.adapters.encoding import ImagecodecsEncoder
+from quire_decoder.adapters.vae import DiffusersVaes, weights_digest
+from quire_decoder.config import DecoderConfig
+from quire_decoder.ports import Pixels
+from quire_decoder.runtime import Decoder
+
+PNG = Rendering("png")
+Tiny: Any = AutoencoderTiny
+
+
+@dataclass
+class Records:
+    """The chunk store, as far as a decoder sees it."""
+
+    held: dict[bytes, bytes] = field(default_factory=dict)
+    fetches: int = 0
+    gate: asyncio.Event | None = None
+
+    def put(self, name: str, record: bytes, info: LatentInfo) -> ImageEntry:
+        digest = hashlib.sha256(record).digest()
+        self.held[digest] = record
+        from quire.latents import read_info
+
+        return ImageEntry(
+            name, digest, len(record), read_info(record).sha256, info.vae.weights_sha256, info.height, info.width
+        )
+
+    async def fetch(self, entry: ImageEntry) -> bytes:
+        self.fetches += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        try:
+            return self.held[entry.record_sha256]
+        except KeyError:
+            raise ChunkMissing("gone") from None
+
+
+@dataclass
+class Owners:
+    """Other decoders, by address."""
+
+    decoders: dict[str, Decoder] = field(default_factory=dict)
+    away: bool = False
+
+    def _of(self, address: str) -> Decoder:
+        if self.away:
+            raise NodeUnavailable(address)
+        return self.decoders[address]
+
+    async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
+        return await self._of(address).read_cached(entry, target)
+
+    async def write_back(
+        self,
+        address: str,
+        entry: ImageEntry,
+        record: tuple[RdmaTarget, int] | None,
+        image: tuple[RdmaTarget, int] | None,
+    ) -> None:
+        await self._of(address).write_back(entry, record, image)
+
+
+@dataclass
+class Scene:
+    records: Records
+    owners: Owners
+    home: Decoder
+    other: Decoder
+    vae: Path
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(5)
+    folder = tmp_path_factory.mktemp("vae")
+    Tiny(
+        encoder_block_out_channels=(8, 8),
+        decoder_block_out_channels=(8, 8),
+        num_encoder_blocks=(1, 1),
+        num_decoder_blocks=(1, 1),
+        latent_channels=4,
+    ).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+async def scene(vae: Path) -> AsyncIterator[Scene]:
+    records, owners, transports = Records(), Owners(), []
+    for name in ("home", "other"):
+        transport = MemoryTransport()
+        await transport.start()
+        transports.append(transport)
+        owners.decoders[name] = Decoder(
+            DecoderConfig(promote_hits=2, cache_bytes=1 << 20, tune=False),
+            records,
+            DiffusersVaes([vae], "cpu", 1 << 30),
+            ImagecodecsEncoder(),
+            UcxExchange(transport),
+            owners,
+            SystemClock(),
+        )
+    yield Scene(records, owners, owners.decoders["home"], owners.decoders["other"], vae)
+    for decoder in owners.decoders.values():
+        decoder.close()
+    for transport in transports:
+        await transport.close()
+
+
+def _image(scene: Scene, seed: int, name: str = "x") -> ImageEntry:
+    values = np.random.default_rng(seed).normal(size=(4, 8, 8)).astype(np.float16)
+    info = LatentInfo((4, 8, 8), "float16", Vae("tiny", "", weights_digest(scene.vae)), 16, 16)
+    return scene.records.put(name, encode_record(values, info), info)
+
+
+def _pixels(image: bytes) -> Pixels:
+    return np.asarray(imagecodecs.png_decode(image))
+
+
+async def test_work_moves_and_the_cache_entry_stays_at_home(scene: Scene) -> None:
+    """Decoded elsewhere four times: the owner counts the hits, keeps the latent, then the image; the other nothing."""
+    entry = _image(scene, 1)
+    got = [await scene.other.serve(entry, PNG, "home") for _ in range(4)]
+    assert [each.source for each in got] == ["miss", "latent", "latent", "image"]
+    assert len({each.image for each in got}) == 1
+    assert scene.records.fetches == 1, "the latent is shipped along"
+    assert scene.home.figures["cache.images"] == 1
+    assert scene.home.figures["hits.latent"] == 2
+    assert scene.other.figures["cache.images"] == scene.other.figures["cache.latents"] == 0
+    at_home = await scene.home.serve(entry, PNG, "")
+    assert at_home.source == "image"
+    assert at_home.image == got[0].image
+
+
+async def test_an_owner_that_is_away_costs_its_cache_only(scene: Scene) -> None:
+    entry = _image(scene, 2)
+    scene.owners.away = True
+    served = await scene.other.serve(entry, PNG, "home")
+    assert served.source == "miss"
+    assert _pixels(served.image).shape == (16, 16, 3)
+
+
+async def test_requests_for_one_image_join(scene: Scene) -> None:
+    """In whatever format; one that gives up while others wait takes nobody along."""
+    entry = _image(scene, 3)
+    scene.records.gate = asyncio.Event()
+    first = asyncio.create_task(scene.home.serve(entry, PNG, ""))
+    await asyncio.sleep(0)
+    joined = [asyncio.create_task(scene.home.serve(entry, Rendering(name), "")) for name in ("png", "webp", "jpeg")]
+    await asyncio.sleep(0)
+    joined[0].cancel()
+    scene.records.gate.set()
+    async with asyncio.timeout(20):
+        served = await first
+        others = await asyncio.gather(*joined[1:])
+    assert scene.records.fetches == 1
+    assert [each.source for each in others] == ["joined"] * 2
+    assert np.array_equal(imagecodecs.webp_decode(others[0].image)[..., :3], _pixels(served.image))
+    assert scene.home.figures["joined"] == 3
+
+
+async def test_failures_are_everybodys_who_waited_and_nobody_elses(scene: Scene) -> None:
+    entry = _image(scene, 4)
+    record = scene.records.held.pop(entry.record_sha256)
+    scene.records.gate = asyncio.Event()
+    waiting = [asyncio.create_task(scene.home.serve(entry, PNG, "")) for _ in range(3)]
+    await asyncio.sleep(0)
+    scene.records.gate.set()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(result, ChunkMissing) for result in results)
+    scene.records.held[entry.record_sha256] = record
+    assert (await scene.home.serve(entry, PNG, "")).source == "miss", "the next one tries anew"
+
+
+async def test_the_decode_that_was_waited_for_is_given_up(scene: Scene) -> None:
+    """Its client went away: those that joined get the image all the same."""
+    entry = _image(scene, 5)
+    scene.records.gate = asyncio.Event()
+    first = asyncio.create_task(scene.home.serve(entry, PNG, ""))
+    await asyncio.sleep(0)
+    second = asyncio.create_task(scene.home.serve(entry, PNG, ""))
+    await asyncio.sleep(0)
+    first.cancel()
+    scene.records.gate.set()
+    async with asyncio.timeout(20):
+        assert (await second).source == "joined"
+    assert scene.records.fetches == 1
+
+
+async def test_damaged_records_and_lying_neighbours(scene: Scene) -> None:
+    """A record that is not the entry's is never shown, and never kept."""
+    entry, other = _image(scene, 6), _image(scene, 7, "y")
+    right = scene.records.held[entry.record_sha256]
+    scene.records.held[entry.record_sha256] = scene.records.held[other.record_sha256]
+    with pytest.raises(CorruptData):
+        await scene.home.serve(entry, PNG, "")
+    scene.records.held[entry.record_sha256] = right[:-3]
+    with pytest.raises(QuireError):
+        await scene.home.serve(entry, PNG, "")
+    scene.records.held[entry.record_sha256] = right
+    assert (await scene.home.serve(entry, PNG, "")).image
+
+
+async def test_the_cache_is_bounded(scene: Scene) -> None:
+    for seed in range(100, 140):
+        entry = _image(scene, seed, f"n{seed}")
+        for _ in range(4):
+            await scene.home.serve(entry, PNG, "")
+    held = scene.home._bytes
+    assert scene.home.figures["cache.bytes"] == sum(map(len, held.values())) <= 1 << 20
+    assert len(held) == scene.home.figures["cache.images"] + scene.home.figures["cache.latents"]
