@@ -3,12 +3,13 @@
     python tools/train_demo_vae.py --steps 1500
 
 Procedural images (gradients, shapes, stripes, noise textures) and photographs that installed packages carry
-(matplotlib's sample data). Writes services/decoder/quire_decoder/demo_vae/. Two CPU cores take some minutes.
+(matplotlib's sample data). Writes libs/quire/assets/demo_vae/. Two CPU cores take some minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderTiny
 
-TARGET = Path(__file__).parents[1] / "services/decoder/quire_decoder/demo_vae"
+TARGET = Path(__file__).parents[1] / "libs/quire/assets/demo_vae"
 SIZE = 64
 
 
@@ -102,6 +103,9 @@ def main() -> None:
         if step % 100 == 0 or step == arguments.steps - 1:
             print(f"step {step}: loss {loss.item():.4f}, {len(photos)} photographs", flush=True)
     vae.half().save_pretrained(TARGET)
+    config = json.loads((TARGET / "config.json").read_text())
+    config.pop("block_out_channels", None)  # diffusers writes it and then warns of it
+    (TARGET / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     size = sum(path.stat().st_size for path in TARGET.iterdir())
     print(f"{TARGET}: {size / 1024:.0f} KB")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,8 +15,10 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from safetensors.torch import save
 
 from quire.errors import ConfigInvalid
 from quire.local import LocalCluster
@@ -102,6 +105,7 @@ def test_demo_runs_and_shows(tmp_path: Path) -> None:
     assert "bit-identical to the KV kept in memory: yes" in done.stdout
     assert "the request finished all the same" in done.stdout
     assert (tmp_path / "demo" / "timeline.png").stat().st_size > 5000
+    assert (tmp_path / "demo" / "images.png").stat().st_size > 5000
     spans = [json.loads(line) for line in (tmp_path / "demo" / "trace.jsonl").read_text().splitlines()]
     assert {"gateway", "orchestrator", "storage", "scheduler"} <= {span["service"] for span in spans}
     assert children_of(tmp_path) == []
@@ -166,3 +170,68 @@ def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
         (row,) = report["rows"]
         assert {"params", "measured", "baseline", "ratio"} == row.keys() and row["ratio"] > 0
         assert files[1].stat().st_size > 2000
+
+
+def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:
+    """Tenants, a calibration, a profile; a latent put, got, listed, removed; each on one line, errors too."""
+    where = ["--gateway", cluster.gateway_address]
+    assert "weight 2" in quire("tenant", "--salt", "5eed", "--weight", "2", *where).stdout
+    bad = quire("tenant", "--salt", "5eed", "--weight", "0", *where)
+    assert bad.returncode == 1 and "weight" in bad.stderr and "Traceback" not in bad.stderr
+    measured = quire("calibrate", "--payload-mib", "16", "--rounds", "2", "--json", str(tmp_path / "c.json"), *where)
+    assert "of the cluster is now" in measured.stdout, measured.stdout + measured.stderr
+    assert len(json.loads((tmp_path / "c.json").read_text())["rows"]) >= 3
+    assert quire("calibrate", "--device", "abacus", *where).returncode == 1
+    profile = tmp_path / "profile.json"
+    arguments = ["--inputs", "8,32", "--prefixes", "0,64", "--rounds", "1"]
+    done = quire("profile", "--out", str(profile), *arguments, timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(profile.read_text())["samples"]) == 4
+
+    latent = tmp_path / "cat.safetensors"
+    from quire.cli.demo_images import VAE_FOLDER
+
+    weights = hashlib.sha256(next(VAE_FOLDER.glob("*.safetensors")).read_bytes()).hexdigest()
+    latent.write_bytes(save({"latent": torch.randn(1, 4, 16, 16)}))
+    put = quire("images", "put", str(latent), "--weights", weights, "--scale", "4", *where)
+    assert "cat: 64 × 64" in put.stdout, put.stdout + put.stderr
+    for name in ("cat.png", "cat.webp", "cat.jpg", "cat.avif"):
+        got = quire("images", "get", "cat", str(tmp_path / name), *where)
+        assert got.returncode == 0, got.stderr
+        assert (tmp_path / name).stat().st_size > 200
+    assert "64 × 64" in quire("images", "ls", *where).stdout
+    assert "deleted" in quire("images", "rm", "cat", *where).stdout
+    gone = quire("images", "get", "cat", str(tmp_path / "cat.png"), *where)
+    assert gone.returncode == 1 and "ImageMissing" in gone.stderr and "Traceback" not in gone.stderr
+
+
+def test_plans_and_simulations(tmp_path: Path) -> None:
+    """Those that need no cluster: a table, JSON without NaN, a figure."""
+    trace = tmp_path / "kv.jsonl"
+    requests = [
+        {"timestamp": 1000 * n, "input_length": 2048, "hash_ids": [n % 3, 10 + n % 2, 20, 30]} for n in range(20)
+    ]
+    trace.write_text("\n".join(map(json.dumps, requests)))
+    accesses = tmp_path / "images.csv"
+    accesses.write_text("time_s,object_id\n" + "\n".join(f"{n * 3600},{n * n % 37}" for n in range(3000)))
+    commands = {
+        "scheduler": ["bench", "scheduler"],
+        "kv": ["plan", "kv", "--trace", str(trace)],
+        "images": ["plan", "images"],
+        "sizes": ["bench", "images", "--sim", "sizes", "--trace", str(accesses)],
+        "alphas": ["bench", "images", "--sim", "alphas", "--trace", str(accesses)],
+        "spillover": ["bench", "images", "--sim", "spillover", "--trace", str(accesses)],
+    }
+    for name, command in commands.items():
+        out, picture = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
+        done = quire(*command, "--json", str(out), "--plot", str(picture))
+        assert done.returncode == 0, done.stdout + done.stderr
+        report = json.loads(out.read_text(), parse_constant=_no_json)
+        assert report["rows"] and report["baseline"]["name"]
+        assert picture.stat().st_size > 5000
+    bad = quire("plan", "kv", "--trace", str(accesses))
+    assert bad.returncode == 1 and "Traceback" not in bad.stderr
+
+
+def _no_json(word: str) -> None:
+    raise AssertionError(f"{word} is no JSON")

@@ -91,7 +91,13 @@ class Demo:
         if self._gateway:
             self._tell(self._gateway, None)
             return
-        settings = {"QUIRE_SCHEDULER_LINKS": f"default={_LINK_BYTES_PER_S}"}
+        settings = {
+            "QUIRE_SCHEDULER_LINKS": f"default={_LINK_BYTES_PER_S}",
+            "QUIRE_DECODER_PROMOTE_HITS": "3",
+            "QUIRE_DECODER_TUNE_WINDOW": "40",
+            "QUIRE_DECODER_TUNE_STEP": "0.05",
+            "QUIRE_DECODER_CACHE_BYTES": str(256 << 10),
+        }
         cluster = LocalCluster(
             self._folder / "cluster",
             storage_nodes=2,
@@ -130,10 +136,20 @@ class Demo:
             if cluster is not None:
                 self._lose_a_node(client, cache, cluster, second)
             cache.close()
+        self._show_images(gateway)
         if cluster is not None:
             spans = self._folder / "trace.jsonl"
             spans.write_text("".join(path.read_text() for path in sorted(traces.glob("*.jsonl"))))
             console.print(f"trace of every request, one span per line: [bold]{spans}[/]")
+
+    def _show_images(self, gateway: str) -> None:
+        from quire.cli.demo_images import show_images
+
+        with _step("images: encoding pictures into latents, storing them, getting them back"):
+            lines, picture = show_images(gateway, self._folder)
+        for line in lines:
+            console.print(line)
+        console.print(f"the pictures, as they were and as they came back: [bold]{picture}[/]")
 
     def _produce(self, gateway: str) -> dict[str, Any]:
         command = [

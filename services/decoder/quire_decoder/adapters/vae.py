@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+import quire
 from quire.errors import ConfigInvalid, VaeUnknown
 from quire.latents import LatentInfo, RecordInvalid
 from quire.telemetry import logger
@@ -21,7 +22,7 @@ from quire_decoder.errors import DeviceFull
 from quire_decoder.ports import Pixels
 
 _CLASSES = ("AutoencoderKL", "AutoencoderTiny")
-DEMO_FOLDER = Path(__file__).parents[1] / "demo_vae"
+DEMO_FOLDER = Path(quire.__file__).parent / "assets" / "demo_vae"
 
 
 class DiffusersVaes:
@@ -126,4 +127,8 @@ def _load(folder: Path, dtype: str) -> Any:
         raise VaeUnknown(
             f"{folder} is a {name or 'model without a class'}; there are {', '.join(_CLASSES)}", field="vae"
         )
-    return getattr(diffusers, name).from_pretrained(folder, use_safetensors=True).to(getattr(torch, dtype))
+    return (
+        getattr(diffusers, name)
+        .from_pretrained(folder, use_safetensors=True, low_cpu_mem_usage=False)
+        .to(getattr(torch, dtype))
+    )
