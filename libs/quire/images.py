@@ -22,6 +22,7 @@ MEDIA_TYPES: Final = {
     "avif": "image/avif",
 }
 WIDTH_MAX: Final = 8192
+PIXELS_MAX: Final = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,19 +81,22 @@ class Rendering:
         return MEDIA_TYPES[self.format]
 
     def size(self, entry: ImageEntry) -> tuple[int, int]:
-        """(height, width) in pixels."""
-        if not self.width:
-            return entry.height, entry.width
-        return max(1, round(entry.height * self.width / entry.width)), self.width
+        """(height, width) in pixels. Raises `InvalidRequest` for more than anybody should ask for."""
+        height, width = entry.height, entry.width
+        if self.width:
+            height, width = max(1, round(entry.height * self.width / entry.width)), self.width
+        if max(height * width, entry.height * entry.width) > PIXELS_MAX:
+            raise InvalidRequest(f"{height} × {width}: {PIXELS_MAX} pixels at most", field="width")
+        return height, width
 
     def bytes_max(self, entry: ImageEntry) -> int:
         """What no encoding of it exceeds: the pixels, and room for headers and incompressible rows."""
         height, width = self.size(entry)
-        return 3 * height * width + height * width // 8 + (64 << 10)
+        return (6 if self.format == "avif" else 4) * height * width + (64 << 10)
 
     def etag(self, entry: ImageEntry, decoder_build: str) -> str:
-        """Strong: the latent, what decoded it, and how it was encoded."""
-        parts = (entry.latent_sha256.hex(), entry.weights_sha256, decoder_build, self.format, self.quality, self.width)
+        """Strong: the record (values, VAE, rules), what decoded it, and how it was encoded."""
+        parts = (entry.record_sha256.hex(), decoder_build, self.format, self.quality, self.width)
         return f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
 
 

@@ -33,7 +33,7 @@ _VERSION: Final = 1
 _CODEC: Final = "pcodec 1, per channel"
 HEADER_BYTES_MAX: Final = 1 << 20
 CHANNELS_MAX: Final = 4096
-ELEMENTS_MAX: Final = 1 << 26
+ELEMENTS_MAX: Final = 1 << 24
 # bfloat16 has no numpy type: its bits are kept as u16.
 _KINDS: Final = {"float16": np.float16, "float32": np.float32, "bfloat16": np.uint16}
 _BITS: Final = {"float16": np.uint16, "float32": np.uint32, "bfloat16": np.uint16}
@@ -109,6 +109,8 @@ class LatentInfo:
             raise RecordInvalid(f"{self.height} × {self.width} is no image", field="height, width")
         if self.decode.dtype not in _KINDS:
             raise RecordInvalid(f"{self.decode.dtype!r}; there are {', '.join(_KINDS)}", field="decode.dtype")
+        if self.shape[1] > self.height or self.shape[2] > self.width:
+            raise RecordInvalid(f"{self.height} × {self.width}, but the latent is {self.shape}", field="height, width")
         rule = self.normalisation
         for name in ("scaling_factor", "shift_factor"):
             if not math.isfinite(getattr(rule, name)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,14 @@ from diffusers import AutoencoderTiny
 
 from quire.clock import SystemClock
 from quire.descriptor import RdmaTarget
-from quire.errors import ChunkMissing, CorruptData, NodeUnavailable, QuireError
+from quire.errors import (
+    ChunkMissing,
+    CorruptData,
+    InvalidRequest,
+    NodeUnavailable,
+    NotImplementedHere,
+    QuireError,
+)
 from quire.images import ImageEntry, Rendering
 from quire.latents import LatentInfo, Vae, encode_record
 from quire.transport.memory import MemoryTransport
@@ -25,6 +32,7 @@ from quire_decoder.adapters.cluster import UcxExchange
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.vae import DiffusersVaes, weights_digest
 from quire_decoder.config import DecoderConfig
+from quire_decoder.core.dual_cache import Costs, DualCache, Tuning
 from quire_decoder.ports import Pixels
 from quire_decoder.runtime import Decoder
 
@@ -224,11 +232,30 @@ async def test_damaged_records_and_lying_neighbours(scene: Scene) -> None:
     assert (await scene.home.serve(entry, PNG, "")).image
 
 
-async def test_the_cache_is_bounded(scene: Scene) -> None:
-    for seed in range(100, 140):
-        entry = _image(scene, seed, f"n{seed}")
-        for _ in range(4):
-            await scene.home.serve(entry, PNG, "")
-    held = scene.home._bytes
-    assert scene.home.figures["cache.bytes"] == sum(map(len, held.values())) <= 1 << 20
-    assert len(held) == scene.home.figures["cache.images"] + scene.home.figures["cache.latents"]
+@pytest.mark.parametrize("cache_bytes,window", [(1 << 20, 10**6), (20_000, 3)])
+async def test_the_cache_holds_what_it_says(scene: Scene, cache_bytes: int, window: int) -> None:
+    """Also while the split moves every third request and hardly anything fits."""
+    home = scene.home
+    tuning = Tuning(0.2, window, 0.3, 2)
+    home._cache = DualCache(cache_bytes, 0.5, tuning, Costs(0.04, 0.14))
+    entries = [_image(scene, seed, f"n{seed}") for seed in range(100, 130)]
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        wanted = [entries[min(29, int(rng.exponential(6)))] for _ in range(3)]
+        await asyncio.gather(*(home.serve(entry, PNG, "") for entry in wanted))
+        held = home._bytes
+        assert home.figures["cache.bytes"] == sum(map(len, held.values())) <= cache_bytes
+        assert len(held) == home.figures["cache.images"] + home.figures["cache.latents"]
+
+
+async def test_a_record_that_promises_more_than_the_vae_makes(scene: Scene) -> None:
+    """Few bytes, a huge decode: refused before the device sees it."""
+    values = np.zeros((4, 512, 512), dtype=np.float16)
+    info = LatentInfo((4, 512, 512), "float16", Vae("tiny", "", weights_digest(scene.vae)), 512, 512)
+    record = encode_record(values, info)
+    assert len(record) < 5000
+    with pytest.raises(InvalidRequest, match="shape"):
+        await scene.home.serve(scene.records.put("bomb", record, info), PNG, "")
+    packed = replace(info, layout="packed", height=1024, width=1024)
+    with pytest.raises(NotImplementedHere):
+        await scene.home.serve(scene.records.put("packed", encode_record(values, packed), packed), PNG, "")

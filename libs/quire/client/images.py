@@ -8,19 +8,28 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from quire.client.buffers import Buffer
 from quire.client.client import QuireClient
+from quire.client.held import HeldBuffers
 from quire.durability import Durability
-from quire.errors import ChunkMissing, InvalidRequest
+from quire.errors import (
+    ChunkMissing,
+    CorruptData,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    QuireError,
+    TargetInvalid,
+    Unavailable,
+)
 from quire.images import RECORD_BYTES_MAX, ImageEntry, Rendering, check_image_id
-from quire.latents import LatentInfo, Values, decode_record, encode_record, read_info
+from quire.latents import LatentInfo, RecordInvalid, Values, decode_record, encode_record, read_info
 from quire.rpc import convert
 from quire.telemetry import names, tracer
 from quire.v1 import images_pb2 as pb
 
 _LEASE_MS: Final = 30_000
 _PAGE: Final = 500
-_silent: Final[list[Buffer]] = []
+_PUT_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class ImageClient:
 
     def __init__(self, client: QuireClient) -> None:
         self._client = client
+        self._held = HeldBuffers()
 
     async def put(
         self, image_id: str, values: Values, info: LatentInfo, *, durability: Durability = Durability.LOCAL
@@ -59,8 +69,11 @@ class ImageClient:
         check_image_id(image_id)
         if len(record) > RECORD_BYTES_MAX:
             raise InvalidRequest(f"{len(record)} bytes, {RECORD_BYTES_MAX} at most", field="record")
-        info = read_info(record)
-        await asyncio.to_thread(decode_record, record)
+        try:
+            info = read_info(record)
+            await asyncio.to_thread(decode_record, record)
+        except CorruptData as error:
+            raise RecordInvalid(error.message, field="record") from None
         entry = ImageEntry(
             image_id,
             hashlib.sha256(record).digest(),
@@ -71,14 +84,47 @@ class ImageClient:
             info.width,
         )
         with tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}):
-            await self._store(entry, record, durability)
-            await self._client.call("PutImage", pb.PutImageRequest(entry=convert.image_to(entry)))
-        return entry
+            for _ in range(_PUT_TRIES):
+                await self._store(entry, record, durability)
+                # Pinned until it is catalogued: somebody may be deleting the last image that had the same record.
+                found = await self._client.lookup(entry.namespace, entry.keys, lease_ttl_ms=_LEASE_MS)
+                if found.matched_chunks:
+                    try:
+                        await self._client.call("PutImage", pb.PutImageRequest(entry=convert.image_to(entry)))
+                    finally:
+                        await self._client.release(found)
+                    return entry
+        raise ChunkMissing(f"the record of {image_id!r} was evicted again and again", field="id")
 
     async def get(self, image_id: str, rendering: Rendering | None = None, *, if_none_match: str = "") -> Image:
-        """An image, decoded and encoded as asked. Raises `ImageMissing`, `NoDecoder`, `VaeUnknown`, …"""
+        """An image, decoded and encoded as asked. A decoder that does not answer is passed over once.
+
+        Raises `ImageMissing`, `NoDecoder`, `VaeUnknown`, `CorruptData`, …
+        """
         wanted = rendering or Rendering()
         entry = await self.head(image_id)
+        try:
+            return await self._get(entry, wanted, if_none_match)
+        except (Unavailable, DeadlineExceeded):
+            return await self._get(entry, wanted, if_none_match)
+        except (ChunkMissing, TargetInvalid):
+            now = await self.head(image_id)
+            if now == entry:
+                raise
+            return await self._get(now, wanted, if_none_match)  # it was replaced meanwhile
+
+    async def etag(self, image_id: str, rendering: Rendering | None = None) -> tuple[ImageEntry, str]:
+        """What is known of an image, and the ETag that it would have; nothing is decoded."""
+        request = pb.GetImageRequest(
+            image_id=image_id, rendering=convert.rendering_to(rendering or Rendering()), if_none_match="*"
+        )
+        answer = await self._client.call("GetImage", request)
+        return convert.image_from(answer.entry), answer.etag
+
+    async def _get(self, entry: ImageEntry, wanted: Rendering, if_none_match: str) -> Image:
+        """One try, with memory of its own."""
+        image_id = entry.image_id
+        self._held.check()
         buffer = self._client.allocate(wanted.bytes_max(entry))
         request = pb.GetImageRequest(
             image_id=image_id,
@@ -86,19 +132,23 @@ class ImageClient:
             target=convert.target_to(buffer.target()),
             if_none_match=if_none_match,
         )
-        quiet = False
+        refused = False
         try:
             with tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}):
                 answer: Any = await self._client.call("GetImage", request)
-            quiet = True
+            refused = True
             assert buffer.view is not None, "host memory"
             data = buffer.view[: answer.length].tobytes()
+        except (Unavailable, DeadlineExceeded, InternalError):
+            raise
+        except QuireError:
+            refused = True  # a decoder, or whoever is before it, has said no: nobody writes
+            raise
         finally:
-            # A decoder that did not answer in time may still write: then this memory is never given back.
-            if quiet:
+            if refused:
                 buffer.close()
             else:
-                _silent.append(buffer)
+                self._held.hold(buffer)
         found = convert.image_from(answer.entry)
         return Image(found, data, answer.etag, answer.source, answer.decoder, dict(answer.stages_us))
 
@@ -153,7 +203,11 @@ async def fetch_record(client: QuireClient, entry: ImageEntry) -> bytes:
     if not found.matched_chunks:
         raise ChunkMissing(f"the record of {entry.image_id!r} is not stored (any more)", field="id")
     buffer = client.allocate(entry.namespace.layout.chunk_bytes)
-    delivery = await client.fetch(found, buffer)
+    try:
+        delivery = await client.fetch(found, buffer)
+    except BaseException:
+        buffer.close()
+        raise
     try:
         await delivery.layer(0)
         await delivery.summary()

@@ -279,7 +279,7 @@ class GetImageRequest(_message.Message):
     image_id: _builtins.str
     """Which image."""
     if_none_match: _builtins.str
-    """An ETag that the client has; if it is still good nothing is written."""
+    """An ETag that the client has, or "*" for whichever; if it is still good nothing is written."""
     @_builtins.property
     def rendering(self) -> Global___Rendering:
         """How it is wanted."""
@@ -373,22 +373,16 @@ class RouteImageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IMAGE_ID_FIELD_NUMBER: _builtins.int
-    AVOID_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
     """Which image."""
-    @_builtins.property
-    def avoid(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Decoders that have just failed this request."""
-
     def __init__(
         self,
         *,
         image_id: _builtins.str = ...,
-        avoid: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["avoid", b"avoid", "image_id", b"image_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -443,16 +437,20 @@ class FinishImageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TICKET_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     ticket: _builtins.int
     """The ticket."""
+    failed: _builtins.bool
+    """Whether the decoder failed: it is passed over for a while."""
     def __init__(
         self,
         *,
         ticket: _builtins.int = ...,
+        failed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

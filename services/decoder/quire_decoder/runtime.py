@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from quire.descriptor import RdmaTarget
-from quire.errors import CorruptData, InvalidRequest, QuireError
+from quire.errors import CorruptData, DeadlineExceeded, InvalidRequest, NotImplementedHere, QuireError, TooManyRequests
 from quire.images import ImageEntry, Rendering
 from quire.latents import decode_record, denormalised
 from quire.telemetry import logger, names, tracer
@@ -143,10 +143,9 @@ class Decoder:
     async def read_cached(self, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
         """A request that was sent elsewhere counts here all the same; what this cache has goes there."""
         key = entry.record_sha256
-        outcome = self._cache.look_up(key)
-        if outcome is Outcome.MISS:
+        outcome, data = self._look_up(key)
+        if data is None:
             return "", 0
-        data = self._bytes[key]
         await self._exchange.push(data, target)
         kind = {Outcome.IMAGE: "image", Outcome.LATENT: "latent", Outcome.PROMOTE: "promote"}[outcome]
         return kind, len(data)
@@ -161,6 +160,9 @@ class Decoder:
             self._keep_latent(entry, data)
         if image is not None:
             data = await self._pull(image, _LOSSLESS.bytes_max(entry))
+            pixels = await self._in_thread(self._encoder.decode_lossless, data)
+            if pixels.shape != (entry.height, entry.width, 3):
+                raise CorruptData(f"what came back as {entry.image_id!r} is {pixels.shape}")
             if entry.record_sha256 in self._cache.latents:
                 self._keep_image(entry, data)
 
@@ -173,13 +175,15 @@ class Decoder:
         key = entry.record_sha256
         joined = (running := self._running.get(key)) is not None
         if running is None:
+            if len(self._running) >= self._config.requests_max:
+                raise TooManyRequests(f"{len(self._running)} decodes are running; retry later")
             if owner_address:
                 making = self._make_for(entry, owner_address, stages)
             else:
-                outcome = self._cache.look_up(key)
+                outcome, data = self._look_up(key)
                 if outcome is Outcome.IMAGE:
-                    return None, self._bytes[key]
-                making = self._make(entry, outcome, stages)
+                    return None, data
+                making = self._make(entry, outcome, data, stages)
             # A task of its own: a client that goes away takes nobody along who has joined.
             running = self._running[key] = asyncio.create_task(making)
             running.add_done_callback(partial(self._made, key))
@@ -194,9 +198,10 @@ class Decoder:
         if not task.cancelled():
             task.exception()  # whoever waits gets it; nobody has to
 
-    async def _make(self, entry: ImageEntry, outcome: Outcome, stages: dict[str, int]) -> _Made | bytes:
+    async def _make(
+        self, entry: ImageEntry, outcome: Outcome, record: bytes | None, stages: dict[str, int]
+    ) -> _Made | bytes:
         """Decode at home: from the latent tier, or from storage."""
-        record = None if outcome is Outcome.MISS else self._bytes[entry.record_sha256]
         if record is None:
             record = await self._fetch(entry, stages)
             self._keep_latent(entry, record)
@@ -253,8 +258,11 @@ class Decoder:
 
     async def _fetch(self, entry: ImageEntry, stages: dict[str, int]) -> bytes:
         started = self._clock.monotonic_s()
-        async with self._fetching, asyncio.timeout(self._config.fetch_timeout_s):
-            record = await self._timed(stages, "fetch", self._records.fetch(entry))
+        try:
+            async with asyncio.timeout(self._config.fetch_timeout_s), self._fetching:
+                record = await self._timed(stages, "fetch", self._records.fetch(entry))
+        except TimeoutError:
+            raise DeadlineExceeded(f"no record within {self._config.fetch_timeout_s} s") from None
         await self._in_thread(_check, record, entry)
         self._cache.costs.fetched(self._clock.monotonic_s() - started)
         return record
@@ -263,6 +271,10 @@ class Decoder:
         values, info = await self._timed(stages, "decompress", self._in_thread(decode_record, record))
         if (info.height, info.width) != (entry.height, entry.width) or info.sha256 != entry.latent_sha256:
             raise CorruptData("the record is another than the catalogue says")
+        if info.layout != "chw" or info.normalisation.batch_norm:
+            raise NotImplementedHere(
+                f"layout {info.layout}, batch norm {info.normalisation.batch_norm}", field="record"
+            )
         latent = await self._in_thread(denormalised, values, info)
         self._waiting += 1
         started = self._clock.monotonic_s()
@@ -285,6 +297,13 @@ class Decoder:
             raise InvalidRequest(f"{length} bytes, {most} at most", field="length")
         return await self._exchange.pull(target, length)
 
+    def _look_up(self, key: bytes) -> tuple[Outcome, bytes | None]:
+        """Where it is, and its bytes, taken before anything else can happen: looking up may move the split."""
+        outcome = self._cache.look_up(key)
+        data = None if outcome is Outcome.MISS else self._bytes[key]
+        self._drop_gone()
+        return outcome, data
+
     def _keep_latent(self, entry: ImageEntry, record: bytes) -> None:
         key = entry.record_sha256
         if not self._cache.holds(key):
@@ -293,13 +312,15 @@ class Decoder:
             self._drop_gone()
 
     def _keep_image(self, entry: ImageEntry, lossless: bytes) -> None:
-        if self._cache.promote(entry.record_sha256, len(lossless)):
-            self._bytes[entry.record_sha256] = lossless
+        key = entry.record_sha256
+        if key in self._cache.latents and self._cache.promote(key, len(lossless)):
+            self._bytes[key] = lossless
         self._drop_gone()
 
     def _drop_gone(self) -> None:
         for key in self._cache.gone:
-            self._bytes.pop(key, None)
+            if not self._cache.holds(key):  # it may have come back since
+                self._bytes.pop(key, None)
         self._cache.gone.clear()
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from quire.client import ImageClient, QuireClient
 from quire.durability import Durability
-from quire.errors import ImageMissing, InvalidRequest, QuireError
+from quire.errors import DeadlineExceeded, ImageMissing, InvalidRequest, QuireError
 from quire.images import MEDIA_TYPES, Rendering
 from quire.latents import (
     LatentInfo,
@@ -38,6 +38,7 @@ _HTTP_OF_GRPC: Final = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
+_BODY_TIMEOUT_S: Final = 60.0
 _RECORD_TYPE: Final = "application/x-quire-latent"
 _FORMATS: Final = {media: name for name, media in MEDIA_TYPES.items()}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,6 +53,7 @@ class HttpDoor:
         self._client = QuireClient(config.advertise or config.listen, timeout_s=config.decode_timeout_s * 2)
         self._images = ImageClient(self._client)
         self._serving = asyncio.Semaphore(config.http_requests_max)
+        self._putting = asyncio.Semaphore(max(1, config.http_requests_max // 4))
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> None:
@@ -77,8 +79,12 @@ class HttpDoor:
     async def _put(self, request: web.Request) -> web.StreamResponse:
         """Body: safetensors, raw values, or a record. What it is stands in the type, the rest in the query."""
         durability = _durability(request.query.get("durability", "local"))
-        async with self._serving:
-            body = await request.read()
+        async with self._putting:
+            try:
+                async with asyncio.timeout(_BODY_TIMEOUT_S):
+                    body = await request.read()
+            except TimeoutError:
+                raise DeadlineExceeded(f"the body did not come within {_BODY_TIMEOUT_S:g} s", field="body") from None
             kind = request.content_type
             if kind == _RECORD_TYPE:
                 record = body
@@ -92,14 +98,12 @@ class HttpDoor:
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         rendering = _rendering(request)
-        headers = {"Vary": "Accept", "Cache-Control": "public, max-age=31536000, must-revalidate"}
+        headers = {"Vary": "Accept", "Cache-Control": "public, no-cache"}
         async with self._serving:
             if request.method == "HEAD":
-                entry = await self._images.head(request.match_info["id"])
-                return web.Response(
-                    headers=headers
-                    | {"Content-Type": rendering.media_type, "X-Quire-Latent": entry.latent_sha256.hex()}
-                )
+                entry, etag = await self._images.etag(request.match_info["id"], rendering)
+                headers |= {"ETag": etag, "Content-Type": rendering.media_type}
+                return web.Response(headers=headers | {"X-Quire-Latent": entry.latent_sha256.hex()})
             wanted = request.headers.get("If-None-Match", "")
             image = await self._images.get(request.match_info["id"], rendering, if_none_match=_first_etag(wanted))
         headers["ETag"] = image.etag
@@ -119,7 +123,7 @@ class HttpDoor:
         return web.Response(status=204)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        prefix, limit = request.query.get("prefix", ""), _number(request.query, "limit", 1000)
+        prefix, limit = request.query.get("prefix", ""), min(1000, max(1, _number(request.query, "limit", 1000)))
         entries = []
         async for entry in self._images.list(prefix):
             entries.append(

@@ -1,11 +1,11 @@
-"""Images through the door: which decoder, once more elsewhere if it fails, and whether the client has it already."""
+"""Images through the door: which decoder, whether it failed, and whether the client has the image already."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from quire.descriptor import RdmaTarget
-from quire.errors import DeadlineExceeded, QuireError, Unavailable
+from quire.errors import DeadlineExceeded, NodeUnavailable, QuireError
 from quire.images import ImageEntry, Rendering
 from quire.telemetry import logger, names, tracer
 from quire_gateway.ports import Decoders, Router
@@ -30,30 +30,33 @@ class ImageGateway:
         self._router = router
         self._decoders = decoders
 
-    async def get(self, image_id: str, rendering: Rendering, target: RdmaTarget, if_none_match: str) -> ImageServed:
-        """Have it written into `target`. Raises `ImageMissing`, `NoDecoder`, and what the decoder raises."""
-        avoid: list[str] = []
-        with tracer().start_as_current_span(names.GATEWAY_IMAGE, attributes={"quire.image": image_id}):
-            while True:
-                route = await self._router.route(image_id, avoid)
-                try:
-                    etag = rendering.etag(route.entry, route.build)
-                    if if_none_match and if_none_match == etag:
-                        return ImageServed(route.entry, etag)
-                    owner = route.owner_address if route.owner != route.runner else ""
-                    done = await self._decoders.decode(route.runner_address, route.entry, rendering, target, owner)
-                    etag = rendering.etag(route.entry, done.build)
-                    return ImageServed(route.entry, etag, done.length, done.source, route.runner, done.stages_us)
-                except (Unavailable, DeadlineExceeded) as error:
-                    if avoid:
-                        raise
-                    avoid.append(route.runner)
-                    logger().warning("a decoder failed, another is asked", decoder=route.runner, error=str(error))
-                finally:
-                    await self._give_back(route.ticket)
+    async def get(
+        self, image_id: str, rendering: Rendering, target: RdmaTarget | None, if_none_match: str
+    ) -> ImageServed:
+        """Have it written into `target`. Raises `ImageMissing`, `NoDecoder`, and what the decoder raises.
 
-    async def _give_back(self, ticket: int) -> None:
+        One that fails is not replaced here: it may still write into `target`, so another try needs other memory.
+        """
+        with tracer().start_as_current_span(names.GATEWAY_IMAGE, attributes={"quire.image": image_id}):
+            route = await self._router.route(image_id)
+            failed = False
+            try:
+                etag = rendering.etag(route.entry, route.build)
+                if target is None or if_none_match in (etag, "*"):
+                    return ImageServed(route.entry, etag)
+                owner = route.owner_address if route.owner != route.runner else ""
+                done = await self._decoders.decode(route.runner_address, route.entry, rendering, target, owner)
+                etag = rendering.etag(route.entry, done.build)
+                return ImageServed(route.entry, etag, done.length, done.source, route.runner, done.stages_us)
+            except (NodeUnavailable, DeadlineExceeded) as error:
+                failed = True  # the decoder itself; not what it needed, nor the client that it could not write to
+                logger().warning("a decoder failed", decoder=route.runner, error=str(error))
+                raise
+            finally:
+                await self._give_back(route.ticket, failed=failed)
+
+    async def _give_back(self, ticket: int, *, failed: bool) -> None:
         try:
-            await self._router.finish(ticket)
+            await self._router.finish(ticket, failed=failed)
         except QuireError as error:
             logger().warning("a decode counts as running until it runs out", error=str(error))

@@ -97,10 +97,10 @@ class Decoded:
 class Router(Protocol):
     """The orchestrator, as far as images go."""
 
-    async def route(self, image_id: str, avoid: Sequence[str]) -> ImageRoute:
+    async def route(self, image_id: str) -> ImageRoute:
         """Raises `ImageMissing`, `NoDecoder`."""
 
-    async def finish(self, ticket: int) -> None: ...
+    async def finish(self, ticket: int, *, failed: bool) -> None: ...
 
 
 class Decoders(Protocol):

@@ -77,7 +77,8 @@ class GatewayServicer(GatewayServiceServicer):
         return response
 
     async def GetImage(self, request: images_pb2.GetImageRequest, context: Any) -> images_pb2.GetImageResponse:
-        rendering, target = convert.rendering_from(request.rendering), convert.target_from(request.target)
+        rendering = convert.rendering_from(request.rendering)
+        target = convert.target_from(request.target) if request.if_none_match != "*" else None
         served = await self._images.get(request.image_id, rendering, target, request.if_none_match)
         return images_pb2.GetImageResponse(
             entry=convert.image_to(served.entry),

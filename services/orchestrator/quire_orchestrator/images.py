@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from quire.errors import ImageMissing, InvalidRequest, NoDecoder
@@ -59,16 +59,16 @@ class ImageDesk:
             raise InvalidRequest(f"{limit}, {LIST_MAX} at most", field="limit")
         return await self._catalogue.list(prefix, after, limit or LIST_MAX)
 
-    async def route(self, image_id: str, avoid: Collection[str]) -> tuple[Route, ImageEntry]:
+    async def route(self, image_id: str) -> tuple[Route, ImageEntry]:
         """Raises `ImageMissing`, `NoDecoder`."""
         entry = await self.head(image_id)
-        route = self._router.route(image_id, self._decoders(), self._clock.monotonic_s(), avoid=avoid)
+        route = self._router.route(image_id, self._decoders(), self._clock.monotonic_s())
         if route is None:
-            raise NoDecoder("no decoder is alive" if not avoid else f"no decoder but {', '.join(avoid)}, which failed")
+            raise NoDecoder("no decoder is alive")
         return route, entry
 
-    def finish(self, ticket: int) -> None:
-        self._router.finish(ticket)
+    def finish(self, ticket: int, *, failed: bool) -> None:
+        self._router.finish(ticket, failed_at_s=self._clock.monotonic_s() if failed else None)
 
     async def _release(self, entry: ImageEntry) -> None:
         if await self._catalogue.release(entry.record_sha256):

@@ -157,7 +157,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return images_pb2.ListImagesResponse(entries=map(convert.image_to, entries))
 
     async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
-        route, entry = await self._images.route(request.image_id, request.avoid)
+        route, entry = await self._images.route(request.image_id)
         return images_pb2.RouteImageResponse(
             ticket=route.ticket,
             runner=route.runner.node_id,
@@ -169,7 +169,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def FinishImage(self, request: images_pb2.FinishImageRequest, context: Any) -> images_pb2.FinishImageResponse:
-        self._images.finish(request.ticket)
+        self._images.finish(request.ticket, failed=request.failed)
         return images_pb2.FinishImageResponse()
 
     async def Leave(self, request: orchestrator_pb2.LeaveRequest, context: Any) -> orchestrator_pb2.LeaveResponse:

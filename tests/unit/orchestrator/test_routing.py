@@ -63,11 +63,15 @@ def test_failed_decoders_are_avoided_and_silence_runs_out() -> None:
     router, decoders = ImageRouter(4, 10.0), _decoders(2)
     first = router.route("x", decoders, 1.0)
     assert first is not None
-    other = router.route("x", decoders, 1.0, avoid=[first.runner.node_id])
+    assert router.finish(first.ticket, failed_at_s=1.0)
+    other = router.route("x", decoders, 1.1)
     assert other is not None
     assert other.runner != first.runner
-    assert router.route("x", decoders, 1.0, avoid=["decoder-0", "decoder-1"]) is None
+    assert router.finish(other.ticket, failed_at_s=1.2)
+    assert router.route("x", decoders, 1.3) is not None, "both have failed: better one of them than none"
     assert router.route("x", [], 1.0) is None
+    later = router.route("y", decoders, 9.0)
+    assert later is not None
     assert router.depth("decoder-0") + router.depth("decoder-1") == 2
     router.route("z", decoders, 20.0)
     assert router.depth("decoder-0") + router.depth("decoder-1") == 1, "tickets that nobody gave back are gone"

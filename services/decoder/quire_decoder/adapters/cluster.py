@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Iterator
 
 from quire.client import Buffer, QuireClient
+from quire.client.held import HeldBuffers
 from quire.client.images import fetch_record
 from quire.descriptor import RdmaTarget
-from quire.errors import TargetInvalid
+from quire.errors import ResourceExhausted, TargetInvalid
 from quire.images import ImageEntry
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call
@@ -34,52 +35,60 @@ class UcxExchange:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._held = HeldBuffers()
 
     async def push(self, data: bytes | memoryview, target: RdmaTarget) -> None:
         if len(data) > target.length:
             raise TargetInvalid(f"{target.length} bytes, but {len(data)} are needed", field="target")
-        buffer = self._filled(data)
-        peer = self._transport.connect(target.worker_address)
-        remote = peer.remote(target)
-        try:
-            stream = peer.stream(buffer.region, remote)
-            await stream.send(0, len(data), 0)
-            stream.announce(b"")
-            await stream.drain(_TIMEOUT_S)
-        finally:
-            remote.close()
-            buffer.close()
+        with self._lent(self._filled(data)) as buffer:
+            peer = self._transport.connect(target.worker_address)
+            remote = peer.remote(target)
+            try:
+                stream = peer.stream(buffer.region, remote)
+                await stream.send(0, len(data), 0)
+                stream.announce(b"")
+                await stream.drain(_TIMEOUT_S)
+            finally:
+                remote.close()
 
     async def pull(self, target: RdmaTarget, length: int) -> bytes:
         if length > target.length:
             raise TargetInvalid(f"{target.length} bytes, but {length} are asked for", field="target")
-        buffer = Buffer.allocate(self._transport, length)
-        peer = self._transport.connect(target.worker_address)
-        remote = peer.remote(target)
-        try:
-            await peer.get(buffer.region, 0, length, remote, 0, timeout_s=_TIMEOUT_S)
+        with self._lent(Buffer.allocate(self._transport, length)) as buffer:
+            peer = self._transport.connect(target.worker_address)
+            remote = peer.remote(target)
+            try:
+                await peer.get(buffer.region, 0, length, remote, 0, timeout_s=_TIMEOUT_S)
+            finally:
+                remote.close()
             assert buffer.view is not None, "host memory"
             return buffer.view[:length].tobytes()
-        finally:
-            remote.close()
-            buffer.close()
 
     @contextlib.contextmanager
     def lend(self, data: bytes) -> Iterator[RdmaTarget]:
-        buffer = self._filled(data or b"\0")
-        try:
+        with self._lent(self._filled(data or b"\0")) as buffer:
             yield buffer.target()
-        finally:
-            buffer.close()
 
     @contextlib.contextmanager
     def room(self, length: int) -> Iterator[tuple[RdmaTarget, memoryview]]:
-        buffer = Buffer.allocate(self._transport, length)
-        assert buffer.view is not None, "host memory"
-        try:
+        with self._lent(Buffer.allocate(self._transport, length)) as buffer:
+            assert buffer.view is not None, "host memory"
             yield buffer.target(), memoryview(buffer.view.data)
-        finally:
+
+    @contextlib.contextmanager
+    def _lent(self, buffer: Buffer) -> Iterator[Buffer]:
+        """Memory that a peer was told of, or that is in flight. If that failed somebody may still be at it."""
+        try:
+            self._held.check()
+        except ResourceExhausted:
             buffer.close()
+            raise
+        try:
+            yield buffer
+        except BaseException:
+            self._held.hold(buffer)
+            raise
+        buffer.close()
 
     def _filled(self, data: bytes | memoryview) -> Buffer:
         buffer = Buffer.allocate(self._transport, len(data))

@@ -7,7 +7,7 @@ from typing import Any
 import imagecodecs
 import numpy as np
 
-from quire.errors import CorruptData, NotImplementedHere
+from quire.errors import CorruptData, InvalidRequest, NotImplementedHere
 from quire.images import Rendering
 from quire_decoder.ports import Pixels
 
@@ -36,6 +36,9 @@ class ImagecodecsEncoder:
             return bytes(codec(pixels, **options[rendering.format]))
         except imagecodecs.DelayedImportError as error:
             raise NotImplementedHere(f"{rendering.format} cannot be written here: {error}", field="format") from None
+        except (RuntimeError, ValueError) as error:
+            shape = f"{pixels.shape[0]} × {pixels.shape[1]}"
+            raise InvalidRequest(f"{rendering.format} cannot hold {shape}: {error}", field="format") from None
 
     def decode_lossless(self, image: bytes) -> Pixels:
         try:

@@ -74,13 +74,19 @@ class DiffusersVaes:
         channels = int(vae.config.latent_channels)
         if latent.shape[0] != channels:
             raise RecordInvalid(f"{latent.shape[0]} channels, the VAE has {channels}", field="shape")
+        blocks = getattr(vae.config, "decoder_block_out_channels", None) or vae.config.block_out_channels
+        scale = 2 ** (len(blocks) - 1)
+        if (latent.shape[1] * scale, latent.shape[2] * scale) != (info.height, info.width):
+            raise RecordInvalid(f"{latent.shape} makes ×{scale}, not {info.height} × {info.width}", field="shape")
         try:
             with torch.inference_mode():
                 tensor = torch.from_numpy(np.ascontiguousarray(latent))[None].to(self._device)
                 sample = vae.decode(tensor.to(vae.dtype), return_dict=False)[0][0].float()
                 pixels = (sample / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
                 return np.asarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy(), dtype=np.uint8)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; on the CPU there is no class of its own
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate" not in str(error):
+                raise
             self._loaded.clear()
             torch.cuda.empty_cache()
             raise DeviceFull(f"no memory for a latent of {latent.shape}") from None

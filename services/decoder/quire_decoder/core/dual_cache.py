@@ -170,7 +170,8 @@ class DualCache(Generic[Key]):
         if key in self.images:
             return True
         if image_bytes > self.images.capacity_bytes * (1 - self.tuning.tail_share):
-            self._hits[key] = 0
+            if key in self.latents:
+                self._hits[key] = 0
             return False
         self.latents.remove(key)
         self._hits.pop(key, None)

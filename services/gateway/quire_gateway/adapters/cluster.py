@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from quire.descriptor import RdmaTarget
 from quire.durability import Durability, OnExisting
@@ -93,8 +93,8 @@ class GrpcRouter:
         self._timeout_s = config.control_timeout_s
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
-    async def route(self, image_id: str, avoid: Sequence[str]) -> ImageRoute:
-        request = images_pb2.RouteImageRequest(image_id=image_id, avoid=avoid)
+    async def route(self, image_id: str) -> ImageRoute:
+        request = images_pb2.RouteImageRequest(image_id=image_id)
         answer = await call(self._stub.RouteImage, request, timeout_s=self._timeout_s)
         return ImageRoute(
             answer.ticket,
@@ -106,8 +106,9 @@ class GrpcRouter:
             answer.build,
         )
 
-    async def finish(self, ticket: int) -> None:
-        await call(self._stub.FinishImage, images_pb2.FinishImageRequest(ticket=ticket), timeout_s=self._timeout_s)
+    async def finish(self, ticket: int, *, failed: bool) -> None:
+        request = images_pb2.FinishImageRequest(ticket=ticket, failed=failed)
+        await call(self._stub.FinishImage, request, timeout_s=self._timeout_s)
 
 
 class GrpcDecoders:

@@ -8,7 +8,7 @@ owner's cache. Requests for an id that is being decoded go where that happens, t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.nodes import Node
@@ -35,9 +35,11 @@ class _Running:
 class ImageRouter:
     """Counts what runs where. Every method takes the time; tickets that nobody gives back run out."""
 
-    def __init__(self, theta: int, ticket_s: float) -> None:
+    def __init__(self, theta: int, ticket_s: float, failed_s: float = 3.0) -> None:
         self._theta = theta
         self._ticket_s = ticket_s
+        self._failed_s = failed_s
+        self._failed: dict[str, float] = {}
         self._running: OrderedDict[int, _Running] = OrderedDict()
         self._at: dict[str, list[int]] = {}
         self._depth: dict[str, int] = {}
@@ -48,14 +50,12 @@ class ImageRouter:
         """Requests at a decoder."""
         return self._depth.get(node_id, 0)
 
-    def route(
-        self, image_id: str, decoders: Sequence[Node], now_s: float, *, avoid: Collection[str] = ()
-    ) -> Route | None:
-        """None without a decoder that is not to be avoided (it failed this request a moment ago)."""
+    def route(self, image_id: str, decoders: Sequence[Node], now_s: float) -> Route | None:
+        """None without a decoder. One that has just failed is passed over while there is another."""
         self._expire(now_s)
-        usable = [node for node in decoders if node.node_id not in avoid]
-        if not usable:
+        if not decoders:
             return None
+        usable = [node for node in decoders if self._failed.get(node.node_id, 0.0) <= now_s] or list(decoders)
         owner = rendezvous(image_id.encode(), usable)[0]
         by_name = {node.node_id: node for node in usable}
         running = [self._running[ticket] for ticket in self._at.get(image_id, [])]
@@ -73,11 +73,13 @@ class ImageRouter:
         self._depth[runner.node_id] = self.depth(runner.node_id) + 1
         return Route(ticket, runner, owner, joined)
 
-    def finish(self, ticket: int) -> bool:
-        """A request has ended; whether it was known."""
+    def finish(self, ticket: int, *, failed_at_s: float | None = None) -> bool:
+        """A request has ended; whether it was known. `failed_at_s`: when, if the decoder did not answer."""
         entry = self._running.pop(ticket, None)
         if entry is None:
             return False
+        if failed_at_s is not None:
+            self._failed[entry.runner.node_id] = failed_at_s + self._failed_s
         tickets = self._at[entry.image_id]
         tickets.remove(ticket)
         if not tickets:
@@ -89,6 +91,7 @@ class ImageRouter:
         return True
 
     def _expire(self, now_s: float) -> None:
+        self._failed = {name: until_s for name, until_s in self._failed.items() if until_s > now_s}
         while self._running:
             ticket, entry = next(iter(self._running.items()))
             if now_s - entry.since_s < self._ticket_s:
