@@ -15,7 +15,6 @@ from quire.bench.report import Report, Row, median
 from quire.bench.ttft import (
     FACTOR,
     LAYERS,
-    PAPER_GBPS,
     Cell,
     layout_for,
     set_link,
@@ -231,5 +230,3 @@ def real_model(rounds: int) -> Report:
     )
     return report
 
-
-__all__ = ["PAPER_GBPS", "bubble", "real_model", "sweep"]

@@ -67,7 +67,7 @@ def simulate(
         elif outcome is Outcome.MISS:
             latencies[at] = miss_s
             if only_images:
-                cache.put_image(key, images[key])
+                cache.promote(key, images[key])
             else:
                 cache.fetched(key, latents[key])
         elif outcome is Outcome.PROMOTE:

@@ -163,7 +163,7 @@ class DualCache(Generic[Key]):
             self._leave(self.latents.insert(key, latent_bytes))
 
     def promote(self, key: Key, image_bytes: int) -> bool:
-        """Move an object from the latent tier to the image tier; whether it is an image now.
+        """Move an object from the latent tier, if it is there, to the image tier; whether it is an image now.
 
         One that the image tier has no room for stays a latent.
         """
@@ -178,10 +178,6 @@ class DualCache(Generic[Key]):
         left = self.images.insert(key, image_bytes)
         self._leave(left)
         return key not in left
-
-    def put_image(self, key: Key, image_bytes: int) -> bool:
-        """An image that was decoded from storage without passing the latent tier (a cache of images alone)."""
-        return self.promote(key, image_bytes)
 
     def forget(self, key: Key) -> None:
         """The object was deleted or replaced."""
