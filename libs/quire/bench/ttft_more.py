@@ -229,4 +229,3 @@ def real_model(rounds: int) -> Report:
         "the demo's transformer computes for real; link 0.4 GB/s; compute windows by a profile measured now"
     )
     return report
-
