@@ -57,7 +57,7 @@ class ImageEntry:
     @property
     def keys(self) -> ChunkKeys:
         """The one key of its record: by content, so that equal records are stored once."""
-        return ChunkKeys(hashlib.sha256(b"quire image record" + self.record_sha256).digest())
+        return record_keys(self.record_sha256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +104,11 @@ def check_image_id(image_id: str) -> None:
     """Raises `InvalidRequest`."""
     if not _ID.fullmatch(image_id):
         raise InvalidRequest(f"{image_id[:80]!r} is not 1 to 255 of letters, digits, '.', '_', '~', '-'", field="id")
+
+
+def record_keys(record_sha256: bytes) -> ChunkKeys:
+    """Under which a record is stored."""
+    return ChunkKeys(hashlib.sha256(b"quire image record" + record_sha256).digest())
 
 
 def record_namespace(record_bytes: int) -> Namespace:

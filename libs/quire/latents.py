@@ -113,18 +113,43 @@ class LatentInfo:
             raise RecordInvalid(f"{self.height} × {self.width}, but the latent is {self.shape}", field="height, width")
         rule = self.normalisation
         for name in ("scaling_factor", "shift_factor"):
-            if not math.isfinite(getattr(rule, name)):
-                raise RecordInvalid(f"{getattr(rule, name)} is not finite", field=name)
+            if not _is_finite(getattr(rule, name)):
+                raise RecordInvalid(f"{getattr(rule, name)!r} is no finite number", field=name)
         if rule.scaling_factor == 0:
             raise RecordInvalid("0 cannot be divided by", field="scaling_factor")
         for name in ("mean", "std"):
             if len(getattr(rule, name)) not in (0, self.shape[0]):
                 raise RecordInvalid(f"{len(getattr(rule, name))} values for {self.shape[0]} channels", field=name)
+            if not all(map(_is_finite, getattr(rule, name))):
+                raise RecordInvalid("not all are finite numbers", field=name)
+        self._check_types()
+
+    def _check_types(self) -> None:
+        """A record comes from anywhere: what is in its header may be of any type."""
+        texts = {
+            "vae.repository": self.vae.repository,
+            "vae.revision": self.vae.revision,
+            "vae.weights_sha256": self.vae.weights_sha256,
+            "vae.class_name": self.vae.class_name,
+            "codec": self.codec,
+        }
+        for name, value in texts.items():
+            if not isinstance(value, str):
+                raise RecordInvalid(f"{value!r} is no text", field=name)
+        for name in ("sha256", "perceptual_hash"):
+            if not isinstance(getattr(self, name), bytes):
+                raise RecordInvalid(f"{getattr(self, name)!r} is not of bytes", field=name)
+        if not isinstance(self.vae.config, dict) or not isinstance(self.versions, dict):
+            raise RecordInvalid("not by name", field="vae.config, versions")
 
     @property
     def value_bytes(self) -> int:
         """Size of the uncompressed values."""
         return math.prod(self.shape) * np.dtype(_KINDS[self.dtype]).itemsize
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def check_shape(shape: tuple[int, ...], dtype: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,6 +30,7 @@ from quire.v1 import images_pb2 as pb
 
 _LEASE_MS: Final = 30_000
 _PAGE: Final = 500
+_SEEN_MAX: Final = 10_000
 _PUT_TRIES: Final = 3
 
 
@@ -54,6 +56,9 @@ class ImageClient:
     def __init__(self, client: QuireClient) -> None:
         self._client = client
         self._held = HeldBuffers()
+        # How large images are, so that memory for one can be had before anybody is asked. What is old shows as too
+        # small a buffer.
+        self._seen: OrderedDict[str, ImageEntry] = OrderedDict()
 
     async def put(
         self, image_id: str, values: Values, info: LatentInfo, *, durability: Durability = Durability.LOCAL
@@ -74,9 +79,10 @@ class ImageClient:
             await asyncio.to_thread(decode_record, record)
         except CorruptData as error:
             raise RecordInvalid(error.message, field="record") from None
+        digest = await asyncio.to_thread(hashlib.sha256, record)
         entry = ImageEntry(
             image_id,
-            hashlib.sha256(record).digest(),
+            digest.digest(),
             len(record),
             info.sha256,
             info.vae.weights_sha256,
@@ -102,7 +108,7 @@ class ImageClient:
         Raises `ImageMissing`, `NoDecoder`, `VaeUnknown`, `CorruptData`, …
         """
         wanted = rendering or Rendering()
-        entry = await self.head(image_id)
+        entry = self._seen.get(image_id) or await self.head(image_id)
         try:
             return await self._get(entry, wanted, if_none_match)
         except (Unavailable, DeadlineExceeded):
@@ -149,7 +155,7 @@ class ImageClient:
                 buffer.close()
             else:
                 self._held.hold(buffer)
-        found = convert.image_from(answer.entry)
+        found = self._remember(convert.image_from(answer.entry))
         return Image(found, data, answer.etag, answer.source, answer.decoder, dict(answer.stages_us))
 
     async def get_record(self, image_id: str) -> bytes:
@@ -164,7 +170,7 @@ class ImageClient:
         """Raises `ImageMissing`."""
         check_image_id(image_id)
         answer = await self._client.call("HeadImage", pb.HeadImageRequest(image_id=image_id))
-        return convert.image_from(answer.entry)
+        return self._remember(convert.image_from(answer.entry))
 
     async def delete(self, image_id: str) -> bool:
         """Whether there was one."""
@@ -177,12 +183,19 @@ class ImageClient:
         after = ""
         while True:
             request = pb.ListImagesRequest(prefix=prefix, after=after, limit=_PAGE)
-            page = (await self._client.call("ListImages", request)).entries
-            for entry in page:
+            page = await self._client.call("ListImages", request)
+            for entry in page.entries:
                 yield convert.image_from(entry)
-            if len(page) < _PAGE:
+            after = page.next_after
+            if not after:
                 return
-            after = page[-1].image_id
+
+    def _remember(self, entry: ImageEntry) -> ImageEntry:
+        self._seen[entry.image_id] = entry
+        self._seen.move_to_end(entry.image_id)
+        if len(self._seen) > _SEEN_MAX:
+            self._seen.popitem(last=False)
+        return entry
 
     async def _store(self, entry: ImageEntry, record: bytes, durability: Durability) -> None:
         buffer = self._client.allocate(entry.namespace.layout.chunk_bytes)

@@ -77,12 +77,12 @@ def vae_of(pipeline: Any, weights_sha256: str = "") -> Vae:
     """What a record says of a pipeline's VAE."""
     vae = pipeline.vae
     config = {name: value for name, value in dict(vae.config).items() if not name.startswith("_") and _plain(value)}
-    folder = Path(str(getattr(pipeline, "name_or_path", "") or getattr(vae.config, "_name_or_path", "")))
-    for candidate in (folder / "vae", folder):
+    name = str(getattr(pipeline, "name_or_path", "") or getattr(vae.config, "_name_or_path", "") or "")
+    for candidate in (Path(name, "vae"), Path(name)) if name else ():
         files = sorted(candidate.glob("*.safetensors")) if candidate.is_dir() else []
         if not weights_sha256 and len(files) == 1:
             weights_sha256 = hashlib.sha256(files[0].read_bytes()).hexdigest()
-    return Vae(str(folder), "", weights_sha256, type(vae).__name__, config)
+    return Vae(name, "", weights_sha256, type(vae).__name__, config)
 
 
 def _plain(value: Any) -> bool:

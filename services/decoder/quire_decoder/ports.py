@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,12 +33,19 @@ class VaeRunner(Protocol):
     def build(self) -> str:
         """What makes the same pixels of the same latent: device, library versions."""
 
-    def decode(self, latent: npt.NDArray[np.float32], info: LatentInfo) -> Pixels:
-        """Blocks. Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`."""
+    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
+        """One batch: latents of one shape, of which `info` describes the first. Blocks.
+
+        Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`.
+        """
 
 
 class PixelEncoder(Protocol):
     """Formats. Blocks."""
+
+    @property
+    def build(self) -> str:
+        """What makes the same bytes of the same pixels: library versions."""
 
     def encode(self, pixels: Pixels, rendering: Rendering) -> bytes: ...
     def decode_lossless(self, image: bytes) -> Pixels:

@@ -1,7 +1,7 @@
 """The decoder: cache, decode pipeline, and what is shared with other decoders.
 
 A request passes three bounded stages: fetching (a number at a time), threads (decompressing, encoding), the device
-(one at a time). Requests for an image that is being decoded wait for that decode.
+(one batch at a time). Requests for an image that is being decoded wait for that decode.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from quire.latents import decode_record, denormalised
 from quire.telemetry import logger, names, tracer
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.dual_cache import Costs, DualCache, Outcome, Tuning
+from quire_decoder.device import Device
 from quire_decoder.ports import Clock, Exchange, Owner, PixelEncoder, Pixels, RecordSource, VaeRunner
 
 Result = TypeVar("Result")
@@ -75,14 +76,19 @@ class Decoder:
         self._bytes: dict[bytes, bytes] = {}
         self._running: dict[bytes, asyncio.Task[_Made | bytes]] = {}
         self._fetching = asyncio.Semaphore(config.fetches_max)
-        self._device = asyncio.Lock()
+        self._unpacked = asyncio.Semaphore(2 * config.batch_max + config.threads)
+        self._device = Device(vae, config.batch_max)
         self._threads = ThreadPoolExecutor(config.threads, "decoder")
-        self._device_thread = ThreadPoolExecutor(1, "device")
-        self._joined = self._waiting = 0
+        self._joined = 0
+
+    @property
+    def _only_images(self) -> bool:
+        """A cache of images alone takes them at the first miss: there are no latent hits to count."""
+        return self._config.alpha >= 1 and not self._config.tune
 
     @property
     def build(self) -> str:
-        return self._vae.build
+        return f"{self._vae.build}, {self._encoder.build}"
 
     @property
     def figures(self) -> dict[str, float]:
@@ -94,7 +100,8 @@ class Decoder:
             "hits.latent": total.latent_hits,
             "misses": total.full_misses,
             "joined": self._joined,
-            "queue": self._waiting,
+            "queue": self._device.waiting,
+            "batches": self._device.batches,
             "cache.alpha": cache.alpha,
             "cache.gradient": cache.last_gradient,
             "cache.images": len(cache.images),
@@ -106,7 +113,7 @@ class Decoder:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._device_thread.shutdown(wait=False, cancel_futures=True)
+        self._device.close()
 
     async def serve(self, entry: ImageEntry, rendering: Rendering, owner_address: str) -> Served:
         """An image, encoded as asked. `owner_address`: of the decoder whose cache it belongs to, if not this one's.
@@ -206,7 +213,8 @@ class Decoder:
             record = await self._fetch(entry, stages)
             self._keep_latent(entry, record)
         source = "miss" if outcome is Outcome.MISS else "latent"
-        made = _Made(await self._decode(entry, record, stages), source, None, outcome is Outcome.PROMOTE)
+        promote = self._only_images or (outcome is Outcome.PROMOTE and self._cache.alpha > 0)
+        made = _Made(await self._decode(entry, record, stages), source, None, promote)
         if made.promote:
             made.lossless = await self._timed(
                 stages, "keep", self._in_thread(self._encoder.encode, made.pixels, _LOSSLESS)
@@ -260,7 +268,8 @@ class Decoder:
         started = self._clock.monotonic_s()
         try:
             async with asyncio.timeout(self._config.fetch_timeout_s), self._fetching:
-                record = await self._timed(stages, "fetch", self._records.fetch(entry))
+                fetching = self._delayed(self._records.fetch(entry))
+                record = await self._timed(stages, "fetch", fetching)
         except TimeoutError:
             raise DeadlineExceeded(f"no record within {self._config.fetch_timeout_s} s") from None
         await self._in_thread(_check, record, entry)
@@ -268,25 +277,21 @@ class Decoder:
         return record
 
     async def _decode(self, entry: ImageEntry, record: bytes, stages: dict[str, int]) -> Pixels:
-        values, info = await self._timed(stages, "decompress", self._in_thread(decode_record, record))
-        if (info.height, info.width) != (entry.height, entry.width) or info.sha256 != entry.latent_sha256:
-            raise CorruptData("the record is another than the catalogue says")
-        if info.layout != "chw" or info.normalisation.batch_norm:
-            raise NotImplementedHere(
-                f"layout {info.layout}, batch norm {info.normalisation.batch_norm}", field="record"
-            )
-        latent = await self._in_thread(denormalised, values, info)
-        self._waiting += 1
-        started = self._clock.monotonic_s()
-        try:
-            async with self._device:
-                stages["queue"] = int((self._clock.monotonic_s() - started) * 1e6)
-                loop = asyncio.get_running_loop()
-                decoding = loop.run_in_executor(self._device_thread, self._vae.decode, latent, info)
-                pixels = await self._timed(stages, "decode", decoding)
-        finally:
-            self._waiting -= 1
-        self._cache.costs.decoded(self._clock.monotonic_s() - started)
+        async with self._unpacked:  # so that what waits for the device is bounded, and not in its large form
+            values, info = await self._timed(stages, "decompress", self._in_thread(decode_record, record))
+            if (info.height, info.width) != (entry.height, entry.width) or info.sha256 != entry.latent_sha256:
+                raise CorruptData("the record is another than the catalogue says")
+            if info.layout != "chw" or info.normalisation.batch_norm:
+                raise NotImplementedHere(
+                    f"layout {info.layout}, batch norm {info.normalisation.batch_norm}", field="record"
+                )
+            latent = await self._in_thread(denormalised, values, info)
+            started = self._clock.monotonic_s()
+            pixels, decode_s = await self._device.decode(latent, info)
+        spent_s = self._clock.monotonic_s() - started
+        stages["decode"] = int(decode_s * 1e6)
+        stages["queue"] = max(0, int((spent_s - decode_s) * 1e6))
+        self._cache.costs.decoded(spent_s)
         if pixels.shape != (entry.height, entry.width, 3):
             raise CorruptData(f"the VAE makes {pixels.shape}, the record says {entry.height} × {entry.width}")
         return pixels
@@ -313,7 +318,7 @@ class Decoder:
 
     def _keep_image(self, entry: ImageEntry, lossless: bytes) -> None:
         key = entry.record_sha256
-        if key in self._cache.latents and self._cache.promote(key, len(lossless)):
+        if (self._only_images or key in self._cache.latents) and self._cache.promote(key, len(lossless)):
             self._bytes[key] = lossless
         self._drop_gone()
 
@@ -322,6 +327,12 @@ class Decoder:
             if not self._cache.holds(key):  # it may have come back since
                 self._bytes.pop(key, None)
         self._cache.gone.clear()
+
+    async def _delayed(self, fetching: Awaitable[bytes]) -> bytes:
+        """As if the store were further away (`fetch_delay_ms`)."""
+        if self._config.fetch_delay_ms:
+            await asyncio.sleep(self._config.fetch_delay_ms / 1e3)
+        return await fetching
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

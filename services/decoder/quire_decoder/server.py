@@ -56,7 +56,7 @@ async def serve(config: DecoderConfig) -> None:
     folders = [Path(folder) for folder in config.model_folders]
     if DEMO_FOLDER.is_dir():
         folders.append(DEMO_FOLDER)
-    vaes = DiffusersVaes(folders, config.device, config.model_bytes)
+    vaes = DiffusersVaes(folders, config.device, config.model_bytes, config.engine)
     client, channels, incarnation = QuireClient(config.gateway_address), ChannelPool(), os.urandom(8).hex()
     await client.start()
     exchange = UcxExchange(client.transport)

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from quire.errors import ImageMissing, InvalidRequest, NoDecoder
-from quire.images import ImageEntry, check_image_id
+from quire.errors import ImageMissing, InvalidRequest, NoDecoder, QuireError
+from quire.images import ImageEntry, check_image_id, record_keys
 from quire.keys import ChunkKeys
 from quire.nodes import Node
+from quire.telemetry import logger
 from quire_orchestrator.core.routing import ImageRouter, Route
 from quire_orchestrator.ports import Catalogue, Clock
 
 LIST_MAX = 1000
+_SWEEP_S = 15.0
+_SWEEP_MAX = 200
 
 
 class ImageDesk:
-    """Every method is one request. `evict`: drops chunks from the end of a chain, keeping so many."""
+    """Every method is one request. `evict`: drops a chunk that no lease pins; whether it is stored no more."""
 
     def __init__(
         self,
         catalogue: Catalogue,
         router: ImageRouter,
         decoders: Callable[[], list[Node]],
-        evict: Callable[[ChunkKeys, int], Awaitable[int]],
+        evict: Callable[[ChunkKeys], Awaitable[bool]],
         clock: Clock,
     ) -> None:
         self._catalogue = catalogue
@@ -31,6 +35,15 @@ class ImageDesk:
         self._decoders = decoders
         self._evict = evict
         self._clock = clock
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._sweeper = asyncio.create_task(self._sweep_again())
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
 
     async def put(self, entry: ImageEntry) -> bool:
         """Catalogue an image; whether it replaced one, whose record goes unless others use it."""
@@ -54,7 +67,8 @@ class ImageDesk:
             await self._release(entry)
         return entry is not None
 
-    async def list(self, prefix: str, after: str, limit: int) -> list[ImageEntry]:
+    async def list(self, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
+        """A page, and after which id the next begins ("": there is none)."""
         if limit > LIST_MAX:
             raise InvalidRequest(f"{limit}, {LIST_MAX} at most", field="limit")
         return await self._catalogue.list(prefix, after, limit or LIST_MAX)
@@ -72,4 +86,22 @@ class ImageDesk:
 
     async def _release(self, entry: ImageEntry) -> None:
         if await self._catalogue.release(entry.record_sha256):
-            await self._evict(entry.keys, 0)
+            await self._remove(entry.record_sha256)
+
+    async def _remove(self, record_sha256: bytes) -> None:
+        """One that is being read at this moment stays among the unused, for later."""
+        if await self._evict(record_keys(record_sha256)):
+            await self._catalogue.removed(record_sha256)
+
+    async def sweep(self) -> None:
+        """Remove records that were in use when their last image was deleted, and are not any more."""
+        for record in await self._catalogue.unused(_SWEEP_MAX):
+            await self._remove(record)
+
+    async def _sweep_again(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            try:
+                await self.sweep()
+            except QuireError as error:
+                logger().warning("records that nobody uses could not be removed", error=str(error))

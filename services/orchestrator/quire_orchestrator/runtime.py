@@ -184,6 +184,10 @@ class Orchestrator:
         chunks = list(reversed(records(keys, keep, len(keys) - keep)))
         return len((await self._evict(chunks, "")).removed)
 
+    async def evict_chunk(self, key: ChunkKeys) -> bool:
+        """Drop the one chunk of a chain of one; whether it is out of the index. Not while a lease pins it."""
+        return (await self.evict_chunks("", records(key, 0, 1)))[0]
+
     async def evict_chunks(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[bool]:
         """A node needs room and holds the last copy: for each chunk, children first, whether it is out of the index."""
         evicted = await self._evict(chunks, node_id)

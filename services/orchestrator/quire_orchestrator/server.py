@@ -153,8 +153,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return images_pb2.DeleteImageResponse(deleted=await self._images.delete(request.image_id))
 
     async def ListImages(self, request: images_pb2.ListImagesRequest, context: Any) -> images_pb2.ListImagesResponse:
-        entries = await self._images.list(request.prefix, request.after, request.limit)
-        return images_pb2.ListImagesResponse(entries=map(convert.image_to, entries))
+        entries, after = await self._images.list(request.prefix, request.after, request.limit)
+        return images_pb2.ListImagesResponse(entries=map(convert.image_to, entries), next_after=after)
 
     async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
         route, entry = await self._images.route(request.image_id)
@@ -213,14 +213,16 @@ async def serve(config: OrchestratorConfig) -> None:
         Images(redis),
         ImageRouter(config.decoder_theta, config.decode_timeout_s),
         lambda: orchestrator.decoders,
-        orchestrator.evict,
+        orchestrator.evict_chunk,
         SystemClock(),
     )
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator, images), server.grpc)
     await orchestrator.start()
+    images.start()
     await server.start()
     await until_signalled()
     await server.stop(config.stop_grace_s)
+    await images.close()
     await orchestrator.close()
     await channels.close()
     await redis.aclose()

@@ -132,6 +132,34 @@ def test_a_channel_that_decompresses_to_more_is_refused() -> None:
         decode_record(bomb)
 
 
+_ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.binary(max_size=40),
+    st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=3)), max_size=5),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)  # fmt: skip
+
+
+@given(st.data())
+def test_headers_of_the_wrong_types_are_refused(data: st.DataObject) -> None:
+    """Valid CBOR under a valid checksum, with one value replaced by anything."""
+    import zlib
+
+    record = _record()
+    _, _, length, _ = struct.unpack_from("<4sB3xII", record)
+    header = cbor2.loads(record[16 : 16 + length])
+    within = (
+        header[data.draw(st.sampled_from(["vae", "decode", "normalisation"]))] if data.draw(st.booleans()) else header
+    )
+    within[data.draw(st.sampled_from(sorted(within)))] = data.draw(_ANYTHING)
+    packed = cbor2.dumps(header)
+    other = struct.pack("<4sB3xII", b"QLAT", 1, len(packed), zlib.crc32(packed)) + packed + record[16 + length :]
+    try:
+        values, info = decode_record(other)
+        denormalised(values, info)
+    except QuireError:
+        pass
+
+
 @given(st.binary(max_size=400))
 def test_noise_is_no_record(noise: bytes) -> None:
     for raw in (noise, b"QLAT\x01\0\0\0" + noise):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import imagecodecs
@@ -17,6 +18,10 @@ _PNG_LEVEL = 3
 
 class ImagecodecsEncoder:
     """The `PixelEncoder` port."""
+
+    @property
+    def build(self) -> str:
+        return f"imagecodecs {version('imagecodecs')}"
 
     def encode(self, pixels: Pixels, rendering: Rendering) -> bytes:
         """Raises `NotImplementedHere` for a format that this build of imagecodecs cannot write."""

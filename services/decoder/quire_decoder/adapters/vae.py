@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,7 @@ import quire
 from quire.errors import ConfigInvalid, VaeUnknown
 from quire.latents import LatentInfo, RecordInvalid
 from quire.telemetry import logger
+from quire_decoder.adapters.engines import Decode, Engine, make_engine
 from quire_decoder.errors import DeviceFull
 from quire_decoder.ports import Pixels
 
@@ -32,15 +34,16 @@ class DiffusersVaes:
     `ConfigInvalid` for a folder that has no VAE.
     """
 
-    def __init__(self, folders: Sequence[Path], device: str, bytes_max: int) -> None:
+    def __init__(self, folders: Sequence[Path], device: str, bytes_max: int, engine: str = "auto") -> None:
         self._wanted = device
+        self._engine: Engine = make_engine(engine, self._device_type)
         self._bytes_max = bytes_max
         self._known = {weights_digest(folder): folder for folder in folders}
-        self._loaded: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+        self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
 
     @property
     def build(self) -> str:
-        return f"torch {version('torch')}, diffusers {version('diffusers')}, {self._device_name}"
+        return f"torch {version('torch')}, diffusers {version('diffusers')}, {self._device_name}, {self._engine.name}"
 
     @cached_property
     def _device(self) -> Any:
@@ -53,63 +56,82 @@ class DiffusersVaes:
         return torch.device(name)
 
     @cached_property
-    def _device_name(self) -> str:
+    def _device_type(self) -> str:
         """Without loading torch where there can be no CUDA."""
         if self._wanted == "cpu" or not Path("/dev/nvidiactl").exists():
             return "cpu"
+        return str(self._device.type)
+
+    @cached_property
+    def _device_name(self) -> str:
+        if self._device_type != "cuda":
+            return self._device_type
         import torch
 
-        return torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu"
+        return torch.cuda.get_device_name(self._device)
 
     @property
     def known(self) -> dict[str, Path]:
         """Folders by digest of their weights."""
         return dict(self._known)
 
-    def decode(self, latent: npt.NDArray[np.float32], info: LatentInfo) -> Pixels:
+    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
         """Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`."""
         import torch
 
-        vae = self._vae(info)
-        channels = int(vae.config.latent_channels)
-        if latent.shape[0] != channels:
-            raise RecordInvalid(f"{latent.shape[0]} channels, the VAE has {channels}", field="shape")
-        blocks = getattr(vae.config, "decoder_block_out_channels", None) or vae.config.block_out_channels
-        scale = 2 ** (len(blocks) - 1)
+        loaded, latent = self._load(info), latents[0]
+        if latent.shape[0] != loaded.channels:
+            raise RecordInvalid(f"{latent.shape[0]} channels, the VAE has {loaded.channels}", field="shape")
+        scale = loaded.scale
         if (latent.shape[1] * scale, latent.shape[2] * scale) != (info.height, info.width):
             raise RecordInvalid(f"{latent.shape} makes ×{scale}, not {info.height} × {info.width}", field="shape")
         try:
             with torch.inference_mode():
-                tensor = torch.from_numpy(np.ascontiguousarray(latent))[None].to(self._device)
-                sample = vae.decode(tensor.to(vae.dtype), return_dict=False)[0][0].float()
-                pixels = (sample / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
-                return np.asarray(pixels.permute(1, 2, 0).contiguous().cpu().numpy(), dtype=np.uint8)
+                tensor = torch.from_numpy(np.stack(latents)).to(self._device)
+                samples = loaded.decode(tensor.to(loaded.dtype)).float()
+                pixels = (samples / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
+                return list(np.asarray(pixels.permute(0, 2, 3, 1).contiguous().cpu().numpy(), dtype=np.uint8))
         except RuntimeError as error:  # torch.OutOfMemoryError is one; on the CPU there is no class of its own
             if not isinstance(error, torch.OutOfMemoryError) and "allocate" not in str(error):
                 raise
-            self._loaded.clear()
+            if len(latents) == 1:  # a smaller batch may still fit beside what is loaded
+                self._loaded.clear()
             torch.cuda.empty_cache()
-            raise DeviceFull(f"no memory for a latent of {latent.shape}") from None
+            raise DeviceFull(f"no memory for {len(latents)} latents of {latent.shape}") from None
 
-    def _vae(self, info: LatentInfo) -> Any:
+    def _load(self, info: LatentInfo) -> _Loaded:
         """In the dtype that the record asks for."""
         weights, dtype = info.vae.weights_sha256, info.decode.dtype
         name = f"{weights} {dtype}"
         if name in self._loaded:
             self._loaded.move_to_end(name)
-            return self._loaded[name][0]
+            return self._loaded[name]
         folder = self._known.get(weights)
         if folder is None:
             raise VaeUnknown(
                 f"no VAE with weights {weights[:16] or '(none named)'}…, of {info.vae.repository}", field="vae"
             )
-        vae = _load(folder, dtype).to(self._device).eval()
+        vae = _read(folder, dtype).to(self._device).eval()
         size = sum(each.numel() * each.element_size() for each in vae.parameters())
-        while self._loaded and size + sum(held for _, held in self._loaded.values()) > self._bytes_max:
+        while self._loaded and size + sum(held.size for held in self._loaded.values()) > self._bytes_max:
             self._loaded.popitem(last=False)
-        self._loaded[name] = vae, size
-        logger().info("vae loaded", folder=str(folder), bytes=size, device=str(self._device))
-        return vae
+        blocks = getattr(vae.config, "decoder_block_out_channels", None) or vae.config.block_out_channels
+        channels = int(vae.config.latent_channels)
+        loaded = _Loaded(self._engine.prepare(vae), channels, 2 ** (len(blocks) - 1), vae.dtype, size)
+        self._loaded[name] = loaded
+        logger().info("vae loaded", folder=str(folder), bytes=size, device=str(self._device), engine=self._engine.name)
+        return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A VAE on the device: latent channels, factor from latent to pixels, bytes of its weights."""
+
+    decode: Decode
+    channels: int
+    scale: int
+    dtype: Any
+    size: int
 
 
 def weights_digest(folder: Path) -> str:
@@ -124,7 +146,7 @@ def _weights_file(folder: Path) -> Path:
     return files[0]
 
 
-def _load(folder: Path, dtype: str) -> Any:
+def _read(folder: Path, dtype: str) -> Any:
     import diffusers
     import torch
 

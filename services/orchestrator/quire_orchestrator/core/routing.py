@@ -7,6 +7,7 @@ owner's cache. Requests for an id that is being decoded go where that happens, t
 
 from __future__ import annotations
 
+import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class ImageRouter:
         self._running: OrderedDict[int, _Running] = OrderedDict()
         self._at: dict[str, list[int]] = {}
         self._depth: dict[str, int] = {}
-        self._next = 1
+        self._next = secrets.randbits(48)  # a ticket of before a restart is nobody's after it
         self.joined = self.spilled = 0
 
     def depth(self, node_id: str) -> int:
@@ -64,7 +65,8 @@ class ImageRouter:
         if runner is None:
             runner = owner
             if self.depth(owner.node_id) > self._theta:
-                runner = min(usable, key=lambda node: (self.depth(node.node_id), node.node_id != owner.node_id))
+                equals = [node for node in usable if node.details.get("build") == owner.details.get("build")]
+                runner = min(equals, key=lambda node: (self.depth(node.node_id), node.node_id != owner.node_id))
         self.joined += joined
         self.spilled += not joined and runner.node_id != owner.node_id
         ticket, self._next = self._next, self._next + 1

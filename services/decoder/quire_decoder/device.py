@@ -1,0 +1,146 @@
+"""The device: one batch at a time. Latents that wait for it and are of one kind go together, where that pays."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.latents import LatentInfo
+from quire_decoder.core.batching import BatchSizes, Verdict
+from quire_decoder.errors import DeviceFull
+from quire_decoder.ports import Pixels, VaeRunner
+
+Latent = npt.NDArray[np.float32]
+_Kind = tuple[Any, ...]
+_KINDS_MAX: Final = 256
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    latent: Latent
+    info: LatentInfo
+    done: asyncio.Future[tuple[Pixels, float]]
+
+    @property
+    def kind(self) -> _Kind:
+        return self.latent.shape, self.info.vae.weights_sha256, self.info.decode.dtype
+
+
+class Device:
+    """A queue before a `VaeRunner`, which has a thread of its own."""
+
+    def __init__(self, vae: VaeRunner, batch_max: int) -> None:
+        self._vae = vae
+        self._batch_max = batch_max
+        self._thread = ThreadPoolExecutor(1, "device")
+        self._queue: list[_Waiting] = []
+        self._sizes: OrderedDict[_Kind, BatchSizes] = OrderedDict()
+        self._worker: asyncio.Task[None] | None = None
+        self._running = 0
+        self.batches = 0
+
+    @property
+    def waiting(self) -> int:
+        """Latents that wait or are being decoded."""
+        return len(self._queue) + self._running
+
+    async def decode(self, latent: Latent, info: LatentInfo) -> tuple[Pixels, float]:
+        """The pixels, and the seconds of the device that they took. Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`.
+
+        Whoever is cancelled while waiting takes no time of the device.
+        """
+        waiting = _Waiting(latent, info, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        try:
+            return await waiting.done
+        finally:
+            if waiting in self._queue:
+                self._queue.remove(waiting)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                batch = self._take()
+                self._running = len(batch)
+                await self._run(batch)
+                self._running = 0
+        finally:
+            self._worker, self._running = None, 0
+
+    def _take(self) -> list[_Waiting]:
+        """The oldest, and others of its kind."""
+        kind = self._queue[0].kind
+        alike = [each for each in self._queue if each.kind == kind]
+        batch = alike[: self._sizes_of(kind).next_size(len(alike))]
+        self._queue = [each for each in self._queue if each not in batch]
+        return batch
+
+    async def _run(self, batch: list[_Waiting]) -> None:
+        sizes, loop = self._sizes_of(batch[0].kind), asyncio.get_running_loop()
+        try:
+            made, seconds = await loop.run_in_executor(self._thread, self._make, batch, sizes)
+        except DeviceFull as error:
+            if len(batch) == 1:
+                _fail(batch[0], error)
+                return
+            sizes.too_large(len(batch))
+            for half in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
+                await self._run(half)
+            return
+        except Exception as error:
+            if len(batch) == 1:
+                _fail(batch[0], error)
+                return
+            for each in batch:  # whose fault it is shows when each is alone
+                await self._run([each])
+            return
+        self.batches += 1
+        for each, pixels in zip(batch, made, strict=True):
+            if not each.done.done():
+                each.done.set_result((pixels, seconds / len(batch)))
+
+    def _make(self, batch: list[_Waiting], sizes: BatchSizes) -> tuple[list[Pixels], float]:
+        """In the device's thread."""
+        info, latents = batch[0].info, [each.latent for each in batch]
+        started = time.perf_counter()
+        if sizes.verdict(len(batch)) is Verdict.GOOD:
+            return self._vae.decode(latents, info), time.perf_counter() - started
+        alone = [self._vae.decode([latent], info)[0] for latent in latents]
+        alone_s = time.perf_counter() - started
+        try:
+            self._vae.decode(latents, info)  # the first of a size may have to prepare
+            started = time.perf_counter()
+            together = self._vae.decode(latents, info)
+        except DeviceFull:
+            sizes.too_large(len(batch))
+            return alone, alone_s
+        same = all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
+        sizes.tried(len(batch), same=same, alone_s=alone_s, together_s=time.perf_counter() - started)
+        return alone, alone_s
+
+    def _sizes_of(self, kind: _Kind) -> BatchSizes:
+        sizes = self._sizes.get(kind)
+        if sizes is None:
+            if len(self._sizes) >= _KINDS_MAX:
+                self._sizes.popitem(last=False)
+            sizes = self._sizes[kind] = BatchSizes(self._batch_max)
+        return sizes
+
+
+def _fail(waiting: _Waiting, error: Exception) -> None:
+    if not waiting.done.done():
+        waiting.done.set_exception(error)

@@ -1,0 +1,66 @@
+"""The catalogue of images on a real Redis: pages, uses of records, and those that nobody uses any more."""
+
+from __future__ import annotations
+
+import hashlib
+
+import redis.asyncio as redis
+
+from quire.clock import SystemClock
+from quire.images import ImageEntry
+from quire.keys import ChunkKeys
+from quire.metadata import Images
+from quire_orchestrator.core.routing import ImageRouter
+from quire_orchestrator.images import ImageDesk
+
+
+def _entry(name: str, content: str = "") -> ImageEntry:
+    digest = hashlib.sha256((content or name).encode()).digest()
+    return ImageEntry(name, digest, 1000, digest, "", 64, 64)
+
+
+async def test_pages_go_on_past_what_was_deleted_meanwhile(redis_client: redis.Redis) -> None:
+    images = Images(redis_client)
+    for number in range(25):
+        await images.put(_entry(f"a-{number:02}"))
+    await images.put(_entry("b"))
+    first, after = await images.list("a", "", 10)
+    assert [entry.image_id for entry in first] == [f"a-{number:02}" for number in range(10)]
+    await redis_client.hdel("quire:{images}:entries", *(f"a-{number}" for number in range(10, 20)))
+    second, after = await images.list("a", after, 10)
+    assert second == []
+    third, after = await images.list("a", after, 10)
+    assert [entry.image_id for entry in third] == [f"a-{number}" for number in range(20, 25)]
+    assert after == ""
+
+
+async def test_a_record_in_use_goes_later(redis_client: redis.Redis) -> None:
+    """Deleted while somebody reads it: it stays until nobody does, unless an image uses it again."""
+    leased: set[bytes] = set()
+    gone: list[bytes] = []
+
+    async def evict(key: ChunkKeys) -> bool:
+        if key.at(0) in leased:
+            return False
+        gone.append(key.at(0))
+        return True
+
+    images = Images(redis_client)
+    desk = ImageDesk(images, ImageRouter(4, 60.0), list, evict, SystemClock())
+    one, other = _entry("one", "same"), _entry("other", "same")
+    await desk.put(one)
+    await desk.put(other)
+    leased.add(one.keys.at(0))
+    assert await desk.delete("one")
+    assert await images.unused(10) == [], "the other uses it"
+    assert await desk.delete("other")
+    assert await images.unused(10) == [one.record_sha256]
+    await desk.sweep()
+    assert not gone
+    await desk.put(one)
+    assert await images.unused(10) == [], "used again"
+    await desk.delete("one")
+    leased.clear()
+    await desk.sweep()
+    assert gone == [one.keys.at(0)]
+    assert await images.unused(10) == []

@@ -1,0 +1,129 @@
+"""The queue before the device: batches that pay and change nothing, and what happens without memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from quire.latents import LatentInfo, RecordInvalid, Vae
+from quire_decoder.core.batching import BatchSizes, Verdict
+from quire_decoder.device import Device
+from quire_decoder.errors import DeviceFull
+from quire_decoder.ports import Pixels
+
+INFO = LatentInfo((4, 2, 2), "float16", Vae("x", "", "ab"), 16, 16)
+
+
+class Runner:
+    """A device on which a call costs a fixed time, whose memory holds `room` latents."""
+
+    build = "test"
+
+    def __init__(self, call_s: float = 0.004, room: int = 100, batch_noise: bool = False) -> None:
+        self.call_s = call_s
+        self.room = room
+        self.batch_noise = batch_noise
+        self.calls: list[int] = []
+
+    def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
+        self.calls.append(len(latents))
+        time.sleep(self.call_s)
+        if len(latents) > self.room:
+            raise DeviceFull(f"{len(latents)}")
+        if any(float(latent[0, 0, 0]) < 0 for latent in latents):
+            raise RecordInvalid("below zero")
+        more = self.batch_noise and len(latents) > 1
+        return [np.full((16, 16, 3), int(latent[0, 0, 0]) + more, np.uint8) for latent in latents]
+
+
+def _latent(value: float) -> npt.NDArray[np.float32]:
+    return np.full((4, 2, 2), value, np.float32)
+
+
+async def _decode(device: Device, values: Sequence[float]) -> list[int]:
+    made = await asyncio.gather(*(device.decode(_latent(value), INFO) for value in values))
+    return [int(pixels[0, 0, 0]) for pixels, _ in made]
+
+
+async def test_batches_grow_where_they_pay() -> None:
+    runner = Runner()
+    device = Device(runner, 8)
+    for _ in range(4):
+        assert await _decode(device, range(16)) == list(range(16))
+    assert max(runner.calls) == 8
+    runner.calls.clear()
+    assert await _decode(device, range(16)) == list(range(16))
+    assert runner.calls == [8, 8], "learnt"
+    device.close()
+
+
+async def test_a_batch_that_changes_a_pixel_is_never_used() -> None:
+    runner = Runner(batch_noise=True)
+    device = Device(runner, 8)
+    for _ in range(3):
+        assert await _decode(device, range(8)) == list(range(8))
+    runner.calls.clear()
+    assert await _decode(device, range(8)) == list(range(8))
+    assert runner.calls == [1] * 8
+    device.close()
+
+
+async def test_without_memory_batches_shrink_and_one_alone_fails() -> None:
+    runner = Runner(room=2)
+    device = Device(runner, 8)
+    for _ in range(3):
+        assert await _decode(device, range(12)) == list(range(12))
+    runner.calls.clear()
+    await _decode(device, range(8))
+    assert runner.calls == [2] * 4
+    runner.room = 1  # somebody else took memory: a size that was good is not any more
+    assert await _decode(device, range(4)) == list(range(4))
+    runner.room = 0
+    with pytest.raises(DeviceFull):
+        await device.decode(_latent(1), INFO)
+    runner.room = 2
+    assert await _decode(device, [3]) == [3], "the node goes on"
+    device.close()
+
+
+async def test_a_bad_latent_fails_alone() -> None:
+    device = Device(Runner(), 8)
+    await _decode(device, range(16))
+    await _decode(device, range(16))
+    made = await asyncio.gather(
+        *(device.decode(_latent(value), INFO) for value in (1, 2, -1, 3)), return_exceptions=True
+    )
+    assert [isinstance(each, RecordInvalid) for each in made] == [False, False, True, False]
+    device.close()
+
+
+async def test_whoever_gives_up_takes_no_time() -> None:
+    runner = Runner(call_s=0.02)
+    device = Device(runner, 1)
+    tasks = [asyncio.create_task(device.decode(_latent(value), INFO)) for value in range(5)]
+    await asyncio.sleep(0.005)
+    for task in tasks[2:]:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(runner.calls) == 2
+    assert device.waiting == 0
+    device.close()
+
+
+def test_sizes() -> None:
+    sizes = BatchSizes(8)
+    assert sizes.next_size(1) == 1
+    assert sizes.next_size(3) == 2
+    sizes.tried(2, same=True, alone_s=1.0, together_s=0.6)
+    assert sizes.next_size(3) == 2
+    assert sizes.next_size(9) == 4
+    sizes.tried(4, same=True, alone_s=1.0, together_s=0.99)
+    assert sizes.verdict(4) is sizes.verdict(8) is Verdict.BAD
+    assert sizes.next_size(9) == 2
+    sizes.too_large(2)
+    assert sizes.next_size(9) == 1
