@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from quire.client.buffers import Buffer
 from quire.client.client import QuireClient
 from quire.client.held import HeldBuffers
 from quire.durability import Durability
@@ -28,10 +30,8 @@ from quire.rpc import convert
 from quire.telemetry import names, tracer
 from quire.v1 import images_pb2 as pb
 
-_LEASE_MS: Final = 30_000
 _PAGE: Final = 500
 _SEEN_MAX: Final = 10_000
-_PUT_TRIES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +89,19 @@ class ImageClient:
             info.height,
             info.width,
         )
-        with tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}):
-            for _ in range(_PUT_TRIES):
-                await self._store(entry, record, durability)
-                # Pinned until it is catalogued: somebody may be deleting the last image that had the same record.
-                found = await self._client.lookup(entry.namespace, entry.keys, lease_ttl_ms=_LEASE_MS)
-                if found.matched_chunks:
-                    try:
-                        await self._client.call("PutImage", pb.PutImageRequest(entry=convert.image_to(entry)))
-                    finally:
-                        await self._client.release(found)
-                    return entry
-        raise ChunkMissing(f"the record of {image_id!r} was evicted again and again", field="id")
+        with (
+            tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),
+            self._lent(entry.namespace.layout.chunk_bytes) as buffer,
+        ):
+            assert buffer.view is not None, "host memory"
+            memoryview(buffer.view.data)[: len(record)] = record
+            request = pb.PutLatentRequest(
+                entry=convert.image_to(entry),
+                source=convert.target_to(buffer.target()),
+                durability=convert.durability_to(durability),
+            )
+            await self._client.call("PutLatent", request)
+        return self._remember(entry)
 
     async def get(self, image_id: str, rendering: Rendering | None = None, *, if_none_match: str = "") -> Image:
         """An image, decoded and encoded as asked. A decoder that does not answer is passed over once.
@@ -130,37 +131,43 @@ class ImageClient:
     async def _get(self, entry: ImageEntry, wanted: Rendering, if_none_match: str) -> Image:
         """One try, with memory of its own."""
         image_id = entry.image_id
-        self._held.check()
-        buffer = self._client.allocate(wanted.bytes_max(entry))
-        request = pb.GetImageRequest(
-            image_id=image_id,
-            rendering=convert.rendering_to(wanted),
-            target=convert.target_to(buffer.target()),
-            if_none_match=if_none_match,
-        )
-        refused = False
-        try:
-            with tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}):
-                answer: Any = await self._client.call("GetImage", request)
-            refused = True
+        with (
+            tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),
+            self._lent(wanted.bytes_max(entry)) as buffer,
+        ):
+            request = pb.GetImageRequest(
+                image_id=image_id,
+                rendering=convert.rendering_to(wanted),
+                target=convert.target_to(buffer.target()),
+                if_none_match=if_none_match,
+            )
+            answer: Any = await self._client.call("GetImage", request)
             assert buffer.view is not None, "host memory"
             data = buffer.view[: answer.length].tobytes()
-        except (Unavailable, DeadlineExceeded, InternalError):
-            raise
-        except QuireError:
-            refused = True  # a decoder, or whoever is before it, has said no: nobody writes
-            raise
-        finally:
-            if refused:
-                buffer.close()
-            else:
-                self._held.hold(buffer)
         found = self._remember(convert.image_from(answer.entry))
         return Image(found, data, answer.etag, answer.source, answer.decoder, dict(answer.stages_us))
 
     async def get_record(self, image_id: str) -> bytes:
         """The latent record, as it was stored. Raises `ImageMissing`, `ChunkMissing`."""
-        return await fetch_record(self._client, await self.head(image_id))
+        entry = self._seen.get(image_id) or await self.head(image_id)
+        try:
+            return await self.get_record_of(entry)
+        except (ChunkMissing, TargetInvalid):
+            now = await self.head(image_id)
+            if now == entry:
+                raise
+            return await self.get_record_of(now)  # it was replaced meanwhile
+
+    async def get_record_of(self, entry: ImageEntry) -> bytes:
+        """That very record. Raises `ChunkMissing` or `TargetInvalid` if the image was replaced meanwhile."""
+        with self._lent(entry.namespace.layout.chunk_bytes) as buffer:
+            request = pb.GetLatentRequest(image_id=entry.image_id, target=convert.target_to(buffer.target()))
+            answer = await self._client.call("GetLatent", request)
+            found = self._remember(convert.image_from(answer.entry))
+            if found.record_sha256 != entry.record_sha256:
+                raise ChunkMissing(f"{entry.image_id!r} was replaced meanwhile", field="id")
+            assert buffer.view is not None, "host memory"
+            return buffer.view[: found.record_bytes].tobytes()
 
     async def get_latent(self, image_id: str) -> tuple[Values, LatentInfo]:
         """The latent, bit by bit as it was put."""
@@ -197,36 +204,21 @@ class ImageClient:
             self._seen.popitem(last=False)
         return entry
 
-    async def _store(self, entry: ImageEntry, record: bytes, durability: Durability) -> None:
-        buffer = self._client.allocate(entry.namespace.layout.chunk_bytes)
-        assert buffer.view is not None, "host memory"
-        memoryview(buffer.view.data)[: len(record)] = record
-        session = await self._client.store(entry.namespace, entry.keys, 0, buffer, durability=durability)
-        session.layer_produced(0)
+    @contextlib.contextmanager
+    def _lent(self, length: int) -> Iterator[Buffer]:
+        """Memory for one request. If that ends so that somebody may still be at it, it is held back."""
+        self._held.check()
+        buffer, free = self._client.allocate(length), False
         try:
-            await session.finish()
+            yield buffer
+            free = True
+        except (Unavailable, DeadlineExceeded, InternalError):
+            raise
+        except QuireError:
+            free = True  # somebody has said no: nobody is at it
+            raise
         finally:
-            await session.quiesced(10)
-            buffer.close()
-
-
-async def fetch_record(client: QuireClient, entry: ImageEntry) -> bytes:
-    """A record out of the chunk store. Raises `ChunkMissing`, and what a delivery ends with."""
-    found = await client.lookup(entry.namespace, entry.keys, lease_ttl_ms=_LEASE_MS)
-    if not found.matched_chunks:
-        raise ChunkMissing(f"the record of {entry.image_id!r} is not stored (any more)", field="id")
-    buffer = client.allocate(entry.namespace.layout.chunk_bytes)
-    try:
-        delivery = await client.fetch(found, buffer)
-    except BaseException:
-        buffer.close()
-        raise
-    try:
-        await delivery.layer(0)
-        await delivery.summary()
-        assert buffer.view is not None, "host memory"
-        return buffer.view[: entry.record_bytes].tobytes()
-    finally:
-        await delivery.quiesced(10)
-        buffer.close()
-        await client.release(found)
+            if free:
+                buffer.close()
+            else:
+                self._held.hold(buffer)

@@ -424,6 +424,7 @@ class StoreRequest(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     ON_EXISTING_FIELD_NUMBER: _builtins.int
+    SOURCE_COMPLETE_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys of the whole prefix up to the last chunk to store, 32 bytes each, concatenated."""
     first_chunk: _builtins.int
@@ -434,6 +435,8 @@ class StoreRequest(_message.Message):
     """What an acknowledgement must mean."""
     on_existing: _common_pb2.OnExisting.ValueType
     """What to do with chunks that are stored already."""
+    source_complete: _builtins.bool
+    """Every layer lies in `source` already: none will be announced."""
     @_builtins.property
     def namespace(self) -> _common_pb2.Namespace:
         """Whose prefix."""
@@ -452,10 +455,11 @@ class StoreRequest(_message.Message):
         source: _common_pb2.RdmaTarget | None = ...,
         durability: _common_pb2.Durability.ValueType = ...,
         on_existing: _common_pb2.OnExisting.ValueType = ...,
+        source_complete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability", "first_chunk", b"first_chunk", "namespace", b"namespace", "on_existing", b"on_existing", "source", b"source", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability", "first_chunk", b"first_chunk", "namespace", b"namespace", "on_existing", b"on_existing", "source", b"source", "source_complete", b"source_complete", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -76,10 +76,15 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
                 _registered_method=True)
-        self.PutImage = channel.unary_unary(
-                '/quire.v1.GatewayService/PutImage',
-                request_serializer=quire_dot_v1_dot_images__pb2.PutImageRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_images__pb2.PutImageResponse.FromString,
+        self.PutLatent = channel.unary_unary(
+                '/quire.v1.GatewayService/PutLatent',
+                request_serializer=quire_dot_v1_dot_images__pb2.PutLatentRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.PutLatentResponse.FromString,
+                _registered_method=True)
+        self.GetLatent = channel.unary_unary(
+                '/quire.v1.GatewayService/GetLatent',
+                request_serializer=quire_dot_v1_dot_images__pb2.GetLatentRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_images__pb2.GetLatentResponse.FromString,
                 _registered_method=True)
         self.HeadImage = channel.unary_unary(
                 '/quire.v1.GatewayService/HeadImage',
@@ -169,8 +174,15 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PutImage(self, request, context):
-        """Catalogue an image whose latent record was stored.
+    def PutLatent(self, request, context):
+        """Store a latent record out of the client's memory and catalogue it as an image.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLatent(self, request, context):
+        """Have an image's latent record written into the client's memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -254,10 +266,15 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
             ),
-            'PutImage': grpc.unary_unary_rpc_method_handler(
-                    servicer.PutImage,
-                    request_deserializer=quire_dot_v1_dot_images__pb2.PutImageRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_images__pb2.PutImageResponse.SerializeToString,
+            'PutLatent': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutLatent,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.PutLatentRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.PutLatentResponse.SerializeToString,
+            ),
+            'GetLatent': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLatent,
+                    request_deserializer=quire_dot_v1_dot_images__pb2.GetLatentRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_images__pb2.GetLatentResponse.SerializeToString,
             ),
             'HeadImage': grpc.unary_unary_rpc_method_handler(
                     servicer.HeadImage,
@@ -513,7 +530,7 @@ class GatewayService:
             _registered_method=True)
 
     @staticmethod
-    def PutImage(request,
+    def PutLatent(request,
             target,
             options=(),
             channel_credentials=None,
@@ -526,9 +543,36 @@ class GatewayService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/quire.v1.GatewayService/PutImage',
-            quire_dot_v1_dot_images__pb2.PutImageRequest.SerializeToString,
-            quire_dot_v1_dot_images__pb2.PutImageResponse.FromString,
+            '/quire.v1.GatewayService/PutLatent',
+            quire_dot_v1_dot_images__pb2.PutLatentRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.PutLatentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLatent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/GetLatent',
+            quire_dot_v1_dot_images__pb2.GetLatentRequest.SerializeToString,
+            quire_dot_v1_dot_images__pb2.GetLatentResponse.FromString,
             options,
             channel_credentials,
             insecure,

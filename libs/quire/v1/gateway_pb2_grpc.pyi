@@ -52,8 +52,10 @@ class GatewayServiceStub:
     """Say what a tenant gets of contended links."""
     SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
-    PutImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.PutImageRequest, _images_pb2.PutImageResponse]
-    """Catalogue an image whose latent record was stored."""
+    PutLatent: _grpc.UnaryUnaryMultiCallable[_images_pb2.PutLatentRequest, _images_pb2.PutLatentResponse]
+    """Store a latent record out of the client's memory and catalogue it as an image."""
+    GetLatent: _grpc.UnaryUnaryMultiCallable[_images_pb2.GetLatentRequest, _images_pb2.GetLatentResponse]
+    """Have an image's latent record written into the client's memory."""
     HeadImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.HeadImageRequest, _images_pb2.HeadImageResponse]
     """What is known of an image."""
     GetImage: _grpc.UnaryUnaryMultiCallable[_images_pb2.GetImageRequest, _images_pb2.GetImageResponse]
@@ -88,8 +90,10 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Say what a tenant gets of contended links."""
     SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
-    PutImage: _aio.UnaryUnaryMultiCallable[_images_pb2.PutImageRequest, _images_pb2.PutImageResponse]  # type: ignore[assignment]
-    """Catalogue an image whose latent record was stored."""
+    PutLatent: _aio.UnaryUnaryMultiCallable[_images_pb2.PutLatentRequest, _images_pb2.PutLatentResponse]  # type: ignore[assignment]
+    """Store a latent record out of the client's memory and catalogue it as an image."""
+    GetLatent: _aio.UnaryUnaryMultiCallable[_images_pb2.GetLatentRequest, _images_pb2.GetLatentResponse]  # type: ignore[assignment]
+    """Have an image's latent record written into the client's memory."""
     HeadImage: _aio.UnaryUnaryMultiCallable[_images_pb2.HeadImageRequest, _images_pb2.HeadImageResponse]  # type: ignore[assignment]
     """What is known of an image."""
     GetImage: _aio.UnaryUnaryMultiCallable[_images_pb2.GetImageRequest, _images_pb2.GetImageResponse]  # type: ignore[assignment]
@@ -171,12 +175,20 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
 
     @_abc_1.abstractmethod
-    def PutImage(
+    def PutLatent(
         self,
-        request: _images_pb2.PutImageRequest,
+        request: _images_pb2.PutLatentRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_images_pb2.PutImageResponse, _abc.Awaitable[_images_pb2.PutImageResponse]]:
-        """Catalogue an image whose latent record was stored."""
+    ) -> _typing.Union[_images_pb2.PutLatentResponse, _abc.Awaitable[_images_pb2.PutLatentResponse]]:
+        """Store a latent record out of the client's memory and catalogue it as an image."""
+
+    @_abc_1.abstractmethod
+    def GetLatent(
+        self,
+        request: _images_pb2.GetLatentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_images_pb2.GetLatentResponse, _abc.Awaitable[_images_pb2.GetLatentResponse]]:
+        """Have an image's latent record written into the client's memory."""
 
     @_abc_1.abstractmethod
     def HeadImage(

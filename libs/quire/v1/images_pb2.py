@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from quire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/images.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\"\xad\x01\n\nImageEntry\x12\x10\n\x08image_id\x18\x01 \x01(\t\x12\x15\n\rrecord_sha256\x18\x02 \x01(\x0c\x12\x14\n\x0crecord_bytes\x18\x03 \x01(\x04\x12\x15\n\rlatent_sha256\x18\x04 \x01(\x0c\x12\x16\n\x0eweights_sha256\x18\x05 \x01(\t\x12\x0e\n\x06height\x18\x06 \x01(\r\x12\r\n\x05width\x18\x07 \x01(\r\x12\x12\n\ncreated_ms\x18\x08 \x01(\x04\";\n\tRendering\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x0f\n\x07quality\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\"6\n\x0fPutImageRequest\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\"$\n\x10PutImageResponse\x12\x10\n\x08replaced\x18\x01 \x01(\x08\"$\n\x10HeadImageRequest\x12\x10\n\x08image_id\x18\x01 \x01(\t\"8\n\x11HeadImageResponse\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\"&\n\x12\x44\x65leteImageRequest\x12\x10\n\x08image_id\x18\x01 \x01(\t\"&\n\x13\x44\x65leteImageResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"A\n\x11ListImagesRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\"O\n\x12ListImagesResponse\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.quire.v1.ImageEntry\x12\x12\n\nnext_after\x18\x02 \x01(\t\"\x88\x01\n\x0fGetImageRequest\x12\x10\n\x08image_id\x18\x01 \x01(\t\x12&\n\trendering\x18\x02 \x01(\x0b\x32\x13.quire.v1.Rendering\x12$\n\x06target\x18\x03 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x15\n\rif_none_match\x18\x04 \x01(\t\"\xe4\x01\n\x10GetImageResponse\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x0f\n\x07\x64\x65\x63oder\x18\x05 \x01(\t\x12;\n\tstages_us\x18\x06 \x03(\x0b\x32(.quire.v1.GetImageResponse.StagesUsEntry\x1a/\n\rStagesUsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"%\n\x11RouteImageRequest\x12\x10\n\x08image_id\x18\x01 \x01(\t\"\xa6\x01\n\x12RouteImageResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x16\n\x0erunner_address\x18\x03 \x01(\t\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x15\n\rowner_address\x18\x05 \x01(\t\x12#\n\x05\x65ntry\x18\x06 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12\r\n\x05\x62uild\x18\x07 \x01(\t\"4\n\x12\x46inishImageRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x08\"\x15\n\x13\x46inishImageResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15quire/v1/images.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\"\xad\x01\n\nImageEntry\x12\x10\n\x08image_id\x18\x01 \x01(\t\x12\x15\n\rrecord_sha256\x18\x02 \x01(\x0c\x12\x14\n\x0crecord_bytes\x18\x03 \x01(\x04\x12\x15\n\rlatent_sha256\x18\x04 \x01(\x0c\x12\x16\n\x0eweights_sha256\x18\x05 \x01(\t\x12\x0e\n\x06height\x18\x06 \x01(\r\x12\r\n\x05width\x18\x07 \x01(\r\x12\x12\n\ncreated_ms\x18\x08 \x01(\x04\";\n\tRendering\x12\x0e\n\x06\x66ormat\x18\x01 \x01(\t\x12\x0f\n\x07quality\x18\x02 \x01(\r\x12\r\n\x05width\x18\x03 \x01(\r\"6\n\x0fPutImageRequest\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\"$\n\x10PutImageResponse\x12\x10\n\x08replaced\x18\x01 \x01(\x08\"\x87\x01\n\x10PutLatentRequest\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12$\n\x06source\x18\x02 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12(\n\ndurability\x18\x03 \x01(\x0e\x32\x14.quire.v1.Durability\"%\n\x11PutLatentResponse\x12\x10\n\x08replaced\x18\x01 \x01(\x08\"J\n\x10GetLatentRequest\x12\x10\n\x08image_id\x18\x01 \x01(\t\x12$\n\x06target\x18\x02 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\"8\n\x11GetLatentResponse\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\"$\n\x10HeadImageRequest\x12\x10\n\x08image_id\x18\x01 \x01(\t\"8\n\x11HeadImageResponse\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\"&\n\x12\x44\x65leteImageRequest\x12\x10\n\x08image_id\x18\x01 \x01(\t\"&\n\x13\x44\x65leteImageResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x01(\x08\"A\n\x11ListImagesRequest\x12\x0e\n\x06prefix\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\r\"O\n\x12ListImagesResponse\x12%\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x14.quire.v1.ImageEntry\x12\x12\n\nnext_after\x18\x02 \x01(\t\"\x88\x01\n\x0fGetImageRequest\x12\x10\n\x08image_id\x18\x01 \x01(\t\x12&\n\trendering\x18\x02 \x01(\x0b\x32\x13.quire.v1.Rendering\x12$\n\x06target\x18\x03 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12\x15\n\rif_none_match\x18\x04 \x01(\t\"\xe4\x01\n\x10GetImageResponse\x12#\n\x05\x65ntry\x18\x01 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12\x0e\n\x06length\x18\x02 \x01(\x04\x12\x0c\n\x04\x65tag\x18\x03 \x01(\t\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x0f\n\x07\x64\x65\x63oder\x18\x05 \x01(\t\x12;\n\tstages_us\x18\x06 \x03(\x0b\x32(.quire.v1.GetImageResponse.StagesUsEntry\x1a/\n\rStagesUsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"%\n\x11RouteImageRequest\x12\x10\n\x08image_id\x18\x01 \x01(\t\"\xa6\x01\n\x12RouteImageResponse\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x16\n\x0erunner_address\x18\x03 \x01(\t\x12\r\n\x05owner\x18\x04 \x01(\t\x12\x15\n\rowner_address\x18\x05 \x01(\t\x12#\n\x05\x65ntry\x18\x06 \x01(\x0b\x32\x14.quire.v1.ImageEntry\x12\r\n\x05\x62uild\x18\x07 \x01(\t\"4\n\x12\x46inishImageRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x08\"\x15\n\x13\x46inishImageResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,30 +42,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUTIMAGEREQUEST']._serialized_end=349
   _globals['_PUTIMAGERESPONSE']._serialized_start=351
   _globals['_PUTIMAGERESPONSE']._serialized_end=387
-  _globals['_HEADIMAGEREQUEST']._serialized_start=389
-  _globals['_HEADIMAGEREQUEST']._serialized_end=425
-  _globals['_HEADIMAGERESPONSE']._serialized_start=427
-  _globals['_HEADIMAGERESPONSE']._serialized_end=483
-  _globals['_DELETEIMAGEREQUEST']._serialized_start=485
-  _globals['_DELETEIMAGEREQUEST']._serialized_end=523
-  _globals['_DELETEIMAGERESPONSE']._serialized_start=525
-  _globals['_DELETEIMAGERESPONSE']._serialized_end=563
-  _globals['_LISTIMAGESREQUEST']._serialized_start=565
-  _globals['_LISTIMAGESREQUEST']._serialized_end=630
-  _globals['_LISTIMAGESRESPONSE']._serialized_start=632
-  _globals['_LISTIMAGESRESPONSE']._serialized_end=711
-  _globals['_GETIMAGEREQUEST']._serialized_start=714
-  _globals['_GETIMAGEREQUEST']._serialized_end=850
-  _globals['_GETIMAGERESPONSE']._serialized_start=853
-  _globals['_GETIMAGERESPONSE']._serialized_end=1081
-  _globals['_GETIMAGERESPONSE_STAGESUSENTRY']._serialized_start=1034
-  _globals['_GETIMAGERESPONSE_STAGESUSENTRY']._serialized_end=1081
-  _globals['_ROUTEIMAGEREQUEST']._serialized_start=1083
-  _globals['_ROUTEIMAGEREQUEST']._serialized_end=1120
-  _globals['_ROUTEIMAGERESPONSE']._serialized_start=1123
-  _globals['_ROUTEIMAGERESPONSE']._serialized_end=1289
-  _globals['_FINISHIMAGEREQUEST']._serialized_start=1291
-  _globals['_FINISHIMAGEREQUEST']._serialized_end=1343
-  _globals['_FINISHIMAGERESPONSE']._serialized_start=1345
-  _globals['_FINISHIMAGERESPONSE']._serialized_end=1366
+  _globals['_PUTLATENTREQUEST']._serialized_start=390
+  _globals['_PUTLATENTREQUEST']._serialized_end=525
+  _globals['_PUTLATENTRESPONSE']._serialized_start=527
+  _globals['_PUTLATENTRESPONSE']._serialized_end=564
+  _globals['_GETLATENTREQUEST']._serialized_start=566
+  _globals['_GETLATENTREQUEST']._serialized_end=640
+  _globals['_GETLATENTRESPONSE']._serialized_start=642
+  _globals['_GETLATENTRESPONSE']._serialized_end=698
+  _globals['_HEADIMAGEREQUEST']._serialized_start=700
+  _globals['_HEADIMAGEREQUEST']._serialized_end=736
+  _globals['_HEADIMAGERESPONSE']._serialized_start=738
+  _globals['_HEADIMAGERESPONSE']._serialized_end=794
+  _globals['_DELETEIMAGEREQUEST']._serialized_start=796
+  _globals['_DELETEIMAGEREQUEST']._serialized_end=834
+  _globals['_DELETEIMAGERESPONSE']._serialized_start=836
+  _globals['_DELETEIMAGERESPONSE']._serialized_end=874
+  _globals['_LISTIMAGESREQUEST']._serialized_start=876
+  _globals['_LISTIMAGESREQUEST']._serialized_end=941
+  _globals['_LISTIMAGESRESPONSE']._serialized_start=943
+  _globals['_LISTIMAGESRESPONSE']._serialized_end=1022
+  _globals['_GETIMAGEREQUEST']._serialized_start=1025
+  _globals['_GETIMAGEREQUEST']._serialized_end=1161
+  _globals['_GETIMAGERESPONSE']._serialized_start=1164
+  _globals['_GETIMAGERESPONSE']._serialized_end=1392
+  _globals['_GETIMAGERESPONSE_STAGESUSENTRY']._serialized_start=1345
+  _globals['_GETIMAGERESPONSE_STAGESUSENTRY']._serialized_end=1392
+  _globals['_ROUTEIMAGEREQUEST']._serialized_start=1394
+  _globals['_ROUTEIMAGEREQUEST']._serialized_end=1431
+  _globals['_ROUTEIMAGERESPONSE']._serialized_start=1434
+  _globals['_ROUTEIMAGERESPONSE']._serialized_end=1600
+  _globals['_FINISHIMAGEREQUEST']._serialized_start=1602
+  _globals['_FINISHIMAGEREQUEST']._serialized_end=1654
+  _globals['_FINISHIMAGERESPONSE']._serialized_start=1656
+  _globals['_FINISHIMAGERESPONSE']._serialized_end=1677
 # @@protoc_insertion_point(module_scope)

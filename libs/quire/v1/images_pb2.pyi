@@ -137,6 +137,110 @@ class PutImageResponse(_message.Message):
 Global___PutImageResponse: _TypeAlias = PutImageResponse  # noqa: Y015
 
 @_typing.final
+class PutLatentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DURABILITY_FIELD_NUMBER: _builtins.int
+    durability: _common_pb2.Durability.ValueType
+    """What an acknowledgement must mean."""
+    @_builtins.property
+    def entry(self) -> Global___ImageEntry:
+        """The image, with the digest and the length of its record."""
+
+    @_builtins.property
+    def source(self) -> _common_pb2.RdmaTarget:
+        """Memory of the client with the record, padded to its size class (`record_namespace`). It may still be read if the
+        answer is UNAVAILABLE, DEADLINE_EXCEEDED or INTERNAL.
+        """
+
+    def __init__(
+        self,
+        *,
+        entry: Global___ImageEntry | None = ...,
+        source: _common_pb2.RdmaTarget | None = ...,
+        durability: _common_pb2.Durability.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "entry", b"entry", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutLatentRequest: _TypeAlias = PutLatentRequest  # noqa: Y015
+
+@_typing.final
+class PutLatentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLACED_FIELD_NUMBER: _builtins.int
+    replaced: _builtins.bool
+    """Whether an image of that id was replaced."""
+    def __init__(
+        self,
+        *,
+        replaced: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replaced", b"replaced"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PutLatentResponse: _TypeAlias = PutLatentResponse  # noqa: Y015
+
+@_typing.final
+class GetLatentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_ID_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    image_id: _builtins.str
+    """Which image."""
+    @_builtins.property
+    def target(self) -> _common_pb2.RdmaTarget:
+        """Memory of the client, as large as the record's size class. It may still be written if the answer is UNAVAILABLE,
+        DEADLINE_EXCEEDED or INTERNAL.
+        """
+
+    def __init__(
+        self,
+        *,
+        image_id: _builtins.str = ...,
+        target: _common_pb2.RdmaTarget | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLatentRequest: _TypeAlias = GetLatentRequest  # noqa: Y015
+
+@_typing.final
+class GetLatentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENTRY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entry(self) -> Global___ImageEntry:
+        """What is known of it; its record lies at the beginning of the memory."""
+
+    def __init__(
+        self,
+        *,
+        entry: Global___ImageEntry | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLatentResponse: _TypeAlias = GetLatentResponse  # noqa: Y015
+
+@_typing.final
 class HeadImageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -113,6 +113,7 @@ class IngestRequest(_message.Message):
     NODE_INDEX_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     ON_EXISTING_FIELD_NUMBER: _builtins.int
+    SOURCE_COMPLETE_FIELD_NUMBER: _builtins.int
     namespace_digest: _builtins.bytes
     """Digest of the namespace, 32 bytes."""
     store_id: _builtins.bytes
@@ -125,6 +126,8 @@ class IngestRequest(_message.Message):
     """What an acknowledgement must mean."""
     on_existing: _common_pb2.OnExisting.ValueType
     """What to do with chunks that are stored already."""
+    source_complete: _builtins.bool
+    """Every layer lies in `source` already: none will be announced."""
     @_builtins.property
     def layout(self) -> _common_pb2.KvLayout:
         """Layout of the chunks."""
@@ -154,10 +157,11 @@ class IngestRequest(_message.Message):
         node_index: _builtins.int = ...,
         durability: _common_pb2.Durability.ValueType = ...,
         on_existing: _common_pb2.OnExisting.ValueType = ...,
+        source_complete: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "durability", b"durability", "layout", b"layout", "namespace_digest", b"namespace_digest", "node_index", b"node_index", "on_existing", b"on_existing", "source", b"source", "source_chunk_count", b"source_chunk_count", "source_runs", b"source_runs", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "durability", b"durability", "layout", b"layout", "namespace_digest", b"namespace_digest", "node_index", b"node_index", "on_existing", b"on_existing", "source", b"source", "source_chunk_count", b"source_chunk_count", "source_complete", b"source_complete", "source_runs", b"source_runs", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -50,6 +50,7 @@ class IngestPart:
     node_index: int
     durability: Durability
     on_existing: OnExisting
+    source_complete: bool
 
 
 class Allocator(Protocol):
@@ -101,6 +102,28 @@ class Router(Protocol):
         """Raises `ImageMissing`, `NoDecoder`."""
 
     async def finish(self, ticket: int, *, failed: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A look-up's answer: what of the keys is stored, where, and the lease over it."""
+
+    matched_chunks: int
+    lease: bytes
+    segments: Sequence[Segment]
+
+
+class Catalogue(Protocol):
+    """The orchestrator, as far as latents go."""
+
+    async def put(self, entry: ImageEntry) -> bool:
+        """Whether it replaced another."""
+
+    async def head(self, image_id: str) -> ImageEntry:
+        """Raises `ImageMissing`."""
+
+    async def lease(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> Leased: ...
+    async def release(self, lease: bytes) -> None: ...
 
 
 class Decoders(Protocol):

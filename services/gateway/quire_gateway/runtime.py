@@ -61,6 +61,7 @@ class StoreCall:
     source: RdmaTarget
     durability: Durability
     on_existing: OnExisting
+    source_complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +168,7 @@ class Gateway:
             share.index,
             store.durability,
             store.on_existing,
+            store.source_complete,
         )
         try:
             yield await self._nodes.ingest(share.grpc_address, part)

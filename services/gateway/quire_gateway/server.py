@@ -19,10 +19,11 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1 import images_pb2, orchestrator_pb2
 from quire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from quire_gateway.adapters.cluster import GrpcAllocator, GrpcDecoders, GrpcRouter, GrpcStorageNodes
+from quire_gateway.adapters.cluster import GrpcAllocator, GrpcCatalogue, GrpcDecoders, GrpcRouter, GrpcStorageNodes
 from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.http import HttpDoor
 from quire_gateway.images import ImageGateway
+from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
 
@@ -30,10 +31,18 @@ from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, S
 class GatewayServicer(GatewayServiceServicer):
     """Short requests go on to the orchestrator as they are; transfers are the gateway's own."""
 
-    def __init__(self, config: GatewayConfig, gateway: Gateway, images: ImageGateway, channels: ChannelPool) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        gateway: Gateway,
+        images: ImageGateway,
+        latents: LatentGateway,
+        channels: ChannelPool,
+    ) -> None:
         self._timeout_s = config.control_timeout_s
         self._gateway = gateway
         self._images = images
+        self._latents = latents
         self._orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
@@ -60,9 +69,14 @@ class GatewayServicer(GatewayServiceServicer):
         response: pb.SetThetaResponse = await self._forward(self._orchestrator.SetTheta, request)
         return response
 
-    async def PutImage(self, request: images_pb2.PutImageRequest, context: Any) -> images_pb2.PutImageResponse:
-        response: images_pb2.PutImageResponse = await self._forward(self._orchestrator.PutImage, request)
-        return response
+    async def PutLatent(self, request: images_pb2.PutLatentRequest, context: Any) -> images_pb2.PutLatentResponse:
+        entry, durability = convert.image_from(request.entry), convert.durability_from(request.durability)
+        replaced = await self._latents.put(entry, convert.target_from(request.source), durability)
+        return images_pb2.PutLatentResponse(replaced=replaced)
+
+    async def GetLatent(self, request: images_pb2.GetLatentRequest, context: Any) -> images_pb2.GetLatentResponse:
+        entry = await self._latents.get(request.image_id, convert.target_from(request.target))
+        return images_pb2.GetLatentResponse(entry=convert.image_to(entry))
 
     async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
         response: images_pb2.HeadImageResponse = await self._forward(self._orchestrator.HeadImage, request)
@@ -123,6 +137,7 @@ class GatewayServicer(GatewayServiceServicer):
             convert.target_from(request.source),
             convert.durability_from(request.durability),
             convert.on_existing_from(request.on_existing),
+            request.source_complete,
         )
         async with contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
             async for event in events:
@@ -147,7 +162,8 @@ async def serve(config: GatewayConfig) -> None:
     gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels))
     server = Server(config.listen, ["quire.v1.GatewayService"], requests_max=config.requests_max)
     images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
-    add_GatewayServiceServicer_to_server(GatewayServicer(config, gateway, images, channels), server.grpc)
+    latents = LatentGateway(gateway, GrpcCatalogue(config, channels))
+    add_GatewayServiceServicer_to_server(GatewayServicer(config, gateway, images, latents, channels), server.grpc)
     door = HttpDoor(config)
 
     def describe() -> Node:

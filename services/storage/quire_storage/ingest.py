@@ -53,6 +53,7 @@ class IngestCall:
     durability: Durability
     on_existing: OnExisting
     namespace: bytes = bytes(16)
+    source_complete: bool = False
 
     def __post_init__(self) -> None:
         if not self.records or sum(run.count for run in self.source_runs) != len(self.records):
@@ -94,7 +95,8 @@ async def pull(
     loop = asyncio.get_running_loop()
     try:
         for layer in range(layers):
-            await produced.wait(call.store_id, layer, timeout_s)
+            if not call.source_complete:
+                await produced.wait(call.store_id, layer, timeout_s)
             with tracer().start_as_current_span(names.STORAGE_PULL, attributes={"quire.layer": layer}):
                 await _pull_layer(call, slots, layer, peer, remote, timeout_s)
                 places = slots.offsets + layer * slots.layer_stride

@@ -71,6 +71,7 @@ class StorageServicer(StorageServiceServicer):
             convert.durability_from(request.durability),
             convert.on_existing_from(request.on_existing),
             request.namespace_digest[:16].ljust(16, b"\0"),
+            request.source_complete,
         )
         return pb.IngestResponse(outcome=convert.outcome_to(await self._node.ingest(call)))
 

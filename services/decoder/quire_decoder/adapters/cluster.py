@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from quire.client import Buffer, QuireClient
+from quire.client import Buffer, ImageClient, QuireClient
 from quire.client.held import HeldBuffers
-from quire.client.images import fetch_record
 from quire.descriptor import RdmaTarget
 from quire.errors import ResourceExhausted, TargetInvalid
 from quire.images import ImageEntry
@@ -21,13 +20,13 @@ _TIMEOUT_S = 10.0
 
 
 class StoredRecords:
-    """The `RecordSource` port: a fetch of the one chunk that a record is, by UCX."""
+    """The `RecordSource` port: one request to the gateway, the bytes by UCX from the storage node."""
 
     def __init__(self, client: QuireClient) -> None:
-        self._client = client
+        self._images = ImageClient(client)
 
     async def fetch(self, entry: ImageEntry) -> bytes:
-        return await fetch_record(self._client, entry)
+        return await self._images.get_record_of(entry)
 
 
 class UcxExchange:

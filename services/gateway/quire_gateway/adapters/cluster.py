@@ -13,12 +13,12 @@ from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call, stream
-from quire.v1 import decoder_pb2, images_pb2, orchestrator_pb2, storage_pb2
+from quire.v1 import decoder_pb2, gateway_pb2, images_pb2, orchestrator_pb2, storage_pb2
 from quire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_gateway.config import GatewayConfig
-from quire_gateway.ports import Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
+from quire_gateway.ports import Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived, Leased
 
 
 class GrpcAllocator:
@@ -78,6 +78,7 @@ class GrpcStorageNodes:
             node_index=part.node_index,
             durability=convert.durability_to(part.durability),
             on_existing=convert.on_existing_to(part.on_existing),
+            source_complete=part.source_complete,
         )
         response = await call(self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s)
         return convert.outcome_from(response.outcome)
@@ -109,6 +110,32 @@ class GrpcRouter:
     async def finish(self, ticket: int, *, failed: bool) -> None:
         request = images_pb2.FinishImageRequest(ticket=ticket, failed=failed)
         await call(self._stub.FinishImage, request, timeout_s=self._timeout_s)
+
+
+class GrpcCatalogue:
+    """The `Catalogue` port."""
+
+    def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
+        self._timeout_s = config.control_timeout_s
+        self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
+
+    async def put(self, entry: ImageEntry) -> bool:
+        request = images_pb2.PutImageRequest(entry=convert.image_to(entry))
+        return bool((await call(self._stub.PutImage, request, timeout_s=self._timeout_s)).replaced)
+
+    async def head(self, image_id: str) -> ImageEntry:
+        request = images_pb2.HeadImageRequest(image_id=image_id)
+        return convert.image_from((await call(self._stub.HeadImage, request, timeout_s=self._timeout_s)).entry)
+
+    async def lease(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> Leased:
+        request = gateway_pb2.LookupRequest(
+            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, lease_ttl_ms=ttl_ms
+        )
+        found = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
+        return Leased(found.matched_chunks, found.lease, [convert.segment_from(each) for each in found.segments])
+
+    async def release(self, lease: bytes) -> None:
+        await call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease), timeout_s=self._timeout_s)
 
 
 class GrpcDecoders:
