@@ -189,7 +189,7 @@ def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> 
     assert len(json.loads(profile.read_text())["samples"]) == 4
 
     latent = tmp_path / "cat.safetensors"
-    from quire.cli.demo_images import VAE_FOLDER
+    from quire.local.pictures import VAE_FOLDER
 
     weights = hashlib.sha256(next(VAE_FOLDER.glob("*.safetensors")).read_bytes()).hexdigest()
     latent.write_bytes(save({"latent": torch.randn(1, 4, 16, 16)}))
@@ -218,9 +218,11 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
         "scheduler": ["bench", "scheduler"],
         "kv": ["plan", "kv", "--trace", str(trace)],
         "images": ["plan", "images"],
-        "sizes": ["bench", "images", "--sim", "sizes", "--trace", str(accesses)],
-        "alphas": ["bench", "images", "--sim", "alphas", "--trace", str(accesses)],
-        "spillover": ["bench", "images", "--sim", "spillover", "--trace", str(accesses)],
+        "sizes": ["bench", "images", "--sim", "--part", "sizes", "--trace", str(accesses)],
+        "alphas": ["bench", "images", "--sim", "--part", "alphas", "--trace", str(accesses)],
+        "storage": ["bench", "images", "--storage", "--size", "64"],
+        "live": ["bench", "images", "--live", "--requests", "15", "--warmup", "15", "--rate", "20", "--size", "64"],
+        "spillover": ["bench", "images", "--sim", "--part", "spillover", "--trace", str(accesses)],
     }
     for name, command in commands.items():
         out, picture = tmp_path / f"{name}.json", tmp_path / f"{name}.png"

@@ -101,6 +101,8 @@ async def test_put_once_get_in_every_format(images: ImageClient, vae: Path) -> N
     assert np.array_equal(imagecodecs.png_decode(png.data), expected)
     webp = await images.get("picture-1", Rendering("webp"))
     assert np.array_equal(imagecodecs.webp_decode(webp.data)[..., :3], expected)
+    lossy = await images.get("picture-1", Rendering("webp", 80))
+    assert len(lossy.data) < 0.7 * len(webp.data)
     for name, decode in (("jpeg", imagecodecs.jpeg_decode), ("avif", imagecodecs.avif_decode)):
         image = await images.get("picture-1", Rendering(name, 95))
         error = np.abs(decode(image.data)[..., :3].astype(int) - expected)

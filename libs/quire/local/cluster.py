@@ -70,8 +70,11 @@ class LocalCluster:
         redis_url: str = "",
         trace: bool = False,
         settings: dict[str, str] | None = None,
+        modules: dict[str, str] | None = None,
     ) -> None:
+        """`modules`: what to run in a service's place, by its name, e.g. to compare with something else."""
         self.folder = folder
+        self._modules = modules or {}
         self._storage_nodes = storage_nodes
         self._schedulers = schedulers
         self._decoders = decoders
@@ -268,7 +271,8 @@ class LocalCluster:
     def _start_service(self, name: str, service: str, port: int, settings: dict[str, str]) -> None:
         address = f"127.0.0.1:{port}"
         environment = {**os.environ, f"QUIRE_{service.upper()}_LISTEN": address, **settings}
-        self._spawn(name, [sys.executable, "-m", f"quire_{service}.server"], environment, address)
+        module = self._modules.get(service, f"quire_{service}.server")
+        self._spawn(name, [sys.executable, "-m", module], environment, address)
 
     def _spawn(self, name: str, command: list[str], environment: dict[str, str], address: str) -> None:
         log = (self.folder / "logs" / f"{name}.log").open("ab")

@@ -32,7 +32,7 @@ class ImagecodecsEncoder:
         quality = rendering.quality or _QUALITY
         options: dict[str, dict[str, Any]] = {
             "png": {"level": _PNG_LEVEL},
-            "webp": {"lossless": True} if not rendering.quality else {"level": quality},
+            "webp": {"lossless": True} if not rendering.quality else {"level": quality, "lossless": False},
             "jpeg": {"level": quality},
             "avif": {"level": quality, "speed": 8},
         }

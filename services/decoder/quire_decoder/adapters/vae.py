@@ -155,8 +155,6 @@ def _read(folder: Path, dtype: str) -> Any:
         raise VaeUnknown(
             f"{folder} is a {name or 'model without a class'}; there are {', '.join(_CLASSES)}", field="vae"
         )
-    return (
-        getattr(diffusers, name)
-        .from_pretrained(folder, use_safetensors=True, low_cpu_mem_usage=False)
-        .to(getattr(torch, dtype))
-    )
+    kind = getattr(diffusers, name)
+    options: dict[str, Any] = {"use_safetensors": True, "low_cpu_mem_usage": False}
+    return kind.from_pretrained(folder, torch_dtype=getattr(torch, dtype), **options)

@@ -55,6 +55,45 @@ def costs(report: Report, path: Path) -> None:
     _save(figure, path)
 
 
+def live(report: Report, path: Path) -> None:
+    """Mean and P99 by set-up; below, where images were found (LatentBox, Figure 7)."""
+    pyplot = _pyplot()
+    figure, (upper, lower) = pyplot.subplots(2, 1, figsize=(8, 7))
+    names = [row.params["set-up"] for row in report.rows]
+    for offset, column in ((-0.2, "mean, ms"), (0.2, "P99, ms")):
+        places = [at + offset for at in range(len(names))]
+        upper.bar(places, [row.measured[column] for row in report.rows], 0.4, label=column)
+    upper.set(yscale="log", ylabel="latency, ms", title="the same trace through the real services")
+    bottom = [0.0] * len(names)
+    for source in ("image", "latent", "joined", "miss"):
+        shares = [row.measured[f"{source}, %"] for row in report.rows]
+        lower.bar(range(len(names)), shares, 0.6, bottom=bottom, label=source)
+        bottom = [below + share for below, share in zip(bottom, shares, strict=True)]
+    lower.set(ylabel="requests, %")
+    for axes in (upper, lower):
+        axes.set_xticks(range(len(names)), names, fontsize=8)
+        axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def fidelity(report: Report, path: Path) -> None:
+    """PSNR over bytes: lossy codecs as lines, the latent's decodes as points (LatentBox, Figure 12)."""
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    codecs = dict.fromkeys(row.params["format"].split(" q")[0] for row in report.rows if " q" in row.params["format"])
+    for codec in codecs:
+        rows = [row for row in report.rows if row.params["format"].startswith(f"{codec} q")]
+        axes.plot(
+            [row.measured["bytes"] for row in rows], [row.measured["PSNR, dB"] for row in rows], "o-", label=codec
+        )
+    for row in report.rows:
+        if row.params["format"].startswith(("…", "latent, pcodec")):
+            axes.plot(row.measured["bytes"], row.measured["PSNR, dB"], "*", markersize=12, label=row.params["format"])
+    axes.set(xlabel="bytes per image", ylabel="PSNR against the reference decode, dB", title="what comes back")
+    axes.legend(fontsize=8)
+    _save(figure, path)
+
+
 def _save(figure: Any, path: Path) -> None:
     figure.tight_layout()
     figure.savefig(path, dpi=120)

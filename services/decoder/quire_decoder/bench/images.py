@@ -31,6 +31,7 @@ from quire_decoder.core.dual_cache import Tuning
 from quire_decoder.core.tiers import LruTier, SieveTier
 
 SIZES: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.10)
+_PARTS: Final = ("trace", "alphas", "sensitivity", "spillover", "sizes")
 _STATIC_ALPHAS: Final = (0.3, 0.4, 0.5, 0.6, 0.7)
 _WINDOWS: Final = 100
 _DRIFT: Final = ((0.12, 0.05), (0.01, 0.3), (0.12, 0.05))
@@ -206,40 +207,66 @@ def show_trace(trace: Trace) -> None:
 
 
 def command(
-    sim: Annotated[str, typer.Option(help="sizes, alphas, sensitivity, spillover, trace or all")] = "all",
+    live: Annotated[bool, typer.Option("--live", help="a trace through the real services, by what is cached")] = False,
+    storage: Annotated[bool, typer.Option("--storage", help="bytes by format, and what comes back")] = False,
+    sim: Annotated[bool, typer.Option("--sim", help="the decoder's cache over a long trace; if nothing else")] = False,
+    part: Annotated[str, typer.Option(help="of --sim: sizes, alphas, sensitivity, spillover, trace or all")] = "all",
     trace: Annotated[
         Path | None, typer.Option(help="CSV: time_s, object_id, optionally image_bytes, latent_bytes")
     ] = None,
     images: Annotated[int, typer.Option(help="how many images the generated trace has")] = 100_000,
     seed: int = 1,
-    cache_share: Annotated[float, typer.Option(help="of the working set, for alphas and sensitivity")] = 0.01,
+    cache_share: Annotated[float, typer.Option(help="of the working set: --live, alphas, sensitivity")] = 0.0,
     speed: Annotated[float, typer.Option(help="of the spillover replay against real time; 0: devices 60% busy")] = 0.0,
+    requests: Annotated[int, typer.Option(help="of --live, counted ones")] = 600,
+    warmup: Annotated[int, typer.Option(help="requests of --live before these")] = 2000,
+    rate: Annotated[float, typer.Option(help="requests per second of --live")] = 8.0,
+    size: Annotated[int, typer.Option(help="pixels of a side, --live and --storage")] = 128,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the last report there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw it there (PNG)")] = None,
 ) -> None:
-    """The decoder's cache over an access trace: sizes and caches, fixed and tuned splits, sensitivity, spillover."""
-    parts = ("trace", "sizes", "alphas", "sensitivity", "spillover")
-    if sim not in (*parts, "all"):
-        raise InvalidRequest(f"{sim!r}; there are {', '.join(parts)}, all", field="sim")
-    if not 0 < cache_share <= 1 or not 0 <= speed < math.inf:
+    """Images as latents: the decoder's cache simulated or live, and what formats cost."""
+    if part not in (*_PARTS, "all"):
+        raise InvalidRequest(f"{part!r}; there are {', '.join(_PARTS)}, all", field="part")
+    if not 0 <= cache_share <= 1 or not 0 <= speed < math.inf:
         raise InvalidRequest(f"cache share {cache_share}, speed {speed}", field="cache_share")
-    accesses = read_trace(trace) if trace is not None else generate(images, seed)
-    chosen = parts if sim == "all" else (sim,)
-    if "trace" in chosen and trace is None:
-        show_trace(accesses)
-    # With `all` the files get the table of sizes: the one that says most.
-    if "alphas" in chosen:
+    if min(requests, size, images) < 1 or warmup < 0 or not 0 < rate < 1e6 or size % 8 or size > 1024:
+        raise InvalidRequest(f"{requests} requests, {warmup} before, {rate} per second, size {size}", field="requests")
+    if storage:
+        from quire_decoder.bench import fidelity
+
+        report = fidelity.run(12, size)
+        report.show(json_file, plot, draw=lambda path: figures.fidelity(report, path))
+    if live:
+        from quire_decoder.bench import live as replay
+
+        accesses = read_trace(trace) if trace is not None else generate(3000, seed)
+        settings = replay.LiveSettings(requests, warmup, rate, cache_share or 0.1, size, seed=seed)
+        report = replay.run(accesses, settings)
+        report.show(json_file, plot, draw=lambda path: figures.live(report, path))
+    if sim or not (live or storage):
+        accesses = read_trace(trace) if trace is not None else generate(images, seed)
+        if trace is None and part in ("trace", "all"):
+            show_trace(accesses)
+        _simulated(accesses, part, cache_share or 0.01, speed, json_file, plot)
+
+
+def _simulated(
+    accesses: Trace, part: str, cache_share: float, speed: float, json_file: Path | None, plot: Path | None
+) -> None:
+    """With `all` the files get the table of sizes: the one that says most."""
+
+    def files(name: str) -> tuple[Path | None, Path | None]:
+        return (json_file, plot) if part == name or (part == "all" and name == "sizes") else (None, None)
+
+    wanted = _PARTS if part == "all" else (part,)
+    if "alphas" in wanted:
         report, results = run_alphas(accesses, cache_share)
-        alone = sim == "alphas"
-        report.show(
-            json_file if alone else None, plot if alone else None, draw=lambda path: figures.alphas(results, path)
-        )
-    if "sensitivity" in chosen:
-        alone = sim == "sensitivity"
-        run_sensitivity(accesses, cache_share).show(json_file if alone else None, plot if alone else None)
-    if "spillover" in chosen:
-        alone = sim == "spillover"
-        run_spillover(accesses, speed).show(json_file if alone else None, plot if alone else None)
-    if "sizes" in chosen:
+        report.show(*files("alphas"), draw=lambda path: figures.alphas(results, path))
+    if "sensitivity" in wanted:
+        run_sensitivity(accesses, cache_share).show(*files("sensitivity"))
+    if "spillover" in wanted:
+        run_spillover(accesses, speed).show(*files("spillover"))
+    if "sizes" in wanted:
         sizes = run_sizes(accesses)
-        sizes.show(json_file, plot, draw=lambda path: figures.sizes(sizes, path))
+        sizes.show(*files("sizes"), draw=lambda path: figures.sizes(sizes, path))

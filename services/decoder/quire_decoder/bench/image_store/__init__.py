@@ -1,0 +1,1 @@
+"""What Quire's images are compared with: a store of PNGs."""
