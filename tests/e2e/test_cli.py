@@ -221,7 +221,6 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
         "sizes": ["bench", "images", "--sim", "--part", "sizes", "--trace", str(accesses)],
         "alphas": ["bench", "images", "--sim", "--part", "alphas", "--trace", str(accesses)],
         "storage": ["bench", "images", "--storage", "--size", "64"],
-        "live": ["bench", "images", "--live", "--requests", "15", "--warmup", "15", "--rate", "20", "--size", "64"],
         "spillover": ["bench", "images", "--sim", "--part", "spillover", "--trace", str(accesses)],
     }
     for name, command in commands.items():
@@ -233,6 +232,18 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
         assert picture.stat().st_size > 5000
     bad = quire("plan", "kv", "--trace", str(accesses))
     assert bad.returncode == 1 and "Traceback" not in bad.stderr
+
+
+def test_images_live(tmp_path: Path) -> None:
+    """The replay through real services, against the store of PNGs."""
+    out, picture = tmp_path / "live.json", tmp_path / "live.png"
+    size = ["--requests", "15", "--warmup", "15", "--rate", "20", "--size", "64", "--setups", "ImgStore,LB-Adaptive"]
+    done = quire("bench", "images", "--live", *size, "--json", str(out), "--plot", str(picture), timeout_s=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    store, ours = json.loads(out.read_text())["rows"]
+    assert store["measured"]["latent, %"] == 0
+    assert ours["measured"]["mean, ms"] > 0
+    assert picture.stat().st_size > 5000
 
 
 def _no_json(word: str) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from quire import __version__
 from quire.cli import cluster as cluster_commands
+from quire.cli.keys import keys_app
 from quire.errors import InvalidRequest, QuireError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -26,6 +27,7 @@ app.add_typer(plan_app, name="plan")
 
 images_app = typer.Typer(no_args_is_help=True, help="Images that live as latents.")
 app.add_typer(images_app, name="images")
+app.add_typer(keys_app, name="keys")
 
 
 @plan_app.callback()

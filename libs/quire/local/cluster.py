@@ -118,6 +118,11 @@ class LocalCluster:
     def redis_url(self) -> str:
         return self._redis_url
 
+    @property
+    def secret(self) -> str:
+        """What the services sign with."""
+        return (self.folder / "secret").read_text()
+
     def start(self, timeout_s: float = 30.0) -> None:
         """Start everything and return when it serves."""
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -125,8 +130,8 @@ class LocalCluster:
         (self.folder / "logs").mkdir(exist_ok=True)
         if not self._redis_url:
             self._start_redis(timeout_s)
-        ports = _free_ports(3 + self._schedulers + self._decoders + self._storage_nodes)
-        taken = iter(ports[3:])
+        ports = _free_ports(4 + self._schedulers + self._decoders + self._storage_nodes)
+        taken = iter(ports[4:])
         scheduler_ports = [next(taken) for _ in range(self._schedulers)]
         secret_file = self.folder / "secret"
         if not secret_file.exists():
@@ -142,8 +147,14 @@ class LocalCluster:
             **self._settings,
         }
         self.http_address = f"127.0.0.1:{ports[2]}"
+        self.s3_address = f"127.0.0.1:{ports[3]}"
+        doors = {
+            "QUIRE_GATEWAY_HTTP_LISTEN": self.http_address,
+            "QUIRE_GATEWAY_S3_LISTEN": self.s3_address,
+            "QUIRE_GATEWAY_OBJECT_URL": str(self.folder / "objects"),
+        }
         for index, name in enumerate(("orchestrator", "gateway")):
-            self._start_service(name, name, ports[index], {"QUIRE_GATEWAY_HTTP_LISTEN": self.http_address} | common)
+            self._start_service(name, name, ports[index], doors | common)
         for index in range(self._decoders):
             name = f"decoder-{index}"
             self._start_service(name, "decoder", next(taken), {"QUIRE_DECODER_NODE_ID": name} | common)
@@ -336,6 +347,7 @@ class LocalCluster:
         state = {
             "gateway": self.gateway_address,
             "redis": self._redis_url,
+            "s3": self.s3_address,
             "processes": {name: [process.popen.pid, process.address] for name, process in self._processes.items()},
         }
         (self.folder / _STATE).write_text(json.dumps(state, indent=2))

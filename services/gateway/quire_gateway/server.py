@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from quire import PROTOCOL_VERSION
+from quire.clock import SystemClock
 from quire.keys import ChunkKeys
+from quire.metadata import AccessKeys, Buckets, connect
 from quire.nodes import Node, Role
 from quire.outcome import NodeOutcome
 from quire.rpc import convert
@@ -19,6 +21,7 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1 import images_pb2, orchestrator_pb2
 from quire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire_gateway.adapters.blobs import ObstoreBlobs
 from quire_gateway.adapters.cluster import GrpcAllocator, GrpcCatalogue, GrpcDecoders, GrpcRouter, GrpcStorageNodes
 from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.http import HttpDoor
@@ -26,6 +29,9 @@ from quire_gateway.images import ImageGateway
 from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
+from quire_gateway.s3.access import Authenticator
+from quire_gateway.s3.door import S3Door
+from quire_gateway.s3.house import House
 
 
 class GatewayServicer(GatewayServiceServicer):
@@ -156,6 +162,13 @@ class GatewayServicer(GatewayServiceServicer):
         return await call(method, request, timeout_s=self._timeout_s)
 
 
+def _s3_door(config: GatewayConfig, redis: Any) -> S3Door:
+    clock = SystemClock()
+    authenticator = Authenticator(AccessKeys(redis, config.cluster_secret.encode()), clock)
+    blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
+    return S3Door(config, authenticator, House(Buckets(redis), blobs, {}, clock))
+
+
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
     channels, incarnation = ChannelPool(), os.urandom(8).hex()
@@ -165,6 +178,8 @@ async def serve(config: GatewayConfig) -> None:
     latents = LatentGateway(gateway, GrpcCatalogue(config, channels))
     add_GatewayServiceServicer_to_server(GatewayServicer(config, gateway, images, latents, channels), server.grpc)
     door = HttpDoor(config)
+    redis = connect(config.redis_url)
+    s3 = _s3_door(config, redis)
 
     def describe() -> Node:
         return Node(
@@ -178,8 +193,11 @@ async def serve(config: GatewayConfig) -> None:
         )
 
     await door.start()
+    await s3.start()
     await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+    await s3.close()
     await door.close()
+    await redis.aclose()
 
 
 def main() -> None:

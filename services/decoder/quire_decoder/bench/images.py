@@ -222,6 +222,7 @@ def command(
     warmup: Annotated[int, typer.Option(help="requests of --live before these")] = 2000,
     rate: Annotated[float, typer.Option(help="requests per second of --live")] = 8.0,
     size: Annotated[int, typer.Option(help="pixels of a side, --live and --storage")] = 128,
+    setups: Annotated[str, typer.Option(help="of --live, the first is the baseline; empty: all five")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="write the last report there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw it there (PNG)")] = None,
 ) -> None:
@@ -241,7 +242,10 @@ def command(
         from quire_decoder.bench import live as replay
 
         accesses = read_trace(trace) if trace is not None else generate(3000, seed)
-        settings = replay.LiveSettings(requests, warmup, rate, cache_share or 0.1, size, seed=seed)
+        chosen = tuple(setups.split(",")) if setups else tuple(replay.SETUPS)
+        if unknown := set(chosen) - set(replay.SETUPS):
+            raise InvalidRequest(f"{', '.join(unknown)}; there are {', '.join(replay.SETUPS)}", field="setups")
+        settings = replay.LiveSettings(requests, warmup, rate, cache_share or 0.1, size, seed=seed, setups=chosen)
         report = replay.run(accesses, settings)
         report.show(json_file, plot, draw=lambda path: figures.live(report, path))
     if sim or not (live or storage):

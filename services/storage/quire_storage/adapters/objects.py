@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator, Sequence
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
-from obstore.store import LocalStore, from_url
 
-from quire.errors import ConfigInvalid
+from quire.objects import open_store
 from quire_storage.errors import ObjectTierFailed
 
 _PREFIX = "chunks"
 
 
 class ObstoreTier:
-    """`url`: `s3://bucket/prefix` (endpoint and keys from the usual AWS_* variables, plain http if the
-    endpoint says so), `gs://`, `az://`, or a folder."""
+    """`url`: see `quire.objects.open_store`."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self.description = url
-        try:
-            if "://" not in url:
-                self._store: Any = LocalStore(str(Path(url).absolute()), mkdir=True)
-            else:
-                timeout = timedelta(seconds=timeout_s)
-                endpoint = os.environ.get("AWS_ENDPOINT_URL", "") or os.environ.get("AWS_ENDPOINT", "")
-                options: Any = {"timeout": timeout, "allow_http": endpoint.startswith("http://")}
-                retries: Any = {"max_retries": 2, "retry_timeout": timeout}
-                self._store = from_url(url, client_options=options, retry_config=retries)
-        except (BaseError, ValueError, OSError) as error:
-            raise ConfigInvalid(f"QUIRE_STORAGE_OBJECT_URL={url!r}: {error}") from None
+        self._store = open_store(url, timeout_s, "QUIRE_STORAGE_OBJECT_URL")
 
     async def put(self, key: bytes, data: bytes) -> None:
         async with _translated():

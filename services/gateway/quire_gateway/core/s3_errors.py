@@ -1,0 +1,84 @@
+"""S3's error codes and their HTTP status, as AWS documents them ("Error responses")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from quire import errors
+
+STATUS: Final[Mapping[str, int]] = {
+    "AccessDenied": 403,
+    "AuthorizationHeaderMalformed": 400,
+    "AuthorizationQueryParametersError": 400,
+    "BadDigest": 400,
+    "BucketAlreadyExists": 409,
+    "BucketAlreadyOwnedByYou": 409,
+    "BucketNotEmpty": 409,
+    "ConditionalRequestConflict": 409,
+    "EntityTooLarge": 400,
+    "EntityTooSmall": 400,
+    "IncompleteBody": 400,
+    "InternalError": 500,
+    "InvalidAccessKeyId": 403,
+    "InvalidArgument": 400,
+    "InvalidBucketName": 400,
+    "InvalidDigest": 400,
+    "InvalidPart": 400,
+    "InvalidPartOrder": 400,
+    "InvalidRange": 416,
+    "InvalidRequest": 400,
+    "InvalidURI": 400,
+    "KeyTooLongError": 400,
+    "MalformedTrailerError": 400,
+    "MalformedXML": 400,
+    "MetadataTooLarge": 400,
+    "MethodNotAllowed": 405,
+    "MissingContentLength": 411,
+    "NoSuchBucket": 404,
+    "NoSuchKey": 404,
+    "NoSuchUpload": 404,
+    "NotImplemented": 501,
+    "NotModified": 304,
+    "PreconditionFailed": 412,
+    "RequestTimeTooSkewed": 403,
+    "RequestTimeout": 400,
+    "ServiceUnavailable": 503,
+    "SignatureDoesNotMatch": 403,
+    "SlowDown": 503,
+    "XAmzContentSHA256Mismatch": 400,
+}
+
+# The most specific class that is listed decides; what is not listed is a bug.
+_OF_QUIRE: Final[Mapping[type[errors.QuireError], str]] = {
+    errors.InvalidRequest: "InvalidArgument",
+    errors.LeaseForged: "AccessDenied",
+    errors.LeaseExpired: "AccessDenied",
+    errors.ChunkMissing: "NoSuchKey",
+    errors.ImageMissing: "NoSuchKey",
+    errors.ContentConflict: "ConditionalRequestConflict",
+    errors.ResourceExhausted: "SlowDown",
+    errors.Unavailable: "ServiceUnavailable",
+    errors.DeadlineExceeded: "ServiceUnavailable",
+    errors.NotImplementedHere: "NotImplemented",
+}
+
+
+class S3Error(Exception):
+    """What an S3 client is told. `headers` go with the answer."""
+
+    def __init__(self, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.headers = dict(headers or {})
+
+    @property
+    def status(self) -> int:
+        return STATUS[self.code]
+
+
+def s3_error_of(error: errors.QuireError) -> S3Error:
+    """By the error's nearest listed ancestor."""
+    code = next((_OF_QUIRE[kind] for kind in type(error).__mro__ if kind in _OF_QUIRE), "InternalError")
+    return S3Error(code, str(error) if code != "InternalError" else "We encountered an internal error.")

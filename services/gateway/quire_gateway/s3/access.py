@@ -1,0 +1,74 @@
+"""Who asks, and what they may: signature, tenant, grants."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from quire.clock import Clock
+from quire.metadata.access import AccessKey, AccessKeys, Level
+from quire_gateway.core.aws_chunked import Signing
+from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.core.sigv4 import Request, read_claim, verify
+
+CHUNKS_BUCKET: Final = "quire-kv"
+LATENTS_BUCKET: Final = "quire-latents"
+RESERVED: Final = (CHUNKS_BUCKET, LATENTS_BUCKET)
+SYSTEM_TENANT: Final = "quire"
+_NOBODY: Final = secrets.token_hex(20)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who signed a request, and with what."""
+
+    key: AccessKey
+    signing: Signing
+    payload_hash: str
+
+    def tenant_of(self, bucket: str) -> str:
+        """The tenant whose bucket the name means for this caller: its own, unless one was granted.
+
+        Other tenants' buckets are not looked at, so that neither an answer nor its time tells of them.
+        """
+        granted = [grant.tenant for grant in self.key.grants if grant.bucket == bucket]
+        if bucket in RESERVED:
+            return SYSTEM_TENANT
+        return granted[0] if granted else self.key.tenant
+
+    def check(self, tenant: str, bucket: str, key: str, level: Level) -> None:
+        """Raises `S3Error` AccessDenied. `key`: of an object, or the prefix of a listing."""
+        own = tenant == self.key.tenant
+        if own and (level is Level.READ or not self.key.read_only):
+            return
+        for grant in self.key.grants:
+            here = (grant.tenant, grant.bucket) == (tenant, bucket) and key.startswith(grant.prefix)
+            if here and grant.level >= level:
+                return
+        raise S3Error("AccessDenied", "Access Denied")
+
+
+class Authenticator:
+    """Finds out who asks."""
+
+    def __init__(self, keys: AccessKeys, clock: Clock) -> None:
+        self._keys = keys
+        self._clock = clock
+
+    async def caller(self, request: Request) -> Caller:
+        """Raises `S3Error`. An unknown key takes as long as a known one."""
+        claim = read_claim(request)
+        if claim is None:
+            raise S3Error("AccessDenied", "Access Denied")
+        key = await self._keys.get(claim.access_key)
+        secret = self._keys.secret(key) if key is not None else _NOBODY
+        try:
+            signing_key = verify(request, claim, secret, self._clock.now_ms() / 1e3)
+        except S3Error as error:
+            if key is None and error.code == "SignatureDoesNotMatch":
+                raise S3Error("InvalidAccessKeyId", "The AWS access key Id you provided does not exist") from None
+            raise
+        if key is None:
+            raise S3Error("InvalidAccessKeyId", "The AWS access key Id you provided does not exist")
+        return Caller(key, Signing(signing_key, claim), claim.payload_hash)

@@ -1,0 +1,93 @@
+"""A request's body: unframed, counted, and checked, in pieces of a bounded size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final, Protocol
+
+from quire_gateway.core.aws_chunked import AwsChunked
+from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.s3.checksums import BodyChecks
+
+IDLE_S: Final = 60.0
+_INLINE_BYTES: Final = 32 << 10
+
+
+class Content(Protocol):
+    """What comes from the connection."""
+
+    async def readany(self) -> bytes:
+        """Some bytes, b"" at the end."""
+
+
+class Body:
+    """Read it once, by `pieces`; then `finish` says what it was. `length`: of the payload, as announced."""
+
+    def __init__(self, content: Content, length: int, checks: BodyChecks, framing: AwsChunked | None) -> None:
+        self._content = content
+        self._length = length
+        self._checks = checks
+        self._framing = framing
+        self.size = 0
+
+    async def pieces(self, piece_bytes: int) -> AsyncIterator[bytes]:
+        """Payload, in pieces of `piece_bytes` but for the last; none for an empty body. Raises `S3Error`.
+
+        A piece is hashed by a thread while whoever asked has it.
+        """
+        loop = asyncio.get_running_loop()
+        held: list[bytes | memoryview] = []
+        have = 0
+        async for payload in self._payload():
+            held.append(payload)
+            have += len(payload)
+            while have >= piece_bytes:
+                whole = held[0] if len(held) == 1 and len(held[0]) == piece_bytes else b"".join(held)
+                piece, rest = bytes(whole[:piece_bytes]), whole[piece_bytes:]
+                held, have = ([rest] if rest else []), len(rest)
+                hashing = loop.run_in_executor(None, self._checks.update, piece)
+                try:
+                    yield piece
+                finally:
+                    await hashing
+        if have:
+            piece = bytes(held[0]) if len(held) == 1 else b"".join(held)
+            if len(piece) <= _INLINE_BYTES:
+                self._checks.update(piece)
+                yield piece
+                return
+            hashing = loop.run_in_executor(None, self._checks.update, piece)
+            try:
+                yield piece
+            finally:
+                await hashing
+
+    async def whole(self, most: int) -> bytes:
+        """All of it, at most so many bytes. Raises `S3Error` EntityTooLarge."""
+        if self._length > most:
+            raise S3Error("EntityTooLarge", f"{self._length} bytes; {most} at most here")
+        return b"".join([piece async for piece in self.pieces(max(1, most))])
+
+    def finish(self) -> tuple[str, dict[str, str]]:
+        """MD5 and checksums. Raises `S3Error` if the body is not what was announced."""
+        if self._framing is not None:
+            self._framing.finish()
+        if self.size != self._length:
+            raise S3Error("IncompleteBody", f"{self.size} bytes came, {self._length} were announced")
+        return self._checks.finish(self._framing.trailers if self._framing is not None else {})
+
+    async def _payload(self) -> AsyncIterator[bytes | memoryview]:
+        while True:
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    data = await self._content.readany()
+            except TimeoutError:
+                raise S3Error("RequestTimeout", "Your socket connection to the server was not read from") from None
+            if not data:
+                return
+            for payload in self._framing.feed(data) if self._framing is not None else (data,):
+                self.size += len(payload)
+                if self.size > self._length:
+                    raise S3Error("IncompleteBody", f"More than {self._length} bytes came")
+                yield payload

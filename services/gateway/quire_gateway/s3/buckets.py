@@ -1,0 +1,239 @@
+"""Requests on buckets, and on the list of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+from aiohttp import web
+
+from quire.errors import QuireError
+from quire.metadata.access import Level
+from quire.metadata.buckets import StoredObject
+from quire_gateway.core.s3_errors import S3Error, s3_error_of
+from quire_gateway.s3 import xml
+from quire_gateway.s3.access import RESERVED, SYSTEM_TENANT
+from quire_gateway.s3.call import Call, check_bucket_name
+from quire_gateway.s3.house import House
+from quire_gateway.s3.listing import list_objects
+
+_MAX_KEYS: Final = 1000
+
+
+class BucketRequests:
+    """Every method answers one kind of request."""
+
+    def __init__(self, house: House, region: str) -> None:
+        self._house = house
+        self._region = region
+
+    async def list_buckets(self, call: Call) -> web.StreamResponse:
+        """The caller's own, and those granted to it."""
+        tenant = call.caller.key.tenant
+        found = dict(await self._house.buckets.all(tenant))
+        for grant in call.caller.key.grants:
+            found.setdefault(grant.bucket, 0.0)
+        entries = [
+            ("Bucket", [("Name", name), ("CreationDate", xml.stamp(created))])
+            for name, created in sorted(found.items())
+        ]
+        owner = ("Owner", [("ID", tenant), ("DisplayName", tenant)])
+        return _xml(xml.document("ListAllMyBucketsResult", [owner, ("Buckets", entries)]))
+
+    async def create(self, call: Call) -> web.StreamResponse:
+        check_bucket_name(call.bucket)
+        xml.check_create(await call.xml())
+        caller = call.caller
+        tenant = caller.tenant_of(call.bucket)
+        if call.bucket in RESERVED:
+            raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.")
+        caller.check(tenant, call.bucket, "", Level.ADMIN)
+        if not await self._house.buckets.create(tenant, call.bucket, self._house.clock.now_ms() / 1e3):
+            raise S3Error(
+                "BucketAlreadyOwnedByYou", "The bucket that you tried to create already exists, and you own it"
+            )
+        return web.Response(headers={"Location": f"/{call.bucket}"})
+
+    async def head(self, call: Call) -> web.StreamResponse:
+        await self._house.space(call.caller, call.bucket, "", Level.READ)
+        return web.Response(headers={"x-amz-bucket-region": self._region})
+
+    async def delete(self, call: Call) -> web.StreamResponse:
+        space = await self._house.blob_space(call.caller, call.bucket, "", Level.ADMIN)
+        if not await self._house.buckets.drop(*space.place):
+            raise S3Error("BucketNotEmpty", "The bucket you tried to delete is not empty")
+        return web.Response(status=204)
+
+    async def location(self, call: Call) -> web.StreamResponse:
+        await self._house.space(call.caller, call.bucket, "", Level.READ)
+        region = "" if self._region == "us-east-1" else self._region
+        body = xml.document("LocationConstraint", [])
+        return _xml(body.replace(b"</LocationConstraint>", region.encode() + b"</LocationConstraint>"))
+
+    async def versioning(self, call: Call) -> web.StreamResponse:
+        """Never enabled."""
+        await self._house.space(call.caller, call.bucket, "", Level.READ)
+        return _xml(xml.document("VersioningConfiguration", []))
+
+    async def list_v1(self, call: Call) -> web.StreamResponse:
+        prefix, delimiter, limit, encoding = self._asked(call)
+        marker = call.query.get("marker", "")
+        listing = await list_objects(
+            await self._house.space(call.caller, call.bucket, prefix, Level.READ),
+            prefix,
+            delimiter,
+            marker,
+            min(limit, _MAX_KEYS),
+        )
+        children: list[tuple[str, Any]] = [
+            ("Name", call.bucket),
+            ("Prefix", xml.encoded(prefix, encoding)),
+            ("Marker", xml.encoded(marker, encoding)),
+            ("MaxKeys", limit),
+            ("IsTruncated", str(listing.truncated).lower()),
+        ]
+        if delimiter:
+            children.append(("Delimiter", xml.encoded(delimiter, encoding)))
+        if listing.truncated:
+            children.append(("NextMarker", xml.encoded(listing.last, encoding)))
+        children += _entries(listing.objects, listing.prefixes, encoding, owner=call.caller.key.tenant)
+        return _xml(xml.document("ListBucketResult", children))
+
+    async def list_v2(self, call: Call) -> web.StreamResponse:
+        prefix, delimiter, limit, encoding = self._asked(call)
+        token, start = call.query.get("continuation-token", ""), call.query.get("start-after", "")
+        after = _from_token(token) if token else start
+        listing = await list_objects(
+            await self._house.space(call.caller, call.bucket, prefix, Level.READ),
+            prefix,
+            delimiter,
+            after,
+            min(limit, _MAX_KEYS),
+        )
+        children: list[tuple[str, Any]] = [
+            ("Name", call.bucket),
+            ("Prefix", xml.encoded(prefix, encoding)),
+            ("MaxKeys", limit),
+            ("KeyCount", len(listing.objects) + len(listing.prefixes)),
+            ("IsTruncated", str(listing.truncated).lower()),
+        ]
+        if delimiter:
+            children.append(("Delimiter", xml.encoded(delimiter, encoding)))
+        if token:
+            children.append(("ContinuationToken", token))
+        if start:
+            children.append(("StartAfter", xml.encoded(start, encoding)))
+        if listing.truncated:
+            children.append(("NextContinuationToken", _token(listing.last)))
+        owner = call.caller.key.tenant if call.query.get("fetch-owner") == "true" else ""
+        children += _entries(listing.objects, listing.prefixes, encoding, owner)
+        return _xml(xml.document("ListBucketResult", children))
+
+    async def list_versions(self, call: Call) -> web.StreamResponse:
+        """Of an unversioned bucket: every object is its only version, "null"."""
+        prefix, delimiter, limit, encoding = self._asked(call)
+        marker = call.query.get("key-marker", "")
+        listing = await list_objects(
+            await self._house.space(call.caller, call.bucket, prefix, Level.READ),
+            prefix,
+            delimiter,
+            marker,
+            min(limit, _MAX_KEYS),
+        )
+        children: list[tuple[str, Any]] = [
+            ("Name", call.bucket),
+            ("Prefix", xml.encoded(prefix, encoding)),
+            ("KeyMarker", xml.encoded(marker, encoding)),
+            ("VersionIdMarker", ""),
+            ("MaxKeys", limit),
+            ("IsTruncated", str(listing.truncated).lower()),
+        ]
+        if listing.truncated:
+            children += [("NextKeyMarker", xml.encoded(listing.last, encoding)), ("NextVersionIdMarker", "null")]
+        for entry in listing.objects:
+            about = [("Key", xml.encoded(entry.key, encoding)), ("VersionId", "null"), ("IsLatest", "true")]
+            children.append(("Version", [*about, *_about(entry)]))
+        children += [("CommonPrefixes", [("Prefix", xml.encoded(each, encoding))]) for each in listing.prefixes]
+        return _xml(xml.document("ListVersionsResult", children))
+
+    async def list_uploads(self, call: Call) -> web.StreamResponse:
+        space = await self._house.blob_space(call.caller, call.bucket, "", Level.WRITE)
+        prefix, encoding = call.query.get("prefix", ""), call.query.get("encoding-type", "")
+        children: list[tuple[str, Any]] = [
+            ("Bucket", call.bucket),
+            ("KeyMarker", ""),
+            ("UploadIdMarker", ""),
+            ("Prefix", xml.encoded(prefix, encoding)),
+            ("MaxUploads", _MAX_KEYS),
+            ("IsTruncated", "false"),
+        ]
+        for upload in await space.uploads():
+            if upload.key.startswith(prefix):
+                about = [("Key", xml.encoded(upload.key, encoding)), ("UploadId", upload.upload_id)]
+                children.append(("Upload", [*about, ("Initiated", xml.stamp(upload.started_s))]))
+        return _xml(xml.document("ListMultipartUploadsResult", children))
+
+    async def delete_objects(self, call: Call) -> web.StreamResponse:
+        """Each key by itself: what may not be deleted is named, the others go."""
+        keys, quiet = xml.read_delete(await call.xml())
+        tenant = SYSTEM_TENANT if call.bucket in RESERVED else call.caller.tenant_of(call.bucket)
+        children: list[tuple[str, Any]] = []
+        space = await self._house.known(call.caller, call.bucket)
+        for key in keys:
+            try:
+                call.caller.check(tenant, call.bucket, key, Level.WRITE)
+                await space.delete(key, "")
+                if not quiet:
+                    children.append(("Deleted", [("Key", key)]))
+            except QuireError as error:
+                failed = s3_error_of(error)
+                children.append(("Error", [("Key", key), ("Code", failed.code), ("Message", failed.message)]))
+            except S3Error as error:
+                children.append(("Error", [("Key", key), ("Code", error.code), ("Message", error.message)]))
+        return _xml(xml.document("DeleteResult", children))
+
+    def _asked(self, call: Call) -> tuple[str, str, int, str]:
+        """Prefix, delimiter, how many, encoding."""
+        encoding = call.query.get("encoding-type", "")
+        if encoding not in ("", "url"):
+            raise S3Error("InvalidArgument", "Invalid Encoding Method specified in Request")
+        limit = call.number("max-keys", _MAX_KEYS, 0, (1 << 31) - 1)
+        return call.query.get("prefix", ""), call.query.get("delimiter", ""), limit, encoding
+
+
+def _entries(objects: list[StoredObject], prefixes: list[str], encoding: str, owner: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for entry in objects:
+        about: list[tuple[str, Any]] = [("Key", xml.encoded(entry.key, encoding)), *_about(entry)]
+        if owner:
+            about.append(("Owner", [("ID", owner), ("DisplayName", owner)]))
+        found.append(("Contents", about))
+    found += [("CommonPrefixes", [("Prefix", xml.encoded(each, encoding))]) for each in prefixes]
+    if encoding:
+        found.append(("EncodingType", encoding))
+    return found
+
+
+def _about(entry: StoredObject) -> list[tuple[str, Any]]:
+    return [
+        ("LastModified", xml.stamp(entry.modified_s)),
+        ("ETag", f'"{entry.etag}"'),
+        ("Size", entry.size),
+        ("StorageClass", "STANDARD"),
+    ]
+
+
+def _token(key: str) -> str:
+    return base64.urlsafe_b64encode(key.encode()).decode()
+
+
+def _from_token(token: str) -> str:
+    try:
+        return base64.b64decode(token, altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise S3Error("InvalidArgument", "The continuation token provided is incorrect") from None
+
+
+def _xml(body: bytes) -> web.Response:
+    return web.Response(body=body, headers={"Content-Type": "application/xml"})

@@ -1,0 +1,167 @@
+"""One S3 request on its way through the door: where it points, who asks, what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import unquote_to_bytes
+
+from aiohttp import web
+
+from quire_gateway.core.aws_chunked import MODES, AwsChunked
+from quire_gateway.core.ranges import Conditions
+from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.core.sigv4 import UNSIGNED, Request, parameters
+from quire_gateway.s3.access import Caller
+from quire_gateway.s3.body import Body
+from quire_gateway.s3.checksums import PREFIX, BodyChecks
+from quire_gateway.s3.spaces import Described
+
+KEY_BYTES_MAX: Final = 1024
+BODY_BYTES_MAX: Final = 5 << 30
+XML_BYTES_MAX: Final = 1 << 20
+METADATA_BYTES_MAX: Final = 2048
+_BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ADDRESS: Final = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_KEPT: Final = (
+    "content-type",
+    "content-encoding",
+    "content-disposition",
+    "content-language",
+    "cache-control",
+    "expires",
+)
+
+
+@dataclass(slots=True)
+class Call:
+    """`bucket`, `key`: "" for none. `query`: decoded, the last of each name."""
+
+    http: web.BaseRequest
+    signed: Request
+    bucket: str
+    key: str
+    query: Mapping[str, str]
+    request_id: str
+    caller: Caller = field(init=False)
+
+    @property
+    def method(self) -> str:
+        return str(self.http.method)
+
+    @property
+    def resource(self) -> str:
+        return "/" + "/".join(part for part in (self.bucket, self.key) if part)
+
+    def header(self, name: str) -> str:
+        return str(self.http.headers.get(name, "")).strip()
+
+    @property
+    def conditions(self) -> Conditions:
+        names = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
+        return Conditions(*map(self.header, names))
+
+    def number(self, name: str, default: int, low: int, high: int) -> int:
+        """Of the query. Raises `S3Error` InvalidArgument."""
+        text = self.query.get(name, "")
+        if not text:
+            return default
+        if not (text.isascii() and text.isdigit() and len(text) < 10 and low <= int(text) <= high):
+            raise S3Error("InvalidArgument", f"{name} is a number from {low} to {high}")
+        return int(text)
+
+    def described(self) -> Described:
+        """Content headers and user metadata. Raises `S3Error` MetadataTooLarge."""
+        headers = {name: self.header(name) for name in _KEPT if self.header(name)}
+        if "content-encoding" in headers:
+            kept = [each.strip() for each in headers["content-encoding"].split(",")]
+            kept = [each for each in kept if each.lower() != "aws-chunked"]
+            headers["content-encoding"] = ",".join(kept)
+            if not kept:
+                del headers["content-encoding"]
+        metadata: dict[str, str] = {}
+        for name, value in self.http.headers.items():
+            if name.lower().startswith("x-amz-meta-"):
+                short = name.lower().removeprefix("x-amz-meta-")
+                metadata[short] = f"{metadata[short]},{value}" if short in metadata else value
+        if sum(len(name) + len(value.encode()) for name, value in metadata.items()) > METADATA_BYTES_MAX:
+            raise S3Error("MetadataTooLarge", f"Your metadata has more than {METADATA_BYTES_MAX} bytes")
+        return Described(headers, metadata)
+
+    def body(self) -> Body:
+        """Not read yet. Raises `S3Error` for a length or a framing that cannot be."""
+        mode = self.caller.payload_hash
+        framing = None
+        length_header = self.header("Content-Length")
+        if mode.startswith("STREAMING-"):
+            framing = AwsChunked(mode, self.caller.signing)
+            length_header = self.header("x-amz-decoded-content-length")
+        elif mode != UNSIGNED and not _SHA256.fullmatch(mode):
+            raise S3Error("InvalidArgument", f"x-amz-content-sha256 is a SHA-256, {UNSIGNED}, or one of {MODES}")
+        if not (length_header.isascii() and length_header.isdigit()):
+            raise S3Error("MissingContentLength", "You must provide the length of the content")
+        length = int(length_header) if len(length_header) < 16 else BODY_BYTES_MAX + 1
+        if length > BODY_BYTES_MAX:
+            raise S3Error("EntityTooLarge", f"Your proposed upload exceeds the maximum of {BODY_BYTES_MAX} bytes")
+        declared = {
+            name.lower().removeprefix(PREFIX): value
+            for name, value in self.http.headers.items()
+            if name.lower().startswith(PREFIX) and name.lower() not in (f"{PREFIX}type", f"{PREFIX}algorithm")
+        }
+        trailer = self.header("x-amz-trailer").lower()
+        if trailer and (framing is None or not mode.endswith("TRAILER") or not trailer.startswith(PREFIX)):
+            raise S3Error("MalformedTrailerError", f"x-amz-trailer: {trailer[:80]} does not fit the request")
+        signed_hash = mode if framing is None and mode != UNSIGNED else ""
+        checks = BodyChecks(declared, trailer.removeprefix(PREFIX), self.header("Content-MD5"), signed_hash)
+        content: Any = self.http.content
+        return Body(content, length, checks, framing)
+
+    async def xml(self) -> bytes:
+        """A small body, checked."""
+        if not self.http.can_read_body:
+            return b""
+        body = self.body()
+        await self.go_on()
+        raw = await body.whole(XML_BYTES_MAX)
+        body.finish()
+        return raw
+
+    async def go_on(self) -> None:
+        """Tell a client that waits for it that its body is wanted."""
+        if self.header("Expect").lower() == "100-continue":
+            await self.http.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.http.writer.output_size = 0
+
+
+def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:
+    """Path style, and, under `domain`, virtual-host style. Raises `S3Error`."""
+    raw_path, _, query = http.raw_path.partition("?")
+    if raw_path.startswith(("http://", "https://")):
+        raw_path = "/" + raw_path.split("/", 3)[3] if raw_path.count("/") > 2 else "/"
+    headers = [
+        (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")) for name, value in http.raw_headers
+    ]
+    signed = Request(str(http.method), raw_path, query, headers)
+    try:
+        path = unquote_to_bytes(raw_path).decode()
+    except UnicodeDecodeError:
+        raise S3Error("InvalidURI", "Couldn't parse the specified URI: it is not UTF-8") from None
+    host = http.headers.get("Host", "").rpartition(":")[0] or http.headers.get("Host", "")
+    if domain and host.endswith("." + domain):
+        bucket, key = host.removesuffix("." + domain), path.removeprefix("/")
+    else:
+        bucket, _, key = path.removeprefix("/").partition("/")
+    if len(key.encode()) > KEY_BYTES_MAX:
+        raise S3Error("KeyTooLongError", "Your key is too long")
+    if "\0" in key:
+        raise S3Error("InvalidURI", "A key has no NUL")
+    return Call(http, signed, bucket, key, dict(parameters(query)), request_id)
+
+
+def check_bucket_name(bucket: str) -> None:
+    """Raises `S3Error` InvalidBucketName."""
+    if not _BUCKET.fullmatch(bucket) or ".." in bucket or _ADDRESS.fullmatch(bucket):
+        raise S3Error("InvalidBucketName", "The specified bucket is not valid.")

@@ -1,0 +1,105 @@
+"""What is known of a body before it is kept: its length, its digests, and whether they are what the client said."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+from awscrt import checksums as crt
+
+from quire_gateway.core.s3_errors import S3Error
+
+PREFIX: Final = "x-amz-checksum-"
+
+
+class _Sum(Protocol):
+    def update(self, data: Any, /) -> None: ...
+    def digest(self) -> bytes: ...
+
+
+class _Crc:
+    """One of awscrt's functions as a running sum; big-endian, as S3 writes it."""
+
+    def __init__(self, function: Callable[..., int], size: int) -> None:
+        self._function = function
+        self._size = size
+        self._value = 0
+
+    def update(self, data: Any, /) -> None:
+        self._value = self._function(data, self._value)
+
+    def digest(self) -> bytes:
+        return self._value.to_bytes(self._size, "big")
+
+
+_MAKE: Final[Mapping[str, Callable[[], _Sum]]] = {
+    "crc32": lambda: _Crc(crt.crc32, 4),
+    "crc32c": lambda: _Crc(crt.crc32c, 4),
+    "crc64nvme": lambda: _Crc(crt.crc64nvme, 8),
+    "sha1": hashlib.sha1,
+    "sha256": hashlib.sha256,
+}
+
+
+class BodyChecks:
+    """Feed it every byte; `finish` compares. MD5 is S3's ETag, so it is always made.
+
+    `declared`: x-amz-checksum-* of the request's headers, by algorithm, base64. `trailing`: the algorithm whose value
+    comes in a trailer. `content_md5`: base64. `payload_sha256`: hexadecimal, as signed.
+    """
+
+    def __init__(
+        self, declared: Mapping[str, str], trailing: str, content_md5: str = "", payload_sha256: str = ""
+    ) -> None:
+        unknown = [name for name in (*declared, *filter(None, (trailing,))) if name not in _MAKE]
+        if unknown:
+            raise S3Error("InvalidRequest", f"Unknown checksum algorithm {unknown[0]}; there are {', '.join(_MAKE)}")
+        if len({*declared, *filter(None, (trailing,))}) > 1:
+            raise S3Error("InvalidRequest", "Expecting a single x-amz-checksum- header")
+        self._declared = {name: _decoded(value, "x-amz-checksum-" + name) for name, value in declared.items()}
+        self._trailing = trailing
+        self._content_md5 = _decoded(content_md5, "Content-MD5") if content_md5 else b""
+        if content_md5 and len(self._content_md5) != hashlib.md5(usedforsecurity=False).digest_size:
+            raise S3Error("InvalidDigest", "The Content-MD5 you specified is not valid.")
+        self._payload_sha256 = payload_sha256
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._sums: dict[str, _Sum] = {name: _MAKE[name]() for name in {*declared, *filter(None, (trailing,))}}
+        if payload_sha256 and "sha256" not in self._sums:
+            self._sums["sha256"] = hashlib.sha256()
+        self.size = 0
+
+    def update(self, data: Any) -> None:
+        self._md5.update(data)
+        for each in self._sums.values():
+            each.update(data)
+        self.size += len(data)
+
+    def finish(self, trailers: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+        """The MD5, hexadecimal, and the checksums to keep, by algorithm, base64. Raises `S3Error`."""
+        digests = {name: each.digest() for name, each in self._sums.items()}
+        if self._payload_sha256 and not hmac.compare_digest(digests["sha256"].hex(), self._payload_sha256):
+            raise S3Error("XAmzContentSHA256Mismatch", "The provided 'x-amz-content-sha256' header does not match")
+        if self._content_md5 and self._content_md5 != self._md5.digest():
+            raise S3Error("BadDigest", "The Content-MD5 you specified did not match what we received.")
+        wanted = dict(self._declared)
+        if self._trailing:
+            value = trailers.get(PREFIX + self._trailing, "")
+            if not value:
+                raise S3Error("MalformedTrailerError", f"The trailer {PREFIX}{self._trailing} did not come")
+            wanted[self._trailing] = _decoded(value, PREFIX + self._trailing)
+        for name, expected in wanted.items():
+            if expected != digests[name]:
+                raise S3Error("BadDigest", f"The {name.upper()} you specified did not match what we received.")
+        kept = {name: base64.b64encode(digests[name]).decode() for name in wanted}
+        return self._md5.hexdigest(), kept
+
+
+def _decoded(value: str, name: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        raise S3Error("InvalidRequest", f"Value for {name} header is invalid.") from None

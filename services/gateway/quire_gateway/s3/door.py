@@ -1,0 +1,193 @@
+"""The listener: connections in, one operation each, S3's errors out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from aiohttp import web
+
+from quire.errors import ConfigInvalid, QuireError
+from quire.telemetry import logger, names, tracer
+from quire_gateway.config import GatewayConfig
+from quire_gateway.core.s3_errors import S3Error, s3_error_of
+from quire_gateway.s3 import xml
+from quire_gateway.s3.access import Authenticator
+from quire_gateway.s3.buckets import BucketRequests
+from quire_gateway.s3.call import Call, read_call
+from quire_gateway.s3.house import House
+from quire_gateway.s3.objects import ObjectRequests
+
+Operation = Callable[[Call], Awaitable[web.StreamResponse]]
+_SWEEP_S: Final = 60.0
+# Subresources that S3 has and this door has not: better said than passed over.
+_ABSENT: Final = frozenset(
+    {
+        "accelerate",
+        "acl",
+        "analytics",
+        "attributes",
+        "cors",
+        "encryption",
+        "intelligent-tiering",
+        "inventory",
+        "legal-hold",
+        "lifecycle",
+        "logging",
+        "metrics",
+        "notification",
+        "object-lock",
+        "ownershipControls",
+        "policy",
+        "policyStatus",
+        "publicAccessBlock",
+        "replication",
+        "requestPayment",
+        "restore",
+        "retention",
+        "select",
+        "session",
+        "tagging",
+        "torrent",
+        "website",
+        "versionId",
+    }
+)
+
+
+class S3Door:
+    """Does nothing without an address to listen on."""
+
+    def __init__(self, config: GatewayConfig, authenticator: Authenticator, house: House) -> None:
+        self._config = config
+        self._authenticator = authenticator
+        self._house = house
+        self._running = 0
+        self._runner: web.ServerRunner | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        buckets, objects = BucketRequests(house, config.s3_region), ObjectRequests(house)
+        # (level, method, the subresource in the query, or "") → operation. The first that fits.
+        self._operations: list[tuple[str, str, str, Operation]] = [
+            ("service", "GET", "", buckets.list_buckets),
+            ("bucket", "PUT", "", buckets.create),
+            ("bucket", "HEAD", "", buckets.head),
+            ("bucket", "DELETE", "", buckets.delete),
+            ("bucket", "GET", "location", buckets.location),
+            ("bucket", "GET", "versioning", buckets.versioning),
+            ("bucket", "GET", "versions", buckets.list_versions),
+            ("bucket", "GET", "uploads", buckets.list_uploads),
+            ("bucket", "GET", "list-type", buckets.list_v2),
+            ("bucket", "GET", "", buckets.list_v1),
+            ("bucket", "POST", "delete", buckets.delete_objects),
+            ("object", "PUT", "partNumber", objects.put_part),
+            ("object", "PUT", "", objects.put),
+            ("object", "GET", "uploadId", objects.list_parts),
+            ("object", "GET", "", objects.get),
+            ("object", "HEAD", "", objects.get),
+            ("object", "DELETE", "uploadId", objects.abort_upload),
+            ("object", "DELETE", "", objects.delete),
+            ("object", "POST", "uploads", objects.start_upload),
+            ("object", "POST", "uploadId", objects.complete_upload),
+        ]
+        self._copy: Operation = objects.copy
+
+    async def start(self) -> None:
+        if not self._config.s3_listen and not self._config.s3_tls_listen:
+            return
+        server = web.Server(self._serve, access_log=None, keepalive_timeout=75)
+        self._runner = web.ServerRunner(server)
+        await self._runner.setup()
+        for address, context in ((self._config.s3_listen, None), (self._config.s3_tls_listen, _tls(self._config))):
+            if address:
+                host, _, port = address.rpartition(":")
+                await web.TCPSite(self._runner, host or None, int(port), ssl_context=context, backlog=1024).start()
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
+        request_id = os.urandom(8).hex().upper()
+        response: web.StreamResponse | None = None
+        self._running += 1
+        try:
+            if self._running > self._config.s3_requests_max:
+                raise S3Error("SlowDown", "Please reduce your request rate.", {"Retry-After": "1"})
+            with tracer().start_as_current_span(names.GATEWAY_S3, attributes={"quire.request_id": request_id}) as span:
+                call = read_call(http, request_id, self._config.s3_domain)
+                call.caller = await self._authenticator.caller(call.signed)
+                operation = self._operation(call)
+                span.set_attribute("quire.operation", getattr(operation, "__name__", ""))
+                response = await operation(call)
+        except S3Error as error:
+            response = _error(http, error, request_id)
+        except QuireError as error:
+            failed = s3_error_of(error)
+            if failed.code == "InternalError":
+                logger().error("an S3 request failed", request_id=request_id, error=str(error))
+            response = _error(http, failed, request_id)
+        except (asyncio.CancelledError, ConnectionError):
+            raise  # the client went away
+        except Exception as error:
+            logger().error("an S3 request failed unexpectedly", request_id=request_id, exc_info=error)
+            internal = S3Error("InternalError", "We encountered an internal error. Please try again.")
+            response = _error(http, internal, request_id)
+        finally:
+            self._running -= 1
+        if not response.prepared:
+            response.headers["x-amz-request-id"] = request_id
+        if not http.content.is_eof():
+            response.force_close()  # what is left of a body that nobody wanted must not count as a request
+        return response
+
+    def _operation(self, call: Call) -> Operation:
+        """Raises `S3Error` NotImplemented, MethodNotAllowed."""
+        level = "object" if call.key else "bucket" if call.bucket else "service"
+        absent = sorted(
+            _ABSENT & call.query.keys() - ({"versionId"} if call.query.get("versionId") == "null" else set())
+        )
+        if absent:
+            raise S3Error("NotImplemented", f"?{absent[0]} is not implemented here")
+        whole = level == "object" and "partNumber" not in call.query
+        if whole and call.method == "PUT" and call.header("x-amz-copy-source"):
+            return self._copy
+        for at, method, subresource, operation in self._operations:
+            if (at, method) == (level, call.method) and (not subresource or subresource in call.query):
+                return operation
+        if level == "object" and call.method == "POST":
+            raise S3Error("NotImplemented", "POST of this kind is not implemented here")
+        raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            try:
+                await self._house.sweep()
+            except QuireError as error:
+                logger().warning("blobs that nothing refers to could not be removed", error=str(error))
+
+
+def _error(http: web.BaseRequest, error: S3Error, request_id: str) -> web.Response:
+    if http.method == "HEAD" or error.status == 304:
+        return web.Response(status=error.status, headers=error.headers)
+    body = xml.error_document(error.code, error.message, http.path, request_id)
+    return web.Response(status=error.status, body=body, headers=error.headers | {"Content-Type": "application/xml"})
+
+
+def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
+    """Raises `ConfigInvalid`."""
+    if not config.s3_tls_listen:
+        return None
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigInvalid(f"QUIRE_GATEWAY_TLS_CERT, QUIRE_GATEWAY_TLS_KEY: {error}") from None
+    return context

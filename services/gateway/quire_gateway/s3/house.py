@@ -1,0 +1,65 @@
+"""Which space a bucket's name means for whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from quire.clock import Clock
+from quire.metadata.access import Level
+from quire.metadata.buckets import Buckets
+from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.s3.access import RESERVED, SYSTEM_TENANT, Caller
+from quire_gateway.s3.spaces import Blobs, BlobSpace, Space
+
+_SWEEP_MAX: Final = 500
+
+
+class House:
+    """All buckets. `special`: the spaces of reserved buckets, by name."""
+
+    def __init__(self, buckets: Buckets, blobs: Blobs, special: Mapping[str, Space], clock: Clock) -> None:
+        self.buckets = buckets
+        self._blobs = blobs
+        self.special = special
+        self.clock = clock
+
+    async def space(self, caller: Caller, bucket: str, key: str, level: Level) -> Space:
+        """Of a bucket, for a key, or for keys that begin so. Raises `S3Error` AccessDenied, NoSuchBucket."""
+        if bucket in RESERVED:
+            caller.check(SYSTEM_TENANT, bucket, key, level)
+            found = self.special.get(bucket)
+            if found is None:
+                raise S3Error("NoSuchBucket", "The specified bucket does not exist")
+            return found
+        return await self.blob_space(caller, bucket, key, level)
+
+    async def known(self, caller: Caller, bucket: str) -> Space:
+        """Of a bucket; what the caller may do in it is asked key by key."""
+        if bucket in RESERVED and bucket in self.special:
+            return self.special[bucket]
+        tenant = caller.tenant_of(bucket)
+        if not await self.buckets.exists(tenant, bucket):
+            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
+        return BlobSpace(tenant, bucket, self.buckets, self._blobs, self.clock)
+
+    async def blob_space(self, caller: Caller, bucket: str, key: str, level: Level) -> BlobSpace:
+        """Of an ordinary bucket. Raises `S3Error`."""
+        if bucket in RESERVED:
+            raise S3Error("NotImplemented", f"{bucket} takes and gives whole objects only")
+        tenant = caller.tenant_of(bucket)
+        caller.check(tenant, bucket, key, level)
+        if not await self.buckets.exists(tenant, bucket):
+            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
+        return BlobSpace(tenant, bucket, self.buckets, self._blobs, self.clock)
+
+    async def sweep(self) -> int:
+        """Remove blobs that nothing refers to any more; how many."""
+        count = 0
+        for tenant, bucket in await self.buckets.everywhere():
+            names = await self.buckets.garbage(tenant, bucket, self.clock.now_ms(), _SWEEP_MAX)
+            if names:
+                await self._blobs.delete(names)
+                await self.buckets.removed(tenant, bucket, names)
+                count += len(names)
+        return count

@@ -1,0 +1,46 @@
+"""Listings with prefix and delimiter: keys, and what groups of keys begin with, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.metadata.buckets import StoredObject
+from quire_gateway.s3.spaces import Space
+
+
+@dataclass(slots=True)
+class Listing:
+    """Up to so many entries: objects and common prefixes together. `last`: of them; "" if there is no more."""
+
+    objects: list[StoredObject] = field(default_factory=list)
+    prefixes: list[str] = field(default_factory=list)
+    last: str = ""
+    truncated: bool = False
+
+
+async def list_objects(space: Space, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
+    """From after `after`, which may be a common prefix: then from after all keys that begin with it."""
+    listing = Listing()
+    if not limit:
+        return listing
+    past = bool(delimiter) and after.startswith(prefix) and after.endswith(delimiter) and len(after) > len(prefix)
+    while True:
+        page = await space.page(prefix, after, past, limit + 1)
+        jumped = False
+        for entry in page:
+            cut = entry.key.find(delimiter, len(prefix)) if delimiter else -1
+            if len(listing.objects) + len(listing.prefixes) == limit:
+                listing.truncated = True
+                return listing
+            if cut < 0:
+                listing.objects.append(entry)
+                listing.last = after = entry.key
+                past = False
+                continue
+            common = entry.key[: cut + len(delimiter)]
+            listing.prefixes.append(common)
+            listing.last = after = common
+            past = jumped = True
+            break
+        if not jumped and len(page) <= limit:
+            return listing

@@ -1,0 +1,228 @@
+"""Requests on one object: get, put, copy, delete, and its multipart uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from email.utils import formatdate
+from typing import Final
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from quire.metadata.access import Level
+from quire.metadata.buckets import StoredObject
+from quire_gateway.core.ranges import Conditions, read_range
+from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.s3 import xml
+from quire_gateway.s3.call import Call
+from quire_gateway.s3.checksums import PREFIX
+from quire_gateway.s3.house import House
+from quire_gateway.s3.spaces import BlobSpace, Space
+
+_PARTS_MAX: Final = 10_000
+_LIST_MAX: Final = 1000
+_COPY_BYTES_MAX: Final = 5 << 30
+_OVERRIDES: Final = {
+    f"response-{name}": name
+    for name in (
+        "content-type",
+        "content-language",
+        "expires",
+        "cache-control",
+        "content-disposition",
+        "content-encoding",
+    )
+}
+
+
+class ObjectRequests:
+    """Every method answers one kind of request."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    async def get(self, call: Call) -> web.StreamResponse:
+        """GET and HEAD."""
+        space = await self._house.space(call.caller, call.bucket, call.key, Level.READ)
+        entry = await _found(space, call)
+        call.conditions.check_read(entry.etag, entry.modified_s)
+        span = read_range(call.header("Range"), entry.size)
+        headers = _headers(entry)
+        headers |= {name: call.query[asked] for asked, name in _OVERRIDES.items() if asked in call.query}
+        start, end = span or (0, entry.size)
+        if span is not None:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{entry.size}"
+        elif call.header("x-amz-checksum-mode").upper() == "ENABLED":
+            headers |= {PREFIX + name: value for name, value in entry.checksums.items()}
+            if entry.checksums:
+                headers[f"{PREFIX}type"] = "FULL_OBJECT"
+        headers["Content-Length"] = str(end - start)
+        response = web.StreamResponse(status=206 if span is not None else 200, headers=headers)
+        if call.method == "HEAD" or end == start:
+            await response.prepare(call.http)
+            return response
+        pieces = space.read(entry, start, end)
+        first = await anext(pieces)  # a failure up to here is still an answer
+        await response.prepare(call.http)
+        await response.write(first)
+        async for piece in pieces:
+            await response.write(piece)
+        return response
+
+    async def put(self, call: Call) -> web.StreamResponse:
+        space = await self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
+        conditions, expected = call.conditions, ""
+        if conditions.of_write:
+            expected = await _expected(space, call.key, conditions)
+        described, body = call.described(), call.body()
+        await call.go_on()
+        entry = await space.put(call.key, body, described, expected)
+        headers = {"ETag": f'"{entry.etag}"'} | {PREFIX + name: value for name, value in entry.checksums.items()}
+        return web.Response(headers=headers)
+
+    async def delete(self, call: Call) -> web.StreamResponse:
+        space = await self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
+        etag = ""
+        if call.header("If-Match"):
+            etag = await _expected(space, call.key, Conditions(if_match=call.header("If-Match")))
+        await space.delete(call.key, etag)
+        return web.Response(status=204)
+
+    async def copy(self, call: Call) -> web.StreamResponse:
+        """CopyObject, by copies of the blobs."""
+        target = await self._blob_space(call)
+        source, found = await self._source(call)
+        if found.size > _COPY_BYTES_MAX:
+            raise S3Error("InvalidRequest", "The copy source is larger than 5 GiB; copy it in parts")
+        replacing = call.header("x-amz-metadata-directive").upper() == "REPLACE"
+        same = source.place == target.place and found.key == call.key
+        if same and not replacing:
+            raise S3Error("InvalidRequest", "This copy request is illegal: it copies an object to itself, unchanged")
+        described = call.described()
+        if not replacing:
+            described = type(described)(found.headers, found.metadata)
+        expected = await _expected(target, call.key, call.conditions) if call.conditions.of_write else ""
+        wanted = replace(found, key=call.key)
+        made = await target.copy(wanted, source, described, expected)
+        children = [("LastModified", xml.stamp(made.modified_s)), ("ETag", f'"{made.etag}"')]
+        return _xml(xml.document("CopyObjectResult", children))
+
+    async def _source(self, call: Call) -> tuple[BlobSpace, StoredObject]:
+        """Of x-amz-copy-source, with its conditions. Raises `S3Error`."""
+        text = unquote(call.header("x-amz-copy-source")).removeprefix("/")
+        if "?versionId=" in text:
+            text, _, version = text.partition("?versionId=")
+            if version != "null":
+                raise S3Error("NotImplemented", "There are no versions")
+        bucket, _, key = text.partition("/")
+        if not bucket or not key:
+            raise S3Error("InvalidArgument", "x-amz-copy-source is bucket/key")
+        space = await self._house.blob_space(call.caller, bucket, key, Level.READ)
+        found = await space.head(key)
+        if found is None:
+            raise S3Error("NoSuchKey", "The specified key does not exist.")
+        names = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
+        conditions = Conditions(*(call.header(f"x-amz-copy-source-{name}") for name in names))
+        try:
+            conditions.check_read(found.etag, found.modified_s)
+        except S3Error as error:
+            raise S3Error("PreconditionFailed", error.message) from None
+        return space, found
+
+    # ---- multipart uploads
+
+    async def start_upload(self, call: Call) -> web.StreamResponse:
+        space = await self._blob_space(call)
+        upload_id = await space.start_upload(call.key, call.described())
+        children = [("Bucket", call.bucket), ("Key", call.key), ("UploadId", upload_id)]
+        return _xml(xml.document("InitiateMultipartUploadResult", children))
+
+    async def put_part(self, call: Call) -> web.StreamResponse:
+        """UploadPart, and UploadPartCopy."""
+        space = await self._blob_space(call)
+        number, upload_id = call.number("partNumber", 0, 1, _PARTS_MAX), call.query.get("uploadId", "")
+        if not number:
+            raise S3Error("InvalidArgument", f"partNumber is a number from 1 to {_PARTS_MAX}")
+        if call.header("x-amz-copy-source"):
+            source, found = await self._source(call)
+            wanted = call.header("x-amz-copy-source-range")
+            span = read_range(wanted, found.size) if wanted else (0, found.size)
+            if span is None:
+                raise S3Error("InvalidArgument", "x-amz-copy-source-range is bytes=first-last")
+            part = await space.copy_part(call.key, upload_id, number, source.read(found, *span))
+            children = [("LastModified", xml.stamp(part.modified_s)), ("ETag", f'"{part.etag}"')]
+            return _xml(xml.document("CopyPartResult", children))
+        body = call.body()
+        await call.go_on()
+        part = await space.put_part(call.key, upload_id, number, body)
+        return web.Response(headers={"ETag": f'"{part.etag}"'})
+
+    async def complete_upload(self, call: Call) -> web.StreamResponse:
+        space = await self._blob_space(call)
+        wanted = xml.read_complete(await call.xml())
+        expected = await _expected(space, call.key, call.conditions) if call.conditions.of_write else ""
+        entry = await space.complete(call.key, call.query["uploadId"], wanted, expected)
+        children = [
+            ("Location", f"/{call.bucket}/{call.key}"),
+            ("Bucket", call.bucket),
+            ("Key", call.key),
+            ("ETag", f'"{entry.etag}"'),
+        ]
+        return _xml(xml.document("CompleteMultipartUploadResult", children))
+
+    async def abort_upload(self, call: Call) -> web.StreamResponse:
+        space = await self._blob_space(call)
+        await space.abort(call.key, call.query["uploadId"])
+        return web.Response(status=204)
+
+    async def list_parts(self, call: Call) -> web.StreamResponse:
+        space = await self._blob_space(call)
+        limit = call.number("max-parts", _LIST_MAX, 1, 1 << 30)
+        after = call.number("part-number-marker", 0, 0, _PARTS_MAX)
+        upload_id = call.query["uploadId"]
+        parts = [part for part in await space.parts(call.key, upload_id) if part.number > after]
+        shown = parts[: min(limit, _LIST_MAX)]
+        children: list[tuple[str, object]] = [
+            ("Bucket", call.bucket),
+            ("Key", call.key),
+            ("UploadId", upload_id),
+            ("PartNumberMarker", after),
+            ("NextPartNumberMarker", shown[-1].number if shown else after),
+            ("MaxParts", limit),
+            ("IsTruncated", str(len(shown) < len(parts)).lower()),
+        ]
+        for part in shown:
+            about = [("PartNumber", part.number), ("LastModified", xml.stamp(part.modified_s))]
+            children.append(("Part", [*about, ("ETag", f'"{part.etag}"'), ("Size", part.size)]))
+        return _xml(xml.document("ListPartsResult", children))
+
+    async def _blob_space(self, call: Call) -> BlobSpace:
+        return await self._house.blob_space(call.caller, call.bucket, call.key, Level.WRITE)
+
+
+async def _found(space: Space, call: Call) -> StoredObject:
+    entry = await space.head(call.key)
+    if entry is None:
+        raise S3Error("NoSuchKey", "The specified key does not exist.")
+    return entry
+
+
+async def _expected(space: Space, key: str, conditions: Conditions) -> str:
+    """What must be there at the end of a write: checked now, and again when it is committed."""
+    entry = await space.head(key)
+    conditions.check_write(entry.etag if entry is not None else None)
+    return "absent" if entry is None else entry.etag
+
+
+def _headers(entry: StoredObject) -> dict[str, str]:
+    headers = {"content-type": "binary/octet-stream"} | dict(entry.headers)
+    headers |= {f"x-amz-meta-{name}": value for name, value in entry.metadata.items()}
+    headers["ETag"] = f'"{entry.etag}"'
+    headers["Last-Modified"] = formatdate(entry.modified_s, usegmt=True)
+    headers["Accept-Ranges"] = "bytes"
+    return headers
+
+
+def _xml(body: bytes, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=body, headers=dict(headers or {}) | {"Content-Type": "application/xml"})

@@ -1,0 +1,255 @@
+"""What a bucket is made of. Ordinary ones hold what clients put there; KV chunks and latents have buckets of their own.
+
+A space knows nothing of HTTP and nothing of who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
+
+from quire.clock import Clock
+from quire.metadata.buckets import Blob, Buckets, Part, StoredObject, Upload
+from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.s3.body import Body
+
+BLOB_BYTES: Final = 8 << 20
+PART_BYTES_MIN: Final = 5 << 20
+
+
+class Blobs(Protocol):
+    """Immutable bytes in the object tier."""
+
+    def new_name(self) -> str: ...
+    async def write(self, name: str, data: Any) -> None: ...
+    async def read(self, name: str, start: int, end: int) -> memoryview:
+        """Raises `ChunkMissing`, `Unavailable`."""
+
+    async def delete(self, names: Sequence[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a client says of an object besides its bytes."""
+
+    headers: Mapping[str, str]
+    metadata: Mapping[str, str]
+
+
+class Space(Protocol):
+    """The objects of one bucket, in order of the bytes of their keys."""
+
+    async def head(self, key: str) -> StoredObject | None: ...
+    def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]: ...
+    async def page(self, prefix: str, after: str, past: bool, limit: int) -> list[StoredObject]: ...
+    async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
+        """`expected`: "" for whatever is there, "absent", or its ETag; another makes ConditionalRequestConflict."""
+
+    async def delete(self, key: str, etag: str) -> None:
+        """`etag`: "" or the one it must have."""
+
+
+class BlobSpace:
+    """An ordinary bucket: names in Redis, bytes in the object tier, in blobs of up to 8 MiB."""
+
+    def __init__(self, tenant: str, bucket: str, buckets: Buckets, blobs: Blobs, clock: Clock) -> None:
+        self._at = (tenant, bucket)
+        self._buckets = buckets
+        self._blobs = blobs
+        self._clock = clock
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Tenant and bucket."""
+        return self._at
+
+    async def head(self, key: str) -> StoredObject | None:
+        return await self._buckets.get(*self._at, key)
+
+    async def page(self, prefix: str, after: str, past: bool, limit: int) -> list[StoredObject]:
+        return await self._buckets.page(*self._at, prefix, after, past, limit)
+
+    async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
+        """In pieces of up to 8 MiB; the next one is fetched while this one is being sent."""
+        coming: asyncio.Task[memoryview] | None = None
+        try:
+            for blob, first, last in _extents(entry.blobs, start, end):
+                upcoming = asyncio.ensure_future(self._blobs.read(blob.name, first, last))
+                if coming is not None:
+                    piece, coming = await coming, upcoming
+                    yield piece
+                coming = upcoming
+            if coming is not None:
+                yield await coming
+        finally:
+            if coming is not None and not coming.done():
+                coming.cancel()
+
+    async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
+        blobs = await self._write(body)
+        try:
+            etag, checksums = body.finish()
+            entry = StoredObject(
+                key,
+                etag,
+                body.size,
+                self._clock.now_ms() / 1e3,
+                tuple(blobs),
+                described.headers,
+                described.metadata,
+                checksums,
+            )
+            await self._commit(entry, expected)
+        except BaseException:
+            await asyncio.shield(self._abandon(blobs))
+            raise
+        return entry
+
+    async def copy(self, entry: StoredObject, source: BlobSpace, described: Described, expected: str) -> StoredObject:
+        """`entry`: what to be, with the source's blobs; they are copied."""
+        blobs = [await self._write_blob(await source._blobs.read(blob.name, 0, blob.size)) for blob in entry.blobs]
+        made = replace(
+            entry,
+            blobs=tuple(blobs),
+            modified_s=self._clock.now_ms() / 1e3,
+            headers=described.headers,
+            metadata=described.metadata,
+        )
+        await self._commit(made, expected)
+        return made
+
+    async def delete(self, key: str, etag: str) -> None:
+        if await self._buckets.delete(*self._at, key, self._clock.now_ms(), etag) < 0:
+            raise S3Error("PreconditionFailed", "If-Match: the object has another ETag")
+
+    # ---- multipart
+
+    async def start_upload(self, key: str, described: Described) -> str:
+        upload_id = self._blobs.new_name()
+        upload = Upload(key, upload_id, self._clock.now_ms() / 1e3, described.headers, described.metadata)
+        await self._buckets.start_upload(*self._at, upload)
+        return upload_id
+
+    async def upload(self, key: str, upload_id: str) -> Upload:
+        """Raises `S3Error` NoSuchUpload."""
+        upload = await self._buckets.upload(*self._at, upload_id)
+        if upload is None or upload.key != key:
+            raise S3Error("NoSuchUpload", "The specified multipart upload does not exist")
+        return upload
+
+    async def uploads(self) -> list[Upload]:
+        return await self._buckets.uploads(*self._at)
+
+    async def parts(self, key: str, upload_id: str) -> list[Part]:
+        await self.upload(key, upload_id)
+        return sorted((await self._buckets.parts(*self._at, upload_id)).values(), key=lambda part: part.number)
+
+    async def put_part(self, key: str, upload_id: str, number: int, body: Body) -> Part:
+        await self.upload(key, upload_id)
+        blobs = await self._write(body)
+        try:
+            etag, _ = body.finish()
+        except BaseException:
+            await asyncio.shield(self._abandon(blobs))
+            raise
+        now_ms = self._clock.now_ms()
+        part = Part(number, etag, body.size, now_ms / 1e3, tuple(blobs))
+        if not await self._buckets.put_part(*self._at, upload_id, part, now_ms):
+            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile")
+        return part
+
+    async def copy_part(self, key: str, upload_id: str, number: int, pieces: AsyncIterator[memoryview]) -> Part:
+        """A part out of what another object has."""
+        await self.upload(key, upload_id)
+        digest = hashlib.md5(usedforsecurity=False)
+        blobs = []
+        async for piece in pieces:
+            await asyncio.to_thread(digest.update, piece)
+            written = await self._write_blob(piece)
+            blobs.append(written)
+        now_ms = self._clock.now_ms()
+        size = sum(blob.size for blob in blobs)
+        part = Part(number, digest.hexdigest(), size, now_ms / 1e3, tuple(blobs))
+        if not await self._buckets.put_part(*self._at, upload_id, part, now_ms):
+            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile")
+        return part
+
+    async def complete(
+        self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]], expected: str
+    ) -> StoredObject:
+        """The object of these parts: nothing is copied. Raises `S3Error`."""
+        upload = await self.upload(key, upload_id)
+        parts = await self._buckets.parts(*self._at, upload_id)
+        if [number for number, _ in wanted] != sorted({number for number, _ in wanted}):
+            raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
+        chosen = []
+        for number, etag in wanted:
+            part = parts.get(number)
+            if part is None or part.etag != etag:
+                raise S3Error("InvalidPart", f"Part {number} was not uploaded, or has another ETag")
+            chosen.append(part)
+        if any(part.size < PART_BYTES_MIN for part in chosen[:-1]):
+            raise S3Error("EntityTooSmall", "All parts but the last have 5 MiB at least")
+        digests = b"".join(bytes.fromhex(part.etag) for part in chosen)
+        entry = StoredObject(
+            key,
+            f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(chosen)}",
+            sum(part.size for part in chosen),
+            self._clock.now_ms() / 1e3,
+            tuple(blob for part in chosen for blob in part.blobs),
+            upload.headers,
+            upload.metadata,
+        )
+        await self._commit(entry, expected)
+        kept = [blob.name for blob in entry.blobs]
+        await self._buckets.end_upload(*self._at, upload_id, self._clock.now_ms(), kept)
+        return entry
+
+    async def abort(self, key: str, upload_id: str) -> None:
+        await self.upload(key, upload_id)
+        await self._buckets.end_upload(*self._at, upload_id, self._clock.now_ms())
+
+    # ----
+
+    async def _write(self, body: Body) -> list[Blob]:
+        """Its bytes, in blobs that nothing refers to yet."""
+        blobs: list[Blob] = []
+        try:
+            async for piece in body.pieces(BLOB_BYTES):
+                written = await self._write_blob(piece)
+                blobs.append(written)
+        except BaseException:
+            await asyncio.shield(self._abandon(blobs))
+            raise
+        return blobs
+
+    async def _write_blob(self, piece: Any) -> Blob:
+        blob = Blob(self._blobs.new_name(), len(piece))
+        if not await self._buckets.will_write(*self._at, blob.name, self._clock.now_ms()):
+            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
+        await self._blobs.write(blob.name, piece)
+        return blob
+
+    async def _abandon(self, blobs: Sequence[Blob]) -> None:
+        await self._buckets.abandon(*self._at, [blob.name for blob in blobs], self._clock.now_ms())
+
+    async def _commit(self, entry: StoredObject, expected: str) -> None:
+        outcome = await self._buckets.put(*self._at, entry, expected, self._clock.now_ms())
+        if outcome < 0:
+            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
+        if not outcome:
+            raise S3Error("ConditionalRequestConflict", "Somebody else has written this key meanwhile")
+
+
+def _extents(blobs: Sequence[Blob], start: int, end: int) -> list[tuple[Blob, int, int]]:
+    """Which bytes of which blobs make [start, end) of them all."""
+    found, at = [], 0
+    for blob in blobs:
+        first, last = max(start - at, 0), min(end - at, blob.size)
+        if first < last:
+            found.append((blob, first, last))
+        at += blob.size
+    return found

@@ -1,0 +1,112 @@
+"""S3's XML: bodies in, bounded and without entities; answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import quote
+from xml.etree.ElementTree import ParseError
+from xml.sax.saxutils import escape
+
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import fromstring
+
+from quire_gateway.core.s3_errors import S3Error
+
+NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
+DELETE_KEYS_MAX: Final = 1000
+PARTS_MAX: Final = 10_000
+Tree = str | list[tuple[str, Any]]
+
+
+def document(name: str, children: Sequence[tuple[str, Any]], namespace: str = NAMESPACE) -> bytes:
+    """`children`: (name, text) or (name, children)."""
+    attribute = f' xmlns="{namespace}"' if namespace else ""
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{_inner(children)}</{name}>'.encode()
+
+
+def _inner(children: Iterable[tuple[str, Any]]) -> str:
+    parts = []
+    for name, value in children:
+        inner = _inner(value) if isinstance(value, list) else _legal(str(value))
+        parts.append(f"<{name}>{inner}</{name}>")
+    return "".join(parts)
+
+
+def _legal(text: str) -> str:
+    """XML 1.0 has no control characters but tab, line feed and return; those go as S3 writes them."""
+    return "".join(c if c >= " " or c in "\t\n" else f"&#{ord(c)};" for c in escape(text, {"\r": "&#13;"}))
+
+
+def stamp(seconds: float) -> str:
+    """ISO 8601 with milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def encoded(text: str, encoding_type: str) -> str:
+    return quote(text, safe="/-_.~*") if encoding_type == "url" else text
+
+
+def error_document(code: str, message: str, resource: str, request_id: str) -> bytes:
+    children = [("Code", code), ("Message", message), ("Resource", resource), ("RequestId", request_id)]
+    return document("Error", children, namespace="")
+
+
+def _parsed(body: bytes, name: str) -> Any:
+    try:
+        root = fromstring(body, forbid_dtd=True)
+    except (ParseError, DefusedXmlException, ValueError, LookupError):
+        raise S3Error("MalformedXML", "The XML you provided was not well-formed") from None
+    if _local(root.tag) != name:
+        raise S3Error("MalformedXML", f"The XML you provided is no {name}")
+    return root
+
+
+def _local(tag: Any) -> str:
+    return str(tag).rpartition("}")[2]
+
+
+def _children(element: Any, name: str) -> list[Any]:
+    return [child for child in element if _local(child.tag) == name]
+
+
+def _text(element: Any, name: str) -> str | None:
+    found = _children(element, name)
+    return (found[0].text or "") if found else None
+
+
+def read_delete(body: bytes) -> tuple[list[str], bool]:
+    """Keys of a DeleteObjects request, and whether it is quiet. Raises `S3Error`."""
+    root = _parsed(body, "Delete")
+    keys = []
+    for each in _children(root, "Object"):
+        key = _text(each, "Key")
+        if not key:
+            raise S3Error("MalformedXML", "An Object has no Key")
+        if _text(each, "VersionId") not in (None, "", "null"):
+            raise S3Error("NotImplemented", "There are no versions")
+        keys.append(key)
+    if not 0 < len(keys) <= DELETE_KEYS_MAX:
+        raise S3Error("MalformedXML", f"{len(keys)} keys; 1 to {DELETE_KEYS_MAX} can be deleted at a time")
+    return keys, (_text(root, "Quiet") or "").lower() == "true"
+
+
+def read_complete(body: bytes) -> list[tuple[int, str]]:
+    """Numbers and ETags of a CompleteMultipartUpload request. Raises `S3Error`."""
+    root = _parsed(body, "CompleteMultipartUpload")
+    parts = []
+    for each in _children(root, "Part"):
+        number, etag = _text(each, "PartNumber") or "", _text(each, "ETag")
+        if not number.isascii() or not number.isdigit() or etag is None:
+            raise S3Error("MalformedXML", "A Part has no PartNumber or no ETag")
+        parts.append((int(number), etag.strip().strip('"')))
+    if not 0 < len(parts) <= PARTS_MAX:
+        raise S3Error("MalformedXML", "You must specify at least one part, and 10,000 at most")
+    return parts
+
+
+def check_create(body: bytes) -> None:
+    """A CreateBucketConfiguration; any location is this one. Raises `S3Error`."""
+    if body.strip():
+        _parsed(body, "CreateBucketConfiguration")
