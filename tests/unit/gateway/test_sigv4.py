@@ -198,7 +198,9 @@ def test_chunked_examples(step: int) -> None:
         ("STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER", TRAILER_SEED, TRAILER_CHUNKS, TRAILER),
     ):
         body, decoding = framed(chunks, trailer), decoder(mode, start)
-        out = b"".join(bytes(piece) for at in range(0, len(body), step) for piece in decoding.feed(body[at : at + step]))
+        out = b"".join(
+            bytes(piece) for at in range(0, len(body), step) for piece in decoding.feed(body[at : at + step])
+        )
         decoding.finish()
         assert out == b"a" * 66560
         assert decoding.trailers == ({"x-amz-checksum-crc32c": "sOO8/Q=="} if trailer else {})
@@ -232,7 +234,15 @@ def test_unsigned_chunks_with_a_trailer() -> None:
     assert b"".join(map(bytes, decoding.feed(body))) == b"hello!"
     decoding.finish()
     assert decoding.trailers == {"x-amz-checksum-crc32": "abc="}
-    for bad in (b"5;x\r\n", b"zz\r\n", b"5\r\nhellothere\r\n", b"-1\r\n", b"0\r\nnocolon\r\n\r\n", b"x" * 5000, body + b"1"):
+    for bad in (
+        b"5;x\r\n",
+        b"zz\r\n",
+        b"5\r\nhellothere\r\n",
+        b"-1\r\n",
+        b"0\r\nnocolon\r\n\r\n",
+        b"x" * 5000,
+        body + b"1",
+    ):
         with pytest.raises(S3Error):
             decoding = AwsChunked("STREAMING-UNSIGNED-PAYLOAD-TRAILER", None)
             list(decoding.feed(bad))

@@ -56,31 +56,32 @@ class BucketRequests:
         return web.Response(headers={"Location": f"/{call.bucket}"})
 
     async def head(self, call: Call) -> web.StreamResponse:
-        await self._house.space(call.caller, call.bucket, "", Level.READ)
+        await self._house.space(call.caller, call.bucket, "", Level.READ).check_there()
         return web.Response(headers={"x-amz-bucket-region": self._region})
 
     async def delete(self, call: Call) -> web.StreamResponse:
-        space = await self._house.blob_space(call.caller, call.bucket, "", Level.ADMIN)
+        space = self._house.blob_space(call.caller, call.bucket, "", Level.ADMIN)
+        await space.check_there()
         if not await self._house.buckets.drop(*space.place):
             raise S3Error("BucketNotEmpty", "The bucket you tried to delete is not empty")
         return web.Response(status=204)
 
     async def location(self, call: Call) -> web.StreamResponse:
-        await self._house.space(call.caller, call.bucket, "", Level.READ)
+        await self._house.space(call.caller, call.bucket, "", Level.READ).check_there()
         region = "" if self._region == "us-east-1" else self._region
         body = xml.document("LocationConstraint", [])
         return _xml(body.replace(b"</LocationConstraint>", region.encode() + b"</LocationConstraint>"))
 
     async def versioning(self, call: Call) -> web.StreamResponse:
         """Never enabled."""
-        await self._house.space(call.caller, call.bucket, "", Level.READ)
+        await self._house.space(call.caller, call.bucket, "", Level.READ).check_there()
         return _xml(xml.document("VersioningConfiguration", []))
 
     async def list_v1(self, call: Call) -> web.StreamResponse:
         prefix, delimiter, limit, encoding = self._asked(call)
         marker = call.query.get("marker", "")
         listing = await list_objects(
-            await self._house.space(call.caller, call.bucket, prefix, Level.READ),
+            self._house.space(call.caller, call.bucket, prefix, Level.READ),
             prefix,
             delimiter,
             marker,
@@ -105,7 +106,7 @@ class BucketRequests:
         token, start = call.query.get("continuation-token", ""), call.query.get("start-after", "")
         after = _from_token(token) if token else start
         listing = await list_objects(
-            await self._house.space(call.caller, call.bucket, prefix, Level.READ),
+            self._house.space(call.caller, call.bucket, prefix, Level.READ),
             prefix,
             delimiter,
             after,
@@ -135,7 +136,7 @@ class BucketRequests:
         prefix, delimiter, limit, encoding = self._asked(call)
         marker = call.query.get("key-marker", "")
         listing = await list_objects(
-            await self._house.space(call.caller, call.bucket, prefix, Level.READ),
+            self._house.space(call.caller, call.bucket, prefix, Level.READ),
             prefix,
             delimiter,
             marker,
@@ -158,7 +159,8 @@ class BucketRequests:
         return _xml(xml.document("ListVersionsResult", children))
 
     async def list_uploads(self, call: Call) -> web.StreamResponse:
-        space = await self._house.blob_space(call.caller, call.bucket, "", Level.WRITE)
+        space = self._house.blob_space(call.caller, call.bucket, "", Level.WRITE)
+        await space.check_there()
         prefix, encoding = call.query.get("prefix", ""), call.query.get("encoding-type", "")
         children: list[tuple[str, Any]] = [
             ("Bucket", call.bucket),
@@ -179,7 +181,8 @@ class BucketRequests:
         keys, quiet = xml.read_delete(await call.xml())
         tenant = SYSTEM_TENANT if call.bucket in RESERVED else call.caller.tenant_of(call.bucket)
         children: list[tuple[str, Any]] = []
-        space = await self._house.known(call.caller, call.bucket)
+        space = self._house.known(call.caller, call.bucket)
+        await space.check_there()
         for key in keys:
             try:
                 call.caller.check(tenant, call.bucket, key, Level.WRITE)

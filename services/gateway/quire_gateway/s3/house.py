@@ -24,7 +24,7 @@ class House:
         self.special = special
         self.clock = clock
 
-    async def space(self, caller: Caller, bucket: str, key: str, level: Level) -> Space:
+    def space(self, caller: Caller, bucket: str, key: str, level: Level) -> Space:
         """Of a bucket, for a key, or for keys that begin so. Raises `S3Error` AccessDenied, NoSuchBucket."""
         if bucket in RESERVED:
             caller.check(SYSTEM_TENANT, bucket, key, level)
@@ -32,25 +32,20 @@ class House:
             if found is None:
                 raise S3Error("NoSuchBucket", "The specified bucket does not exist")
             return found
-        return await self.blob_space(caller, bucket, key, level)
+        return self.blob_space(caller, bucket, key, level)
 
-    async def known(self, caller: Caller, bucket: str) -> Space:
+    def known(self, caller: Caller, bucket: str) -> Space:
         """Of a bucket; what the caller may do in it is asked key by key."""
         if bucket in RESERVED and bucket in self.special:
             return self.special[bucket]
-        tenant = caller.tenant_of(bucket)
-        if not await self.buckets.exists(tenant, bucket):
-            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
-        return BlobSpace(tenant, bucket, self.buckets, self._blobs, self.clock)
+        return BlobSpace(caller.tenant_of(bucket), bucket, self.buckets, self._blobs, self.clock)
 
-    async def blob_space(self, caller: Caller, bucket: str, key: str, level: Level) -> BlobSpace:
-        """Of an ordinary bucket. Raises `S3Error`."""
+    def blob_space(self, caller: Caller, bucket: str, key: str, level: Level) -> BlobSpace:
+        """Of an ordinary bucket; whether it is there shows when it is used. Raises `S3Error`."""
         if bucket in RESERVED:
             raise S3Error("NotImplemented", f"{bucket} takes and gives whole objects only")
         tenant = caller.tenant_of(bucket)
         caller.check(tenant, bucket, key, level)
-        if not await self.buckets.exists(tenant, bucket):
-            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
         return BlobSpace(tenant, bucket, self.buckets, self._blobs, self.clock)
 
     async def sweep(self) -> int:

@@ -44,7 +44,7 @@ class ObjectRequests:
 
     async def get(self, call: Call) -> web.StreamResponse:
         """GET and HEAD."""
-        space = await self._house.space(call.caller, call.bucket, call.key, Level.READ)
+        space = self._house.space(call.caller, call.bucket, call.key, Level.READ)
         entry = await _found(space, call)
         call.conditions.check_read(entry.etag, entry.modified_s)
         span = read_range(call.header("Range"), entry.size)
@@ -71,7 +71,7 @@ class ObjectRequests:
         return response
 
     async def put(self, call: Call) -> web.StreamResponse:
-        space = await self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
+        space = self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
         conditions, expected = call.conditions, ""
         if conditions.of_write:
             expected = await _expected(space, call.key, conditions)
@@ -82,7 +82,7 @@ class ObjectRequests:
         return web.Response(headers=headers)
 
     async def delete(self, call: Call) -> web.StreamResponse:
-        space = await self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
+        space = self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
         etag = ""
         if call.header("If-Match"):
             etag = await _expected(space, call.key, Conditions(if_match=call.header("If-Match")))
@@ -91,7 +91,7 @@ class ObjectRequests:
 
     async def copy(self, call: Call) -> web.StreamResponse:
         """CopyObject, by copies of the blobs."""
-        target = await self._blob_space(call)
+        target = self._blob_space(call)
         source, found = await self._source(call)
         if found.size > _COPY_BYTES_MAX:
             raise S3Error("InvalidRequest", "The copy source is larger than 5 GiB; copy it in parts")
@@ -118,7 +118,7 @@ class ObjectRequests:
         bucket, _, key = text.partition("/")
         if not bucket or not key:
             raise S3Error("InvalidArgument", "x-amz-copy-source is bucket/key")
-        space = await self._house.blob_space(call.caller, bucket, key, Level.READ)
+        space = self._house.blob_space(call.caller, bucket, key, Level.READ)
         found = await space.head(key)
         if found is None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
@@ -133,14 +133,14 @@ class ObjectRequests:
     # ---- multipart uploads
 
     async def start_upload(self, call: Call) -> web.StreamResponse:
-        space = await self._blob_space(call)
+        space = self._blob_space(call)
         upload_id = await space.start_upload(call.key, call.described())
         children = [("Bucket", call.bucket), ("Key", call.key), ("UploadId", upload_id)]
         return _xml(xml.document("InitiateMultipartUploadResult", children))
 
     async def put_part(self, call: Call) -> web.StreamResponse:
         """UploadPart, and UploadPartCopy."""
-        space = await self._blob_space(call)
+        space = self._blob_space(call)
         number, upload_id = call.number("partNumber", 0, 1, _PARTS_MAX), call.query.get("uploadId", "")
         if not number:
             raise S3Error("InvalidArgument", f"partNumber is a number from 1 to {_PARTS_MAX}")
@@ -159,7 +159,7 @@ class ObjectRequests:
         return web.Response(headers={"ETag": f'"{part.etag}"'})
 
     async def complete_upload(self, call: Call) -> web.StreamResponse:
-        space = await self._blob_space(call)
+        space = self._blob_space(call)
         wanted = xml.read_complete(await call.xml())
         expected = await _expected(space, call.key, call.conditions) if call.conditions.of_write else ""
         entry = await space.complete(call.key, call.query["uploadId"], wanted, expected)
@@ -172,12 +172,12 @@ class ObjectRequests:
         return _xml(xml.document("CompleteMultipartUploadResult", children))
 
     async def abort_upload(self, call: Call) -> web.StreamResponse:
-        space = await self._blob_space(call)
+        space = self._blob_space(call)
         await space.abort(call.key, call.query["uploadId"])
         return web.Response(status=204)
 
     async def list_parts(self, call: Call) -> web.StreamResponse:
-        space = await self._blob_space(call)
+        space = self._blob_space(call)
         limit = call.number("max-parts", _LIST_MAX, 1, 1 << 30)
         after = call.number("part-number-marker", 0, 0, _PARTS_MAX)
         upload_id = call.query["uploadId"]
@@ -197,8 +197,8 @@ class ObjectRequests:
             children.append(("Part", [*about, ("ETag", f'"{part.etag}"'), ("Size", part.size)]))
         return _xml(xml.document("ListPartsResult", children))
 
-    async def _blob_space(self, call: Call) -> BlobSpace:
-        return await self._house.blob_space(call.caller, call.bucket, call.key, Level.WRITE)
+    def _blob_space(self, call: Call) -> BlobSpace:
+        return self._house.blob_space(call.caller, call.bucket, call.key, Level.WRITE)
 
 
 async def _found(space: Space, call: Call) -> StoredObject:

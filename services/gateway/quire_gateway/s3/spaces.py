@@ -42,7 +42,12 @@ class Described:
 class Space(Protocol):
     """The objects of one bucket, in order of the bytes of their keys."""
 
-    async def head(self, key: str) -> StoredObject | None: ...
+    async def check_there(self) -> None:
+        """Raises `S3Error` NoSuchBucket."""
+
+    async def head(self, key: str) -> StoredObject | None:
+        """None if there is no such key; `S3Error` NoSuchBucket if there is not even the bucket."""
+
     def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]: ...
     async def page(self, prefix: str, after: str, past: bool, limit: int) -> list[StoredObject]: ...
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
@@ -66,11 +71,21 @@ class BlobSpace:
         """Tenant and bucket."""
         return self._at
 
+    async def check_there(self) -> None:
+        if not await self._buckets.exists(*self._at):
+            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
+
     async def head(self, key: str) -> StoredObject | None:
-        return await self._buckets.get(*self._at, key)
+        found = await self._buckets.get(*self._at, key)
+        if found is None:
+            await self.check_there()
+        return found
 
     async def page(self, prefix: str, after: str, past: bool, limit: int) -> list[StoredObject]:
-        return await self._buckets.page(*self._at, prefix, after, past, limit)
+        found = await self._buckets.page(*self._at, prefix, after, past, limit)
+        if not found:
+            await self.check_there()
+        return found
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
         """In pieces of up to 8 MiB; the next one is fetched while this one is being sent."""
@@ -128,6 +143,7 @@ class BlobSpace:
     # ---- multipart
 
     async def start_upload(self, key: str, described: Described) -> str:
+        await self.check_there()
         upload_id = self._blobs.new_name()
         upload = Upload(key, upload_id, self._clock.now_ms() / 1e3, described.headers, described.metadata)
         await self._buckets.start_upload(*self._at, upload)
@@ -137,6 +153,7 @@ class BlobSpace:
         """Raises `S3Error` NoSuchUpload."""
         upload = await self._buckets.upload(*self._at, upload_id)
         if upload is None or upload.key != key:
+            await self.check_there()
             raise S3Error("NoSuchUpload", "The specified multipart upload does not exist")
         return upload
 
