@@ -18,6 +18,7 @@ from quire.keys import ChunkKeys
 from quire.layout import SLICE_BYTES_MAX
 
 _FIXED: Final = struct.Struct("<BBHHQIQQHH")
+_TOKEN: Final = struct.Struct("<QQH")
 _VERSION: Final = 1
 _LAYERS_MAX: Final = 1024
 _WORKER_ADDRESS_BYTES_MAX: Final = 4096
@@ -48,6 +49,25 @@ class RdmaTarget:
             raise TargetInvalid(f"{len(self.remote_key)} bytes", field="target.remote_key")
         if self.address <= 0 or self.length <= 0 or self.address + self.length > 1 << 64:
             raise TargetInvalid(f"{self.length} bytes at {self.address:#x} is no range of memory", field="target")
+
+    def to_token(self) -> str:
+        """For the `x-amz-rdma-token` header: which wire, then address, length, worker address, remote key."""
+        fixed = _TOKEN.pack(self.address, self.length, len(self.worker_address))
+        return "ucx1." + base64.urlsafe_b64encode(fixed + self.worker_address + self.remote_key).decode()
+
+    @classmethod
+    def from_token(cls, text: str) -> RdmaTarget:
+        """The inverse of `to_token`. Raises `TargetInvalid`."""
+        wire, _, packed = text.partition(".")
+        if wire != "ucx1":
+            raise TargetInvalid(f"{wire[:16]!r} is no wire of ours; there is ucx1", field="x-amz-rdma-token")
+        try:
+            raw = base64.b64decode(packed, altchars=b"-_", validate=True)
+            address, length, worker = _TOKEN.unpack_from(raw)
+        except (binascii.Error, ValueError, struct.error) as error:
+            raise TargetInvalid(f"not understood: {error}", field="x-amz-rdma-token") from None
+        start = _TOKEN.size
+        return cls(raw[start : start + worker], address, length, raw[start + worker :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ algorithm, so that keys of the two never meet.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -19,7 +20,7 @@ import numpy as np
 
 from quire.errors import InvalidRequest, KeysInvalid
 from quire.keys import KEY_BYTES, KEYS_MAX, ChunkKeys
-from quire.layout import KvLayout
+from quire.layout import Attention, Dtype, KvLayout
 
 _SALT_BYTES_MAX: Final = 64
 _NAME_LENGTH_MAX: Final = 512
@@ -63,6 +64,43 @@ class Namespace:
     def tenant(self) -> str:
         """Name of the tenant, by which links are shared."""
         return tenant_name(self.tenant_salt)
+
+    def to_json(self) -> str:
+        """For files and headers; see `from_json`."""
+        layout = self.layout
+        record = {
+            "model_id": self.model_id,
+            "weight_version": self.weight_version,
+            "tenant_salt_hex": self.tenant_salt.hex(),
+            "adapter": self.adapter,
+            "num_layers": layout.num_layers,
+            "chunk_tokens": layout.chunk_tokens,
+            "kv_heads": layout.kv_heads,
+            "head_dim": layout.head_dim,
+            "dtype": layout.dtype.value[0],
+            "attention": layout.attention.value,
+            "shard_index": self.shard_index,
+            "shard_count": self.shard_count,
+        }
+        return json.dumps(record, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Namespace:
+        """The inverse of `to_json`. Raises `InvalidRequest`, saying what is missing or wrong."""
+        try:
+            record = json.loads(text)
+            numbers = [record[name] for name in ("num_layers", "chunk_tokens", "kv_heads", "head_dim")]
+            shard = record.get("shard_index", 0), record.get("shard_count", 1)
+            if not all(type(number) is int for number in (*numbers, *shard)):
+                raise ValueError(f"{(*numbers, *shard)} are not all whole numbers")
+            dtype = next(dtype for dtype in Dtype if dtype.value[0] == record["dtype"])
+            layers, tokens, heads, dim = numbers
+            layout = KvLayout(layers, tokens, heads, dim, dtype, Attention(record["attention"]))
+            names = [str(record[name]) for name in ("model_id", "weight_version", "adapter")]
+            salt = bytes.fromhex(record["tenant_salt_hex"])
+        except (ValueError, KeyError, StopIteration, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidRequest(f"this is no namespace: {error!r}", field="namespace") from None
+        return cls(names[0], names[1], layout, salt, names[2], *shard)
 
     def digest(self) -> bytes:
         """H_{-1}: 32 bytes."""

@@ -15,6 +15,7 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 
+from quire.client.exchange import Exchange
 from quire.clock import SystemClock
 from quire.descriptor import RdmaTarget
 from quire.errors import (
@@ -28,7 +29,6 @@ from quire.errors import (
 from quire.images import ImageEntry, Rendering
 from quire.latents import LatentInfo, Vae, encode_record
 from quire.transport.memory import MemoryTransport
-from quire_decoder.adapters.cluster import UcxExchange
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.vae import DiffusersVaes, weights_digest
 from quire_decoder.config import DecoderConfig
@@ -127,7 +127,7 @@ async def scene(vae: Path) -> AsyncIterator[Scene]:
             records,
             DiffusersVaes([vae], "cpu", 1 << 30),
             ImagecodecsEncoder(),
-            UcxExchange(transport),
+            Exchange(transport),
             owners,
             SystemClock(),
         )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +12,6 @@ from rich.table import Table
 from quire.client import SyncClient
 from quire.errors import InvalidRequest
 from quire.hashing import Namespace, block_keys, tenant_name
-from quire.layout import Attention, Dtype, KvLayout
 from quire.local import LocalCluster, read_state
 
 console = Console()
@@ -104,41 +101,13 @@ def gateway_of(folder: Path, gateway: str) -> str:
 
 
 def write_namespace(file: Path, namespace: Namespace) -> None:
-    layout = namespace.layout
-    record: dict[str, Any] = {
-        "model_id": namespace.model_id,
-        "weight_version": namespace.weight_version,
-        "tenant_salt_hex": namespace.tenant_salt.hex(),
-        "adapter": namespace.adapter,
-        "num_layers": layout.num_layers,
-        "chunk_tokens": layout.chunk_tokens,
-        "kv_heads": layout.kv_heads,
-        "head_dim": layout.head_dim,
-        "dtype": layout.dtype.value[0],
-        "attention": layout.attention.value,
-    }
-    file.write_text(json.dumps(record, indent=2))
+    file.write_text(namespace.to_json())
 
 
 def read_namespace(file: Path) -> Namespace:
     """Raises `InvalidRequest`, naming what is missing or wrong."""
     try:
-        record = json.loads(file.read_text())
-        dtype = next(dtype for dtype in Dtype if dtype.value[0] == record["dtype"])
-        layout = KvLayout(
-            record["num_layers"],
-            record["chunk_tokens"],
-            record["kv_heads"],
-            record["head_dim"],
-            dtype,
-            Attention(record["attention"]),
-        )
-        return Namespace(
-            record["model_id"],
-            record["weight_version"],
-            layout,
-            bytes.fromhex(record["tenant_salt_hex"]),
-            record["adapter"],
-        )
-    except (OSError, ValueError, KeyError, StopIteration) as error:
-        raise InvalidRequest(f"{file} is no namespace: {error!r}", field="namespace") from None
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{file}: {error}", field="namespace") from None
+    return Namespace.from_json(text)

@@ -185,9 +185,8 @@ class ImageClient:
         answer = await self._client.call("DeleteImage", pb.DeleteImageRequest(image_id=image_id))
         return bool(answer.deleted)
 
-    async def list(self, prefix: str = "") -> AsyncIterator[ImageEntry]:
-        """All images whose ids begin with `prefix`, in order."""
-        after = ""
+    async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ImageEntry]:
+        """All images whose ids begin with `prefix` and come after `after`, in order."""
         while True:
             request = pb.ListImagesRequest(prefix=prefix, after=after, limit=_PAGE)
             page = await self._client.call("ListImages", request)

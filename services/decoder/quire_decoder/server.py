@@ -8,6 +8,7 @@ from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.client import QuireClient
+from quire.client.exchange import Exchange
 from quire.clock import SystemClock
 from quire.nodes import Node, Role
 from quire.rpc import convert
@@ -16,11 +17,10 @@ from quire.rpc.server import Server
 from quire.rpc.service import run_service, serve_member
 from quire.v1 import decoder_pb2 as pb
 from quire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
-from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords, UcxExchange
+from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes
 from quire_decoder.config import PREFIX, DecoderConfig
-from quire_decoder.ports import Exchange
 from quire_decoder.runtime import Decoder
 
 
@@ -59,7 +59,7 @@ async def serve(config: DecoderConfig) -> None:
     vaes = DiffusersVaes(folders, config.device, config.model_bytes, config.engine)
     client, channels, incarnation = QuireClient(config.gateway_address), ChannelPool(), os.urandom(8).hex()
     await client.start()
-    exchange = UcxExchange(client.transport)
+    exchange = Exchange(client.transport)
     decoder = Decoder(
         config, StoredRecords(client), vaes, ImagecodecsEncoder(), exchange, GrpcOwners(channels), SystemClock()
     )

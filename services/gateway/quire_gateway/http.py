@@ -48,10 +48,9 @@ class HttpDoor:
     """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET /v1/images`, `GET /v1/latents/{id}`. Does nothing without an
     address to listen on."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, client: QuireClient) -> None:
         self._config = config
-        self._client = QuireClient(config.advertise or config.listen, timeout_s=config.decode_timeout_s * 2)
-        self._images = ImageClient(self._client)
+        self._images = ImageClient(client)
         self._serving = asyncio.Semaphore(config.http_requests_max)
         self._putting = asyncio.Semaphore(max(1, config.http_requests_max // 4))
         self._runner: web.AppRunner | None = None
@@ -59,7 +58,6 @@ class HttpDoor:
     async def start(self) -> None:
         if not self._config.http_listen:
             return
-        await self._client.start()
         app = web.Application(client_max_size=self._config.http_body_max, middlewares=[_errors_as_json])
         app.router.add_put("/v1/images/{id}", self._put)
         app.router.add_get("/v1/images/{id}", self._get)
@@ -74,7 +72,6 @@ class HttpDoor:
     async def close(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
-            await self._client.close()
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
         """Body: safetensors, raw values, or a record. What it is stands in the type, the rest in the query."""

@@ -113,6 +113,16 @@ class Leased:
     segments: Sequence[Segment]
 
 
+class ChunkIndex(Protocol):
+    """The orchestrator, as far as single chunks go."""
+
+    async def commit_object(self, record: ChunkRecord) -> bool:
+        """A chunk lies in the object tier; whether it is indexed: its parent must be."""
+
+    async def evict_object(self, record: ChunkRecord) -> bool:
+        """Whether it is out of the index: nothing extends it, no lease pins it."""
+
+
 class Catalogue(Protocol):
     """The orchestrator, as far as latents go."""
 

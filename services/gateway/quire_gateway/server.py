@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from quire import PROTOCOL_VERSION
+from quire.client import ImageClient, QuireClient
+from quire.client.exchange import Exchange
 from quire.clock import SystemClock
 from quire.keys import ChunkKeys
 from quire.metadata import AccessKeys, Buckets, connect
@@ -21,17 +23,27 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1 import images_pb2, orchestrator_pb2
 from quire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from quire_gateway.adapters.blobs import ObstoreBlobs
-from quire_gateway.adapters.cluster import GrpcAllocator, GrpcCatalogue, GrpcDecoders, GrpcRouter, GrpcStorageNodes
+from quire_gateway.adapters.blobs import ObstoreBlobs, ObstoreChunks
+from quire_gateway.adapters.cluster import (
+    GrpcAllocator,
+    GrpcCatalogue,
+    GrpcChunkIndex,
+    GrpcDecoders,
+    GrpcRouter,
+    GrpcStorageNodes,
+)
 from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.http import HttpDoor
 from quire_gateway.images import ImageGateway
 from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
-from quire_gateway.s3.access import Authenticator
+from quire_gateway.s3.access import CHUNKS_BUCKET, LATENTS_BUCKET, Authenticator
 from quire_gateway.s3.door import S3Door
 from quire_gateway.s3.house import House
+from quire_gateway.s3.rdma import RdmaRequests
+from quire_gateway.s3.spaces import Space
+from quire_gateway.s3.special import ChunkSpace, LatentSpace
 
 
 class GatewayServicer(GatewayServiceServicer):
@@ -162,11 +174,18 @@ class GatewayServicer(GatewayServiceServicer):
         return await call(method, request, timeout_s=self._timeout_s)
 
 
-def _s3_door(config: GatewayConfig, redis: Any) -> S3Door:
+def _s3_door(config: GatewayConfig, redis: Any, channels: ChannelPool, gateway: Gateway, client: QuireClient) -> S3Door:
     clock = SystemClock()
     authenticator = Authenticator(AccessKeys(redis, config.cluster_secret.encode()), clock)
+    chunks = ObstoreChunks(config.object_url, config.object_timeout_s)
+    special: dict[str, Space] = {
+        CHUNKS_BUCKET: ChunkSpace(chunks, GrpcChunkIndex(config, channels)),
+        LATENTS_BUCKET: LatentSpace(ImageClient(client)),
+    }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
-    return S3Door(config, authenticator, House(Buckets(redis), blobs, {}, clock))
+    house = House(Buckets(redis), blobs, special, clock)
+    rdma = RdmaRequests(house, gateway, GrpcCatalogue(config, channels), Exchange(client.transport))
+    return S3Door(config, authenticator, house, rdma)
 
 
 async def serve(config: GatewayConfig) -> None:
@@ -177,9 +196,11 @@ async def serve(config: GatewayConfig) -> None:
     images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
     latents = LatentGateway(gateway, GrpcCatalogue(config, channels))
     add_GatewayServiceServicer_to_server(GatewayServicer(config, gateway, images, latents, channels), server.grpc)
-    door = HttpDoor(config)
+    # The HTTP doors are clients of this process's own gRPC door, and have its data plane.
+    client = QuireClient(config.advertise or config.listen, timeout_s=config.decode_timeout_s * 2)
+    await client.start()
     redis = connect(config.redis_url)
-    s3 = _s3_door(config, redis)
+    door, s3 = HttpDoor(config, client), _s3_door(config, redis, channels, gateway, client)
 
     def describe() -> Node:
         return Node(
@@ -197,6 +218,7 @@ async def serve(config: GatewayConfig) -> None:
     await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
     await s3.close()
     await door.close()
+    await client.close()
     await redis.aclose()
 
 

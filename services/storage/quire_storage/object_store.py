@@ -1,14 +1,12 @@
 """Chunks in the object tier: written behind the stores with a bounded lag, fetched when nobody nearer has them.
 
-An object is the chunk, L·S bytes as KV_L2TD lays them out, then its header as it is on disk (`core.pool_format`), then
-the header's length and a magic: so a range of it is a layer, and it tells by itself what it is.
+What an object is stands in `quire.chunk_object`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import struct
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Final
@@ -17,18 +15,16 @@ import numpy as np
 import numpy.typing as npt
 from opentelemetry.metrics import Observation
 
+from quire.chunk_object import read_chunk_object, write_chunk_object
 from quire.durability import Durability
-from quire.errors import DeadlineExceeded, QuireError
+from quire.errors import CorruptData, DeadlineExceeded, QuireError
 from quire.telemetry import logger, meter, names
-from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.pool_format import is_sound, pack_header, unpack_header
+from quire_storage.core.pool_format import pack_header, unpack_header
 from quire_storage.ports import Clock, ObjectTier
 
 Bytes = npt.NDArray[np.uint8]
 Reader = Callable[[bytes], Awaitable[tuple[Chunk, Bytes] | None]]
-_TRAILER: Final = struct.Struct("<I8s")
-_MAGIC: Final = b"QUIREOBJ"
 _AT_ONCE: Final = 8
 _ABSENT_MAX: Final = 65_536
 _PAUSE_S, _PAUSE_S_MAX = 0.2, 10.0
@@ -212,23 +208,15 @@ class ObjectStore:
 
 def pack_object(chunk: Chunk, payload: Bytes) -> bytes:
     """`payload`: (L, S)."""
-    header = pack_header(chunk, 0, 0, 0)
-    return b"".join([payload.tobytes(), header, _TRAILER.pack(len(header), _MAGIC)])
+    return write_chunk_object(payload, pack_header(chunk, 0, 0, 0))
 
 
 def unpack_object(raw: bytes) -> tuple[Chunk, Bytes] | None:
     """The chunk and its (L, S) bytes; None if anything of it is not as it was written."""
-    if len(raw) < _TRAILER.size:
+    try:
+        found = read_chunk_object(raw)
+    except CorruptData:
         return None
-    size, magic = _TRAILER.unpack_from(raw, len(raw) - _TRAILER.size)
-    header = raw[-_TRAILER.size - size : -_TRAILER.size]
-    if magic != _MAGIC or len(header) != size or not is_sound(header):
-        return None
-    chunk = unpack_header(np.frombuffer(header, dtype=np.uint8))
-    if len(raw) != chunk.bytes + size + _TRAILER.size:
-        return None
-    payload = np.frombuffer(raw, dtype=np.uint8, count=chunk.bytes).reshape(chunk.num_layers, chunk.slice_bytes)
-    if not np.array_equal(row_checksums(payload), chunk.checksums):
-        return None
+    chunk = unpack_header(np.frombuffer(found.header, dtype=np.uint8))
     chunk.in_object, chunk.durability = True, Durability.OBJECT
-    return chunk, payload
+    return chunk, found.payload

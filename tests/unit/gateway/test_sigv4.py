@@ -129,7 +129,7 @@ def test_the_query_may_come_in_any_order_and_encoding() -> None:
     [
         "AWS4-HMAC-SHA256 nonsense",
         "AWS AKIA:abc",
-        f"AWS4-HMAC-SHA256 Credential={KEY}/20130524/us-east-1/ec2/aws4_request,SignedHeaders=host,Signature={'0' * 64}",
+        f"AWS4-HMAC-SHA256 Credential={KEY}/20130524/eu/ec2/aws4_request,SignedHeaders=host,Signature={'0' * 64}",
         f"AWS4-HMAC-SHA256 Credential={KEY}/20130525/us-east-1/s3/aws4_request,SignedHeaders=host,Signature={'0' * 64}",
         f"AWS4-HMAC-SHA256 Credential={KEY},SignedHeaders=host,Signature={'0' * 64}",
     ],
@@ -172,7 +172,7 @@ def seed(mode: str, signature: str, trailer: str = "") -> Request:
     if trailer:
         del headers["content-length"]
         headers["x-amz-trailer"] = trailer
-    headers = dict([("host", "s3.amazonaws.com")]) | headers | {"x-amz-date": "20130524T000000Z"}
+    headers = {"host": "s3.amazonaws.com"} | headers | {"x-amz-date": "20130524T000000Z"}
     names = ";".join(sorted(headers))
     claim = f"AWS4-HMAC-SHA256 Credential={KEY}/{SCOPE},SignedHeaders={names},Signature={signature}"
     return Request("PUT", "/examplebucket/chunkObject.txt", "", [*headers.items(), ("authorization", claim)])

@@ -9,6 +9,7 @@ from quire.durability import Durability, OnExisting
 from quire.hashing import Namespace
 from quire.images import ImageEntry, Rendering
 from quire.keys import ChunkKeys
+from quire.metadata.index import OBJECT_TIER, ChunkRecord
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc import convert
@@ -136,6 +137,24 @@ class GrpcCatalogue:
 
     async def release(self, lease: bytes) -> None:
         await call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease), timeout_s=self._timeout_s)
+
+
+class GrpcChunkIndex:
+    """The `ChunkIndex` port."""
+
+    def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
+        self._timeout_s = config.control_timeout_s
+        self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
+
+    async def commit_object(self, record: ChunkRecord) -> bool:
+        request = orchestrator_pb2.CommitRequest(node_id=OBJECT_TIER, chunks=[convert.record_to(record)])
+        answer = await call(self._stub.Commit, request, timeout_s=self._timeout_s)
+        return bool(answer.indexed and answer.indexed[0])
+
+    async def evict_object(self, record: ChunkRecord) -> bool:
+        request = orchestrator_pb2.EvictChunksRequest(node_id="", chunks=[convert.record_to(record)])
+        answer = await call(self._stub.EvictChunks, request, timeout_s=self._timeout_s)
+        return bool(answer.evicted and answer.evicted[0])
 
 
 class GrpcDecoders:

@@ -22,6 +22,7 @@ from quire_gateway.s3.buckets import BucketRequests
 from quire_gateway.s3.call import Call, read_call
 from quire_gateway.s3.house import House
 from quire_gateway.s3.objects import ObjectRequests
+from quire_gateway.s3.rdma import DESCRIPTOR, NAMESPACE, TOKEN, RdmaRequests
 
 Operation = Callable[[Call], Awaitable[web.StreamResponse]]
 _SWEEP_S: Final = 60.0
@@ -65,7 +66,7 @@ _ABSENT: Final = frozenset(
 class S3Door:
     """Does nothing without an address to listen on."""
 
-    def __init__(self, config: GatewayConfig, authenticator: Authenticator, house: House) -> None:
+    def __init__(self, config: GatewayConfig, authenticator: Authenticator, house: House, rdma: RdmaRequests) -> None:
         self._config = config
         self._authenticator = authenticator
         self._house = house
@@ -97,6 +98,14 @@ class S3Door:
             ("object", "POST", "uploadId", objects.complete_upload),
         ]
         self._copy: Operation = objects.copy
+        # Requests whose bytes go another way, by (level, method) and the header that says so.
+        self._by_rdma: list[tuple[str, str, str, Operation]] = [
+            ("object", "GET", TOKEN, rdma.get),
+            ("object", "PUT", TOKEN, rdma.put),
+            ("bucket", "GET", DESCRIPTOR, rdma.get_many),
+            ("bucket", "PUT", DESCRIPTOR, rdma.put_many),
+            ("bucket", "POST", NAMESPACE, rdma.get_many),
+        ]
 
     async def start(self) -> None:
         if not self._config.s3_listen and not self._config.s3_tls_listen:
@@ -160,6 +169,9 @@ class S3Door:
         )
         if absent:
             raise S3Error("NotImplemented", f"?{absent[0]} is not implemented here")
+        for at, method, header, operation in self._by_rdma:
+            if (at, method) == (level, call.method) and call.header(header):
+                return operation
         whole = level == "object" and "partNumber" not in call.query
         if whole and call.method == "PUT" and call.header("x-amz-copy-source"):
             return self._copy

@@ -8,10 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
+from quire.chunk_object import object_path
 from quire.objects import open_store
 from quire_storage.errors import ObjectTierFailed
-
-_PREFIX = "chunks"
 
 
 class ObstoreTier:
@@ -23,12 +22,12 @@ class ObstoreTier:
 
     async def put(self, key: bytes, data: bytes) -> None:
         async with _translated():
-            await obstore.put_async(self._store, _path(key), data)
+            await obstore.put_async(self._store, object_path(key), data)
 
     async def get(self, key: bytes) -> bytes | None:
         async with _translated():
             try:
-                found = await obstore.get_async(self._store, _path(key))
+                found = await obstore.get_async(self._store, object_path(key))
             except (NotFoundError, FileNotFoundError):
                 return None
             return bytes(await found.bytes_async())
@@ -36,12 +35,7 @@ class ObstoreTier:
     async def delete(self, keys: Sequence[bytes]) -> None:
         async with _translated():
             with contextlib.suppress(NotFoundError, FileNotFoundError):
-                await obstore.delete_async(self._store, [_path(key) for key in keys])
-
-
-def _path(key: bytes) -> str:
-    name = key.hex()
-    return f"{_PREFIX}/{name[:2]}/{name}"
+                await obstore.delete_async(self._store, [object_path(key) for key in keys])
 
 
 @contextlib.asynccontextmanager

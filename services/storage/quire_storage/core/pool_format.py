@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
+from quire.chunk_object import CRC_FROM, HAS_PARENT, HEADER, HEADER_MAGIC, record_of
 from quire.durability import Durability
 from quire.errors import LayoutInvalid
-from quire.metadata.index import ChunkRecord
 from quire_storage.core.chunks import Chunk
 from quire_storage.errors import ForeignPool
 
@@ -35,8 +35,6 @@ UNIT_BYTES: Final = 512
 HEADERS_OFFSET: Final = 64 << 10
 DATA_ALIGNMENT: Final = 1 << 20
 _MAGIC: Final = b"QUIREPOL"
-_HEADER_MAGIC: Final = 0x31435751  # "QWC1"
-HAS_PARENT: Final = 1
 IN_OBJECT: Final = 2
 _LEVELS: Final = tuple(Durability)
 
@@ -55,27 +53,6 @@ _SUPERBLOCK: Final = np.dtype(
         ("reserved", "V64"),
     ]
 )
-HEADER: Final = np.dtype(
-    [
-        ("magic", "<u4"),
-        ("crc", "<u4"),
-        ("generation", "<u8"),
-        ("slab", "<u4"),
-        ("slot", "<u4"),
-        ("num_layers", "<u4"),
-        ("slice_bytes", "<u4"),
-        ("flags", "<u4"),
-        ("durability", "<u4"),
-        ("stored_ms", "<u8"),
-        ("key", "V32"),
-        ("parent", "V32"),
-        ("segment", "V32"),
-        ("parent_segment", "V32"),
-        ("namespace", "V16"),
-    ]
-)
-_CRC_FROM: Final = 8
-assert HEADER.itemsize == 192, "the checksums start there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +141,7 @@ def header_bytes(num_layers: int) -> int:
 def pack_header(chunk: Chunk, slab: int, slot: int, generation: int) -> bytes:
     """`header_bytes(chunk.num_layers)` bytes."""
     row, record = np.zeros(1, dtype=HEADER), chunk.record
-    row["magic"], row["generation"], row["slab"], row["slot"] = _HEADER_MAGIC, generation, slab, slot
+    row["magic"], row["generation"], row["slab"], row["slot"] = HEADER_MAGIC, generation, slab, slot
     row["num_layers"], row["slice_bytes"] = chunk.num_layers, chunk.slice_bytes
     row["flags"] = (HAS_PARENT if record.parent else 0) | (IN_OBJECT if chunk.in_object else 0)
     row["durability"] = _LEVELS.index(chunk.durability)
@@ -173,7 +150,7 @@ def pack_header(chunk: Chunk, slab: int, slot: int, generation: int) -> bytes:
     body = bytearray(row.tobytes())
     body[48 : 48 + 128], body[176:192] = fields, chunk.namespace
     body += chunk.checksums.astype("<u4").tobytes()
-    body[4:8] = crc32(bytes(body[_CRC_FROM:])).to_bytes(4, "little")
+    body[4:8] = crc32(bytes(body[CRC_FROM:])).to_bytes(4, "little")
     return bytes(body.ljust(header_bytes(chunk.num_layers), b"\0"))
 
 
@@ -188,7 +165,7 @@ class FoundHeaders:
 def find_headers(region: Bytes) -> FoundHeaders:
     """All sound headers of a region of whole pages."""
     units = region.reshape(-1, UNIT_BYTES)
-    candidates = np.flatnonzero(units[:, :4].copy().view("<u4")[:, 0] == _HEADER_MAGIC)
+    candidates = np.flatnonzero(units[:, :4].copy().view("<u4")[:, 0] == HEADER_MAGIC)
     offsets = candidates * UNIT_BYTES
     rows = rows_at(region, offsets)
     ends = offsets + HEADER.itemsize + 4 * rows["num_layers"].astype(np.int64)
@@ -196,7 +173,7 @@ def find_headers(region: Bytes) -> FoundHeaders:
     view = memoryview(region.data)
     starts, stops, expected = offsets.tolist(), ends.tolist(), rows["crc"].tolist()
     sound = [
-        fit and crc32(view[start + _CRC_FROM : stop]) == crc
+        fit and crc32(view[start + CRC_FROM : stop]) == crc
         for fit, start, stop, crc in zip(fits.tolist(), starts, stops, expected, strict=True)
     ]
     keep = np.array(sound, dtype=bool)
@@ -221,15 +198,8 @@ def unpack_header(raw: Bytes) -> Chunk:
     """The chunk that the sound header at the start of `raw` describes; it has no place yet."""
     row, checksums = chunk_fields(raw)
     flags = int(row["flags"])
-    parent = flags & HAS_PARENT
-    record = ChunkRecord(
-        row["key"].tobytes(),
-        row["parent"].tobytes() if parent else b"",
-        row["segment"].tobytes(),
-        row["parent_segment"].tobytes() if parent else b"",
-    )
     return Chunk(
-        record,
+        record_of(row),
         int(row["num_layers"]),
         int(row["slice_bytes"]),
         checksums,

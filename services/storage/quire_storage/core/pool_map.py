@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from quire.chunk_object import HAS_PARENT
 from quire.errors import PoolFull
 from quire.metadata.index import ChunkRecord
 from quire_storage.core.chunks import Chunk, DiskPlace
 from quire_storage.core.pool_format import (
-    HAS_PARENT,
     IN_OBJECT,
     PAGE_BYTES,
     FoundHeaders,

@@ -14,6 +14,7 @@ from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.client import Buffer, QuireClient
+from quire.client.exchange import Exchange
 from quire.durability import Durability
 from quire.errors import NotImplementedHere
 from quire.images import ImageEntry, Rendering
@@ -25,7 +26,7 @@ from quire.rpc.service import run_service, serve_member
 from quire.v1 import decoder_pb2 as pb
 from quire.v1 import images_pb2
 from quire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
-from quire_decoder.adapters.cluster import StoredRecords, UcxExchange
+from quire_decoder.adapters.cluster import StoredRecords
 from quire_decoder.config import PREFIX, DecoderConfig
 from quire_decoder.core.tiers import LruTier
 
@@ -36,7 +37,7 @@ class ImageStore(DecoderServiceServicer):
     def __init__(self, config: DecoderConfig, client: QuireClient) -> None:
         self._delay_s = config.fetch_delay_ms / 1e3
         self._records = StoredRecords(client)
-        self._exchange = UcxExchange(client.transport)
+        self._exchange = Exchange(client.transport)
         self._tier: LruTier[bytes] = LruTier(config.cache_bytes, config.tail_share)
         self._held: dict[bytes, bytes] = {}
         self._fetching: dict[bytes, asyncio.Task[bytes]] = {}

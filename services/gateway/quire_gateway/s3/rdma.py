@@ -1,0 +1,275 @@
+"""Requests whose bytes go by RDMA: HTTP carries the control, UCX the payload (ObjectCache, §3.2 and §4.1).
+
+    GET, PUT /bucket/key   x-amz-rdma-token     one object: an ordinary one staged here (S3RDMA Buffer), a KV chunk
+                                                between its storage node and the client (S3RDMA Direct)
+    GET, POST /quire-kv    x-quire-descriptor   many chunks in one request: chunkwise in one burst (S3RDMA Batch) or
+                                                assembled layer by layer (S3RDMA Agg), by the descriptor's order
+    PUT /quire-kv          x-quire-descriptor   chunks of a prefix, out of the client's memory
+
+A POST has the descriptor in its body: for those that are too long for a header. KV requests name their namespace in
+x-quire-namespace (JSON, base64url). The answer has x-amz-rdma-reply (200, 206 for a part, 501 to decline),
+x-amz-rdma-bytes-transferred, and, of a GET with a descriptor, a line of JSON for every layer of every node as it has
+arrived, the last one a summary.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import os
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from aiohttp import web
+
+from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.durability import Durability, OnExisting
+from quire.errors import DescriptorInvalid, InvalidRequest, QuireError, TargetInvalid, by_code
+from quire.hashing import Namespace
+from quire.keys import KEY_BYTES, ChunkKeys
+from quire.metadata.access import Level
+from quire.outcome import NodeOutcome
+from quire_gateway.core.ranges import read_range
+from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.core.sigv4 import UNSIGNED
+from quire_gateway.ports import Catalogue, LayerArrived
+from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, StoreCall
+from quire_gateway.s3.access import CHUNKS_BUCKET
+from quire_gateway.s3.body import Body
+from quire_gateway.s3.call import Call
+from quire_gateway.s3.checksums import BodyChecks
+from quire_gateway.s3.house import House
+from quire_gateway.s3.spaces import Described
+
+TOKEN: Final = "x-amz-rdma-token"
+DESCRIPTOR: Final = "x-quire-descriptor"
+NAMESPACE: Final = "x-quire-namespace"
+DELIVERY: Final = "x-quire-delivery"
+_REPLY, _MOVED = "x-amz-rdma-reply", "x-amz-rdma-bytes-transferred"
+_LEASE_MS: Final = 60_000
+_STAGED_BYTES_MAX: Final = 256 << 20
+
+
+class Staging(Protocol):
+    """This process's end of the data plane."""
+
+    async def push(self, data: bytes | memoryview, target: RdmaTarget) -> None:
+        """Write into a client's memory; there when this returns. Raises `TargetInvalid`, `PeerLost`."""
+
+    async def pull(self, target: RdmaTarget, length: int) -> bytes:
+        """Read from a client's memory."""
+
+
+class RdmaRequests:
+    """Every method answers one kind of request."""
+
+    def __init__(self, house: House, gateway: Gateway, catalogue: Catalogue, staging: Staging) -> None:
+        self._house = house
+        self._gateway = gateway
+        self._catalogue = catalogue
+        self._staging = staging
+
+    # ---- one object
+
+    async def get(self, call: Call) -> web.StreamResponse:
+        target = RdmaTarget.from_token(call.header(TOKEN))
+        if call.bucket == CHUNKS_BUCKET and call.header(NAMESPACE):
+            return await self._get_chunk(call, target)
+        space = self._house.space(call.caller, call.bucket, call.key, Level.READ)
+        entry = await space.head(call.key)
+        if entry is None:
+            raise S3Error("NoSuchKey", "The specified key does not exist.")
+        call.conditions.check_read(entry.etag, entry.modified_s)
+        span = read_range(call.header("Range"), entry.size)
+        start, end = span or (0, entry.size)
+        if end - start > min(target.length, _STAGED_BYTES_MAX):
+            raise TargetInvalid(f"{end - start} bytes, the target has {target.length}", field=TOKEN)
+        data = b"".join([bytes(piece) async for piece in space.read(entry, start, end)])
+        if data:
+            await self._staging.push(data, target)
+        headers = {"ETag": f'"{entry.etag}"', _REPLY: "206" if span else "200", _MOVED: str(len(data))}
+        return web.Response(status=206 if span else 200, headers=headers)
+
+    async def put(self, call: Call) -> web.StreamResponse:
+        """`x-quire-length` bytes of the client's memory, all of it without that."""
+        target = RdmaTarget.from_token(call.header(TOKEN))
+        if call.bucket == CHUNKS_BUCKET:
+            namespace = _namespace(call)
+            layout = namespace.layout
+            order = DeliveryOrder.AUTO
+            keys = ChunkKeys(_chunk_key(call.key))
+            descriptor = Descriptor(keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, order, target)
+            return await self._store(call, namespace, descriptor)
+        length = call.header("x-quire-length") or str(target.length)
+        if not (length.isascii() and length.isdigit() and 0 < int(length) <= min(target.length, _STAGED_BYTES_MAX)):
+            raise InvalidRequest(f"{length[:20]!r}; up to {_STAGED_BYTES_MAX}, and what the token has", field=TOKEN)
+        space = self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
+        data = await self._staging.pull(target, int(length))
+        body = Body(_Whole(data), len(data), BodyChecks({}, "", call.header("Content-MD5")), None)
+        entry = await space.put(call.key, body, _described(call), "")
+        return web.Response(headers={"ETag": f'"{entry.etag}"', _REPLY: "200", _MOVED: str(len(data))})
+
+    async def _get_chunk(self, call: Call, target: RdmaTarget) -> web.StreamResponse:
+        """S3RDMA Direct: from the storage node into the client's memory. The chunk is the first of its prefix."""
+        self._house.space(call.caller, CHUNKS_BUCKET, call.key, Level.READ)
+        namespace = _namespace(call)
+        layout = namespace.layout
+        descriptor = Descriptor(
+            ChunkKeys(_chunk_key(call.key)),
+            layout.num_layers,
+            layout.chunk_tokens,
+            layout.slice_bytes,
+            DeliveryOrder.CHUNKWISE,
+            target,
+        )
+        summary: FetchSummary | None = None
+        async with self._fetched(call, namespace, descriptor) as (_, events):
+            async for event in events:
+                if isinstance(event, NodeOutcome) and event.error_code:
+                    raise by_code(event.error_code)(event.error_message)
+                if isinstance(event, FetchSummary):
+                    summary = event
+        assert summary is not None, "the last event"
+        return web.Response(headers={_REPLY: "200", _MOVED: str(summary.bytes_moved)})
+
+    # ---- many chunks
+
+    async def get_many(self, call: Call) -> web.StreamResponse:
+        """S3RDMA Batch and Agg."""
+        descriptor, namespace = await self._described(call)
+        self._house.space(call.caller, CHUNKS_BUCKET, "", Level.READ)
+        async with self._fetched(call, namespace, descriptor) as (matched, events):
+            whole = matched == len(descriptor.keys)
+            headers = {_REPLY: "200" if whole else "206", "x-quire-matched": str(matched)}
+            headers["Content-Type"] = "application/x-ndjson"
+            response = web.StreamResponse(status=200 if whole else 206, headers=headers)
+            response.enable_chunked_encoding()
+            await response.prepare(call.http)
+            try:
+                async for event in events:
+                    await response.write(_line(event))
+            except QuireError as error:  # the status has gone out: it is a line of its own
+                await response.write(json.dumps({"error": error.code(), "message": str(error)}).encode() + b"\n")
+            return response
+
+    async def put_many(self, call: Call) -> web.StreamResponse:
+        descriptor, namespace = await self._described(call)
+        return await self._store(call, namespace, descriptor)
+
+    async def _store(self, call: Call, namespace: Namespace, descriptor: Descriptor) -> web.StreamResponse:
+        self._house.space(call.caller, CHUNKS_BUCKET, "", Level.WRITE)
+        durability = call.header("x-quire-durability") or "local"
+        if durability.upper() not in Durability.__members__:
+            raise InvalidRequest(f"{durability[:20]!r}; there are {', '.join(Durability.__members__).lower()}",
+                                 field="x-quire-durability")  # fmt: skip
+        store = StoreCall(
+            namespace,
+            descriptor.keys,
+            0,
+            _delivery_id(call),
+            descriptor.target,
+            Durability[durability.upper()],
+            OnExisting.SKIP,
+            source_complete=True,
+        )
+        stored = moved = 0
+        async with contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
+            async for event in events:
+                if isinstance(event, NodeOutcome):
+                    if event.error_code:
+                        raise by_code(event.error_code)(event.error_message)
+                    stored += sum(event.delivered)
+                    moved += event.bytes_moved
+        return web.Response(headers={_REPLY: "200", _MOVED: str(moved), "x-quire-stored": str(stored)})
+
+    async def _described(self, call: Call) -> tuple[Descriptor, Namespace]:
+        """Out of the header, or the body of a POST; and the namespace, whose layout it must have."""
+        text = call.header(DESCRIPTOR)
+        if call.method == "POST":
+            text = (await call.xml()).decode("ascii", "replace")
+        if not text:
+            raise DescriptorInvalid("there is none", field=DESCRIPTOR)
+        descriptor, namespace = Descriptor.from_header(text), _namespace(call)
+        layout = namespace.layout
+        said = (descriptor.num_layers, descriptor.chunk_tokens, descriptor.slice_bytes)
+        if said != (layout.num_layers, layout.chunk_tokens, layout.slice_bytes):
+            raise DescriptorInvalid(f"L, G, S are {said}, the namespace says otherwise", field=DESCRIPTOR)
+        return descriptor, namespace
+
+    @contextlib.asynccontextmanager
+    async def _fetched(self, call: Call, namespace: Namespace, descriptor: Descriptor) -> Any:
+        """How many chunks matched, and the events of their delivery. Raises `S3Error` NoSuchKey for none."""
+        leased = await self._catalogue.lease(namespace, descriptor.keys, _LEASE_MS)
+        try:
+            if not leased.matched_chunks:
+                raise S3Error("NoSuchKey", "No chunk of these is stored")
+            taken = replace(descriptor, keys=descriptor.keys.run(0, leased.matched_chunks))
+            fetch = FetchCall(leased.lease, _delivery_id(call), taken, leased.segments, 0, layers_in_stream=True)
+            async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
+                yield leased.matched_chunks, events
+        finally:
+            if leased.lease:
+                await self._catalogue.release(leased.lease)
+
+
+class _Whole:
+    """Bytes that are here, as a connection's content."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def readany(self) -> bytes:
+        data, self._data = self._data, b""
+        return data
+
+
+def _described(call: Call) -> Described:
+    if call.caller.payload_hash not in (UNSIGNED, "") and call.header("Content-Length") not in ("", "0"):
+        raise InvalidRequest("a request with a token has no body", field=TOKEN)
+    return call.described()
+
+
+def _namespace(call: Call) -> Namespace:
+    text = call.header(NAMESPACE)
+    try:
+        raw = base64.b64decode(text, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("not base64url", field=NAMESPACE) from None
+    return Namespace.from_json(raw)
+
+
+def _delivery_id(call: Call) -> bytes:
+    """The client's, if it listens for UCX messages; else one that nobody listens for."""
+    text = call.header(DELIVERY)
+    if not text:
+        return os.urandom(16)
+    try:
+        chosen = bytes.fromhex(text)
+    except ValueError:
+        chosen = b""
+    if len(chosen) != 16:
+        raise InvalidRequest("not 32 hexadecimal digits", field=DELIVERY)
+    return chosen
+
+
+def _chunk_key(key: str) -> bytes:
+    try:
+        raw = bytes.fromhex(key)
+    except ValueError:
+        raw = b""
+    if len(raw) != KEY_BYTES:
+        raise S3Error("NoSuchKey", "A chunk's key has 64 hexadecimal digits")
+    return raw
+
+
+def _line(event: LayerArrived | NodeOutcome | FetchSummary) -> bytes:
+    match event:
+        case LayerArrived(node_id, layer):
+            record: dict[str, object] = {"layer": layer, "node": node_id}
+        case NodeOutcome():
+            record = {"node": event.node_id, "quiesced": event.quiesced, "error": event.error_code}
+        case FetchSummary(delivered, usable, moved):
+            record = {"delivered": sum(delivered), "usable": usable, "bytes": moved}
+    return json.dumps(record).encode() + b"\n"

@@ -1,0 +1,168 @@
+"""Buckets of Quire's own: KV chunks and latents as ordinary objects.
+
+They are written only whole, and only what is what its name says: a chunk under the key in its header, a latent record
+that decodes. Chunks show once they are in the object tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import product
+from typing import Final, Protocol
+
+from quire.chunk_object import read_chunk_object
+from quire.client import ImageClient
+from quire.errors import CorruptData, ImageMissing, InvalidRequest
+from quire.images import RECORD_BYTES_MAX, ImageEntry
+from quire.keys import KEY_BYTES
+from quire.metadata.buckets import StoredObject
+from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.ports import ChunkIndex
+from quire_gateway.s3.body import Body
+from quire_gateway.s3.spaces import Described
+
+_CHUNK_BYTES_MAX: Final = 256 << 20
+_PIECE_BYTES: Final = 8 << 20
+_HEX: Final = "0123456789abcdef"
+
+
+class ChunkStore(Protocol):
+    """The object tier, as far as chunks go. (size, modified, ETag), named by their keys."""
+
+    async def head(self, key: bytes) -> tuple[int, float, str] | None: ...
+    async def read(self, key: bytes, start: int, end: int) -> memoryview: ...
+    async def shard(self, first: str) -> list[tuple[str, int, float, str]]:
+        """Those whose names begin with these two digits, in order, with their names."""
+
+    async def write(self, key: bytes, data: bytes) -> None: ...
+    async def delete(self, key: bytes) -> None: ...
+
+
+class ChunkSpace:
+    """`quire-kv`: an object's key is its chunk's, 64 hexadecimal digits. A range of it is a layer (`chunk_object`)."""
+
+    def __init__(self, chunks: ChunkStore, index: ChunkIndex) -> None:
+        self._chunks = chunks
+        self._index = index
+
+    async def check_there(self) -> None:
+        return
+
+    async def head(self, key: str) -> StoredObject | None:
+        raw = _chunk_key(key)
+        found = await self._chunks.head(raw) if raw is not None else None
+        return _chunk_entry(key, *found) if found is not None else None
+
+    async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
+        key = bytes.fromhex(entry.key)
+        for at in range(start, end, _PIECE_BYTES):
+            yield await self._chunks.read(key, at, min(end, at + _PIECE_BYTES))
+
+    async def page(self, prefix: str, after: str, past: bool, limit: int) -> list[StoredObject]:
+        """Shard by shard: a shard is what the object tier has under two digits."""
+        found: list[StoredObject] = []
+        for first in map("".join, product(_HEX, repeat=2)):
+            if not (first.startswith(prefix[:2]) and first >= after[:2]):
+                continue
+            for name, size, modified_s, etag in await self._chunks.shard(first):
+                passed = name.startswith(after) if past else name <= after
+                if name.startswith(prefix) and name >= after and not (after and passed):
+                    found.append(_chunk_entry(name, size, modified_s, etag))
+            if len(found) >= limit:
+                break
+        return found[:limit]
+
+    async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
+        raw = await body.whole(_CHUNK_BYTES_MAX)
+        body.finish()
+        name = _chunk_key(key)
+        try:
+            chunk = read_chunk_object(raw)
+        except CorruptData as error:
+            raise S3Error("InvalidRequest", f"This bucket takes chunks only: {error.message}") from None
+        if chunk.record.key != name:
+            raise S3Error("InvalidRequest", "The chunk in the body has another key than the object")
+        before = await self._chunks.head(name)
+        if before is None:
+            await self._chunks.write(name, raw)
+        if not await self._index.commit_object(chunk.record):
+            if before is None:
+                await self._chunks.delete(name)
+            raise S3Error("InvalidRequest", "The chunk extends one that is not stored; store that one before")
+        found = await self.head(key)
+        if found is None:
+            raise S3Error("ServiceUnavailable", "The chunk was evicted at once")
+        return found
+
+    async def delete(self, key: str, etag: str) -> None:
+        found = await self.head(key)
+        if found is None:
+            return
+        raw = b"".join([bytes(piece) async for piece in self.read(found, 0, found.size)])
+        try:
+            record = read_chunk_object(raw).record
+        except CorruptData:
+            await self._chunks.delete(bytes.fromhex(key))
+            return
+        if not await self._index.evict_object(record):
+            raise S3Error("ConditionalRequestConflict", "A lease pins the chunk, or others extend it")
+        await self._chunks.delete(record.key)
+
+
+class LatentSpace:
+    """`quire-latents`: an object's key is its image's id, its bytes are the latent record."""
+
+    def __init__(self, images: ImageClient) -> None:
+        self._images = images
+
+    async def check_there(self) -> None:
+        return
+
+    async def head(self, key: str) -> StoredObject | None:
+        try:
+            return _latent_entry(await self._images.head(key))
+        except (ImageMissing, InvalidRequest):
+            return None
+
+    async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
+        record = await self._images.get_record(entry.key)
+        if _etag(await self._images.head(entry.key)) != entry.etag or len(record) != entry.size:
+            raise S3Error("ConditionalRequestConflict", "The latent was replaced meanwhile")
+        yield memoryview(record)[start:end]
+
+    async def page(self, prefix: str, after: str, past: bool, limit: int) -> list[StoredObject]:
+        found: list[StoredObject] = []
+        async for entry in self._images.list(prefix, after + "~" * 255 if past else after):
+            found.append(_latent_entry(entry))
+            if len(found) >= limit:
+                break
+        return found
+
+    async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
+        record = await body.whole(RECORD_BYTES_MAX)
+        body.finish()
+        return _latent_entry(await self._images.put_record(key, record))
+
+    async def delete(self, key: str, etag: str) -> None:
+        await self._images.delete(key)
+
+
+def _chunk_key(key: str) -> bytes | None:
+    """None for what is no chunk's name."""
+    if len(key) != 2 * KEY_BYTES or any(digit not in _HEX for digit in key):
+        return None
+    return bytes.fromhex(key)
+
+
+def _chunk_entry(key: str, size: int, modified_s: float, etag: str) -> StoredObject:
+    return StoredObject(key, etag.strip('"') or key[:32], size, modified_s, ())
+
+
+def _latent_entry(entry: ImageEntry) -> StoredObject:
+    headers = {"content-type": "application/x-quire-latent"}
+    return StoredObject(entry.image_id, _etag(entry), entry.record_bytes, entry.created_ms / 1e3, (), headers)
+
+
+def _etag(entry: ImageEntry) -> str:
+    """Not an MD5, and not to be taken for one."""
+    return f"{entry.record_sha256.hex()[:32]}-1"

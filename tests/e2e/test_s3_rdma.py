@@ -1,0 +1,198 @@
+"""The S3 door's other half: KV chunks as objects, and requests whose bytes go by RDMA."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.client import ImageClient, QuireClient
+from quire.descriptor import DeliveryOrder, Descriptor
+from quire.durability import Durability
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.latents import LatentInfo, Vae, encode_record
+from quire.layout import Dtype, KvLayout
+from quire.local import LocalCluster
+from quire.metadata import AccessKeys, connect
+from quire.metadata.access import Grant, Level
+
+from .s3_signing import request
+
+LAYOUT = KvLayout(4, 16, 2, 64, Dtype.FP16)
+SPACE = Namespace("s3-test", "1", LAYOUT)
+CHUNKS = 12
+
+
+@dataclass
+class Scene:
+    cluster: LocalCluster
+    url: str
+    key: tuple[str, str]
+    stranger: tuple[str, str]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder: Path = tmp_path_factory.mktemp("s3rdma")
+    with LocalCluster(folder, storage_nodes=2, arena_bytes=64 << 20, drive_bytes=128 << 20) as cluster:
+
+        async def keys() -> list[tuple[str, str]]:
+            client = connect(cluster.redis_url)
+            made = AccessKeys(client, cluster.secret.encode())
+            grants = tuple(Grant("quire", name, "", Level.ADMIN) for name in ("quire-kv", "quire-latents"))
+            found = [await made.create("alice", grants), await made.create("mallory")]
+            await client.aclose()
+            return [(key.name, made.secret(key)) for key in found]
+
+        key, stranger = asyncio.run(keys())
+        yield Scene(cluster, f"http://{cluster.s3_address}", key, stranger)
+
+
+@pytest.fixture
+async def client(scene: Scene) -> AsyncIterator[QuireClient]:
+    async with QuireClient(scene.cluster.gateway_address) as made:
+        yield made
+
+
+def _keys(seed: int) -> ChunkKeys:
+    rng = np.random.default_rng(seed)
+    return ChunkKeys(rng.bytes(32 * CHUNKS))
+
+
+def _headers(namespace: Namespace = SPACE) -> dict[str, str]:
+    return {"x-quire-namespace": base64.urlsafe_b64encode(namespace.to_json().encode()).decode()}
+
+
+def _descriptor(keys: ChunkKeys, order: DeliveryOrder, target: object) -> Descriptor:
+    return Descriptor(keys, LAYOUT.num_layers, LAYOUT.chunk_tokens, LAYOUT.slice_bytes, order, target)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("order", [DeliveryOrder.CHUNKWISE, DeliveryOrder.LAYERWISE])
+async def test_a_prefix_by_descriptor(scene: Scene, client: QuireClient, order: DeliveryOrder) -> None:
+    """Stored out of this process's memory, fetched into it; layers are told in the answer's lines."""
+    keys = _keys(order.value)
+    source, target = client.allocate(LAYOUT.payload_bytes(CHUNKS)), client.allocate(LAYOUT.payload_bytes(CHUNKS))
+    assert source.view is not None and target.view is not None
+    source.view[:] = np.random.default_rng(9).integers(0, 256, source.length, dtype=np.uint8)
+    there = _descriptor(keys, DeliveryOrder.AUTO, source.target()).to_header()
+    status, headers, _ = await request(
+        "PUT", f"{scene.url}/quire-kv", scene.key, _headers() | {"x-quire-descriptor": there}
+    )
+    assert (status, headers["x-amz-rdma-reply"], headers["x-quire-stored"]) == (200, "200", str(CHUNKS))
+
+    here = _descriptor(keys, order, target.target()).to_header()
+    for method, extra, body in (("GET", {"x-quire-descriptor": here}, b""), ("POST", {}, here.encode())):
+        target.view[:] = 0
+        status, headers, raw = await request(method, f"{scene.url}/quire-kv", scene.key, _headers() | extra, body)
+        lines = [json.loads(line) for line in raw.splitlines()]
+        assert (status, headers["x-amz-rdma-reply"]) == (200, "200")
+        assert lines[-1] == {"delivered": CHUNKS, "usable": CHUNKS, "bytes": LAYOUT.payload_bytes(CHUNKS)}
+        assert np.array_equal(target.view, source.view)
+        if order is DeliveryOrder.LAYERWISE:
+            assert [line["layer"] for line in lines if "layer" in line][-1] == LAYOUT.num_layers - 1
+
+    longer = ChunkKeys(keys.packed + b"x" * 32)
+    room = client.allocate(LAYOUT.payload_bytes(CHUNKS + 1))
+    part = replace(_descriptor(longer, order, room.target()))
+    status, headers, raw = await request(
+        "GET", f"{scene.url}/quire-kv", scene.key, _headers() | {"x-quire-descriptor": part.to_header()}
+    )
+    assert (status, headers["x-quire-matched"]) == (206, str(CHUNKS))
+    status, _, raw = await request(
+        "GET", f"{scene.url}/quire-kv", scene.stranger, _headers() | {"x-quire-descriptor": here}
+    )
+    assert status == 403 and b"AccessDenied" in raw
+
+
+async def test_one_chunk_directly_and_one_object_staged(scene: Scene, client: QuireClient) -> None:
+    name = _keys(77).at(0).hex()
+    source, target = client.allocate(LAYOUT.chunk_bytes), client.allocate(LAYOUT.chunk_bytes)
+    assert source.view is not None and target.view is not None
+    source.view[:] = np.random.default_rng(3).integers(0, 256, source.length, dtype=np.uint8)
+    token = {"x-amz-rdma-token": source.target().to_token()}
+    status, headers, raw = await request("PUT", f"{scene.url}/quire-kv/{name}", scene.key, _headers() | token)
+    assert (status, headers.get("x-quire-stored")) == (200, "1"), raw
+    token = {"x-amz-rdma-token": target.target().to_token()}
+    status, headers, _ = await request("GET", f"{scene.url}/quire-kv/{name}", scene.key, _headers() | token)
+    assert (status, headers["x-amz-rdma-bytes-transferred"]) == (200, str(LAYOUT.chunk_bytes))
+    assert np.array_equal(target.view, source.view)
+
+    assert (await request("PUT", f"{scene.url}/staged", scene.key))[0] == 200
+    token = {"x-amz-rdma-token": source.target().to_token()}
+    assert (await request("PUT", f"{scene.url}/staged/a", scene.key, token))[0] == 200
+    status, _, raw = await request("GET", f"{scene.url}/staged/a", scene.key)
+    assert raw == source.view.tobytes()
+    target.view[:] = 0
+    token = {"x-amz-rdma-token": target.target().to_token(), "Range": "bytes=10-19"}
+    status, headers, raw = await request("GET", f"{scene.url}/staged/a", scene.key, token)
+    assert (status, raw, headers["x-amz-rdma-reply"]) == (206, b"", "206")
+    assert target.view[:10].tobytes() == source.view[10:20].tobytes()
+
+
+async def test_chunks_and_latents_are_objects(scene: Scene, client: QuireClient) -> None:
+    """What a storage node has put into the object tier is read with plain requests; only what fits its key is taken."""
+    keys = _keys(5).run(0, 2)
+    source = client.allocate(LAYOUT.payload_bytes(2))
+    assert source.view is not None
+    source.view[:] = np.random.default_rng(4).integers(0, 256, source.length, dtype=np.uint8)
+    session = await client.store(SPACE, keys, 0, source, durability=Durability.OBJECT)
+    for layer in range(LAYOUT.num_layers):
+        session.layer_produced(layer)
+    await session.finish()
+    first, second = keys.at(0).hex(), keys.at(1).hex()
+    status, headers, whole = await request("GET", f"{scene.url}/quire-kv/{first}", scene.key)
+    assert status == 200
+    layers = source.layers(LAYOUT.num_layers, 2, LAYOUT.slice_bytes)
+    assert whole[: LAYOUT.chunk_bytes] == layers[:, 0].tobytes()
+    span = {"Range": f"bytes={LAYOUT.slice_bytes}-{2 * LAYOUT.slice_bytes - 1}"}
+    assert (await request("GET", f"{scene.url}/quire-kv/{first}", scene.key, span))[2] == layers[1, 0].tobytes()
+    _, _, listed = await request("GET", f"{scene.url}/quire-kv?list-type=2&prefix={first[:4]}", scene.key)
+    assert first.encode() in listed and second.encode() not in listed
+    assert (await request("GET", f"{scene.url}/quire-kv/{first}", scene.stranger))[0] == 403
+
+    assert (await request("DELETE", f"{scene.url}/quire-kv/{first}", scene.key))[0] == 409, "the second extends it"
+    for name in (second, first):
+        assert (await request("DELETE", f"{scene.url}/quire-kv/{name}", scene.key))[0] == 204
+        assert (await request("GET", f"{scene.url}/quire-kv/{name}", scene.key))[0] == 404
+    flipped = bytearray(whole)
+    flipped[100] ^= 1
+    for name, body in ((second, whole), (first, bytes(flipped)), (first, whole[:-1])):
+        assert (await request("PUT", f"{scene.url}/quire-kv/{name}", scene.key, body=body))[0] == 400
+    assert (await request("PUT", f"{scene.url}/quire-kv/{first}", scene.key, body=whole))[0] == 200
+    found = await client.lookup(SPACE, keys)
+    assert found.matched_chunks == 1
+    await client.release(found)
+
+    values = np.random.default_rng(1).normal(size=(4, 8, 8)).astype(np.float16)
+    record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("x"), 32, 32))
+    assert (await request("PUT", f"{scene.url}/quire-latents/cat", scene.key, body=record))[0] == 200
+    assert (await request("GET", f"{scene.url}/quire-latents/cat", scene.key))[2] == record
+    assert np.array_equal((await ImageClient(client).get_latent("cat"))[0], values)
+    assert (await request("PUT", f"{scene.url}/quire-latents/dog", scene.key, body=record[:-1]))[0] == 400
+
+
+async def test_bad_descriptors_are_told(scene: Scene, client: QuireClient) -> None:
+    url, buffer = f"{scene.url}/quire-kv", client.allocate(LAYOUT.payload_bytes(CHUNKS))
+    good = _descriptor(_keys(1), DeliveryOrder.AUTO, buffer.target()).to_header()
+    other = replace(SPACE, layout=KvLayout(8, 16, 2, 64, Dtype.FP16))
+    for headers in (
+        {"x-quire-descriptor": "!!!"} | _headers(),
+        {"x-quire-descriptor": good[:-8]} | _headers(),
+        {"x-quire-descriptor": good},
+        {"x-quire-descriptor": good, "x-quire-namespace": "e30="},
+        {"x-quire-descriptor": good} | _headers(other),
+        {"x-quire-descriptor": good, "x-quire-delivery": "zz"} | _headers(),
+    ):
+        status, _, raw = await request("GET", url, scene.key, headers)
+        assert status in (400, 404), raw
+        assert b"<Code>" in raw and b"Traceback" not in raw
+    for token in ("", "ucx1.", "cuobj.AAAA", "ucx1.AAAA"):
+        status, _, raw = await request("GET", f"{url}/{'0' * 64}", scene.key, {"x-amz-rdma-token": token} | _headers())
+        assert status in (400, 404), raw
