@@ -8,6 +8,7 @@ import aiohttp
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from yarl import URL
 
 
 async def request(
@@ -17,6 +18,8 @@ async def request(
     made = AWSRequest(method, url, headers=dict(headers or {}), data=body)
     S3SigV4Auth(Credentials(*key), "s3", "us-east-1").add_auth(made)
     sent: Any = {name: value if isinstance(value, str) else value.decode() for name, value in made.headers.items()}
-    async with aiohttp.ClientSession() as session:
-        async with session.request(method, url, headers=sent, data=body or None) as answer:
-            return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.request(method, URL(url, encoded=True), headers=sent, data=body or None) as answer,
+    ):
+        return answer.status, {name.lower(): value for name, value in answer.headers.items()}, await answer.read()

@@ -147,7 +147,7 @@ async def test_chunks_and_latents_are_objects(scene: Scene, client: QuireClient)
         session.layer_produced(layer)
     await session.finish()
     first, second = keys.at(0).hex(), keys.at(1).hex()
-    status, headers, whole = await request("GET", f"{scene.url}/quire-kv/{first}", scene.key)
+    status, _, whole = await request("GET", f"{scene.url}/quire-kv/{first}", scene.key)
     assert status == 200
     layers = source.layers(LAYOUT.num_layers, 2, LAYOUT.slice_bytes)
     assert whole[: LAYOUT.chunk_bytes] == layers[:, 0].tobytes()

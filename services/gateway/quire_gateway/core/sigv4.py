@@ -77,6 +77,8 @@ def read_claim(request: Request) -> Claim | None:
         raise S3Error("InvalidArgument", "Only one auth mechanism allowed; a header and a query were given")
     if found:
         return _presigned(found)
+    if authorization.startswith("AWS ") or "AWSAccessKeyId=" in request.query:
+        raise S3Error("InvalidRequest", f"The authorization mechanism is not supported. Please use {ALGORITHM}.")
     if not authorization:
         return None
     matched = _AUTHORIZATION.fullmatch(authorization)

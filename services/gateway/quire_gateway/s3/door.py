@@ -111,7 +111,9 @@ class S3Door:
         if not self._config.s3_listen and not self._config.s3_tls_listen:
             return
         _keep_large_blocks()
-        server = web.Server(self._serve, access_log=None, keepalive_timeout=75, read_bufsize=_READ_BYTES)
+        server = web.Server(
+            self._serve, access_log=None, keepalive_timeout=75, lingering_time=2, read_bufsize=_READ_BYTES
+        )
         self._runner = web.ServerRunner(server)
         await self._runner.setup()
         for address, context in ((self._config.s3_listen, None), (self._config.s3_tls_listen, _tls(self._config))):

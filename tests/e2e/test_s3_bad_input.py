@@ -1,0 +1,243 @@
+"""What the S3 door answers to those who may not, to nonsense, and to clients that are slow or go away."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from quire.local import LocalCluster
+from quire.metadata import AccessKeys, connect
+from quire.metadata.access import Grant, Level
+
+from .s3_signing import request
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Scene:
+    url: str
+    cluster: LocalCluster
+    alice: Key
+    bob: Key
+    reader: Key
+    guest: Key
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder: Path = tmp_path_factory.mktemp("s3bad")
+    with LocalCluster(folder, arena_bytes=64 << 20, drive_bytes=128 << 20, decoders=0) as cluster:
+
+        async def keys() -> list[Key]:
+            redis = connect(cluster.redis_url)
+            made = AccessKeys(redis, cluster.secret.encode())
+            found = [
+                await made.create("alice"),
+                await made.create("bob"),
+                await made.create("alice", read_only=True),
+                await made.create("guest", (Grant("alice", "shared", "in/", Level.WRITE),)),
+            ]
+            await redis.aclose()
+            return [(key.name, made.secret(key)) for key in found]
+
+        yield Scene(f"http://{cluster.s3_address}", cluster, *asyncio.run(keys()))
+
+
+def _code(body: bytes) -> str:
+    assert b"Traceback" not in body
+    return body.partition(b"<Code>")[2].partition(b"</Code>")[0].decode()
+
+
+async def test_tenants_see_nothing_of_each_other(scene: Scene) -> None:
+    """The same name is another bucket for another tenant: no listing, no error, no conflict tells of it."""
+    url = f"{scene.url}/mine"
+    assert (await request("PUT", url, scene.alice))[0] == 200
+    assert (await request("PUT", f"{url}/secret", scene.alice, body=b"alice's"))[0] == 200
+    for method, path in (("GET", ""), ("HEAD", ""), ("GET", "/secret"), ("DELETE", ""), ("PUT", "/x")):
+        theirs = await request(method, url + path, scene.bob)
+        never = await request(method, f"{scene.url}/never{path}", scene.bob)
+        assert (theirs[0], _code(theirs[2])) == (never[0], _code(never[2])) == (404, _code(never[2]))
+    assert b"mine" not in (await request("GET", f"{scene.url}/", scene.bob))[2]
+    assert (await request("PUT", url, scene.bob))[0] == 200
+    assert (await request("GET", f"{url}/secret", scene.bob))[0] == 404
+    copied = await request("PUT", f"{url}/x", scene.bob, {"x-amz-copy-source": "/mine/secret"})
+    assert _code(copied[2]) == "NoSuchKey"
+    assert (await request("GET", f"{url}/secret", scene.alice))[2] == b"alice's"
+
+
+async def test_grants(scene: Scene) -> None:
+    shared = f"{scene.url}/shared"
+    assert (await request("PUT", shared, scene.alice))[0] == 200
+    assert (await request("PUT", f"{shared}/in/a", scene.guest, body=b"1"))[0] == 200
+    assert (await request("GET", f"{shared}/in/a", scene.alice))[2] == b"1"
+    assert (await request("GET", f"{shared}?prefix=in%2F", scene.guest))[0] == 200
+    for method, path in (("PUT", "/out"), ("GET", "/out"), ("GET", ""), ("GET", "?prefix=i"), ("DELETE", "")):
+        assert _code((await request(method, shared + path, scene.guest))[2]) == "AccessDenied", path
+    wanted = "".join(f"<Object><Key>{key}</Key></Object>" for key in ("in/a", "out"))
+    body = f"<Delete>{wanted}</Delete>".encode()
+    headers = {"Content-MD5": base64.b64encode(hashlib.md5(body).digest()).decode()}
+    deleted = (await request("POST", f"{shared}?delete", scene.guest, headers, body))[2]
+    assert deleted.count(b"<Deleted>") == 1 and deleted.count(b"AccessDenied") == 1
+    assert (await request("GET", shared, scene.reader))[0] == 200
+    assert _code((await request("PUT", f"{shared}/x", scene.reader, body=b"1"))[2]) == "AccessDenied"
+
+
+async def test_keys_that_are_wrong_deleted_or_rotated(scene: Scene) -> None:
+    assert _code((await request("GET", f"{scene.url}/", ("QKNOBODY", "x")))[2]) == "InvalidAccessKeyId"
+    assert _code((await request("GET", f"{scene.url}/", (scene.alice[0], "x")))[2]) == "SignatureDoesNotMatch"
+    redis = connect(scene.cluster.redis_url)
+    keys = AccessKeys(redis, scene.cluster.secret.encode())
+    made = await keys.create("carol")
+    key = (made.name, keys.secret(made))
+    assert (await request("GET", f"{scene.url}/", key))[0] == 200
+    rotated = await keys.rotate(made.name)
+    assert rotated is not None
+    await asyncio.sleep(2.1)
+    assert _code((await request("GET", f"{scene.url}/", key))[2]) == "SignatureDoesNotMatch"
+    assert (await request("GET", f"{scene.url}/", (made.name, keys.secret(rotated))))[0] == 200
+    await keys.delete(made.name)
+    await asyncio.sleep(2.1)
+    assert _code((await request("GET", f"{scene.url}/", key))[2]) == "InvalidAccessKeyId"
+    raw = b"".join([await redis.dump(name) or b"" for name in await redis.keys("quire:s3:*")])
+    assert scene.alice[1].encode() not in raw, "no secret lies in Redis"
+    await redis.aclose()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body", "code"),
+    [
+        ("PUT", "/UPPER", {}, b"", "InvalidBucketName"),
+        ("PUT", "/quire-kv", {}, b"", "BucketAlreadyExists"),
+        ("GET", "/bad?list-type=2&max-keys=-1", {}, b"", "InvalidArgument"),
+        ("GET", "/bad?list-type=2&continuation-token=%21", {}, b"", "InvalidArgument"),
+        ("GET", "/bad?encoding-type=utf", {}, b"", "InvalidArgument"),
+        ("GET", "/bad?acl", {}, b"", "NotImplemented"),
+        ("PATCH", "/bad/a", {}, b"", "MethodNotAllowed"),
+        ("POST", "/bad?delete", {}, b"<Delete><Object>", "MalformedXML"),
+        ("POST", "/bad?delete", {}, b"<Delete></Delete>", "MalformedXML"),
+        ("POST", "/bad?delete", {}, b"<!DOCTYPE x [<!ENTITY a 'aaaa'>]><Delete>&a;</Delete>", "MalformedXML"),
+        ("POST", "/bad?delete", {}, b"x" * (2 << 20), "EntityTooLarge"),
+        ("PUT", "/bad/a", {"Content-MD5": "x"}, b"a", "InvalidRequest"),
+        ("PUT", "/bad/a", {"Content-MD5": "AAAAAAAAAAAAAAAAAAAAAA=="}, b"a", "BadDigest"),
+        ("PUT", "/bad/a", {"x-amz-checksum-crc32": "AAAAAA=="}, b"a", "BadDigest"),
+        ("PUT", "/bad/a", {"x-amz-checksum-crc99": "AAAAAA=="}, b"a", "InvalidRequest"),
+        ("PUT", "/bad/a", {"x-amz-meta-a": "x" * 3000}, b"a", "MetadataTooLarge"),
+        ("PUT", "/bad/" + "k" * 1025, {}, b"a", "KeyTooLongError"),
+        ("PUT", "/bad/%FF%FE", {}, b"a", "InvalidURI"),
+        ("PUT", "/bad/a?partNumber=0&uploadId=x", {}, b"a", "InvalidArgument"),
+        ("PUT", "/bad/a?partNumber=1&uploadId=x", {}, b"a", "NoSuchUpload"),
+        ("POST", "/bad/a?uploadId=x", {}, b"<CompleteMultipartUpload/>", "MalformedXML"),
+        ("PUT", "/bad/a", {"x-amz-copy-source": "nonsense"}, b"", "InvalidArgument"),
+        ("PUT", "/bad/a", {"If-None-Match": '"x"'}, b"a", "NotImplemented"),
+        ("GET", "/bad/never", {}, b"", "NoSuchKey"),
+        ("GET", "/bad/here", {"Range": "bytes=5-"}, b"", "InvalidRange"),
+        ("PUT", "/nobucket/a", {}, b"a", "NoSuchBucket"),
+    ],
+)
+async def test_nonsense(scene: Scene, method: str, path: str, headers: dict[str, str], body: bytes, code: str) -> None:
+    """The error that AWS documents, as XML with a request id; never a 500."""
+    await request("PUT", f"{scene.url}/bad", scene.alice)
+    await request("PUT", f"{scene.url}/bad/here", scene.alice, body=b"12345")
+    status, answered, raw = await request(method, scene.url + path, scene.alice, headers, body)
+    assert _code(raw) == code, raw
+    assert status < 500 or status == 501
+    assert f"<RequestId>{answered['x-amz-request-id']}".encode() in raw
+
+
+async def _raw(scene: Scene, lines: bytes, wait_s: float = 5.0) -> bytes:
+    host, _, port = scene.cluster.s3_address.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(lines)
+    try:
+        async with asyncio.timeout(wait_s):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET /a/b HTTP/1.1\r\nHost: x\r\nAuthorization: AWS4-HMAC-SHA256 \xff\xfe\r\nConnection: close\r\n\r\n",
+        b"PUT /a/b HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nConnection: close\r\n\r\nabc",
+        b"GET /%zz?%zz=%zz&X-Amz-Signature=1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"GET / HTTP/1.1\r\n" + b"A: " + b"x" * 70_000 + b"\r\n\r\n",
+    ],
+)
+async def test_what_is_hardly_http(scene: Scene, lines: bytes) -> None:
+    answer = await _raw(scene, lines)
+    status = int(answer.split(b" ", 2)[1])
+    assert 400 <= status < 500
+    assert b"Traceback" not in answer
+
+
+async def test_a_body_that_ends_too_soon_leaves_nothing(scene: Scene) -> None:
+    """The connection breaks in the middle: no object, and the blob that was begun is garbage by and by."""
+    from botocore.auth import S3SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    assert (await request("PUT", f"{scene.url}/broken", scene.alice))[0] in (200, 409)
+    url, body = f"{scene.url}/broken/half", b"x" * (20 << 20)
+    made = AWSRequest("PUT", url, headers={"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}, data=body)
+    S3SigV4Auth(Credentials(*scene.alice), "s3", "us-east-1").add_auth(made)
+    headers = {name: value if isinstance(value, str) else value.decode() for name, value in made.headers.items()}
+    headers |= {"Host": scene.cluster.s3_address, "Content-Length": str(len(body))}
+    head = "PUT /broken/half HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    host, _, port = scene.cluster.s3_address.partition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(head.encode() + b"\r\n" + body[: 12 << 20])
+    await writer.drain()
+    writer.close()
+    await asyncio.sleep(0.5)
+    assert (await request("HEAD", url, scene.alice))[0] == 404
+    redis = connect(scene.cluster.redis_url)
+    garbage = await redis.zrange("quire:s3:{alice/broken}:garbage", 0, -1)
+    assert garbage, "what was written is known, to be removed"
+    await redis.aclose()
+    assert (await request("PUT", url, scene.alice, body=b"whole"))[0] == 200
+
+
+async def test_slow_readers_cost_nobody_else_anything(scene: Scene) -> None:
+    """Twenty connections that ask for 32 MiB and read nothing: others are served, and memory stays bounded."""
+    assert (await request("PUT", f"{scene.url}/slow", scene.alice))[0] in (200, 409)
+    url = f"{scene.url}/slow/large"
+    assert (await request("PUT", url, scene.alice, body=b"z" * (32 << 20)))[0] == 200
+    from botocore.auth import S3SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    made = AWSRequest("GET", url)
+    S3SigV4QueryAuth(Credentials(*scene.alice), "s3", "us-east-1", 300).add_auth(made)
+    path = made.url.removeprefix(scene.url)
+    pid = scene.cluster.pid("gateway")
+    before = _resident_mib(pid)
+    writers = []
+    for _ in range(20):
+        host, _, port = scene.cluster.s3_address.partition(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: {scene.cluster.s3_address}\r\n\r\n".encode())
+        writers.append(writer)
+    await asyncio.sleep(1.0)
+    async with asyncio.timeout(10):
+        assert (await request("PUT", f"{scene.url}/slow/small", scene.alice, body=b"1"))[0] == 200
+    assert _resident_mib(pid) - before < 20 * 2 * 8 + 64, "two pieces a connection"
+    for writer in writers:
+        writer.close()
+
+
+def _resident_mib(pid: int) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("no VmRSS")
