@@ -160,6 +160,15 @@ def verify(request: Request, claim: Claim, secret: str, now_s: float) -> bytes:
     return key
 
 
+def authorization(request: Request, access_key: str, secret: str, stamp: str, region: str) -> str:
+    """The header that signs all of the request's headers, x-amz-date and x-amz-content-sha256 among them."""
+    scope = f"{stamp[:8]}/{region}/s3/aws4_request"
+    names = tuple(sorted({name for name, _ in request.headers}))
+    claim = Claim(access_key, scope, stamp, names, "", request.header("x-amz-content-sha256"), presigned=False)
+    signature = sign(signing_key(secret, scope), string_to_sign(request, claim))
+    return f"{ALGORITHM} Credential={access_key}/{scope}, SignedHeaders={';'.join(names)}, Signature={signature}"
+
+
 def string_to_sign(request: Request, claim: Claim) -> str:
     """Algorithm, time, scope, digest of the canonical request."""
     digest = hashlib.sha256(canonical_request(request, claim).encode("utf-8", "surrogateescape")).hexdigest()

@@ -13,7 +13,7 @@ from typing import Final
 from aiohttp import web
 
 from quire.errors import ConfigInvalid, QuireError
-from quire.telemetry import logger, names, tracer
+from quire.telemetry import attach, logger, names, tracer
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.s3 import xml
@@ -136,7 +136,10 @@ class S3Door:
         try:
             if self._running > self._config.s3_requests_max:
                 raise S3Error("SlowDown", "Please reduce your request rate.", {"Retry-After": "1"})
-            with tracer().start_as_current_span(names.GATEWAY_S3, attributes={"quire.request_id": request_id}) as span:
+            # A client that has a trace of its own says so in the usual header (W3C).
+            traced = {name: http.headers.get(name, "") for name in ("traceparent", "tracestate")}
+            parent, about = attach(traced), {"quire.request_id": request_id}
+            with tracer().start_as_current_span(names.GATEWAY_S3, context=parent, attributes=about) as span:
                 call = read_call(http, request_id, self._config.s3_domain)
                 call.caller = await self._authenticator.caller(call.signed)
                 operation = self._operation(call)

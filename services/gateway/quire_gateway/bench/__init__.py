@@ -1,0 +1,1 @@
+"""Benchmarks of the gateway, for `quire bench`."""
