@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-s3 soak check format proto bench clean
+.PHONY: demo test test-s3 fuzz soak check format proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,10 @@ test: $(STAMP)          ## the whole suite, on real parts
 
 test-s3: $(STAMP)       ## the object tier on a real S3 server: QUIRE_TEST_S3_URL=s3://bucket/prefix, AWS_ENDPOINT_URL, keys
 	$(BIN)/python -m pytest tests/e2e/test_durability.py -k real_s3
+
+fuzz: $(STAMP)          ## what strangers send to the S3 door, coverage-guided, two minutes each; the corpus is kept
+	for name in chunked headers bodies descriptors ranges; do \
+	  $(BIN)/python -m tests.fuzz.run $$name tests/fuzz/corpus/$$name -max_total_time=120 || exit 1; done
 
 soak: $(STAMP)          ## kill -9 under load and the engine against its model, at length
 	QUIRE_SOAK_ROUNDS=60 $(BIN)/python -m pytest --timeout 1800 tests/e2e/test_durability.py -k again_and_again

@@ -99,6 +99,7 @@ def _presigned(found: dict[str, str]) -> Claim:
     try:
         algorithm, credential, stamp = found["X-Amz-Algorithm"], found["X-Amz-Credential"], found["X-Amz-Date"]
         signed, expires = found["X-Amz-SignedHeaders"], int(found["X-Amz-Expires"])
+        signature = found["X-Amz-Signature"]
     except (KeyError, ValueError):
         raise S3Error(
             "AuthorizationQueryParametersError",
@@ -108,12 +109,12 @@ def _presigned(found: dict[str, str]) -> Claim:
         raise S3Error(
             "AuthorizationQueryParametersError", f"X-Amz-Algorithm is {ALGORITHM}, X-Amz-Expires 1 to {EXPIRES_S_MAX}"
         )
-    if not _HEX64.fullmatch(found["X-Amz-Signature"]):
+    if not _HEX64.fullmatch(signature):
         raise S3Error("AuthorizationQueryParametersError", "X-Amz-Signature has 64 hexadecimal digits")
     access_key, scope = _credential(credential, stamp)
     names = tuple(signed.split(";"))
     payload_hash = found.get("X-Amz-Content-Sha256", UNSIGNED)
-    return Claim(access_key, scope, stamp, names, found["X-Amz-Signature"], payload_hash, True, expires)
+    return Claim(access_key, scope, stamp, names, signature, payload_hash, True, expires)
 
 
 def _credential(credential: str, stamp: str) -> tuple[str, str]:
@@ -180,7 +181,7 @@ def canonical_request(request: Request, claim: Claim) -> str:
     pairs = [(_encoded(name), _encoded(value)) for name, value in _raw_parameters(request.query)]
     query = "&".join(f"{name}={value}" for name, value in sorted(pairs) if name != "X-Amz-Signature")
     headers = "".join(f"{name}:{request.header(name)}\n" for name in claim.signed_headers)
-    path = quote(unquote_to_bytes(request.path), safe="/-_.~")
+    path = quote(unquoted(request.path), safe="/-_.~")
     return "\n".join((request.method, path, query, headers, ";".join(claim.signed_headers), claim.payload_hash))
 
 
@@ -198,7 +199,12 @@ def sign(key: bytes, text: str) -> str:
 
 def _raw_parameters(query: str) -> list[tuple[bytes, bytes]]:
     parts = [part.partition("=") for part in query.split("&") if part]
-    return [(unquote_to_bytes(name), unquote_to_bytes(value)) for name, _, value in parts]
+    return [(unquoted(name), unquoted(value)) for name, _, value in parts]
+
+
+def unquoted(text: str) -> bytes:
+    """Percent-decoded. `text` has bytes that are not UTF-8 as lone surrogates, as the HTTP parser leaves them."""
+    return unquote_to_bytes(text.encode("utf-8", "surrogateescape"))
 
 
 def _encoded(raw: bytes) -> str:
@@ -207,6 +213,6 @@ def _encoded(raw: bytes) -> str:
 
 def _text(raw: str) -> str:
     try:
-        return unquote_to_bytes(raw).decode()
+        return unquoted(raw).decode()
     except UnicodeDecodeError:
         raise S3Error("InvalidURI", "The query is not UTF-8") from None

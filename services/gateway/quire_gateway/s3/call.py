@@ -6,14 +6,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import unquote_to_bytes
 
 from aiohttp import web
 
 from quire_gateway.core.aws_chunked import MODES, AwsChunked
 from quire_gateway.core.ranges import Conditions
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.core.sigv4 import UNSIGNED, Request, parameters
+from quire_gateway.core.sigv4 import UNSIGNED, Request, parameters, unquoted
 from quire_gateway.s3.access import Caller
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import PREFIX, BodyChecks
@@ -146,7 +145,7 @@ def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:
     ]
     signed = Request(str(http.method), raw_path, query, headers)
     try:
-        path = unquote_to_bytes(raw_path).decode()
+        path = unquoted(raw_path).decode()
     except UnicodeDecodeError:
         raise S3Error("InvalidURI", "Couldn't parse the specified URI: it is not UTF-8") from None
     host = http.headers.get("Host", "").rpartition(":")[0] or http.headers.get("Host", "")
