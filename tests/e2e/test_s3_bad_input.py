@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import aiohttp
 import pytest
+from yarl import URL
 
 from quire.local import LocalCluster
 from quire.metadata import AccessKeys, connect
@@ -138,6 +141,16 @@ async def test_keys_that_are_wrong_deleted_or_rotated(scene: Scene) -> None:
         ("PUT", "/bad/a", {"If-None-Match": '"x"'}, b"a", "NotImplemented"),
         ("GET", "/bad/never", {}, b"", "NoSuchKey"),
         ("GET", "/bad/here", {"Range": "bytes=5-"}, b"", "InvalidRange"),
+        ("GET", "/bad/here?response-content-type=a%0D%0Ab", {}, b"", "InvalidArgument"),
+        (
+            "POST",
+            "/bad/a?uploadId=x",
+            {},
+            b"<CompleteMultipartUpload><Part><PartNumber>"
+            + b"1" * 5000
+            + b"</PartNumber><ETag>x</ETag></Part></CompleteMultipartUpload>",
+            "MalformedXML",
+        ),
         ("PUT", "/nobucket/a", {}, b"a", "NoSuchBucket"),
     ],
 )
@@ -167,6 +180,7 @@ async def _raw(scene: Scene, lines: bytes, wait_s: float = 5.0) -> bytes:
     [
         b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
         b"GET /a/b HTTP/1.1\r\nHost: x\r\nAuthorization: AWS4-HMAC-SHA256 \xff\xfe\r\nConnection: close\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nx-amz-meta-a: \xe9\r\nConnection: close\r\n\r\n",
         b"PUT /a/b HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nConnection: close\r\n\r\nabc",
         b"GET /%zz?%zz=%zz&X-Amz-Signature=1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -178,6 +192,68 @@ async def test_what_is_hardly_http(scene: Scene, lines: bytes) -> None:
     status = int(answer.split(b" ", 2)[1])
     assert 400 <= status < 500
     assert b"Traceback" not in answer
+
+
+async def test_presigned_urls_are_for_one_thing(scene: Scene) -> None:
+    """Headers that change what a request means must have been signed."""
+    from botocore.auth import S3SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    assert (await request("PUT", f"{scene.url}/signed", scene.alice))[0] in (200, 409)
+    assert (await request("PUT", f"{scene.url}/signed/secret", scene.alice, body=b"secret"))[0] == 200
+    made = AWSRequest("PUT", f"{scene.url}/signed/upload")
+    S3SigV4QueryAuth(Credentials(*scene.alice), "s3", "us-east-1", 300).add_auth(made)
+    async with aiohttp.ClientSession() as session:
+        for extra in (
+            {"x-amz-copy-source": "/signed/secret"},
+            {"x-amz-rdma-token": "ucx1.AAAA"},
+            {"x-quire-length": "5"},
+            {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "x-amz-decoded-content-length": "1"},
+        ):
+            async with session.put(URL(made.url, encoded=True), headers=extra, data=b"mine") as answer:
+                assert answer.status in (400, 403), extra
+        async with session.put(URL(made.url, encoded=True), data=b"mine") as answer:
+            assert answer.status == 200
+    assert (await request("GET", f"{scene.url}/signed/upload", scene.alice))[2] == b"mine"
+
+
+async def test_bodies_are_kept_as_they_come(scene: Scene) -> None:
+    """Content-Encoding says what the bytes are; it is not undone here."""
+    assert (await request("PUT", f"{scene.url}/encoded", scene.alice))[0] in (200, 409)
+    packed = gzip.compress(b"x" * 1000)
+    for name, body in (("a", packed), ("b", b"not gzip at all")):
+        status, _, raw = await request(
+            "PUT", f"{scene.url}/encoded/{name}", scene.alice, {"Content-Encoding": "gzip"}, body
+        )
+        assert status == 200, raw
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        made = await _presigned(scene, "GET", "/encoded/a")
+        async with session.get(URL(made, encoded=True)) as answer:
+            assert (await answer.read(), answer.headers["Content-Encoding"]) == (packed, "gzip")
+
+
+async def _presigned(scene: Scene, method: str, path: str) -> str:
+    from botocore.auth import S3SigV4QueryAuth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    made = AWSRequest(method, scene.url + path)
+    S3SigV4QueryAuth(Credentials(*scene.alice), "s3", "us-east-1", 300).add_auth(made)
+    return str(made.url)
+
+
+async def test_an_answer_that_breaks_off_is_no_answer(scene: Scene) -> None:
+    """A blob is gone when half of the object has been sent: the connection ends, nothing else is sent as its bytes."""
+    assert (await request("PUT", f"{scene.url}/torn", scene.alice))[0] in (200, 409)
+    assert (await request("PUT", f"{scene.url}/torn/a", scene.alice, body=b"y" * ((8 << 20) + 100)))[0] == 200
+    folder = scene.cluster.folder / "objects" / "s3"
+    (small,) = [file for file in folder.rglob("*") if file.is_file() and file.stat().st_size == 100]
+    small.unlink()
+    with pytest.raises(aiohttp.ClientError):
+        await request("GET", f"{scene.url}/torn/a", scene.alice)
+    status, _, raw = await request("GET", f"{scene.url}/torn/a", scene.alice, {"Range": "bytes=8388608-"})
+    assert status == 503 and b"objects/" not in raw, "no path of ours in it"
 
 
 async def test_a_body_that_ends_too_soon_leaves_nothing(scene: Scene) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quire.client import ImageClient, QuireClient
-from quire.descriptor import DeliveryOrder, Descriptor
+from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.durability import Durability
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
@@ -47,7 +47,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             client = connect(cluster.redis_url)
             made = AccessKeys(client, cluster.secret.encode())
             grants = tuple(Grant("quire", name, "", Level.ADMIN) for name in ("quire-kv", "quire-latents"))
-            found = [await made.create("alice", grants), await made.create("mallory")]
+            found = [await made.create("alice", grants, rdma=True), await made.create("mallory", grants)]
             await client.aclose()
             return [(key.name, made.secret(key)) for key in found]
 
@@ -108,7 +108,7 @@ async def test_a_prefix_by_descriptor(scene: Scene, client: QuireClient, order: 
     status, _, raw = await request(
         "GET", f"{scene.url}/quire-kv", scene.stranger, _headers() | {"x-quire-descriptor": here}
     )
-    assert status == 403 and b"AccessDenied" in raw
+    assert status == 403 and b"AccessDenied" in raw, "a key that may read, but not name memory"
 
 
 async def test_one_chunk_directly_and_one_object_staged(scene: Scene, client: QuireClient) -> None:
@@ -155,8 +155,6 @@ async def test_chunks_and_latents_are_objects(scene: Scene, client: QuireClient)
     assert (await request("GET", f"{scene.url}/quire-kv/{first}", scene.key, span))[2] == layers[1, 0].tobytes()
     _, _, listed = await request("GET", f"{scene.url}/quire-kv?list-type=2&prefix={first[:4]}", scene.key)
     assert first.encode() in listed and second.encode() not in listed
-    assert (await request("GET", f"{scene.url}/quire-kv/{first}", scene.stranger))[0] == 403
-
     assert (await request("DELETE", f"{scene.url}/quire-kv/{first}", scene.key))[0] == 409, "the second extends it"
     for name in (second, first):
         assert (await request("DELETE", f"{scene.url}/quire-kv/{name}", scene.key))[0] == 204
@@ -193,6 +191,19 @@ async def test_bad_descriptors_are_told(scene: Scene, client: QuireClient) -> No
         status, _, raw = await request("GET", url, scene.key, headers)
         assert status in (400, 404), raw
         assert b"<Code>" in raw and b"Traceback" not in raw
-    for token in ("", "ucx1.", "cuobj.AAAA", "ucx1.AAAA"):
+    wild = replace(buffer.target(), worker_address=b"\xff" * 200).to_token()
+    flipped = bytearray(buffer.target().worker_address)
+    flipped[9] ^= 1
+    damaged = replace(buffer.target(), worker_address=bytes(flipped)).to_token()
+    for token in ("", "ucx1.", "cuobj.AAAA", "ucx1.AAAA", wild, damaged):
         status, _, raw = await request("GET", f"{url}/{'0' * 64}", scene.key, {"x-amz-rdma-token": token} | _headers())
         assert status in (400, 404), raw
+    assert (await request("PUT", f"{scene.url}/wild", scene.key))[0] in (200, 409)
+    assert (await request("PUT", f"{scene.url}/wild/a", scene.key, body=b"bytes"))[0] == 200
+    for token in (wild, damaged):
+        assert (await request("GET", f"{scene.url}/wild/a", scene.key, {"x-amz-rdma-token": token}))[0] == 400
+        far = _descriptor(_keys(1), DeliveryOrder.AUTO, RdmaTarget.from_token(token))
+        asked = {"x-quire-descriptor": far.to_header()} | _headers()
+        assert (await request("PUT", url, scene.key, asked))[0] >= 400
+    assert (await request("GET", f"{scene.url}/wild/a", scene.key))[2] == b"bytes", "everybody is still there"
+    assert len(await client.status()) >= 4

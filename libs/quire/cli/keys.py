@@ -30,11 +30,14 @@ def create(
     tenant: Annotated[str, typer.Argument(help="whose key: it may do everything with its tenant's own buckets")],
     grant: Annotated[list[str] | None, typer.Option(help=_GRANT_HELP)] = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="own buckets too are only read")] = False,
+    rdma: Annotated[bool, typer.Option("--rdma", help="may name memory for RDMA; only for clients you trust")] = False,
     folder: Folder = _FOLDER,
 ) -> None:
     """Make a key; prints its secret, which is kept nowhere."""
     made = tuple(parse_grant(text) for text in grant or [])
-    key, secret = _run(folder, lambda keys: _with_secret(keys, keys.create(tenant, made, read_only=read_only)))
+    key, secret = _run(
+        folder, lambda keys: _with_secret(keys, keys.create(tenant, made, read_only=read_only, rdma=rdma))
+    )
     console.print(f"access key  {key.name}\nsecret key  {secret}\ntenant      {key.tenant}", highlight=False)
 
 

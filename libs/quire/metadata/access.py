@@ -43,13 +43,17 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """A tenant's key. It may do everything with its tenant's own buckets, and with others' what is granted."""
+    """A tenant's key. It may do everything with its tenant's own buckets, and with others' what is granted.
+
+    `rdma`: it may name memory that bytes go to or come from. Such a client is trusted: see the README.
+    """
 
     name: str
     tenant: str
     grants: tuple[Grant, ...] = ()
     generation: int = 1
     read_only: bool = False
+    rdma: bool = False
 
 
 class AccessKeys:
@@ -59,11 +63,13 @@ class AccessKeys:
         self._client = client
         self._cluster_secret = cluster_secret
 
-    async def create(self, tenant: str, grants: tuple[Grant, ...] = (), *, read_only: bool = False) -> AccessKey:
+    async def create(
+        self, tenant: str, grants: tuple[Grant, ...] = (), *, read_only: bool = False, rdma: bool = False
+    ) -> AccessKey:
         if not tenant or "/" in tenant or not tenant.isprintable():
             raise InvalidRequest(f"{tenant!r} is empty, or has a slash", field="tenant")
         name = "QK" + base64.b32encode(secrets.token_bytes(11)).decode().rstrip("=")
-        key = AccessKey(name, tenant, grants, read_only=read_only)
+        key = AccessKey(name, tenant, grants, read_only=read_only, rdma=rdma)
         await self._write(key)
         return key
 
@@ -108,12 +114,12 @@ class AccessKeys:
 
     async def _write(self, key: AccessKey) -> None:
         grants = [[each.tenant, each.bucket, each.prefix, int(each.level)] for each in key.grants]
-        raw = cbor2.dumps([key.tenant, grants, key.generation, key.read_only])
+        raw = cbor2.dumps([key.tenant, grants, key.generation, key.read_only, key.rdma])
         async with metadata_errors():
             await self._client.hset(_KEY, key.name, raw)
 
 
 def _unpack(name: str, raw: bytes) -> AccessKey:
-    tenant, grants, generation, read_only = cbor2.loads(raw)
+    tenant, grants, generation, read_only, rdma = cbor2.loads(raw)
     made = tuple(Grant(owner, bucket, prefix, Level(level)) for owner, bucket, prefix, level in grants)
-    return AccessKey(name, tenant, made, generation, read_only)
+    return AccessKey(name, tenant, made, generation, read_only, rdma)

@@ -17,38 +17,113 @@ import redis.asyncio as redis
 
 from quire.metadata.connection import metadata_errors
 
-GRACE_MS: Final = 300_000  # a reader may still be at a blob that was replaced
+GRACE_MS: Final = 300_000  # a reader may still be at a blob that was replaced, and is given more for each that it has
 UNCOMMITTED_MS: Final = 86_400_000
 
-# KEYS: objects, keys, garbage, about. ARGV: 1 key, 2 etag, 3 packed, 4 "" | "absent" | etag that must be there, 5 when
-# the old blobs may go, 6 the new blobs, concatenated with ' '. Returns 1, 0 for another etag, -1 for no such bucket.
-_PUT = """
-if redis.call('EXISTS', KEYS[4]) == 0 then return -1 end
-local before = redis.call('HGET', KEYS[1], ARGV[1])
-local etag = before and string.match(before, '^[^\\n]*') or ''
-if ARGV[4] == 'absent' and before then return 0 end
-if ARGV[4] ~= '' and ARGV[4] ~= 'absent' and etag ~= ARGV[4] then return 0 end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-redis.call('ZADD', KEYS[2], 0, ARGV[1])
-if before then
-    for blob in string.gmatch(string.match(before, '^[^\\n]*\\n([^\\n]*)'), '%S+') do
-        redis.call('ZADD', KEYS[3], ARGV[5], blob)
-    end
+# Entries and parts are "etag\nblob blob ...\nCBOR", so that scripts see the ETag and the blobs.
+_COMMON = """
+local function etag_of(raw) return string.match(raw, '^[^\\n]*') end
+local function discard(garbage, raw, at)
+    local names = string.match(raw, '^[^\\n]*\\n([^\\n]*)')
+    local count = select(2, string.gsub(names, '%S+', ''))
+    for blob in string.gmatch(names, '%S+') do redis.call('ZADD', garbage, at + 10000 * count, blob) end
 end
-for blob in string.gmatch(ARGV[6], '%S+') do redis.call('ZREM', KEYS[3], blob) end
+local function store(objects, keys, garbage, key, packed, grace)
+    local before = redis.call('HGET', objects, key)
+    redis.call('HSET', objects, key, packed)
+    redis.call('ZADD', keys, 0, key)
+    if before then discard(garbage, before, grace) end
+end
+local function fits(objects, key, expected)
+    local before = redis.call('HGET', objects, key)
+    if expected == 'absent' then return not before end
+    return expected == '' or (before and etag_of(before) == expected)
+end
+"""
+# KEYS: objects, keys, garbage, about. ARGV: 1 key, 2 packed, 3 "" | "absent" | etag that must be there, 4 when the old
+# blobs may go, 5 the new blobs, separated by ' '. Returns 1, 0 for another etag, -1 for no such bucket, -2 if a blob
+# was removed meanwhile.
+_PUT = (
+    _COMMON
+    + """
+if redis.call('EXISTS', KEYS[4]) == 0 then return -1 end
+if not fits(KEYS[1], ARGV[1], ARGV[3]) then return 0 end
+for blob in string.gmatch(ARGV[5], '%S+') do
+    if not redis.call('ZSCORE', KEYS[3], blob) then return -2 end
+end
+store(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], tonumber(ARGV[4]))
+for blob in string.gmatch(ARGV[5], '%S+') do redis.call('ZREM', KEYS[3], blob) end
 return 1
 """
+)
 # KEYS: objects, keys, garbage. ARGV: 1 key, 2 when its blobs may go, 3 "" or the etag it must have. Returns 1, 0 if
 # there is none, -1 for another etag.
-_DELETE = """
+_DELETE = (
+    _COMMON
+    + """
 local before = redis.call('HGET', KEYS[1], ARGV[1])
 if not before then return 0 end
-if ARGV[3] ~= '' and string.match(before, '^[^\\n]*') ~= ARGV[3] then return -1 end
+if ARGV[3] ~= '' and etag_of(before) ~= ARGV[3] then return -1 end
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
-for blob in string.gmatch(string.match(before, '^[^\\n]*\\n([^\\n]*)'), '%S+') do
-    redis.call('ZADD', KEYS[3], ARGV[2], blob)
+discard(KEYS[3], before, tonumber(ARGV[2]))
+return 1
+"""
+)
+# KEYS: uploads, parts, garbage. ARGV: 1 upload, 2 number, 3 packed, 4 when an old part's blobs may go, 5 the new blobs.
+# Returns 1, 0 if there is no such upload, -2 if a blob was removed meanwhile.
+_PUT_PART = (
+    _COMMON
+    + """
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+for blob in string.gmatch(ARGV[5], '%S+') do
+    if not redis.call('ZSCORE', KEYS[3], blob) then return -2 end
 end
+local before = redis.call('HGET', KEYS[2], ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+if before then discard(KEYS[3], before, tonumber(ARGV[4])) end
+for blob in string.gmatch(ARGV[5], '%S+') do redis.call('ZREM', KEYS[3], blob) end
+return 1
+"""
+)
+# KEYS: objects, keys, garbage, about, uploads, parts. ARGV: 1 key, 2 packed, 3 expected, 4 when old blobs may go, 5
+# upload, then number and packed of each part that the object is made of. Returns as _PUT, -3 for no such upload, -4 if
+# a part is another now.
+_COMPLETE = (
+    _COMMON
+    + """
+if redis.call('EXISTS', KEYS[4]) == 0 then return -1 end
+if redis.call('HEXISTS', KEYS[5], ARGV[5]) == 0 then return -3 end
+if not fits(KEYS[1], ARGV[1], ARGV[3]) then return 0 end
+local chosen = {}
+for at = 6, #ARGV, 2 do
+    if redis.call('HGET', KEYS[6], ARGV[at]) ~= ARGV[at + 1] then return -4 end
+    chosen[ARGV[at]] = true
+end
+store(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], tonumber(ARGV[4]))
+local parts = redis.call('HGETALL', KEYS[6])
+for at = 1, #parts, 2 do
+    if not chosen[parts[at]] then discard(KEYS[3], parts[at + 1], tonumber(ARGV[4])) end
+end
+redis.call('DEL', KEYS[6])
+redis.call('HDEL', KEYS[5], ARGV[5])
+return 1
+"""
+)
+# KEYS: uploads, parts, garbage. ARGV: 1 upload, 2 when its parts' blobs may go. Whether it was there.
+_ABORT = (
+    _COMMON
+    + """
+local parts = redis.call('HGETALL', KEYS[2])
+for at = 1, #parts, 2 do discard(KEYS[3], parts[at + 1], tonumber(ARGV[2])) end
+redis.call('DEL', KEYS[2])
+return redis.call('HDEL', KEYS[1], ARGV[1])
+"""
+)
+# KEYS: about, garbage. ARGV: 1 blob, 2 when it may go. Whether the bucket is there.
+_WILL_WRITE = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
 return 1
 """
 # KEYS: objects, uploads, about. Removes an empty bucket: 1, 0 if it is not empty.
@@ -85,6 +160,15 @@ class StoredObject:
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """Of a listing. `last`: the last key that was looked at, whether or not its object is among `objects`."""
+
+    objects: list[StoredObject]
+    last: str
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Upload:
     """A multipart upload that is under way."""
 
@@ -114,6 +198,10 @@ class Buckets:
         self._put = client.register_script(_PUT)
         self._delete = client.register_script(_DELETE)
         self._drop = client.register_script(_DROP)
+        self._put_part = client.register_script(_PUT_PART)
+        self._complete = client.register_script(_COMPLETE)
+        self._abort = client.register_script(_ABORT)
+        self._will_write = client.register_script(_WILL_WRITE)
 
     # ---- buckets
 
@@ -122,6 +210,7 @@ class Buckets:
         async with metadata_errors():
             new = await self._client.set(_of(tenant, bucket, "about"), cbor2.dumps(created_s), nx=True)
             await self._client.hsetnx(_buckets(tenant), bucket, cbor2.dumps(created_s))
+            await self._client.sadd(_PLACES, f"{tenant}/{bucket}")
         return bool(new)
 
     async def exists(self, tenant: str, bucket: str) -> bool:
@@ -154,18 +243,12 @@ class Buckets:
     async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> int:
         """Let the key be this. `expected`: "" for whatever is there, "absent", or the ETag it has.
 
-        1 if it is so, 0 if something else was there, -1 for no such bucket.
+        1 if it is so, 0 if something else was there, -1 for no such bucket, -2 if its blobs are gone: they were not
+        committed within a day. If this raises, it may or may not be so.
         """
         blobs = " ".join(blob.name for blob in entry.blobs)
         keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "about")]
-        args: list[bytes | str | int] = [
-            entry.key.encode(),
-            entry.etag,
-            _pack(entry),
-            expected,
-            now_ms + GRACE_MS,
-            blobs,
-        ]
+        args: list[bytes | str | int] = [entry.key.encode(), _pack(entry), expected, now_ms + GRACE_MS, blobs]
         async with metadata_errors():
             return int(await self._put(keys=keys, args=args))
 
@@ -180,45 +263,33 @@ class Buckets:
         async with metadata_errors():
             return int(await self._delete(keys=keys, args=[key.encode(), now_ms + GRACE_MS, etag]))
 
-    async def page(
-        self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int
-    ) -> list[StoredObject]:
+    async def page(self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int) -> Page:
         """Up to `limit` objects whose keys begin with `prefix`, in order of their bytes, from after `after`.
 
-        `past`: after all keys that begin with `after`, too.
+        `past`: after all keys that begin with `after`, too. Fewer than there are if some are deleted at this moment.
         """
         low = b"[" + prefix.encode()
         if after and (after >= prefix or past):
             low = b"(" + after.encode() + (b"\xff" if past else b"")
         high = b"(" + prefix.encode() + b"\xff" if prefix else b"+"
+        names, objects = _of(tenant, bucket, "keys"), _of(tenant, bucket, "objects")
         async with metadata_errors():
-            keys = cast(
-                list[bytes],
-                await self._client.zrange(
-                    _of(tenant, bucket, "keys"),
-                    low,
-                    high,
-                    bylex=True,
-                    offset=0,
-                    num=limit,
-                ),
-            )
+            found = await self._client.zrange(names, low, high, bylex=True, offset=0, num=limit)
+            keys = cast(list[bytes], found)
             raws = cast(
                 list[bytes | None],
-                await self._client.hmget(_of(tenant, bucket, "objects"), keys) if keys else [],
+                await self._client.hmget(objects, keys) if keys else [],
             )
-        return [_unpack(key.decode(), raw) for key, raw in zip(keys, raws, strict=True) if raw]
+        entries = [_unpack(key.decode(), raw) for key, raw in zip(keys, raws, strict=True) if raw]
+        return Page(entries, keys[-1].decode() if keys else "", more=len(keys) >= limit)
 
     # ---- blobs
 
     async def will_write(self, tenant: str, bucket: str, blob: str, now_ms: int) -> bool:
         """Before a blob is written. Whether the bucket is there."""
-        async with metadata_errors(), self._client.pipeline(transaction=False) as pipe:
-            pipe.exists(_of(tenant, bucket, "about"))
-            pipe.zadd(_of(tenant, bucket, "garbage"), {blob: now_ms + UNCOMMITTED_MS})
-            pipe.sadd(_PLACES, f"{tenant}/{bucket}")
-            there, *_ = await pipe.execute()
-        return bool(there)
+        keys = [_of(tenant, bucket, "about"), _of(tenant, bucket, "garbage")]
+        async with metadata_errors():
+            return bool(await self._will_write(keys=keys, args=[blob, now_ms + UNCOMMITTED_MS]))
 
     async def garbage(self, tenant: str, bucket: str, now_ms: int, limit: int) -> list[str]:
         """Blobs that may go."""
@@ -262,45 +333,49 @@ class Buckets:
             uploads.append(Upload(key, upload_id.decode(), started_s, headers, metadata))
         return sorted(uploads, key=lambda each: (each.key, each.started_s))
 
-    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> bool:
-        """Whether the upload is still under way. A part of that number before is garbage."""
-        name = _of(tenant, bucket, f"parts:{upload_id}")
-        raw = cbor2.dumps([part.etag, part.size, part.modified_s, [[blob.name, blob.size] for blob in part.blobs]])
-        async with metadata_errors(), self._client.pipeline() as pipe:
-            pipe.hget(name, str(part.number))
-            pipe.hset(name, str(part.number), raw)
-            pipe.hexists(_of(tenant, bucket, "uploads"), upload_id)
-            if part.blobs:
-                pipe.zrem(_of(tenant, bucket, "garbage"), *(blob.name for blob in part.blobs))
-            before, _, there, *_ = await pipe.execute()
-        if not there:
-            await self.end_upload(tenant, bucket, upload_id, now_ms)
-            return False
-        if before:
-            await self.abandon(tenant, bucket, [name for name, _ in cbor2.loads(before)[3]], now_ms + GRACE_MS)
-        return True
+    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
+        """1; 0 if the upload is not under way (any more), -2 if the part's blobs are gone. One before is garbage."""
+        keys = [_of(tenant, bucket, name) for name in ("uploads", f"parts:{upload_id}", "garbage")]
+        blobs = " ".join(blob.name for blob in part.blobs)
+        args: list[bytes | str | int] = [upload_id, str(part.number), _pack_part(part), now_ms + GRACE_MS, blobs]
+        async with metadata_errors():
+            return int(await self._put_part(keys=keys, args=args))
 
     async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
         async with metadata_errors():
             found = cast(dict[bytes, bytes], await self._client.hgetall(_of(tenant, bucket, f"parts:{upload_id}")))
-        parts = {}
-        for number, raw in found.items():
-            etag, size, modified_s, blobs = cbor2.loads(raw)
-            made = tuple(Blob(name, length) for name, length in blobs)
-            parts[int(number)] = Part(int(number), etag, size, modified_s, made)
-        return parts
+        return {int(number): _unpack_part(int(number), raw) for number, raw in found.items()}
 
-    async def end_upload(self, tenant: str, bucket: str, upload_id: str, now_ms: int, kept: Sequence[str] = ()) -> bool:
-        """Forget an upload; its parts are garbage but for the blobs that were `kept`. Whether it was there."""
-        parts = await self.parts(tenant, bucket, upload_id)
-        gone = {blob.name for part in parts.values() for blob in part.blobs} - set(kept)
-        async with metadata_errors(), self._client.pipeline() as pipe:
-            pipe.hdel(_of(tenant, bucket, "uploads"), upload_id)
-            pipe.delete(_of(tenant, bucket, f"parts:{upload_id}"))
-            if gone:
-                pipe.zadd(_of(tenant, bucket, "garbage"), dict.fromkeys(gone, now_ms))
-            there, *_ = await pipe.execute()
-        return bool(there)
+    async def complete(
+        self,
+        tenant: str,
+        bucket: str,
+        upload_id: str,
+        entry: StoredObject,
+        parts: Sequence[Part],
+        expected: str,
+        now_ms: int,
+    ) -> int:
+        """Let the key be `parts`, and the upload be over: as `put`, -3 for no such upload, -4 if a part changed."""
+        names = ("objects", "keys", "garbage", "about", "uploads", f"parts:{upload_id}")
+        args: list[bytes | str | int] = [entry.key.encode(), _pack(entry), expected, now_ms + GRACE_MS, upload_id]
+        for part in parts:
+            args += [str(part.number), _pack_part(part)]
+        async with metadata_errors():
+            return int(await self._complete(keys=[_of(tenant, bucket, name) for name in names], args=args))
+
+    async def abort(self, tenant: str, bucket: str, upload_id: str, now_ms: int) -> bool:
+        """Forget an upload, its parts are garbage; whether it was there."""
+        keys = [_of(tenant, bucket, name) for name in ("uploads", f"parts:{upload_id}", "garbage")]
+        async with metadata_errors():
+            return bool(await self._abort(keys=keys, args=[upload_id, now_ms]))
+
+    async def forget_place(self, tenant: str, bucket: str) -> None:
+        """If there is no such bucket any more, and no garbage of it: who tidies up need not look there."""
+        async with metadata_errors():
+            kept = await self._client.exists(_of(tenant, bucket, "about"), _of(tenant, bucket, "garbage"))
+            if not kept:
+                await self._client.srem(_PLACES, f"{tenant}/{bucket}")
 
 
 _PLACES = "quire:s3:places"
@@ -335,3 +410,15 @@ def _unpack(key: str, raw: bytes) -> StoredObject:
     size, modified_s, sizes, headers, metadata, checksums = cbor2.loads(rest)
     blobs = tuple(Blob(name.decode(), length) for name, length in zip(names.split(), sizes, strict=True))
     return StoredObject(key, etag.decode(), size, modified_s, blobs, headers, metadata, checksums)
+
+
+def _pack_part(part: Part) -> bytes:
+    rest = cbor2.dumps([part.size, part.modified_s, [blob.size for blob in part.blobs]])
+    return f"{part.etag}\n{' '.join(blob.name for blob in part.blobs)}\n".encode() + rest
+
+
+def _unpack_part(number: int, raw: bytes) -> Part:
+    etag, names, rest = raw.split(b"\n", 2)
+    size, modified_s, sizes = cbor2.loads(rest)
+    blobs = tuple(Blob(name.decode(), length) for name, length in zip(names.split(), sizes, strict=True))
+    return Part(number, etag.decode(), size, modified_s, blobs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, cast
@@ -16,6 +18,8 @@ from quire.errors import DeadlineExceeded, PeerLost, QuireError, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote
 
 _MESSAGE_ID: Final = 1
+_FRAME: Final = struct.Struct("<3sI")
+_FRAME_MAGIC: Final = b"QW1"
 
 
 @contextlib.contextmanager
@@ -55,7 +59,7 @@ class UcxTransport:
         self._worker = pyucx.Worker(self._context)
         self._worker.start()
         self._worker.on_message(_MESSAGE_ID, lambda message: self._handler(message))
-        self._address = self._worker.address()
+        self._address = _framed(self._worker.address())
 
     async def close(self) -> None:
         self._peers.clear()
@@ -73,7 +77,7 @@ class UcxTransport:
         peer = self._peers.get(address)
         if peer is None or peer.error is not None:
             with _translated():
-                peer = UcxPeer(self._worker.connect(address), gathers=self._gathers)
+                peer = UcxPeer(self._worker.connect(_unframed(address)), gathers=self._gathers)
             peer.on_failure(lambda _: self._forget(address))
             self._peers[address] = peer
         return peer
@@ -89,6 +93,21 @@ class UcxTransport:
         if dead is not None:
             # UCX runs this from its error handler, where an endpoint must not be closed.
             self._worker.loop.call_soon(dead.abort)
+
+
+def _framed(address: bytes) -> bytes:
+    """UCX ends the process at an address that it does not understand: a damaged one must not get that far."""
+    return _FRAME.pack(_FRAME_MAGIC, zlib.crc32(address)) + address
+
+
+def _unframed(framed: bytes) -> bytes:
+    """Raises `TargetInvalid` for what `_framed` has not made. Says nothing of who made it."""
+    if len(framed) > _FRAME.size:
+        magic, crc = _FRAME.unpack_from(framed)
+        address = framed[_FRAME.size :]
+        if magic == _FRAME_MAGIC and zlib.crc32(address) == crc:
+            return address
+    raise TargetInvalid("no address of a UCX worker", field="target.worker_address")
 
 
 class UcxPeer:

@@ -27,6 +27,7 @@ class GatewayConfig:
     s3_domain: str = setting("", "BUCKET.this is a bucket's host (virtual-host style); empty: path style only")
     s3_region: str = setting("us-east-1", "what clients are told; signatures may name any")
     s3_requests_max: int = setting(256, "S3 requests at the same time; more are told to slow down", minimum=1)
+    s3_tenant_requests_max: int = setting(128, "of one tenant's at the same time", minimum=1)
     tls_cert: str = setting("", "PEM file of the certificate and its chain")
     tls_key: str = setting("", "PEM file of its private key")
     object_url: str = setting("quire-objects", "bytes of S3 objects: s3://, gs://, az:// or a folder")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
 from quire.chunk_object import object_path
-from quire.errors import ChunkMissing, Unavailable
+from quire.errors import Unavailable
 from quire.objects import open_store
 
 _FOLDER = "s3"
@@ -34,24 +34,10 @@ class ObstoreBlobs:
         async with _translated():
             return memoryview(await obstore.get_range_async(self._store, _path(name), start=start, end=end))
 
-    async def delete(self, names: Sequence[str]) -> None:
+    async def delete(self, name: str) -> None:
         async with _translated():
             with contextlib.suppress(NotFoundError, FileNotFoundError):
-                await obstore.delete_async(self._store, [_path(name) for name in names])
-
-
-def _path(name: str) -> str:
-    return f"{_FOLDER}/{name[:2]}/{name}"
-
-
-@contextlib.asynccontextmanager
-async def _translated() -> AsyncIterator[None]:
-    try:
-        yield
-    except (NotFoundError, FileNotFoundError) as error:
-        raise ChunkMissing(f"the object tier has no {error}") from error
-    except (BaseError, OSError, ValueError) as error:
-        raise Unavailable(f"the object tier: {type(error).__name__}: {str(error).splitlines()[0][:300]}") from error
+                await obstore.delete_async(self._store, _path(name))
 
 
 class ObstoreChunks:
@@ -85,7 +71,16 @@ class ObstoreChunks:
         async with _translated():
             await obstore.put_async(self._store, object_path(key), data)
 
-    async def delete(self, key: bytes) -> None:
-        async with _translated():
-            with contextlib.suppress(NotFoundError, FileNotFoundError):
-                await obstore.delete_async(self._store, [object_path(key)])
+
+def _path(name: str) -> str:
+    return f"{_FOLDER}/{name[:2]}/{name}"
+
+
+@contextlib.asynccontextmanager
+async def _translated() -> AsyncIterator[None]:
+    try:
+        yield
+    except (NotFoundError, FileNotFoundError) as error:
+        raise Unavailable(f"the object tier has not (any more) what was looked for: {error}") from error
+    except (BaseError, OSError, ValueError) as error:
+        raise Unavailable(f"the object tier: {type(error).__name__}: {str(error).splitlines()[0][:300]}") from error

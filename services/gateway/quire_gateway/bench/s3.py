@@ -168,7 +168,7 @@ def _store(url: str, key: tuple[str, str], bucket: str) -> S3Store:
 async def _key(cluster: LocalCluster) -> tuple[str, str]:
     redis = connect(cluster.redis_url)
     keys = AccessKeys(redis, cluster.secret.encode())
-    made = await keys.create("bench", (Grant("quire", "quire-kv", "", Level.ADMIN),))
+    made = await keys.create("bench", (Grant("quire", "quire-kv", "", Level.ADMIN),), rdma=True)
     await redis.aclose()
     return made.name, keys.secret(made)
 

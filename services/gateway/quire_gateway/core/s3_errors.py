@@ -64,6 +64,13 @@ _OF_QUIRE: Final[Mapping[type[errors.QuireError], str]] = {
 }
 
 
+# What went wrong inside is not the client's to know.
+_FIXED: Final = {
+    "InternalError": "We encountered an internal error. Please try again.",
+    "ServiceUnavailable": "Service is unable to handle the request. Please try again.",
+}
+
+
 class S3Error(Exception):
     """What an S3 client is told. `headers` go with the answer."""
 
@@ -81,4 +88,4 @@ class S3Error(Exception):
 def s3_error_of(error: errors.QuireError) -> S3Error:
     """By the error's nearest listed ancestor."""
     code = next((_OF_QUIRE[kind] for kind in type(error).__mro__ if kind in _OF_QUIRE), "InternalError")
-    return S3Error(code, str(error) if code != "InternalError" else "We encountered an internal error.")
+    return S3Error(code, _FIXED.get(code, str(error)))

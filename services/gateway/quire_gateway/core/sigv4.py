@@ -76,7 +76,7 @@ def read_claim(request: Request) -> Claim | None:
     if found and authorization:
         raise S3Error("InvalidArgument", "Only one auth mechanism allowed; a header and a query were given")
     if found:
-        return _presigned(found)
+        return _presigned(request, found)
     if authorization.startswith("AWS ") or "AWSAccessKeyId=" in request.query:
         raise S3Error("InvalidRequest", f"The authorization mechanism is not supported. Please use {ALGORITHM}.")
     if not authorization:
@@ -95,7 +95,7 @@ def read_claim(request: Request) -> Claim | None:
     return Claim(access_key, scope, stamp, tuple(signed.split(";")), signature, payload_hash, presigned=False)
 
 
-def _presigned(found: dict[str, str]) -> Claim:
+def _presigned(request: Request, found: dict[str, str]) -> Claim:
     try:
         algorithm, credential, stamp = found["X-Amz-Algorithm"], found["X-Amz-Credential"], found["X-Amz-Date"]
         signed, expires = found["X-Amz-SignedHeaders"], int(found["X-Amz-Expires"])
@@ -114,6 +114,8 @@ def _presigned(found: dict[str, str]) -> Claim:
     access_key, scope = _credential(credential, stamp)
     names = tuple(signed.split(";"))
     payload_hash = found.get("X-Amz-Content-Sha256", UNSIGNED)
+    if payload_hash == UNSIGNED and request.header("x-amz-content-sha256").startswith("STREAMING-"):
+        raise S3Error("InvalidRequest", "A presigned request cannot have a chunked body")
     return Claim(access_key, scope, stamp, names, signature, payload_hash, True, expires)
 
 
@@ -138,8 +140,10 @@ def verify(request: Request, claim: Claim, secret: str, now_s: float) -> bytes:
     """
     if "host" not in claim.signed_headers:
         raise S3Error("AccessDenied", "The host header must be signed")
-    unsigned = {name for name, _ in request.headers if name.startswith("x-amz-") and name not in claim.signed_headers}
-    if unsigned and not claim.presigned:
+    # What changes a request's meaning is signed: a presigned URL is for one thing.
+    told = {name for name, _ in request.headers if name.startswith(("x-amz-", "x-quire-"))}
+    unsigned = told - set(claim.signed_headers) - ({"x-amz-content-sha256"} if claim.presigned else set())
+    if unsigned:
         raise S3Error(
             "AccessDenied", f"There were headers present which were not signed: {', '.join(sorted(unsigned))}"
         )

@@ -11,6 +11,7 @@ from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.checksums import BodyChecks
 
 IDLE_S: Final = 60.0
+_RATE_MIN: Final = 16 << 10
 _INLINE_BYTES: Final = 32 << 10
 
 
@@ -78,14 +79,18 @@ class Body:
         return self._checks.finish(self._framing.trailers if self._framing is not None else {})
 
     async def _payload(self) -> AsyncIterator[bytes | memoryview]:
+        loop = asyncio.get_running_loop()
+        started, received = loop.time(), 0
         while True:
             try:
-                async with asyncio.timeout(IDLE_S):
+                # Idle for a minute, or slower than a modem on the whole.
+                async with asyncio.timeout_at(min(loop.time(), started + received / _RATE_MIN) + IDLE_S):
                     data = await self._content.readany()
             except TimeoutError:
                 raise S3Error("RequestTimeout", "Your socket connection to the server was not read from") from None
             if not data:
                 return
+            received += len(data)
             for payload in self._framing.feed(data) if self._framing is not None else (data,):
                 self.size += len(payload)
                 if self.size > self._length:

@@ -46,6 +46,7 @@ class Call:
     query: Mapping[str, str]
     request_id: str
     caller: Caller = field(init=False)
+    streaming: web.StreamResponse | None = None
 
     @property
     def method(self) -> str:
@@ -143,6 +144,9 @@ def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:
     headers = [
         (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")) for name, value in http.raw_headers
     ]
+    for name, value in headers:
+        if any("\ud800" <= char <= "\udfff" for char in value):
+            raise S3Error("InvalidRequest", f"The header {name} is not UTF-8")
     signed = Request(str(http.method), raw_path, query, headers)
     try:
         path = unquoted(raw_path).decode()

@@ -7,7 +7,8 @@ import contextlib
 import ctypes
 import os
 import ssl
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final
 
 from aiohttp import web
@@ -71,6 +72,7 @@ class S3Door:
         self._authenticator = authenticator
         self._house = house
         self._running = 0
+        self._by_tenant: Counter[str] = Counter()
         self._runner: web.ServerRunner | None = None
         self._sweeper: asyncio.Task[None] | None = None
         buckets, objects = BucketRequests(house, config.s3_region), ObjectRequests(house)
@@ -112,7 +114,12 @@ class S3Door:
             return
         _keep_large_blocks()
         server = web.Server(
-            self._serve, access_log=None, keepalive_timeout=75, lingering_time=2, read_bufsize=_READ_BYTES
+            self._serve,
+            access_log=None,
+            keepalive_timeout=75,
+            lingering_time=2,
+            read_bufsize=_READ_BYTES,
+            auto_decompress=False,
         )
         self._runner = web.ServerRunner(server)
         await self._runner.setup()
@@ -131,7 +138,7 @@ class S3Door:
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
         request_id = os.urandom(8).hex().upper()
-        response: web.StreamResponse | None = None
+        call: Call | None = None
         self._running += 1
         try:
             if self._running > self._config.s3_requests_max:
@@ -144,20 +151,18 @@ class S3Door:
                 call.caller = await self._authenticator.caller(call.signed)
                 operation = self._operation(call)
                 span.set_attribute("quire.operation", getattr(operation, "__name__", ""))
-                response = await operation(call)
-        except S3Error as error:
-            response = _error(http, error, request_id)
-        except QuireError as error:
-            failed = s3_error_of(error)
-            if failed.code == "InternalError":
-                logger().error("an S3 request failed", request_id=request_id, error=str(error))
-            response = _error(http, failed, request_id)
+                with self._share(call.caller.key.tenant):
+                    response = await operation(call)
         except (asyncio.CancelledError, ConnectionError):
             raise  # the client went away
         except Exception as error:
-            logger().error("an S3 request failed unexpectedly", request_id=request_id, exc_info=error)
-            internal = S3Error("InternalError", "We encountered an internal error. Please try again.")
-            response = _error(http, internal, request_id)
+            if call is not None and call.streaming is not None:
+                # The answer has begun: what would come now would count as the object's bytes.
+                logger().error("an S3 answer broke off", request_id=request_id, exc_info=error)
+                if http.transport is not None:
+                    http.transport.abort()
+                raise ConnectionResetError("the answer broke off") from error
+            response = _failed(http, error, request_id)
         finally:
             self._running -= 1
         if not response.prepared:
@@ -165,6 +170,19 @@ class S3Door:
         if not http.content.is_eof():
             response.force_close()  # what is left of a body that nobody wanted must not count as a request
         return response
+
+    @contextlib.contextmanager
+    def _share(self, tenant: str) -> Iterator[None]:
+        """One tenant's slow clients must not take the door from all others."""
+        if self._by_tenant[tenant] >= self._config.s3_tenant_requests_max:
+            raise S3Error("SlowDown", "Please reduce your request rate.", {"Retry-After": "1"})
+        self._by_tenant[tenant] += 1
+        try:
+            yield
+        finally:
+            self._by_tenant[tenant] -= 1
+            if not self._by_tenant[tenant]:
+                del self._by_tenant[tenant]
 
     def _operation(self, call: Call) -> Operation:
         """Raises `S3Error` NotImplemented, MethodNotAllowed."""
@@ -192,8 +210,19 @@ class S3Door:
             await asyncio.sleep(_SWEEP_S)
             try:
                 await self._house.sweep()
-            except QuireError as error:
-                logger().warning("blobs that nothing refers to could not be removed", error=str(error))
+            except Exception as error:  # another time
+                logger().warning("blobs that nothing refers to could not be removed", exc_info=error)
+
+
+def _failed(http: web.BaseRequest, error: Exception, request_id: str) -> web.Response:
+    if isinstance(error, S3Error):
+        return _error(http, error, request_id)
+    failed = s3_error_of(error) if isinstance(error, QuireError) else S3Error("InternalError", "")
+    if failed.status >= 500 and failed.code != "NotImplemented":
+        logger().error("an S3 request failed", request_id=request_id, exc_info=error)
+    if failed.code == "InternalError":
+        failed.message = "We encountered an internal error. Please try again."
+    return _error(http, failed, request_id)
 
 
 def _error(http: web.BaseRequest, error: S3Error, request_id: str) -> web.Response:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
 from quire.clock import Clock
+from quire.errors import QuireError
 from quire.metadata.access import Level
 from quire.metadata.buckets import Buckets
+from quire.telemetry import logger
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.access import RESERVED, SYSTEM_TENANT, Caller
 from quire_gateway.s3.spaces import Blobs, BlobSpace, Space
 
 _SWEEP_MAX: Final = 500
+_WHOLE_BODIES: Final = 4  # requests that hold a whole object in memory at a time
 
 
 class House:
@@ -23,6 +27,7 @@ class House:
         self._blobs = blobs
         self.special = special
         self.clock = clock
+        self.whole_bodies = asyncio.Semaphore(_WHOLE_BODIES)
 
     def space(self, caller: Caller, bucket: str, key: str, level: Level) -> Space:
         """Of a bucket, for a key, or for keys that begin so. Raises `S3Error` AccessDenied, NoSuchBucket."""
@@ -49,12 +54,21 @@ class House:
         return BlobSpace(tenant, bucket, self.buckets, self._blobs, self.clock)
 
     async def sweep(self) -> int:
-        """Remove blobs that nothing refers to any more; how many."""
+        """Remove blobs that nothing refers to any more; how many. What goes wrong at one bucket keeps no other."""
         count = 0
         for tenant, bucket in await self.buckets.everywhere():
-            names = await self.buckets.garbage(tenant, bucket, self.clock.now_ms(), _SWEEP_MAX)
-            if names:
-                await self._blobs.delete(names)
-                await self.buckets.removed(tenant, bucket, names)
-                count += len(names)
+            try:
+                count += await self._sweep_one(tenant, bucket)
+            except QuireError as error:
+                logger().warning("blobs could not be removed", tenant=tenant, bucket=bucket, error=str(error))
+        return count
+
+    async def _sweep_one(self, tenant: str, bucket: str) -> int:
+        count = 0
+        while names := await self.buckets.garbage(tenant, bucket, self.clock.now_ms(), _SWEEP_MAX):
+            for name in names:
+                await self._blobs.delete(name)
+            await self.buckets.removed(tenant, bucket, names)
+            count += len(names)
+        await self.buckets.forget_place(tenant, bucket)
         return count

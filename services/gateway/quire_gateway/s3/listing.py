@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from quire.metadata.buckets import StoredObject
 from quire_gateway.s3.spaces import Space
+
+_AFTER_JUMP: Final = 32  # the next entry is often a common prefix too: most of a full page would be thrown away
 
 
 @dataclass(slots=True)
@@ -24,10 +27,11 @@ async def list_objects(space: Space, prefix: str, delimiter: str, after: str, li
     if not limit:
         return listing
     past = bool(delimiter) and after.startswith(prefix) and after.endswith(delimiter) and len(after) > len(prefix)
+    wanted = limit + 1
     while True:
-        page = await space.page(prefix, after, past, limit + 1)
+        page = await space.page(prefix, after, past, wanted)
         jumped = False
-        for entry in page:
+        for entry in page.objects:
             cut = entry.key.find(delimiter, len(prefix)) if delimiter else -1
             if len(listing.objects) + len(listing.prefixes) == limit:
                 listing.truncated = True
@@ -42,5 +46,8 @@ async def list_objects(space: Space, prefix: str, delimiter: str, after: str, li
             listing.last = after = common
             past = jumped = True
             break
-        if not jumped and len(page) <= limit:
-            return listing
+        if not jumped:
+            if not page.more:
+                return listing
+            after, past = page.last, False
+        wanted = min(limit + 1, _AFTER_JUMP) if jumped else limit + 1

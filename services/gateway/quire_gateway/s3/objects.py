@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from email.utils import formatdate
@@ -15,6 +16,7 @@ from quire.metadata.buckets import StoredObject
 from quire_gateway.core.ranges import Conditions, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import xml
+from quire_gateway.s3.body import IDLE_S
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import PREFIX
 from quire_gateway.s3.house import House
@@ -22,6 +24,7 @@ from quire_gateway.s3.spaces import BlobSpace, Space
 
 _PARTS_MAX: Final = 10_000
 _LIST_MAX: Final = 1000
+_SLICE_BYTES: Final = 1 << 20
 _COPY_BYTES_MAX: Final = 5 << 30
 _OVERRIDES: Final = {
     f"response-{name}": name
@@ -49,7 +52,7 @@ class ObjectRequests:
         call.conditions.check_read(entry.etag, entry.modified_s)
         span = read_range(call.header("Range"), entry.size)
         headers = _headers(entry)
-        headers |= {name: call.query[asked] for asked, name in _OVERRIDES.items() if asked in call.query}
+        headers |= _overrides(call)
         start, end = span or (0, entry.size)
         if span is not None:
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{entry.size}"
@@ -64,17 +67,18 @@ class ObjectRequests:
             return response
         pieces = space.read(entry, start, end)
         first = await anext(pieces)  # a failure up to here is still an answer
+        call.streaming = response
         await response.prepare(call.http)
-        await response.write(first)
+        await _send(response, first)
         async for piece in pieces:
-            await response.write(piece)
+            await _send(response, piece)
         return response
 
     async def put(self, call: Call) -> web.StreamResponse:
         space = self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
         conditions, expected = call.conditions, ""
         if conditions.of_write:
-            expected = await _expected(space, call.key, conditions)
+            expected = await expected_etag(space, call.key, conditions)
         described, body = call.described(), call.body()
         await call.go_on()
         entry = await space.put(call.key, body, described, expected)
@@ -85,7 +89,7 @@ class ObjectRequests:
         space = self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
         etag = ""
         if call.header("If-Match"):
-            etag = await _expected(space, call.key, Conditions(if_match=call.header("If-Match")))
+            etag = await expected_etag(space, call.key, Conditions(if_match=call.header("If-Match")))
         await space.delete(call.key, etag)
         return web.Response(status=204)
 
@@ -102,7 +106,7 @@ class ObjectRequests:
         described = call.described()
         if not replacing:
             described = type(described)(found.headers, found.metadata)
-        expected = await _expected(target, call.key, call.conditions) if call.conditions.of_write else ""
+        expected = await expected_etag(target, call.key, call.conditions) if call.conditions.of_write else ""
         wanted = replace(found, key=call.key)
         made = await target.copy(wanted, source, described, expected)
         children = [("LastModified", xml.stamp(made.modified_s)), ("ETag", f'"{made.etag}"')]
@@ -161,7 +165,7 @@ class ObjectRequests:
     async def complete_upload(self, call: Call) -> web.StreamResponse:
         space = self._blob_space(call)
         wanted = xml.read_complete(await call.xml())
-        expected = await _expected(space, call.key, call.conditions) if call.conditions.of_write else ""
+        expected = await expected_etag(space, call.key, call.conditions) if call.conditions.of_write else ""
         entry = await space.complete(call.key, call.query["uploadId"], wanted, expected)
         children = [
             ("Location", f"/{call.bucket}/{call.key}"),
@@ -201,6 +205,13 @@ class ObjectRequests:
         return self._house.blob_space(call.caller, call.bucket, call.key, Level.WRITE)
 
 
+async def _send(response: web.StreamResponse, piece: memoryview) -> None:
+    """A client that takes less than a slice in a minute is not waited for. Raises `TimeoutError`."""
+    for at in range(0, len(piece), _SLICE_BYTES):
+        async with asyncio.timeout(IDLE_S):
+            await response.write(piece[at : at + _SLICE_BYTES])
+
+
 async def _found(space: Space, call: Call) -> StoredObject:
     entry = await space.head(call.key)
     if entry is None:
@@ -208,11 +219,19 @@ async def _found(space: Space, call: Call) -> StoredObject:
     return entry
 
 
-async def _expected(space: Space, key: str, conditions: Conditions) -> str:
+async def expected_etag(space: Space, key: str, conditions: Conditions) -> str:
     """What must be there at the end of a write: checked now, and again when it is committed."""
     entry = await space.head(key)
     conditions.check_write(entry.etag if entry is not None else None)
     return "absent" if entry is None else entry.etag
+
+
+def _overrides(call: Call) -> dict[str, str]:
+    """Raises `S3Error` InvalidArgument for what no header can hold."""
+    found = {name: call.query[asked] for asked, name in _OVERRIDES.items() if asked in call.query}
+    if any(not value.isprintable() for value in found.values()):
+        raise S3Error("InvalidArgument", "A response header cannot hold control characters")
+    return found
 
 
 def _headers(entry: StoredObject) -> dict[str, str]:

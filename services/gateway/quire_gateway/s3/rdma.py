@@ -41,7 +41,8 @@ from quire_gateway.s3.body import Body
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.house import House
-from quire_gateway.s3.spaces import Described
+from quire_gateway.s3.objects import expected_etag
+from quire_gateway.s3.spaces import Described, Space
 
 TOKEN: Final = "x-amz-rdma-token"
 DESCRIPTOR: Final = "x-quire-descriptor"
@@ -74,7 +75,7 @@ class RdmaRequests:
     # ---- one object
 
     async def get(self, call: Call) -> web.StreamResponse:
-        target = RdmaTarget.from_token(call.header(TOKEN))
+        target = _target(call)
         if call.bucket == CHUNKS_BUCKET and call.header(NAMESPACE):
             return await self._get_chunk(call, target)
         space = self._house.space(call.caller, call.bucket, call.key, Level.READ)
@@ -86,15 +87,16 @@ class RdmaRequests:
         start, end = span or (0, entry.size)
         if end - start > min(target.length, _STAGED_BYTES_MAX):
             raise TargetInvalid(f"{end - start} bytes, the target has {target.length}", field=TOKEN)
-        data = b"".join([bytes(piece) async for piece in space.read(entry, start, end)])
-        if data:
-            await self._staging.push(data, target)
-        headers = {"ETag": f'"{entry.etag}"', _REPLY: "206" if span else "200", _MOVED: str(len(data))}
+        async with self._house.whole_bodies:
+            data = b"".join([bytes(piece) async for piece in space.read(entry, start, end)])
+            if data:
+                await self._staging.push(data, target)
+        headers = {"ETag": f'"{entry.etag}"', _REPLY: "206" if span else "200", _MOVED: str(end - start)}
         return web.Response(status=206 if span else 200, headers=headers)
 
     async def put(self, call: Call) -> web.StreamResponse:
         """`x-quire-length` bytes of the client's memory, all of it without that."""
-        target = RdmaTarget.from_token(call.header(TOKEN))
+        target = _target(call)
         if call.bucket == CHUNKS_BUCKET:
             namespace = _namespace(call)
             layout = namespace.layout
@@ -103,12 +105,27 @@ class RdmaRequests:
             descriptor = Descriptor(keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, order, target)
             return await self._store(call, namespace, descriptor)
         length = call.header("x-quire-length") or str(target.length)
-        if not (length.isascii() and length.isdigit() and 0 < int(length) <= min(target.length, _STAGED_BYTES_MAX)):
+        if not (
+            length.isascii()
+            and length.isdigit()
+            and len(length) < 16
+            and 0 < int(length) <= min(target.length, _STAGED_BYTES_MAX)
+        ):
             raise InvalidRequest(f"{length[:20]!r}; up to {_STAGED_BYTES_MAX}, and what the token has", field=TOKEN)
         space = self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
-        data = await self._staging.pull(target, int(length))
+        described, expected = _described(call), ""
+        if call.conditions.of_write:
+            expected = await expected_etag(space, call.key, call.conditions)
+        async with self._house.whole_bodies:
+            return await self._put_staged(
+                call, space, await self._staging.pull(target, int(length)), described, expected
+            )
+
+    async def _put_staged(
+        self, call: Call, space: Space, data: bytes, described: Described, expected: str
+    ) -> web.StreamResponse:
         body = Body(_Whole(data), len(data), BodyChecks({}, "", call.header("Content-MD5")), None)
-        entry = await space.put(call.key, body, _described(call), "")
+        entry = await space.put(call.key, body, described, expected)
         return web.Response(headers={"ETag": f'"{entry.etag}"', _REPLY: "200", _MOVED: str(len(data))})
 
     async def _get_chunk(self, call: Call, target: RdmaTarget) -> web.StreamResponse:
@@ -146,6 +163,7 @@ class RdmaRequests:
             headers["Content-Type"] = "application/x-ndjson"
             response = web.StreamResponse(status=200 if whole else 206, headers=headers)
             response.enable_chunked_encoding()
+            call.streaming = response
             await response.prepare(call.http)
             try:
                 async for event in events:
@@ -186,6 +204,7 @@ class RdmaRequests:
 
     async def _described(self, call: Call) -> tuple[Descriptor, Namespace]:
         """Out of the header, or the body of a POST; and the namespace, whose layout it must have."""
+        _check_allowed(call)
         text = call.header(DESCRIPTOR)
         if call.method == "POST":
             text = (await call.xml()).decode("ascii", "replace")
@@ -212,6 +231,17 @@ class RdmaRequests:
         finally:
             if leased.lease:
                 await self._catalogue.release(leased.lease)
+
+
+def _target(call: Call) -> RdmaTarget:
+    _check_allowed(call)
+    return RdmaTarget.from_token(call.header(TOKEN))
+
+
+def _check_allowed(call: Call) -> None:
+    """Raises `S3Error` AccessDenied: whoever names memory is trusted by the nodes that write to it."""
+    if not call.caller.key.rdma:
+        raise S3Error("AccessDenied", "This key may not use RDMA (quire keys create --rdma)")
 
 
 class _Whole:

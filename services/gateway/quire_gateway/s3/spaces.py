@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from quire.clock import Clock
-from quire.metadata.buckets import Blob, Buckets, Part, StoredObject, Upload
+from quire.metadata.buckets import Blob, Buckets, Page, Part, StoredObject, Upload
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.body import Body
 
@@ -28,7 +28,8 @@ class Blobs(Protocol):
     async def read(self, name: str, start: int, end: int) -> memoryview:
         """Raises `ChunkMissing`, `Unavailable`."""
 
-    async def delete(self, names: Sequence[str]) -> None: ...
+    async def delete(self, name: str) -> None:
+        """One that is not there is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Space(Protocol):
         """None if there is no such key; `S3Error` NoSuchBucket if there is not even the bucket."""
 
     def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]: ...
-    async def page(self, prefix: str, after: str, past: bool, limit: int) -> list[StoredObject]: ...
+    async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page: ...
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
         """`expected`: "" for whatever is there, "absent", or its ETag; another makes ConditionalRequestConflict."""
 
@@ -81,9 +82,9 @@ class BlobSpace:
             await self.check_there()
         return found
 
-    async def page(self, prefix: str, after: str, past: bool, limit: int) -> list[StoredObject]:
+    async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
         found = await self._buckets.page(*self._at, prefix, after, past, limit)
-        if not found:
+        if not found.last:
             await self.check_there()
         return found
 
@@ -105,22 +106,18 @@ class BlobSpace:
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
         blobs = await self._write(body)
-        try:
-            etag, checksums = body.finish()
-            entry = StoredObject(
-                key,
-                etag,
-                body.size,
-                self._clock.now_ms() / 1e3,
-                tuple(blobs),
-                described.headers,
-                described.metadata,
-                checksums,
-            )
-            await self._commit(entry, expected)
-        except BaseException:
-            await asyncio.shield(self._abandon(blobs))
-            raise
+        etag, checksums = await self._finished(body, blobs)
+        entry = StoredObject(
+            key,
+            etag,
+            body.size,
+            self._clock.now_ms() / 1e3,
+            tuple(blobs),
+            described.headers,
+            described.metadata,
+            checksums,
+        )
+        await self._commit(entry, expected)
         return entry
 
     async def copy(self, entry: StoredObject, source: BlobSpace, described: Described, expected: str) -> StoredObject:
@@ -167,16 +164,8 @@ class BlobSpace:
     async def put_part(self, key: str, upload_id: str, number: int, body: Body) -> Part:
         await self.upload(key, upload_id)
         blobs = await self._write(body)
-        try:
-            etag, _ = body.finish()
-        except BaseException:
-            await asyncio.shield(self._abandon(blobs))
-            raise
-        now_ms = self._clock.now_ms()
-        part = Part(number, etag, body.size, now_ms / 1e3, tuple(blobs))
-        if not await self._buckets.put_part(*self._at, upload_id, part, now_ms):
-            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile")
-        return part
+        etag, _ = await self._finished(body, blobs)
+        return await self._commit_part(upload_id, number, etag, blobs)
 
     async def copy_part(self, key: str, upload_id: str, number: int, pieces: AsyncIterator[memoryview]) -> Part:
         """A part out of what another object has."""
@@ -187,12 +176,7 @@ class BlobSpace:
             await asyncio.to_thread(digest.update, piece)
             written = await self._write_blob(piece)
             blobs.append(written)
-        now_ms = self._clock.now_ms()
-        size = sum(blob.size for blob in blobs)
-        part = Part(number, digest.hexdigest(), size, now_ms / 1e3, tuple(blobs))
-        if not await self._buckets.put_part(*self._at, upload_id, part, now_ms):
-            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile")
-        return part
+        return await self._commit_part(upload_id, number, digest.hexdigest(), blobs)
 
     async def complete(
         self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]], expected: str
@@ -220,14 +204,13 @@ class BlobSpace:
             upload.headers,
             upload.metadata,
         )
-        await self._commit(entry, expected)
-        kept = [blob.name for blob in entry.blobs]
-        await self._buckets.end_upload(*self._at, upload_id, self._clock.now_ms(), kept)
+        outcome = await self._buckets.complete(*self._at, upload_id, entry, chosen, expected, self._clock.now_ms())
+        _check(outcome)
         return entry
 
     async def abort(self, key: str, upload_id: str) -> None:
         await self.upload(key, upload_id)
-        await self._buckets.end_upload(*self._at, upload_id, self._clock.now_ms())
+        await self._buckets.abort(*self._at, upload_id, self._clock.now_ms())
 
     # ----
 
@@ -253,12 +236,44 @@ class BlobSpace:
     async def _abandon(self, blobs: Sequence[Blob]) -> None:
         await self._buckets.abandon(*self._at, [blob.name for blob in blobs], self._clock.now_ms())
 
+    async def _finished(self, body: Body, blobs: Sequence[Blob]) -> tuple[str, dict[str, str]]:
+        try:
+            return body.finish()
+        except S3Error:
+            await self._abandon(blobs)
+            raise
+
     async def _commit(self, entry: StoredObject, expected: str) -> None:
+        """Where the outcome is not known (Redis did not answer), the blobs are left: they go in a day, or are used."""
         outcome = await self._buckets.put(*self._at, entry, expected, self._clock.now_ms())
-        if outcome < 0:
-            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
+        if outcome <= 0:
+            await self._abandon(entry.blobs)
+        _check(outcome)
+
+    async def _commit_part(self, upload_id: str, number: int, etag: str, blobs: Sequence[Blob]) -> Part:
+        now_ms = self._clock.now_ms()
+        part = Part(number, etag, sum(blob.size for blob in blobs), now_ms / 1e3, tuple(blobs))
+        outcome = await self._buckets.put_part(*self._at, upload_id, part, now_ms)
+        if outcome <= 0:
+            await self._abandon(blobs)
         if not outcome:
-            raise S3Error("ConditionalRequestConflict", "Somebody else has written this key meanwhile")
+            raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile")
+        _check(outcome)
+        return part
+
+
+def _check(outcome: int) -> None:
+    """Of a commit. Raises `S3Error`."""
+    if outcome == -1:
+        raise S3Error("NoSuchBucket", "The specified bucket does not exist")
+    if outcome == -2:
+        raise S3Error("RequestTimeout", "The upload took more than a day")
+    if outcome == -3:
+        raise S3Error("NoSuchUpload", "The specified multipart upload does not exist")
+    if outcome == -4:
+        raise S3Error("InvalidPart", "A part was uploaded again meanwhile")
+    if not outcome:
+        raise S3Error("ConditionalRequestConflict", "Somebody else has written this key meanwhile")
 
 
 def _extents(blobs: Sequence[Blob], start: int, end: int) -> list[tuple[Blob, int, int]]:

@@ -6,22 +6,26 @@ that decodes. Chunks show once they are in the object tier.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from itertools import product
 from typing import Final, Protocol
 
-from quire.chunk_object import read_chunk_object
+import numpy as np
+
+from quire.chunk_object import ChunkObject, read_chunk_object
 from quire.client import ImageClient
 from quire.errors import CorruptData, ImageMissing, InvalidRequest
 from quire.images import RECORD_BYTES_MAX, ImageEntry
 from quire.keys import KEY_BYTES
-from quire.metadata.buckets import StoredObject
+from quire.metadata.buckets import Page, StoredObject
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.ports import ChunkIndex
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.spaces import Described
 
 _CHUNK_BYTES_MAX: Final = 256 << 20
+_WHOLE_MAX: Final = 4
 _PIECE_BYTES: Final = 8 << 20
 _HEX: Final = "0123456789abcdef"
 
@@ -35,7 +39,6 @@ class ChunkStore(Protocol):
         """Those whose names begin with these two digits, in order, with their names."""
 
     async def write(self, key: bytes, data: bytes) -> None: ...
-    async def delete(self, key: bytes) -> None: ...
 
 
 class ChunkSpace:
@@ -44,6 +47,7 @@ class ChunkSpace:
     def __init__(self, chunks: ChunkStore, index: ChunkIndex) -> None:
         self._chunks = chunks
         self._index = index
+        self._whole = asyncio.Semaphore(_WHOLE_MAX)
 
     async def check_there(self) -> None:
         return
@@ -58,7 +62,7 @@ class ChunkSpace:
         for at in range(start, end, _PIECE_BYTES):
             yield await self._chunks.read(key, at, min(end, at + _PIECE_BYTES))
 
-    async def page(self, prefix: str, after: str, past: bool, limit: int) -> list[StoredObject]:
+    async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
         """Shard by shard: a shard is what the object tier has under two digits."""
         found: list[StoredObject] = []
         for first in map("".join, product(_HEX, repeat=2)):
@@ -70,43 +74,54 @@ class ChunkSpace:
                     found.append(_chunk_entry(name, size, modified_s, etag))
             if len(found) >= limit:
                 break
-        return found[:limit]
+        return _page(found, limit)
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
-        raw = await body.whole(_CHUNK_BYTES_MAX)
-        body.finish()
-        name = _chunk_key(key)
-        try:
-            chunk = read_chunk_object(raw)
-        except CorruptData as error:
-            raise S3Error("InvalidRequest", f"This bucket takes chunks only: {error.message}") from None
-        if chunk.record.key != name:
-            raise S3Error("InvalidRequest", "The chunk in the body has another key than the object")
-        before = await self._chunks.head(name)
-        if before is None:
-            await self._chunks.write(name, raw)
-        if not await self._index.commit_object(chunk.record):
-            if before is None:
-                await self._chunks.delete(name)
-            raise S3Error("InvalidRequest", "The chunk extends one that is not stored; store that one before")
+        async with self._whole:
+            await self._put(key, body)
         found = await self.head(key)
         if found is None:
             raise S3Error("ServiceUnavailable", "The chunk was evicted at once")
         return found
 
-    async def delete(self, key: str, etag: str) -> None:
-        found = await self.head(key)
-        if found is None:
-            return
-        raw = b"".join([bytes(piece) async for piece in self.read(found, 0, found.size)])
+    async def _put(self, key: str, body: Body) -> None:
+        raw = await body.whole(_CHUNK_BYTES_MAX)
+        body.finish()
         try:
-            record = read_chunk_object(raw).record
+            chunk = await asyncio.to_thread(read_chunk_object, raw)
+        except CorruptData as error:
+            raise S3Error("InvalidRequest", f"This bucket takes chunks only: {error.message}") from None
+        name = chunk.record.key
+        if name != _chunk_key(key):
+            raise S3Error("InvalidRequest", "The chunk in the body has another key than the object")
+        before = await self._stored(name)
+        if before is not None and not np.array_equal(before.payload, chunk.payload):
+            raise S3Error("ConditionalRequestConflict", "Other bytes are stored under that key")
+        if before is None:
+            await self._chunks.write(name, raw)
+        if not await self._index.commit_object(chunk.record):
+            # The object may stay: it is what its name says, and somebody may just be storing its parent.
+            raise S3Error("InvalidRequest", "The chunk extends one that is not stored; store that one before")
+
+    async def _stored(self, name: bytes) -> ChunkObject | None:
+        """None too for one that is damaged: it may be written again."""
+        found = await self._chunks.head(name)
+        if found is None:
+            return None
+        raw = bytes(await self._chunks.read(name, 0, found[0]))
+        try:
+            return await asyncio.to_thread(read_chunk_object, raw)
         except CorruptData:
-            await self._chunks.delete(bytes.fromhex(key))
-            return
-        if not await self._index.evict_object(record):
+            return None
+
+    async def delete(self, key: str, etag: str) -> None:
+        """Out of the index; whoever holds the chunk drops it, the object tier too."""
+        _unconditional(etag)
+        name = _chunk_key(key)
+        async with self._whole:
+            found = await self._stored(name) if name is not None else None
+        if found is not None and not await self._index.evict_object(found.record):
             raise S3Error("ConditionalRequestConflict", "A lease pins the chunk, or others extend it")
-        await self._chunks.delete(record.key)
 
 
 class LatentSpace:
@@ -130,21 +145,33 @@ class LatentSpace:
             raise S3Error("ConditionalRequestConflict", "The latent was replaced meanwhile")
         yield memoryview(record)[start:end]
 
-    async def page(self, prefix: str, after: str, past: bool, limit: int) -> list[StoredObject]:
+    async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
         found: list[StoredObject] = []
         async for entry in self._images.list(prefix, after + "~" * 255 if past else after):
             found.append(_latent_entry(entry))
             if len(found) >= limit:
                 break
-        return found
+        return _page(found, limit)
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
+        _unconditional(expected)
         record = await body.whole(RECORD_BYTES_MAX)
         body.finish()
         return _latent_entry(await self._images.put_record(key, record))
 
     async def delete(self, key: str, etag: str) -> None:
+        _unconditional(etag)
         await self._images.delete(key)
+
+
+def _page(found: list[StoredObject], limit: int) -> Page:
+    return Page(found[:limit], found[:limit][-1].key if found else "", more=len(found) >= limit)
+
+
+def _unconditional(expected: str) -> None:
+    """Raises `S3Error`: these buckets cannot check and write in one step."""
+    if expected:
+        raise S3Error("NotImplemented", "This bucket has no conditional writes")
 
 
 def _chunk_key(key: str) -> bytes | None:

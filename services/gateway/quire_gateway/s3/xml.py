@@ -23,7 +23,9 @@ Tree = str | list[tuple[str, Any]]
 def document(name: str, children: Sequence[tuple[str, Any]], namespace: str = NAMESPACE) -> bytes:
     """`children`: (name, text) or (name, children)."""
     attribute = f' xmlns="{namespace}"' if namespace else ""
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{_inner(children)}</{name}>'.encode()
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{_inner(children)}</{name}>'.encode(
+        errors="replace"
+    )
 
 
 def _inner(children: Iterable[tuple[str, Any]]) -> str:
@@ -98,7 +100,7 @@ def read_complete(body: bytes) -> list[tuple[int, str]]:
     parts = []
     for each in _children(root, "Part"):
         number, etag = _text(each, "PartNumber") or "", _text(each, "ETag")
-        if not number.isascii() or not number.isdigit() or etag is None:
+        if not (number.isascii() and number.isdigit() and len(number) < 10) or etag is None:
             raise S3Error("MalformedXML", "A Part has no PartNumber or no ETag")
         parts.append((int(number), etag.strip().strip('"')))
     if not 0 < len(parts) <= PARTS_MAX:

@@ -1,0 +1,244 @@
+"""Buckets on a real Redis and a real folder: what is acknowledged is kept, whatever races or fails; the rest goes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis.asyncio as redis
+
+from quire.errors import MetadataUnavailable
+from quire.metadata import Buckets
+from quire.metadata.buckets import GRACE_MS, UNCOMMITTED_MS
+from quire.testing import FakeClock
+from quire_gateway.adapters.blobs import ObstoreBlobs
+from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.s3.body import Body
+from quire_gateway.s3.checksums import BodyChecks
+from quire_gateway.s3.house import House
+from quire_gateway.s3.listing import list_objects
+from quire_gateway.s3.spaces import BlobSpace, Described
+
+PLAIN = Described({}, {})
+PART = 5 << 20
+
+
+class _Bytes:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def readany(self) -> bytes:
+        data, self._data = self._data, b""
+        return data
+
+
+def body(data: bytes) -> Body:
+    return Body(_Bytes(data), len(data), BodyChecks({}, ""), None)
+
+
+class Scene:
+    def __init__(self, client: redis.Redis, folder: Path) -> None:
+        self.client = client
+        self.folder = folder
+        self.clock = FakeClock()
+        self.buckets = Buckets(client)
+        self.blobs = ObstoreBlobs(str(folder), 5.0)
+        self.house = House(self.buckets, self.blobs, {}, self.clock)
+        self.space = BlobSpace("t", "b", self.buckets, self.blobs, self.clock)
+
+    async def read(self, key: str) -> bytes:
+        entry = await self.space.head(key)
+        assert entry is not None, key
+        data = b"".join([bytes(piece) async for piece in self.space.read(entry, 0, entry.size)])
+        assert len(data) == entry.size
+        return data
+
+    async def later(self) -> None:
+        """After everything that may go has gone."""
+        await self.clock.advance((UNCOMMITTED_MS + GRACE_MS) / 1e3 * 2)
+        await self.house.sweep()
+
+    def files(self) -> int:
+        return sum(1 for file in self.folder.rglob("*") if file.is_file())
+
+
+@pytest.fixture
+async def scene(redis_client: redis.Redis, tmp_path: Path) -> Scene:
+    made = Scene(redis_client, tmp_path / "objects")
+    await made.buckets.create("t", "b", 0.0)
+    return made
+
+
+async def _upload(scene: Scene, key: str, parts: dict[int, bytes]) -> tuple[str, list[tuple[int, str]]]:
+    upload_id = await scene.space.start_upload(key, PLAIN)
+    tags = [
+        (number, (await scene.space.put_part(key, upload_id, number, body(data))).etag)
+        for number, data in parts.items()
+    ]
+    return upload_id, tags
+
+
+async def test_what_is_replaced_or_deleted_goes_after_a_while(scene: Scene) -> None:
+    await scene.space.put("k", body(b"one"), PLAIN, "")
+    await scene.space.put("k", body(b"two"), PLAIN, "")
+    await scene.house.sweep()
+    assert scene.files() == 2, "a reader may still be at it"
+    await scene.later()
+    assert (scene.files(), await scene.read("k")) == (1, b"two")
+    await scene.space.delete("k", "")
+    await scene.later()
+    assert scene.files() == 0
+    assert await scene.buckets.drop("t", "b")
+    await scene.house.sweep()
+    assert await scene.buckets.everywhere() == []
+
+
+async def test_complete_and_abort_at_once(scene: Scene) -> None:
+    """Whoever is first: the object is whole, or there is none."""
+    for round_number in range(20):
+        key = f"k{round_number}"
+        upload_id, tags = await _upload(scene, key, {1: b"a" * PART, 2: b"b"})
+        done = await asyncio.gather(
+            scene.space.complete(key, upload_id, tags, ""), scene.space.abort(key, upload_id), return_exceptions=True
+        )
+        await scene.later()
+        if isinstance(done[0], BaseException):
+            assert isinstance(done[0], S3Error) and await scene.space.head(key) is None
+        else:
+            assert await scene.read(key) == b"a" * PART + b"b"
+    assert await scene.space.uploads() == []
+
+
+async def test_a_part_again_while_it_is_completed(scene: Scene) -> None:
+    for round_number in range(20):
+        key = f"k{round_number}"
+        upload_id, tags = await _upload(scene, key, {1: b"same"})
+        done = await asyncio.gather(
+            scene.space.complete(key, upload_id, tags, ""),
+            scene.space.put_part(key, upload_id, 1, body(b"same")),
+            return_exceptions=True,
+        )
+        await scene.later()
+        if isinstance(done[0], BaseException):
+            assert isinstance(done[0], S3Error) and done[0].code == "InvalidPart"
+        else:
+            assert await scene.read(key) == b"same"
+
+
+async def test_two_completes_with_other_parts(scene: Scene) -> None:
+    upload_id, tags = await _upload(scene, "k", {1: b"a" * PART, 2: b"b"})
+    done = await asyncio.gather(
+        scene.space.complete("k", upload_id, tags, ""),
+        scene.space.complete("k", upload_id, tags[:1], ""),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(each, S3Error) for each in done) == 1
+    await scene.later()
+    assert await scene.read("k") in (b"a" * PART + b"b", b"a" * PART)
+    assert scene.files() == len((await scene.space.head("k")).blobs)  # type: ignore[union-attr]
+
+
+async def test_a_commit_whose_answer_is_lost(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis has done it, and nobody heard: the object is there, and stays."""
+    await scene.space.put("k", body(b"before"), PLAIN, "")
+    put = scene.buckets.put
+
+    async def unheard(*arguments: Any) -> int:
+        await put(*arguments)
+        raise MetadataUnavailable("timed out")
+
+    monkeypatch.setattr(scene.buckets, "put", unheard)
+    with pytest.raises(MetadataUnavailable):
+        await scene.space.put("k", body(b"after"), PLAIN, "")
+    monkeypatch.undo()
+    await scene.later()
+    assert await scene.read("k") == b"after"
+
+    async def undone(*arguments: Any) -> int:
+        raise MetadataUnavailable("down")
+
+    monkeypatch.setattr(scene.buckets, "put", undone)
+    with pytest.raises(MetadataUnavailable):
+        await scene.space.put("k", body(b"never"), PLAIN, "")
+    monkeypatch.undo()
+    await scene.later()
+    assert (await scene.read("k"), scene.files()) == (b"after", 1)
+
+
+async def test_a_body_that_is_not_what_was_announced_leaves_nothing(scene: Scene) -> None:
+    short = Body(_Bytes(b"abc"), 5, BodyChecks({}, ""), None)
+    wrong = Body(_Bytes(b"abc"), 3, BodyChecks({"sha256": "A" * 43 + "="}, ""), None)
+    for bad in (short, wrong):
+        with pytest.raises(S3Error):
+            await scene.space.put("k", bad, PLAIN, "")
+    assert await scene.space.head("k") is None
+    await scene.later()
+    assert scene.files() == 0
+
+
+async def test_an_upload_slower_than_a_day_is_refused(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blobs were garbage for so long that they went: an object of them must not be."""
+    put = scene.buckets.put
+
+    async def much_later(*arguments: Any) -> int:
+        await scene.later()
+        return await put(*arguments)
+
+    monkeypatch.setattr(scene.buckets, "put", much_later)
+    with pytest.raises(S3Error) as failed:
+        await scene.space.put("k", body(b"x"), PLAIN, "")
+    assert failed.value.code == "RequestTimeout"
+    assert await scene.space.head("k") is None
+
+
+async def test_one_writer_wins(scene: Scene) -> None:
+    done = await asyncio.gather(
+        *(scene.space.put("k", body(bytes([number])), PLAIN, "absent") for number in range(10)), return_exceptions=True
+    )
+    assert sum(not isinstance(each, BaseException) for each in done) == 1
+    won = next(number for number, each in enumerate(done) if not isinstance(each, BaseException))
+    await scene.later()
+    assert (await scene.read("k"), scene.files()) == (bytes([won]), 1)
+
+
+async def test_listings_while_keys_are_deleted(scene: Scene) -> None:
+    """A key whose entry is gone when it is looked up shortens a page, and ends nothing."""
+    keys = [f"{number:03}" for number in range(40)] + [f"d/{number}/x" for number in range(60)]
+    for key in keys:
+        await scene.space.put(key, body(b"x"), PLAIN, "")
+    await scene.client.hdel("quire:s3:{t/b}:objects", *keys[3:12])
+    left = sorted(set(keys) - set(keys[3:12]))
+    for limit in (1, 2, 7, 1000):
+        found, after = [], ""
+        while True:
+            listing = await list_objects(scene.space, "", "", after, limit)
+            found += [entry.key for entry in listing.objects]
+            if not listing.truncated:
+                break
+            after = listing.last
+        assert found == left
+        folders, after = [], ""
+        while True:
+            listing = await list_objects(scene.space, "d/", "/", after, limit)
+            folders += listing.prefixes
+            if not listing.truncated:
+                break
+            after = listing.last
+        assert folders == sorted(f"d/{number}/" for number in range(60))
+
+
+async def test_sweeping_goes_on_past_what_is_missing(scene: Scene) -> None:
+    """Blobs that were never written, or that another gateway has removed, keep none of the others."""
+    now = scene.clock.now_ms()
+    await scene.buckets.abandon("t", "b", [hashlib.sha256(bytes([n])).hexdigest()[:32] for n in range(30)], now)
+    for number in range(30):
+        await scene.space.put(f"k{number}", body(b"x"), PLAIN, "")
+        await scene.space.delete(f"k{number}", "")
+    await scene.later()
+    assert scene.files() == 0
+    with pytest.raises(S3Error):
+        await BlobSpace("t", "never", scene.buckets, scene.blobs, scene.clock).put("k", body(b"x"), PLAIN, "")
+    assert await scene.buckets.everywhere() == [("t", "b")]
