@@ -221,6 +221,7 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
         "sizes": ["bench", "images", "--sim", "--part", "sizes", "--trace", str(accesses)],
         "alphas": ["bench", "images", "--sim", "--part", "alphas", "--trace", str(accesses)],
         "storage": ["bench", "images", "--storage", "--size", "64"],
+        "s3": ["bench", "s3", "--sizes", "64", "--at-once", "4", "--total-mib", "4"],
         "spillover": ["bench", "images", "--sim", "--part", "spillover", "--trace", str(accesses)],
     }
     for name, command in commands.items():

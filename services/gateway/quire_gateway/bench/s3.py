@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from rich.progress import track
 
 from quire.bench.report import Report, Row, median
 from quire.bench.stream_peer import BareStream
-from quire.client import Buffer, QuireClient
+from quire.client import QuireClient
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.errors import InvalidRequest
 from quire.hashing import Namespace
@@ -26,11 +27,11 @@ from quire.layout import Attention, Dtype, KvLayout
 from quire.local import LocalCluster
 from quire.metadata import AccessKeys, connect
 from quire.metadata.access import Grant, Level
+from quire.telemetry import names
 from quire_gateway.bench import figures
 from quire_gateway.bench.s3_client import SignedHttp, many, namespace_header
 
 SIZES: Final = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
-_TOTAL: Final = 128 << 20
 _ROUNDS: Final = 3
 _PAGE: Final = 4096
 Run = Callable[[int, int], Awaitable[object]]
@@ -44,14 +45,17 @@ def _chunks_of(size: int) -> Namespace:
 class Bench:
     """A running cluster and its clients."""
 
-    def __init__(self, cluster: LocalCluster, key: tuple[str, str], client: QuireClient, http: SignedHttp) -> None:
+    def __init__(
+        self, cluster: LocalCluster, key: tuple[str, str], client: QuireClient, http: SignedHttp, total: int
+    ) -> None:
+        self.total = total
         self.client = client
         self.http = http
         self.tcp = _store(f"http://{cluster.s3_address}", key, "bench")
 
     async def paths(self, size: int, at_once: int) -> Row:
         """MB/s of each path, PUT and GET; the ratio is Direct's GET against the raw stream."""
-        count = max(2 * at_once, _TOTAL // size)
+        count = max(2 * at_once, self.total // size)
         body, space = os.urandom(size), _chunks_of(size)
         buffers = [self.client.allocate(size) for _ in range(at_once)]
         tokens = [{"x-amz-rdma-token": buffer.target().to_token()} for buffer in buffers]
@@ -59,7 +63,7 @@ class Bench:
             assert buffer.view is not None
             buffer.view[:] = np.frombuffer(body, dtype=np.uint8)
         headers = namespace_header(space) | {"x-quire-durability": "memory"}
-        names = [os.urandom(32).hex() for _ in range(count)]
+        keys = [os.urandom(32).hex() for _ in range(count)]
 
         async def tcp_put(number: int, worker: int) -> None:
             await obstore.put_async(self.tcp, f"{size}/{number}", body, use_multipart=False)
@@ -75,8 +79,8 @@ class Bench:
             "S3TCP GET": tcp_get,
             "Buffer PUT": by_rdma("PUT", lambda number: f"/bench/b{size}-{number}", {}),
             "Buffer GET": by_rdma("GET", lambda number: f"/bench/b{size}-{number}", {}),
-            "Direct PUT": by_rdma("PUT", lambda number: f"/quire-kv/{names[number]}", headers),
-            "Direct GET": by_rdma("GET", lambda number: f"/quire-kv/{names[number]}", headers),
+            "Direct PUT": by_rdma("PUT", lambda number: f"/quire-kv/{keys[number]}", headers),
+            "Direct GET": by_rdma("GET", lambda number: f"/quire-kv/{keys[number]}", headers),
         }
         measured: dict[str, float] = {}
         for name, step in steps.items():
@@ -84,14 +88,14 @@ class Bench:
             measured[f"{name}, MB/s"] = size * count / seconds / 1e6
             if name == "Direct GET":
                 measured["Direct GET, ms"] = median(times) * 1e3
-        raw = await self._raw(size, max(8, _TOTAL // size), buffers[0] if at_once == 1 else None)
+        raw = await self._raw(size, max(8, self.total // size))
         for buffer in buffers:
             buffer.close()
-        await self._drop([ChunkKeys(bytes.fromhex(name)) for name in names], space)
+        await self._drop([ChunkKeys(bytes.fromhex(name)) for name in keys], space)
         params = {"block, KiB": size >> 10, "at once": at_once}
         return Row(params, measured, raw / 1e6, measured["Direct GET, MB/s"] * 1e6 / raw)
 
-    async def _raw(self, size: int, blocks: int, _: Buffer | None) -> float:
+    async def _raw(self, size: int, blocks: int) -> float:
         """Bytes per second of blocks put by a process that does nothing else."""
         target = self.client.allocate(size * blocks)
         async with BareStream(size, blocks, target) as stream:
@@ -173,7 +177,7 @@ async def _key(cluster: LocalCluster) -> tuple[str, str]:
     return made.name, keys.secret(made)
 
 
-def run_paths(sizes: list[int], at_once: list[int], show_progress: bool = True) -> tuple[Report, Report]:
+def run_paths(sizes: list[int], at_once: list[int], total: int, show_progress: bool = True) -> tuple[Report, Report]:
     """By path, and by aggregation; in one cluster."""
     paths = Report("s3", {"name": "raw UCX stream of blocks, same run", "unit": "MB/s"}, tall=True)
     aggregated = Report("s3 aggregation", {"name": "a request per object, same run", "unit": "GB/s"}, tall=True)
@@ -185,11 +189,11 @@ def run_paths(sizes: list[int], at_once: list[int], show_progress: bool = True) 
             SignedHttp(f"http://{cluster.s3_address}", *key) as http,
         ):
             await http.send("PUT", "/bench")
-            bench = Bench(cluster, key, client, http)
+            bench = Bench(cluster, key, client, http, total)
             cases = [(size, workers) for size in sizes for workers in at_once]
             for size, workers in track(cases, "paths", disable=not show_progress, transient=True):
                 paths.rows.append(await bench.paths(size, workers))
-            sweep = [(tokens, payload) for payload in (32 << 20, 128 << 20) for tokens in (16, 64, 256)]
+            sweep = [(tokens, payload) for payload in (total // 4, total) for tokens in (16, 64, 256)]
             for tokens, payload in track(sweep, "aggregation", disable=not show_progress, transient=True):
                 aggregated.rows.append(await bench.aggregation(tokens, payload))
 
@@ -207,6 +211,61 @@ def run_paths(sizes: list[int], at_once: list[int], show_progress: bool = True) 
         "told as: messages that it gets instead, one a layer"
     )
     return paths, aggregated
+
+
+def run_breakdown(sizes: list[int], requests: int = 40) -> Report:
+    """Where the time of one S3RDMA Direct GET goes, alone, from its trace (Figure 10)."""
+    report = Report("s3 latency", {"name": "raw UCX put of one block, same run", "unit": "ms"}, tall=True)
+
+    async def measure(cluster: LocalCluster, size: int) -> tuple[str, list[float], float]:
+        key, space, trace_id = await _key(cluster), _chunks_of(size), os.urandom(16).hex()
+        async with (
+            QuireClient(cluster.gateway_address) as client,
+            SignedHttp(f"http://{cluster.s3_address}", *key) as http,
+        ):
+            buffer, path = client.allocate(size), f"/quire-kv/{os.urandom(32).hex()}"
+            token = {"x-amz-rdma-token": buffer.target().to_token()}
+            headers = namespace_header(space) | token | {"x-quire-durability": "memory"}
+            await http.send("PUT", path, headers)
+            await many(5, 1, lambda number, worker: http.send("GET", path, headers))
+            traced = headers | {"traceparent": f"00-{trace_id}-{os.urandom(8).hex()}-01"}
+            _, times = await many(requests, 1, lambda number, worker: http.send("GET", path, traced))
+            async with BareStream(size, 1, buffer) as stream:
+                raw = [(await stream.round())[0] for _ in range(requests)]
+        return trace_id, times, median(raw)
+
+    with (
+        tempfile.TemporaryDirectory(prefix="quire-s3-") as folder,
+        LocalCluster(Path(folder), decoders=0, arena_bytes=256 << 20, drive_bytes=128 << 20, trace=True) as cluster,
+    ):
+        measured = {size: asyncio.run(measure(cluster, size)) for size in sizes}
+        for size, (trace_id, times, raw_s) in measured.items():
+            spans = _durations(Path(folder) / "traces", trace_id)
+            client, gateway, deliver = median(times) * 1e3, spans[names.GATEWAY_S3], spans[names.STORAGE_DELIVER]
+            columns = {
+                "whole, ms": client,
+                "client and HTTP": client - gateway,
+                "control": gateway - deliver,
+                "storage": max(0.0, deliver - raw_s * 1e3),
+                "network": min(deliver, raw_s * 1e3),
+            }
+            report.rows.append(Row({"block, KiB": size >> 10}, columns, raw_s * 1e3, raw_s * 1e3 / client))
+    report.notes.append(
+        "medians; gateway and storage from their spans; network: a raw put of a block, the rest of the storage node's "
+        "span is storage; control: signature, look-up, lease, two gRPC hops"
+    )
+    return report
+
+
+def _durations(folder: Path, trace_id: str) -> dict[str, float]:
+    """Median milliseconds by span name."""
+    found: dict[str, list[float]] = {}
+    for file in folder.glob("*.jsonl"):
+        for line in file.read_text().splitlines():
+            span = json.loads(line)
+            if span["trace_id"] == trace_id:
+                found.setdefault(span["name"], []).append((span["end_ns"] - span["start_ns"]) / 1e6)
+    return {name: median(values) for name, values in found.items()}
 
 
 def run_servers(url: str, key: tuple[str, str], size: int, count: int) -> Report:
@@ -286,6 +345,7 @@ async def _boto_steps(place: tuple[str, tuple[str, str]], size: int, count: int)
 
 def command(
     sizes: Annotated[str, typer.Option(help="block sizes, KiB")] = "64,256,1024,4096",
+    total_mib: Annotated[int, typer.Option(help="bytes moved by each path")] = 128,
     at_once: Annotated[str, typer.Option(help="requests at the same time")] = "8,32",
     against: Annotated[str, typer.Option(help="URL of another S3 server: only S3TCP, compared with it")] = "",
     access_key: Annotated[str, typer.Option(help="of that server")] = "",
@@ -302,12 +362,15 @@ def command(
         workers = [int(text) for text in at_once.split(",")]
     except ValueError:
         raise InvalidRequest(f"{sizes!r}, {at_once!r} are no lists of numbers", field="sizes") from None
+    if not 4 <= total_mib <= 512:
+        raise InvalidRequest(f"{total_mib}; 4 to 512", field="total_mib")
     if not all(_PAGE <= size <= 16 << 20 and size % _PAGE == 0 for size in blocks) or not all(
         0 < n <= 256 for n in workers
     ):
         raise InvalidRequest(f"{sizes}: multiples of 4 up to 16,384; {at_once}: up to 256", field="sizes")
-    paths, aggregated = run_paths(blocks, workers)
+    paths, aggregated = run_paths(blocks, workers, total_mib << 20)
     paths.show(None, None)
     aggregated.show(None, None)
+    run_breakdown(blocks).show(None, None)
     both = Report("s3", paths.baseline, [*paths.rows, *aggregated.rows], [*paths.notes, *aggregated.notes])
     figures.write(both, paths, aggregated, json_file, plot)

@@ -14,6 +14,7 @@ arrived, the last one a summary.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import contextlib
@@ -31,6 +32,7 @@ from quire.hashing import Namespace
 from quire.keys import KEY_BYTES, ChunkKeys
 from quire.metadata.access import Level
 from quire.outcome import NodeOutcome
+from quire.telemetry import logger
 from quire_gateway.core.ranges import read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED
@@ -71,6 +73,7 @@ class RdmaRequests:
         self._gateway = gateway
         self._catalogue = catalogue
         self._staging = staging
+        self._releasing: set[asyncio.Task[None]] = set()
 
     # ---- one object
 
@@ -230,7 +233,16 @@ class RdmaRequests:
                 yield leased.matched_chunks, events
         finally:
             if leased.lease:
-                await self._catalogue.release(leased.lease)
+                # The client has its bytes: it need not wait for this.
+                releasing = asyncio.create_task(self._release(leased.lease))
+                self._releasing.add(releasing)
+                releasing.add_done_callback(self._releasing.discard)
+
+    async def _release(self, lease: bytes) -> None:
+        try:
+            await self._catalogue.release(lease)
+        except QuireError as error:
+            logger().warning("a lease stays until it runs out", error=str(error))
 
 
 def _target(call: Call) -> RdmaTarget:
