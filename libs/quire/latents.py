@@ -219,12 +219,13 @@ def denormalised(values: Values, info: LatentInfo) -> npt.NDArray[np.float32]:
     rule = info.normalisation
     if rule.undone:
         return latent
-    if rule.std:
-        latent = latent * np.array(rule.std, dtype=np.float32)[:, None, None]
-    latent = latent / np.float32(rule.scaling_factor)
-    if rule.mean:
-        latent = latent + np.array(rule.mean, dtype=np.float32)[:, None, None]
-    return np.asarray(latent + np.float32(rule.shift_factor), dtype=np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite stays so: it is the latent's
+        if rule.std:
+            latent = latent * np.array(rule.std, dtype=np.float32)[:, None, None]
+        latent = latent / np.float32(rule.scaling_factor)
+        if rule.mean:
+            latent = latent + np.array(rule.mean, dtype=np.float32)[:, None, None]
+        return np.asarray(latent + np.float32(rule.shift_factor), dtype=np.float32)
 
 
 def from_bytes(raw: bytes | memoryview, shape: tuple[int, int, int], dtype: str) -> Values:

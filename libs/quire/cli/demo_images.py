@@ -23,7 +23,7 @@ from quire.latents import LatentInfo, Values
 from quire.local.pictures import encode, pictures
 
 _PICTURES = 6
-_REQUESTS = 320
+_REQUESTS = 240
 Latent = tuple[Values, LatentInfo]
 
 
