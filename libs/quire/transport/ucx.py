@@ -18,7 +18,7 @@ from quire.errors import DeadlineExceeded, PeerLost, QuireError, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote
 
 _MESSAGE_ID: Final = 1
-_FRAME: Final = struct.Struct("<3sI")
+_FRAME: Final = struct.Struct("<3sBBI")
 _FRAME_MAGIC: Final = b"QW1"
 
 
@@ -96,16 +96,25 @@ class UcxTransport:
 
 
 def _framed(address: bytes) -> bytes:
-    """UCX ends the process at an address that it does not understand: a damaged one must not get that far."""
-    return _FRAME.pack(_FRAME_MAGIC, zlib.crc32(address)) + address
+    """UCX ends the process at an address that it does not understand: a damaged one must not get that far.
+
+    Nor one of another UCX: 1.13 and 1.22 end each other with SIGSEGV.
+    """
+    return _FRAME.pack(_FRAME_MAGIC, *pyucx.library.version[:2], zlib.crc32(address)) + address
 
 
 def _unframed(framed: bytes) -> bytes:
     """Raises `TargetInvalid` for what `_framed` has not made. Says nothing of who made it."""
     if len(framed) > _FRAME.size:
-        magic, crc = _FRAME.unpack_from(framed)
+        magic, major, minor, crc = _FRAME.unpack_from(framed)
         address = framed[_FRAME.size :]
         if magic == _FRAME_MAGIC and zlib.crc32(address) == crc:
+            if (major, minor) != pyucx.library.version[:2]:
+                here = ".".join(map(str, pyucx.library.version))
+                raise TargetInvalid(
+                    f"the other side has UCX {major}.{minor}, this has {here}: they may not understand each other",
+                    field="target.worker_address",
+                )
             return address
     raise TargetInvalid("no address of a UCX worker", field="target.worker_address")
 
