@@ -136,17 +136,17 @@ class Demo:
             if cluster is not None:
                 self._lose_a_node(client, cache, cluster, second)
             cache.close()
-        self._show_images(gateway)
+        self._show_images(gateway, shifting=cluster is not None)
         if cluster is not None:
             spans = self._folder / "trace.jsonl"
             spans.write_text("".join(path.read_text() for path in sorted(traces.glob("*.jsonl"))))
             console.print(f"trace of every request, one span per line: [bold]{spans}[/]")
 
-    def _show_images(self, gateway: str) -> None:
+    def _show_images(self, gateway: str, *, shifting: bool) -> None:
         from quire.cli.demo_images import show_images
 
         with _step("images: encoding pictures into latents, storing them, getting them back"):
-            lines, picture = show_images(gateway, self._folder)
+            lines, picture = show_images(gateway, self._folder, shifting=shifting)
         for line in lines:
             console.print(line)
         console.print(f"the pictures, as they were and as they came back: [bold]{picture}[/]")

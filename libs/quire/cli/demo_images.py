@@ -23,16 +23,16 @@ from quire.latents import LatentInfo, Values
 from quire.local.pictures import encode, pictures
 
 _PICTURES = 6
-_REQUESTS = 240
+_REQUESTS = 160
 Latent = tuple[Values, LatentInfo]
 
 
-def show_images(gateway: str, folder: Path) -> tuple[list[Any], Path]:
-    """What to print, and the picture that was drawn."""
-    return asyncio.run(_show(gateway, folder))
+def show_images(gateway: str, folder: Path, *, shifting: bool) -> tuple[list[Any], Path]:
+    """What to print, and the picture that was drawn. `shifting`: the decoders tune their split within some requests."""
+    return asyncio.run(_show(gateway, folder, shifting))
 
 
-async def _show(gateway: str, folder: Path) -> tuple[list[Any], Path]:
+async def _show(gateway: str, folder: Path, shifting: bool) -> tuple[list[Any], Path]:
     originals = pictures(_PICTURES)
     prefix = f"demo-{time.time_ns()}"
     table = Table(
@@ -56,7 +56,8 @@ async def _show(gateway: str, folder: Path) -> tuple[list[Any], Path]:
             table.add_row(f"{index}", f"{png}", f"{entry.record_bytes}", share, *shown)
         small = await images.get(entry.image_id, Rendering("avif", 70, 128))
         lines = [table, f"the last one as AVIF, 128 pixels wide, quality 70: {len(small.data)} bytes"]
-        lines.append(await _shift(client, images, prefix, latents))
+        if shifting:
+            lines.append(await _shift(client, images, prefix, latents))
     return lines, _draw(originals, back, folder / "images.png")
 
 
