@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
+from quire.durability import Durability
 from quire.errors import CorruptData
-from quire.keys import KEY_BYTES
 from quire.metadata.index import ChunkRecord
 
 Bytes = npt.NDArray[np.uint8]
@@ -44,7 +44,6 @@ HEADER: Final = np.dtype(
 assert HEADER.itemsize == 192, "the checksums start there"
 TRAILER: Final = struct.Struct("<I8s")
 MAGIC: Final = b"QUIREOBJ"
-_LAYERS_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,18 @@ def record_of(row: np.void) -> ChunkRecord:
     )
 
 
+def sound_header(raw: bytes) -> np.void | None:
+    """The fixed fields of the header that `raw` starts with; None if it is none, or not as it was written."""
+    if len(raw) < HEADER.itemsize:
+        return None
+    row: np.void = np.frombuffer(raw, dtype=HEADER, count=1)[0]
+    end = HEADER.itemsize + 4 * int(row["num_layers"])
+    known = int(row["durability"]) < len(Durability) and row["num_layers"] and row["slice_bytes"]
+    if int(row["magic"]) != HEADER_MAGIC or not known or end > len(raw):
+        return None
+    return row if isal_zlib.crc32(raw[CRC_FROM:end]) == int(row["crc"]) else None
+
+
 def read_chunk_object(raw: bytes) -> ChunkObject:
     """Raises `CorruptData` if anything of it is not as it was written."""
     if len(raw) < TRAILER.size + HEADER.itemsize:
@@ -81,23 +92,17 @@ def read_chunk_object(raw: bytes) -> ChunkObject:
     header = raw[max(0, len(raw) - TRAILER.size - size) : -TRAILER.size]
     if magic != MAGIC or len(header) != size or size < HEADER.itemsize:
         raise CorruptData("no chunk's header at the end")
-    row = np.frombuffer(header, dtype=HEADER, count=1)[0]
+    row = sound_header(header)
+    if row is None:
+        raise CorruptData("a chunk's header that is none, or does not match its checksum")
     layers, slice_bytes = int(row["num_layers"]), int(row["slice_bytes"])
-    end = HEADER.itemsize + 4 * layers
-    if int(row["magic"]) != HEADER_MAGIC or not 1 <= layers <= _LAYERS_MAX or end > size:
-        raise CorruptData("a chunk's header that is none")
-    if isal_zlib.crc32(header[CRC_FROM:end]) != int(row["crc"]):
-        raise CorruptData("a chunk's header does not match its checksum")
     if len(raw) != layers * slice_bytes + size + TRAILER.size:
         raise CorruptData(f"{len(raw)} bytes, its header says {layers} × {slice_bytes}")
     payload = np.frombuffer(raw, dtype=np.uint8, count=layers * slice_bytes).reshape(layers, slice_bytes)
     sums = np.frombuffer(header, dtype="<u4", count=layers, offset=HEADER.itemsize)
     if not np.array_equal(sums, np.array([isal_zlib.crc32(layer) for layer in payload], dtype=np.uint32)):
         raise CorruptData("a layer does not match its checksum")
-    record = record_of(row)
-    if len(record.key) != KEY_BYTES:
-        raise CorruptData("a key of another length")
-    return ChunkObject(record, payload, header)
+    return ChunkObject(record_of(row), payload, header)
 
 
 def write_chunk_object(payload: Bytes, header: bytes) -> bytes:

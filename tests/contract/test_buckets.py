@@ -46,7 +46,7 @@ class Scene:
         self.clock = FakeClock()
         self.buckets = Buckets(client)
         self.blobs = ObstoreBlobs(str(folder), 5.0)
-        self.house = House(self.buckets, self.blobs, {}, self.clock)
+        self.house = House(self.buckets, self.blobs, {}, self.clock, asyncio.Semaphore(1))
         self.space = BlobSpace("t", "b", self.buckets, self.blobs, self.clock)
 
     async def read(self, key: str) -> bytes:

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import aiohttp
-from botocore.auth import S3SigV4Auth
+from botocore.auth import S3SigV4Auth, S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from yarl import URL
 
+Key = tuple[str, str]
+
+
+def signed(method: str, url: str, key: Key, headers: dict[str, str], body: bytes = b"") -> dict[str, str]:
+    """The headers to send."""
+    made = AWSRequest(method, url, headers=dict(headers), data=body)
+    S3SigV4Auth(Credentials(*key), "s3", "us-east-1").add_auth(made)
+    return {name: value if isinstance(value, str) else value.decode() for name, value in made.headers.items()}
+
+
+def presigned(method: str, url: str, key: Key) -> str:
+    """Good for five minutes."""
+    made = AWSRequest(method, url)
+    S3SigV4QueryAuth(Credentials(*key), "s3", "us-east-1", 300).add_auth(made)
+    return str(made.url)
+
 
 async def request(
-    method: str, url: str, key: tuple[str, str], headers: dict[str, str] | None = None, body: bytes = b""
+    method: str, url: str, key: Key, headers: dict[str, str] | None = None, body: bytes = b""
 ) -> tuple[int, dict[str, str], bytes]:
     """Status, headers with lower-case names, body."""
-    made = AWSRequest(method, url, headers=dict(headers or {}), data=body)
-    S3SigV4Auth(Credentials(*key), "s3", "us-east-1").add_auth(made)
-    sent: Any = {name: value if isinstance(value, str) else value.decode() for name, value in made.headers.items()}
+    sent = signed(method, url, key, headers or {}, body)
     async with (
         aiohttp.ClientSession() as session,
         session.request(method, URL(url, encoded=True), headers=sent, data=body or None) as answer,

@@ -18,7 +18,7 @@ from quire.local import LocalCluster
 from quire.metadata import AccessKeys, connect
 from quire.metadata.access import Grant, Level
 
-from .s3_signing import request
+from .s3_signing import presigned, request, signed
 
 Key = tuple[str, str]
 
@@ -196,14 +196,9 @@ async def test_what_is_hardly_http(scene: Scene, lines: bytes) -> None:
 
 async def test_presigned_urls_are_for_one_thing(scene: Scene) -> None:
     """Headers that change what a request means must have been signed."""
-    from botocore.auth import S3SigV4QueryAuth
-    from botocore.awsrequest import AWSRequest
-    from botocore.credentials import Credentials
-
     assert (await request("PUT", f"{scene.url}/signed", scene.alice))[0] in (200, 409)
     assert (await request("PUT", f"{scene.url}/signed/secret", scene.alice, body=b"secret"))[0] == 200
-    made = AWSRequest("PUT", f"{scene.url}/signed/upload")
-    S3SigV4QueryAuth(Credentials(*scene.alice), "s3", "us-east-1", 300).add_auth(made)
+    url = URL(presigned("PUT", f"{scene.url}/signed/upload", scene.alice), encoded=True)
     async with aiohttp.ClientSession() as session:
         for extra in (
             {"x-amz-copy-source": "/signed/secret"},
@@ -211,9 +206,9 @@ async def test_presigned_urls_are_for_one_thing(scene: Scene) -> None:
             {"x-quire-length": "5"},
             {"x-amz-content-sha256": "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "x-amz-decoded-content-length": "1"},
         ):
-            async with session.put(URL(made.url, encoded=True), headers=extra, data=b"mine") as answer:
+            async with session.put(url, headers=extra, data=b"mine") as answer:
                 assert answer.status in (400, 403), extra
-        async with session.put(URL(made.url, encoded=True), data=b"mine") as answer:
+        async with session.put(url, data=b"mine") as answer:
             assert answer.status == 200
     assert (await request("GET", f"{scene.url}/signed/upload", scene.alice))[2] == b"mine"
 
@@ -228,19 +223,9 @@ async def test_bodies_are_kept_as_they_come(scene: Scene) -> None:
         )
         assert status == 200, raw
     async with aiohttp.ClientSession(auto_decompress=False) as session:
-        made = await _presigned(scene, "GET", "/encoded/a")
-        async with session.get(URL(made, encoded=True)) as answer:
+        url = URL(presigned("GET", f"{scene.url}/encoded/a", scene.alice), encoded=True)
+        async with session.get(url) as answer:
             assert (await answer.read(), answer.headers["Content-Encoding"]) == (packed, "gzip")
-
-
-async def _presigned(scene: Scene, method: str, path: str) -> str:
-    from botocore.auth import S3SigV4QueryAuth
-    from botocore.awsrequest import AWSRequest
-    from botocore.credentials import Credentials
-
-    made = AWSRequest(method, scene.url + path)
-    S3SigV4QueryAuth(Credentials(*scene.alice), "s3", "us-east-1", 300).add_auth(made)
-    return str(made.url)
 
 
 async def test_an_answer_that_breaks_off_is_no_answer(scene: Scene) -> None:
@@ -258,15 +243,9 @@ async def test_an_answer_that_breaks_off_is_no_answer(scene: Scene) -> None:
 
 async def test_a_body_that_ends_too_soon_leaves_nothing(scene: Scene) -> None:
     """The connection breaks in the middle: no object, and the blob that was begun is garbage by and by."""
-    from botocore.auth import S3SigV4Auth
-    from botocore.awsrequest import AWSRequest
-    from botocore.credentials import Credentials
-
     assert (await request("PUT", f"{scene.url}/broken", scene.alice))[0] in (200, 409)
     url, body = f"{scene.url}/broken/half", b"x" * (20 << 20)
-    made = AWSRequest("PUT", url, headers={"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}, data=body)
-    S3SigV4Auth(Credentials(*scene.alice), "s3", "us-east-1").add_auth(made)
-    headers = {name: value if isinstance(value, str) else value.decode() for name, value in made.headers.items()}
+    headers = signed("PUT", url, scene.alice, {"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}, body)
     headers |= {"Host": scene.cluster.s3_address, "Content-Length": str(len(body))}
     head = "PUT /broken/half HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     host, _, port = scene.cluster.s3_address.partition(":")
@@ -288,13 +267,7 @@ async def test_slow_readers_cost_nobody_else_anything(scene: Scene) -> None:
     assert (await request("PUT", f"{scene.url}/slow", scene.alice))[0] in (200, 409)
     url = f"{scene.url}/slow/large"
     assert (await request("PUT", url, scene.alice, body=b"z" * (32 << 20)))[0] == 200
-    from botocore.auth import S3SigV4QueryAuth
-    from botocore.awsrequest import AWSRequest
-    from botocore.credentials import Credentials
-
-    made = AWSRequest("GET", url)
-    S3SigV4QueryAuth(Credentials(*scene.alice), "s3", "us-east-1", 300).add_auth(made)
-    path = made.url.removeprefix(scene.url)
+    path = presigned("GET", url, scene.alice).removeprefix(scene.url)
     pid = scene.cluster.pid("gateway")
     before = _resident_mib(pid)
     writers = []

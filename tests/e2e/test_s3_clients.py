@@ -18,6 +18,7 @@ import numpy as np
 import obstore
 import pytest
 import s3fs
+import trustme
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from obstore.store import S3Store
@@ -56,25 +57,16 @@ class Place:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder: Path = tmp_path_factory.mktemp("s3")
-    cert, private = folder / "cert.pem", folder / "key.pem"
-    openssl = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*openssl, *names, "-keyout", private, "-out", cert], check=True, capture_output=True)
+    chain, private, trusted = folder / "chain.pem", folder / "key.pem", folder / "ca.pem"
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    chain.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(str(private))
+    authority.cert_pem.write_to_path(str(trusted))
     port = _free_port()
     settings = {
         "QUIRE_GATEWAY_S3_TLS_LISTEN": f"127.0.0.1:{port}",
-        "QUIRE_GATEWAY_TLS_CERT": str(cert),
+        "QUIRE_GATEWAY_TLS_CERT": str(chain),
         "QUIRE_GATEWAY_TLS_KEY": str(private),
         "QUIRE_GATEWAY_S3_DOMAIN": "localhost",
     }
@@ -82,7 +74,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         folder / "c", arena_bytes=64 << 20, drive_bytes=128 << 20, decoders=0, settings=settings
     ) as cluster:
         access, name, chunk = asyncio.run(_prepare(cluster))
-        here = Place(f"http://{cluster.s3_address}", f"https://127.0.0.1:{port}", cert, *access, name, chunk)
+        here = Place(f"http://{cluster.s3_address}", f"https://127.0.0.1:{port}", trusted, *access, name, chunk)
         client = _boto(here, tls=False)
         client.create_bucket(Bucket="many")
         with ThreadPoolExecutor(8) as threads:

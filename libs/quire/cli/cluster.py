@@ -29,6 +29,7 @@ def up(folder: Path, storage_nodes: int, arena_bytes: int, drive_bytes: int, tra
         with console.status("starting"):
             cluster.start()
         console.print(f"gateway [bold]{cluster.gateway_address}[/]; files in {folder}; Ctrl-C stops it")
+        console.print(f"images http://{cluster.http_address}/v1/images, S3 http://{cluster.s3_address} (`quire keys`)")
         for name in cluster.names:
             console.print(f"  {name:<14}{cluster.address(name)}  pid {cluster.pid(name)}")
         while not stopped.wait(0.5):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from quire.descriptor import Descriptor, RdmaTarget
 from quire.durability import Durability, OnExisting
@@ -17,6 +17,7 @@ from quire.errors import (
     QuireError,
     TargetInvalid,
     Unavailable,
+    by_code,
 )
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
@@ -27,6 +28,8 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, node_shares, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted
 from quire_gateway.ports import Allocator, DeliverPart, IngestPart, LayerArrived, StorageNodes
+
+Summary = TypeVar("Summary")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,14 @@ class Gateway:
         stored = sum(sum(outcome.delivered) for outcome in outcomes)
         yield StoreSummary(stored, known, sum(outcome.bytes_moved for outcome in outcomes))
 
+    async def fetch_whole(self, fetch: FetchCall) -> FetchSummary:
+        """A fetch to its end. Raises the first node's failure; see `_raise_failure`."""
+        return await _to_the_end(self.fetch(fetch), FetchSummary)
+
+    async def store_whole(self, store: StoreCall) -> StoreSummary:
+        """A store to its end. Raises the first node's failure; see `_raise_failure`."""
+        return await _to_the_end(self.store(store), StoreSummary)
+
     @contextlib.contextmanager
     def _transfer(self) -> Iterator[None]:
         if self._transfers >= self._config.transfers_max:
@@ -174,6 +185,27 @@ class Gateway:
             yield await self._nodes.ingest(share.grpc_address, part)
         except QuireError as error:
             yield _failed(share, error)
+
+
+async def _to_the_end(transfer: AsyncIterator[Any], summary: type[Summary]) -> Summary:
+    failed: NodeOutcome | None = None
+    last: Any = None
+    async with contextlib.aclosing(transfer) as events:  # type: ignore[type-var]
+        async for last in events:
+            if isinstance(last, NodeOutcome) and last.error_code:
+                failed = failed or last
+    if failed is not None:
+        _raise_failure(failed)
+    assert isinstance(last, summary), "the last event"
+    return last
+
+
+def _raise_failure(failed: NodeOutcome) -> NoReturn:
+    """One of `Unavailable`, `DeadlineExceeded`, `InternalError` where the node may still be at the client's memory."""
+    kind = by_code(failed.error_code)
+    if not failed.quiesced and not issubclass(kind, Unavailable | DeadlineExceeded | InternalError):
+        kind = Unavailable
+    raise kind(failed.error_message)
 
 
 def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:

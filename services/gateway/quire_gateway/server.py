@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
@@ -36,11 +37,12 @@ from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.http import HttpDoor
 from quire_gateway.images import ImageGateway
 from quire_gateway.latents import LatentGateway
+from quire_gateway.leases import Leases
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
 from quire_gateway.s3.access import CHUNKS_BUCKET, LATENTS_BUCKET, Authenticator
 from quire_gateway.s3.door import S3Door
-from quire_gateway.s3.house import House
+from quire_gateway.s3.house import WHOLE_BODIES, House
 from quire_gateway.s3.rdma import RdmaRequests
 from quire_gateway.s3.spaces import Space
 from quire_gateway.s3.special import ChunkSpace, LatentSpace
@@ -174,17 +176,20 @@ class GatewayServicer(GatewayServiceServicer):
         return await call(method, request, timeout_s=self._timeout_s)
 
 
-def _s3_door(config: GatewayConfig, redis: Any, channels: ChannelPool, gateway: Gateway, client: QuireClient) -> S3Door:
+def _s3_door(
+    config: GatewayConfig, redis: Any, channels: ChannelPool, gateway: Gateway, leases: Leases, client: QuireClient
+) -> S3Door:
     clock = SystemClock()
     authenticator = Authenticator(AccessKeys(redis, config.cluster_secret.encode()), clock)
     chunks = ObstoreChunks(config.object_url, config.object_timeout_s)
+    whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
     special: dict[str, Space] = {
-        CHUNKS_BUCKET: ChunkSpace(chunks, GrpcChunkIndex(config, channels)),
+        CHUNKS_BUCKET: ChunkSpace(chunks, GrpcChunkIndex(config, channels), whole_bodies),
         LATENTS_BUCKET: LatentSpace(ImageClient(client)),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
-    house = House(Buckets(redis), blobs, special, clock)
-    rdma = RdmaRequests(house, gateway, GrpcCatalogue(config, channels), Exchange(client.transport))
+    house = House(Buckets(redis), blobs, special, clock, whole_bodies)
+    rdma = RdmaRequests(house, gateway, leases, Exchange(client.transport))
     return S3Door(config, authenticator, house, rdma)
 
 
@@ -194,13 +199,15 @@ async def serve(config: GatewayConfig) -> None:
     gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels))
     server = Server(config.listen, ["quire.v1.GatewayService"], requests_max=config.requests_max)
     images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
-    latents = LatentGateway(gateway, GrpcCatalogue(config, channels))
+    catalogue = GrpcCatalogue(config, channels)
+    leases = Leases(catalogue)
+    latents = LatentGateway(gateway, catalogue, leases)
     add_GatewayServiceServicer_to_server(GatewayServicer(config, gateway, images, latents, channels), server.grpc)
     # The HTTP doors are clients of this process's own gRPC door, and have its data plane.
     client = QuireClient(config.advertise or config.listen, timeout_s=config.decode_timeout_s * 2)
     await client.start()
     redis = connect(config.redis_url)
-    door, s3 = HttpDoor(config, client), _s3_door(config, redis, channels, gateway, client)
+    door, s3 = HttpDoor(config, client), _s3_door(config, redis, channels, gateway, leases, client)
 
     def describe() -> Node:
         return Node(
@@ -218,6 +225,7 @@ async def serve(config: GatewayConfig) -> None:
     await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
     await s3.close()
     await door.close()
+    await leases.close()
     await client.close()
     await redis.aclose()
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from quire.chunk_object import sound_header
 from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.durability import Durability
 from quire.errors import QuireError
@@ -28,7 +29,7 @@ from quire.transport import Transport
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.pool_format import is_sound, unpack_header
+from quire_storage.core.pool_format import unpack_header
 from quire_storage.ports import Clock, ClusterIndex, Peers
 from quire_storage.registry import Registry
 from quire_storage.store import ChunkStore
@@ -118,7 +119,7 @@ class Replicator:
         except QuireError as error:
             logger().warning("a node does not say what it has", node=source.node_id, error=str(error))
             return
-        chunks = [unpack_header(np.frombuffer(raw, dtype=np.uint8)) for raw in headers if is_sound(raw)]
+        chunks = [unpack_header(np.frombuffer(raw, dtype=np.uint8)) for raw in headers if sound_header(raw) is not None]
         chunks = [chunk for chunk in chunks if chunk.record.key in set(keys)]
         while chunks:
             shape = chunks[0].shape

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.chunk_object import sound_header
 from quire.durability import Durability
 from quire.errors import LayoutInvalid, PoolFull
 from quire.metadata.index import ChunkRecord
@@ -18,7 +19,6 @@ from quire_storage.core.pool_format import (
     Superblock,
     find_headers,
     header_bytes,
-    is_sound,
     pack_header,
     pack_superblock,
     read_superblock,
@@ -72,7 +72,7 @@ def test_a_header_says_everything(layers: int, size: int, durability: Durability
     chunk = _chunk(number, Shape(layers, size), durability)
     chunk.in_object = in_object
     raw = pack_header(chunk, 5, 7, 99)
-    assert len(raw) == header_bytes(layers) <= PAGE_BYTES and is_sound(raw)
+    assert len(raw) == header_bytes(layers) <= PAGE_BYTES and sound_header(raw) is not None
     again = unpack_header(np.frombuffer(raw, dtype=np.uint8))
     assert again.record == chunk.record and again.same_content(chunk)
     assert (again.durability, again.namespace, again.stored_ms) == (durability, chunk.namespace, chunk.stored_ms)

@@ -293,6 +293,14 @@ def run_servers(url: str, key: tuple[str, str], size: int, count: int) -> Report
     return report
 
 
+async def _best(steps: dict[str, Run], size: int, count: int) -> dict[str, float]:
+    """MB/s of each, eight at a time."""
+    return {
+        name: size * count / min([(await many(count, 8, step))[0] for _ in range(_ROUNDS)]) / 1e6
+        for name, step in steps.items()
+    }
+
+
 async def _obstore_steps(place: tuple[str, tuple[str, str]], size: int, count: int) -> dict[str, float]:
     url, key = place
     async with SignedHttp(url, *key) as http:
@@ -305,11 +313,7 @@ async def _obstore_steps(place: tuple[str, tuple[str, str]], size: int, count: i
     async def get(number: int, worker: int) -> None:
         await (await obstore.get_async(store, f"{number}")).bytes_async()
 
-    steps: dict[str, Run] = {"PUT": put, "GET": get}
-    return {
-        name: size * count / min([(await many(count, 8, step))[0] for _ in range(_ROUNDS)]) / 1e6
-        for name, step in steps.items()
-    }
+    return await _best({"PUT": put, "GET": get}, size, count)
 
 
 async def _boto_steps(place: tuple[str, tuple[str, str]], size: int, count: int) -> dict[str, float]:
@@ -336,11 +340,7 @@ async def _boto_steps(place: tuple[str, tuple[str, str]], size: int, count: int)
     async def get(number: int, worker: int) -> None:
         await asyncio.to_thread(lambda: client.get_object(Bucket="quire-bench-b", Key=f"{number}")["Body"].read())
 
-    steps: dict[str, Run] = {"PUT": put, "GET": get}
-    return {
-        name: size * count / min([(await many(count, 8, step))[0] for _ in range(_ROUNDS)]) / 1e6
-        for name, step in steps.items()
-    }
+    return await _best({"PUT": put, "GET": get}, size, count)
 
 
 def command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from dataclasses import dataclass
 from typing import Any, Final
 
 from aiohttp import web
@@ -16,7 +17,7 @@ from quire_gateway.s3 import xml
 from quire_gateway.s3.access import RESERVED, SYSTEM_TENANT
 from quire_gateway.s3.call import Call, check_bucket_name
 from quire_gateway.s3.house import House
-from quire_gateway.s3.listing import list_objects
+from quire_gateway.s3.listing import Listing, list_objects
 
 _MAX_KEYS: Final = 1000
 
@@ -78,85 +79,46 @@ class BucketRequests:
         return _xml(xml.document("VersioningConfiguration", []))
 
     async def list_v1(self, call: Call) -> web.StreamResponse:
-        prefix, delimiter, limit, encoding = self._asked(call)
-        marker = call.query.get("marker", "")
-        listing = await list_objects(
-            self._house.space(call.caller, call.bucket, prefix, Level.READ),
-            prefix,
-            delimiter,
-            marker,
-            min(limit, _MAX_KEYS),
-        )
-        children: list[tuple[str, Any]] = [
-            ("Name", call.bucket),
-            ("Prefix", xml.encoded(prefix, encoding)),
-            ("Marker", xml.encoded(marker, encoding)),
-            ("MaxKeys", limit),
-            ("IsTruncated", str(listing.truncated).lower()),
-        ]
-        if delimiter:
-            children.append(("Delimiter", xml.encoded(delimiter, encoding)))
+        asked, marker = _asked(call), call.query.get("marker", "")
+        listing = await self._listed(call, asked, marker)
+        children = [*asked.echoed(call.bucket, listing), ("Marker", asked.encoded(marker))]
         if listing.truncated:
-            children.append(("NextMarker", xml.encoded(listing.last, encoding)))
-        children += _entries(listing.objects, listing.prefixes, encoding, owner=call.caller.key.tenant)
+            children.append(("NextMarker", asked.encoded(listing.last)))
+        children += _entries(listing, asked, owner=call.caller.key.tenant)
         return _xml(xml.document("ListBucketResult", children))
 
     async def list_v2(self, call: Call) -> web.StreamResponse:
-        prefix, delimiter, limit, encoding = self._asked(call)
+        asked = _asked(call)
         token, start = call.query.get("continuation-token", ""), call.query.get("start-after", "")
-        after = _from_token(token) if token else start
-        listing = await list_objects(
-            self._house.space(call.caller, call.bucket, prefix, Level.READ),
-            prefix,
-            delimiter,
-            after,
-            min(limit, _MAX_KEYS),
-        )
-        children: list[tuple[str, Any]] = [
-            ("Name", call.bucket),
-            ("Prefix", xml.encoded(prefix, encoding)),
-            ("MaxKeys", limit),
-            ("KeyCount", len(listing.objects) + len(listing.prefixes)),
-            ("IsTruncated", str(listing.truncated).lower()),
-        ]
-        if delimiter:
-            children.append(("Delimiter", xml.encoded(delimiter, encoding)))
+        listing = await self._listed(call, asked, _from_token(token) if token else start)
+        count = len(listing.objects) + len(listing.prefixes)
+        children = [*asked.echoed(call.bucket, listing), ("KeyCount", count)]
         if token:
             children.append(("ContinuationToken", token))
         if start:
-            children.append(("StartAfter", xml.encoded(start, encoding)))
+            children.append(("StartAfter", asked.encoded(start)))
         if listing.truncated:
             children.append(("NextContinuationToken", _token(listing.last)))
         owner = call.caller.key.tenant if call.query.get("fetch-owner") == "true" else ""
-        children += _entries(listing.objects, listing.prefixes, encoding, owner)
+        children += _entries(listing, asked, owner)
         return _xml(xml.document("ListBucketResult", children))
 
     async def list_versions(self, call: Call) -> web.StreamResponse:
         """Of an unversioned bucket: every object is its only version, "null"."""
-        prefix, delimiter, limit, encoding = self._asked(call)
-        marker = call.query.get("key-marker", "")
-        listing = await list_objects(
-            self._house.space(call.caller, call.bucket, prefix, Level.READ),
-            prefix,
-            delimiter,
-            marker,
-            min(limit, _MAX_KEYS),
-        )
-        children: list[tuple[str, Any]] = [
-            ("Name", call.bucket),
-            ("Prefix", xml.encoded(prefix, encoding)),
-            ("KeyMarker", xml.encoded(marker, encoding)),
-            ("VersionIdMarker", ""),
-            ("MaxKeys", limit),
-            ("IsTruncated", str(listing.truncated).lower()),
-        ]
+        asked, marker = _asked(call), call.query.get("key-marker", "")
+        listing = await self._listed(call, asked, marker)
+        children = [*asked.echoed(call.bucket, listing), ("KeyMarker", asked.encoded(marker)), ("VersionIdMarker", "")]
         if listing.truncated:
-            children += [("NextKeyMarker", xml.encoded(listing.last, encoding)), ("NextVersionIdMarker", "null")]
+            children += [("NextKeyMarker", asked.encoded(listing.last)), ("NextVersionIdMarker", "null")]
         for entry in listing.objects:
-            about = [("Key", xml.encoded(entry.key, encoding)), ("VersionId", "null"), ("IsLatest", "true")]
+            about = [("Key", asked.encoded(entry.key)), ("VersionId", "null"), ("IsLatest", "true")]
             children.append(("Version", [*about, *_about(entry)]))
-        children += [("CommonPrefixes", [("Prefix", xml.encoded(each, encoding))]) for each in listing.prefixes]
+        children += _prefixes(listing, asked)
         return _xml(xml.document("ListVersionsResult", children))
+
+    async def _listed(self, call: Call, asked: _Asked, after: str) -> Listing:
+        space = self._house.space(call.caller, call.bucket, asked.prefix, Level.READ)
+        return await list_objects(space, asked.prefix, asked.delimiter, after, min(asked.limit, _MAX_KEYS))
 
     async def list_uploads(self, call: Call) -> web.StreamResponse:
         space = self._house.blob_space(call.caller, call.bucket, "", Level.WRITE)
@@ -196,26 +158,54 @@ class BucketRequests:
                 children.append(("Error", [("Key", key), ("Code", error.code), ("Message", error.message)]))
         return _xml(xml.document("DeleteResult", children))
 
-    def _asked(self, call: Call) -> tuple[str, str, int, str]:
-        """Prefix, delimiter, how many, encoding."""
-        encoding = call.query.get("encoding-type", "")
-        if encoding not in ("", "url"):
-            raise S3Error("InvalidArgument", "Invalid Encoding Method specified in Request")
-        limit = call.number("max-keys", _MAX_KEYS, 0, (1 << 31) - 1)
-        return call.query.get("prefix", ""), call.query.get("delimiter", ""), limit, encoding
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What all listings are asked."""
+
+    prefix: str
+    delimiter: str
+    limit: int
+    encoding: str
+
+    def encoded(self, text: str) -> str:
+        return xml.encoded(text, self.encoding)
+
+    def echoed(self, bucket: str, listing: Listing) -> list[tuple[str, Any]]:
+        """What all answers begin with."""
+        children: list[tuple[str, Any]] = [
+            ("Name", bucket),
+            ("Prefix", self.encoded(self.prefix)),
+            ("MaxKeys", self.limit),
+            ("IsTruncated", str(listing.truncated).lower()),
+        ]
+        if self.delimiter:
+            children.append(("Delimiter", self.encoded(self.delimiter)))
+        if self.encoding:
+            children.append(("EncodingType", self.encoding))
+        return children
 
 
-def _entries(objects: list[StoredObject], prefixes: list[str], encoding: str, owner: str) -> list[tuple[str, Any]]:
+def _asked(call: Call) -> _Asked:
+    encoding = call.query.get("encoding-type", "")
+    if encoding not in ("", "url"):
+        raise S3Error("InvalidArgument", "Invalid Encoding Method specified in Request")
+    limit = call.number("max-keys", _MAX_KEYS, 0, (1 << 31) - 1)
+    return _Asked(call.query.get("prefix", ""), call.query.get("delimiter", ""), limit, encoding)
+
+
+def _entries(listing: Listing, asked: _Asked, owner: str) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
-    for entry in objects:
-        about: list[tuple[str, Any]] = [("Key", xml.encoded(entry.key, encoding)), *_about(entry)]
+    for entry in listing.objects:
+        about: list[tuple[str, Any]] = [("Key", asked.encoded(entry.key)), *_about(entry)]
         if owner:
             about.append(("Owner", [("ID", owner), ("DisplayName", owner)]))
         found.append(("Contents", about))
-    found += [("CommonPrefixes", [("Prefix", xml.encoded(each, encoding))]) for each in prefixes]
-    if encoding:
-        found.append(("EncodingType", encoding))
-    return found
+    return found + _prefixes(listing, asked)
+
+
+def _prefixes(listing: Listing, asked: _Asked) -> list[tuple[str, Any]]:
+    return [("CommonPrefixes", [("Prefix", asked.encoded(each))]) for each in listing.prefixes]
 
 
 def _about(entry: StoredObject) -> list[tuple[str, Any]]:

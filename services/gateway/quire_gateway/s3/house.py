@@ -16,18 +16,25 @@ from quire_gateway.s3.access import RESERVED, SYSTEM_TENANT, Caller
 from quire_gateway.s3.spaces import Blobs, BlobSpace, Space
 
 _SWEEP_MAX: Final = 500
-_WHOLE_BODIES: Final = 4  # requests that hold a whole object in memory at a time
+WHOLE_BODIES: Final = 4  # requests that hold a whole object in memory at a time
 
 
 class House:
-    """All buckets. `special`: the spaces of reserved buckets, by name."""
+    """All buckets. `special`: the spaces of reserved buckets, by name. `whole_bodies`: a turn to hold one in memory."""
 
-    def __init__(self, buckets: Buckets, blobs: Blobs, special: Mapping[str, Space], clock: Clock) -> None:
+    def __init__(
+        self,
+        buckets: Buckets,
+        blobs: Blobs,
+        special: Mapping[str, Space],
+        clock: Clock,
+        whole_bodies: asyncio.Semaphore,
+    ) -> None:
         self.buckets = buckets
         self._blobs = blobs
         self.special = special
         self.clock = clock
-        self.whole_bodies = asyncio.Semaphore(_WHOLE_BODIES)
+        self.whole_bodies = whole_bodies
 
     def space(self, caller: Caller, bucket: str, key: str, level: Level) -> Space:
         """Of a bucket, for a key, or for keys that begin so. Raises `S3Error` AccessDenied, NoSuchBucket."""

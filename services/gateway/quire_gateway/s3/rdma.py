@@ -9,34 +9,33 @@
 A POST has the descriptor in its body: for those that are too long for a header. KV requests name their namespace in
 x-quire-namespace (JSON, base64url). The answer has x-amz-rdma-reply (200, 206 for a part, 501 to decline),
 x-amz-rdma-bytes-transferred, and, of a GET with a descriptor, a line of JSON for every layer of every node as it has
-arrived, the last one a summary.
+arrived, the last one a summary. After an answer of 500 or 503 nodes may still be at the client's memory.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import contextlib
 import json
 import os
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from aiohttp import web
 
 from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.durability import Durability, OnExisting
-from quire.errors import DescriptorInvalid, InvalidRequest, QuireError, TargetInvalid, by_code
+from quire.errors import DescriptorInvalid, InvalidRequest, QuireError, TargetInvalid
 from quire.hashing import Namespace
 from quire.keys import KEY_BYTES, ChunkKeys
 from quire.metadata.access import Level
 from quire.outcome import NodeOutcome
-from quire.telemetry import logger
 from quire_gateway.core.ranges import read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED
-from quire_gateway.ports import Catalogue, LayerArrived
+from quire_gateway.leases import Leases
+from quire_gateway.ports import LayerArrived, Leased
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, StoreCall
 from quire_gateway.s3.access import CHUNKS_BUCKET
 from quire_gateway.s3.body import Body
@@ -51,7 +50,6 @@ DESCRIPTOR: Final = "x-quire-descriptor"
 NAMESPACE: Final = "x-quire-namespace"
 DELIVERY: Final = "x-quire-delivery"
 _REPLY, _MOVED = "x-amz-rdma-reply", "x-amz-rdma-bytes-transferred"
-_LEASE_MS: Final = 60_000
 _STAGED_BYTES_MAX: Final = 256 << 20
 
 
@@ -68,12 +66,11 @@ class Staging(Protocol):
 class RdmaRequests:
     """Every method answers one kind of request."""
 
-    def __init__(self, house: House, gateway: Gateway, catalogue: Catalogue, staging: Staging) -> None:
+    def __init__(self, house: House, gateway: Gateway, leases: Leases, staging: Staging) -> None:
         self._house = house
         self._gateway = gateway
-        self._catalogue = catalogue
+        self._leases = leases
         self._staging = staging
-        self._releasing: set[asyncio.Task[None]] = set()
 
     # ---- one object
 
@@ -144,14 +141,11 @@ class RdmaRequests:
             DeliveryOrder.CHUNKWISE,
             target,
         )
-        summary: FetchSummary | None = None
-        async with self._fetched(call, namespace, descriptor) as (_, events):
-            async for event in events:
-                if isinstance(event, NodeOutcome) and event.error_code:
-                    raise by_code(event.error_code)(event.error_message)
-                if isinstance(event, FetchSummary):
-                    summary = event
-        assert summary is not None, "the last event"
+        async with self._leases.held(namespace, descriptor.keys) as leased:
+            _check_matched(leased)
+            summary = await self._gateway.fetch_whole(_fetch(call, leased, descriptor))
+        if not summary.usable_chunks:
+            raise S3Error("NoSuchKey", "The chunk is not stored any more")
         return web.Response(headers={_REPLY: "200", _MOVED: str(summary.bytes_moved)})
 
     # ---- many chunks
@@ -160,17 +154,20 @@ class RdmaRequests:
         """S3RDMA Batch and Agg."""
         descriptor, namespace = await self._described(call)
         self._house.space(call.caller, CHUNKS_BUCKET, "", Level.READ)
-        async with self._fetched(call, namespace, descriptor) as (matched, events):
-            whole = matched == len(descriptor.keys)
-            headers = {_REPLY: "200" if whole else "206", "x-quire-matched": str(matched)}
+        async with self._leases.held(namespace, descriptor.keys) as leased:
+            _check_matched(leased)
+            whole = leased.matched_chunks == len(descriptor.keys)
+            headers = {_REPLY: "200" if whole else "206", "x-quire-matched": str(leased.matched_chunks)}
             headers["Content-Type"] = "application/x-ndjson"
             response = web.StreamResponse(status=200 if whole else 206, headers=headers)
             response.enable_chunked_encoding()
             call.streaming = response
             await response.prepare(call.http)
+            delivery = self._gateway.fetch(_fetch(call, leased, descriptor))
             try:
-                async for event in events:
-                    await response.write(_line(event))
+                async with contextlib.aclosing(delivery) as events:  # type: ignore[type-var]
+                    async for event in events:
+                        await response.write(_line(event))
             except QuireError as error:  # the status has gone out: it is a line of its own
                 await response.write(json.dumps({"error": error.code(), "message": str(error)}).encode() + b"\n")
             return response
@@ -195,15 +192,9 @@ class RdmaRequests:
             OnExisting.SKIP,
             source_complete=True,
         )
-        stored = moved = 0
-        async with contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
-            async for event in events:
-                if isinstance(event, NodeOutcome):
-                    if event.error_code:
-                        raise by_code(event.error_code)(event.error_message)
-                    stored += sum(event.delivered)
-                    moved += event.bytes_moved
-        return web.Response(headers={_REPLY: "200", _MOVED: str(moved), "x-quire-stored": str(stored)})
+        done = await self._gateway.store_whole(store)
+        headers = {_REPLY: "200", _MOVED: str(done.bytes_moved), "x-quire-stored": str(done.stored_chunks)}
+        return web.Response(headers=headers)
 
     async def _described(self, call: Call) -> tuple[Descriptor, Namespace]:
         """Out of the header, or the body of a POST; and the namespace, whose layout it must have."""
@@ -220,29 +211,16 @@ class RdmaRequests:
             raise DescriptorInvalid(f"L, G, S are {said}, the namespace says otherwise", field=DESCRIPTOR)
         return descriptor, namespace
 
-    @contextlib.asynccontextmanager
-    async def _fetched(self, call: Call, namespace: Namespace, descriptor: Descriptor) -> Any:
-        """How many chunks matched, and the events of their delivery. Raises `S3Error` NoSuchKey for none."""
-        leased = await self._catalogue.lease(namespace, descriptor.keys, _LEASE_MS)
-        try:
-            if not leased.matched_chunks:
-                raise S3Error("NoSuchKey", "No chunk of these is stored")
-            taken = replace(descriptor, keys=descriptor.keys.run(0, leased.matched_chunks))
-            fetch = FetchCall(leased.lease, _delivery_id(call), taken, leased.segments, 0, layers_in_stream=True)
-            async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
-                yield leased.matched_chunks, events
-        finally:
-            if leased.lease:
-                # The client has its bytes: it need not wait for this.
-                releasing = asyncio.create_task(self._release(leased.lease))
-                self._releasing.add(releasing)
-                releasing.add_done_callback(self._releasing.discard)
 
-    async def _release(self, lease: bytes) -> None:
-        try:
-            await self._catalogue.release(lease)
-        except QuireError as error:
-            logger().warning("a lease stays until it runs out", error=str(error))
+def _check_matched(leased: Leased) -> None:
+    if not leased.matched_chunks:
+        raise S3Error("NoSuchKey", "No chunk of these is stored")
+
+
+def _fetch(call: Call, leased: Leased, descriptor: Descriptor) -> FetchCall:
+    """Of what is stored; told layer by layer."""
+    taken = replace(descriptor, keys=descriptor.keys.run(0, leased.matched_chunks))
+    return FetchCall(leased.lease, _delivery_id(call), taken, leased.segments, layers_in_stream=True)
 
 
 def _target(call: Call) -> RdmaTarget:

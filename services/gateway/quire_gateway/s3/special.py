@@ -7,6 +7,7 @@ that decodes. Chunks show once they are in the object tier.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from itertools import product
 from typing import Final, Protocol
@@ -25,7 +26,6 @@ from quire_gateway.s3.body import Body
 from quire_gateway.s3.spaces import Described
 
 _CHUNK_BYTES_MAX: Final = 256 << 20
-_WHOLE_MAX: Final = 4
 _PIECE_BYTES: Final = 8 << 20
 _HEX: Final = "0123456789abcdef"
 
@@ -44,10 +44,10 @@ class ChunkStore(Protocol):
 class ChunkSpace:
     """`quire-kv`: an object's key is its chunk's, 64 hexadecimal digits. A range of it is a layer (`chunk_object`)."""
 
-    def __init__(self, chunks: ChunkStore, index: ChunkIndex) -> None:
+    def __init__(self, chunks: ChunkStore, index: ChunkIndex, whole_bodies: asyncio.Semaphore) -> None:
         self._chunks = chunks
         self._index = index
-        self._whole = asyncio.Semaphore(_WHOLE_MAX)
+        self._whole = whole_bodies
 
     async def check_there(self) -> None:
         return
@@ -141,7 +141,7 @@ class LatentSpace:
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
         record = await self._images.get_record(entry.key)
-        if _etag(await self._images.head(entry.key)) != entry.etag or len(record) != entry.size:
+        if _etag(hashlib.sha256(record).digest()) != entry.etag:
             raise S3Error("ConditionalRequestConflict", "The latent was replaced meanwhile")
         yield memoryview(record)[start:end]
 
@@ -187,9 +187,11 @@ def _chunk_entry(key: str, size: int, modified_s: float, etag: str) -> StoredObj
 
 def _latent_entry(entry: ImageEntry) -> StoredObject:
     headers = {"content-type": "application/x-quire-latent"}
-    return StoredObject(entry.image_id, _etag(entry), entry.record_bytes, entry.created_ms / 1e3, (), headers)
+    return StoredObject(
+        entry.image_id, _etag(entry.record_sha256), entry.record_bytes, entry.created_ms / 1e3, (), headers
+    )
 
 
-def _etag(entry: ImageEntry) -> str:
+def _etag(record_sha256: bytes) -> str:
     """Not an MD5, and not to be taken for one."""
-    return f"{entry.record_sha256.hex()[:32]}-1"
+    return f"{record_sha256.hex()[:32]}-1"

@@ -210,11 +210,6 @@ def unpack_header(raw: Bytes) -> Chunk:
     )
 
 
-def is_sound(raw: bytes) -> bool:
-    """Whether `raw` starts with a sound header."""
-    return len(find_headers(np.frombuffer(raw.ljust(PAGE_BYTES, b"\0"), dtype=np.uint8)[:PAGE_BYTES]).offsets) > 0
-
-
 def joined(pages: Sequence[int]) -> list[tuple[int, int]]:
     """Runs (first, count) of consecutive pages, so that they are written in one piece."""
     runs: list[tuple[int, int]] = []

@@ -1,0 +1,46 @@
+"""Leases that the gateway takes itself, for the length of one request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+from quire.errors import QuireError
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.telemetry import logger
+from quire_gateway.ports import Catalogue, Leased
+
+_TTL_MS: Final = 60_000
+
+
+class Leases:
+    """Given back after the answer: a client that has its bytes need not wait for that."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._releasing: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def held(self, namespace: Namespace, keys: ChunkKeys) -> AsyncIterator[Leased]:
+        """What of the keys is stored, pinned."""
+        leased = await self._catalogue.lease(namespace, keys, _TTL_MS)
+        try:
+            yield leased
+        finally:
+            if leased.lease:
+                releasing = asyncio.create_task(self._release(leased.lease))
+                self._releasing.add(releasing)
+                releasing.add_done_callback(self._releasing.discard)
+
+    async def close(self) -> None:
+        """Give back what is left."""
+        await asyncio.gather(*self._releasing)
+
+    async def _release(self, lease: bytes) -> None:
+        try:
+            await self._catalogue.release(lease)
+        except QuireError as error:
+            logger().warning("a lease stays until it runs out", error=str(error))
