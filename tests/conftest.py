@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -55,3 +56,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     folder = tmp_path_factory.mktemp("cluster")
     with LocalCluster(folder, storage_nodes=3, arena_bytes=192 << 20, drive_bytes=512 << 20) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny VAE of random weights: ×4, four latent channels."""
+    import torch
+    from diffusers import AutoencoderTiny
+
+    torch.manual_seed(5)
+    tiny: Any = AutoencoderTiny
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny(
+        encoder_block_out_channels=(8, 8, 8),
+        decoder_block_out_channels=(8, 8, 8),
+        num_encoder_blocks=(1, 1, 1),
+        num_decoder_blocks=(1, 1, 1),
+        latent_channels=4,
+    ).save_pretrained(folder)
+    return folder

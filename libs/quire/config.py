@@ -32,6 +32,13 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """What every service has."""
+
+    metrics_listen: str = setting("", "host:port of the metrics for Prometheus, at /metrics; empty for none")
+
+
 def variable_name(prefix: str, field: dataclasses.Field[Any]) -> str:
     return str(field.metadata.get("variable") or f"{prefix}{field.name.upper()}")
 

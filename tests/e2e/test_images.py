@@ -26,22 +26,6 @@ from quire.local import LocalCluster
 from quire_decoder.adapters.vae import weights_digest
 
 DECODERS = 3
-Tiny: Any = AutoencoderTiny
-
-
-@pytest.fixture(scope="module")
-def vae(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny VAE of random weights: ×4, four latent channels."""
-    torch.manual_seed(5)
-    folder = tmp_path_factory.mktemp("models") / "tiny"
-    Tiny(
-        encoder_block_out_channels=(8, 8, 8),
-        decoder_block_out_channels=(8, 8, 8),
-        num_encoder_blocks=(1, 1, 1),
-        num_decoder_blocks=(1, 1, 1),
-        latent_channels=4,
-    ).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +65,8 @@ def _reference(
     vae: Path, values: np.ndarray[tuple[int, ...], np.dtype[np.float16]]
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     """What diffusers makes of it by itself."""
-    model = Tiny.from_pretrained(vae).eval()
+    tiny: Any = AutoencoderTiny
+    model = tiny.from_pretrained(vae).eval()
     with torch.inference_mode():
         latent = torch.from_numpy(values.astype(np.float32) / np.float32(0.5) + np.float32(0.1))[None]
         sample = model.decode(latent).sample[0]

@@ -67,6 +67,33 @@ def status(folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
 
 
 @app.command()
+def top(
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+    interval_s: float = 1.0,
+    rounds: Annotated[int, typer.Option(help="how often to draw; 0 for ever")] = 0,
+) -> None:
+    """The cluster as it works: rates, hits, links, caches. Ctrl-C ends it."""
+    from quire.cli.top import top as show
+
+    show(folder, gateway, interval_s, rounds)
+
+
+@app.command()
+def trace(
+    trace_id: Annotated[
+        str, typer.Argument(metavar="[ID]", help="a trace, or how its id begins; none: the latest")
+    ] = "",
+    folder: Annotated[Path, typer.Option(help="with spans: QUIRE_TRACE_FOLDER")] = _FOLDER / "traces",
+    limit: Annotated[int, typer.Option(help="how many to list")] = 20,
+) -> None:
+    """A request's way through the services, as a waterfall."""
+    from quire.cli.trace import show
+
+    show(folder, trace_id, limit)
+
+
+@app.command()
 def lookup(
     file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
     namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],

@@ -14,10 +14,10 @@ from quire.client.delivery import Delivery
 from quire.client.store import StoreSession
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.durability import Durability, OnExisting
-from quire.errors import InvalidRequest, QuireError, ResourceExhausted
+from quire.errors import InvalidRequest, PeerLost, QuireError, ResourceExhausted
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
-from quire.nodes import Location, Node, Segment
+from quire.nodes import Location, Node, Role, Segment
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call, stream
 from quire.telemetry import names, tracer
@@ -28,6 +28,9 @@ from quire.v1.gateway_pb2_grpc import GatewayServiceStub
 
 _UNQUIET_MAX: Final = 64
 _CLOSE_TIMEOUT_S: Final = 5.0
+_NO_WAY: Final = (
+    "see UCX_NET_DEVICES and UCX_TLS; to containers on this machine, UCX_TCP_BRIDGE_ENABLE=y goes over their bridge"
+)
 _abandoned: Final[list[Buffer]] = []
 
 
@@ -83,6 +86,7 @@ class QuireClient:
         self._location = Location(socket.gethostname(), zone)
         self._channels = ChannelPool()
         self._transfers: dict[bytes, Delivery | StoreSession] = {}
+        self._reached = False
 
     async def __aenter__(self) -> QuireClient:
         await self.start()
@@ -208,8 +212,7 @@ class QuireClient:
             delivery.unwatch()
             buffer.take_back()
             raise
-        with tracer().start_as_current_span(names.CLIENT_FETCH):
-            delivery.start(stream(self._stub.Fetch, request, timeout_s=self._timeout_s))
+        delivery.start(stream(self._stub.Fetch, request, timeout_s=self._timeout_s))
         return delivery
 
     async def store(
@@ -230,6 +233,7 @@ class QuireClient:
         if chunks < 1:
             raise InvalidRequest(f"{first_chunk}, but there are {len(keys)} keys", field="first_chunk")
         transfer_id = os.urandom(16)
+        await self.reach()
         buffer.lend(f"store {transfer_id.hex()}", namespace.layout.payload_bytes(chunks))
         request = pb.StoreRequest(
             namespace=convert.namespace_to(namespace),
@@ -242,9 +246,26 @@ class QuireClient:
         )
         session = StoreSession(transfer_id, buffer, self.transport, lambda: self._quiesced(transfer_id))
         self._transfers[transfer_id] = session
-        with tracer().start_as_current_span(names.CLIENT_STORE):
-            await session.start(stream(self._stub.Store, request, timeout_s=self._timeout_s))
+        await session.start(stream(self._stub.Store, request, timeout_s=self._timeout_s))
         return session
+
+    async def reach(self) -> None:
+        """Make sure, once, that the data plane has a way to the cluster, before somebody there is told of memory here.
+
+        UCX ends a process that is connected to by a peer to which it has no way back. Raises `PeerLost`.
+        """
+        if self._reached:
+            return
+        storage = next(
+            (node for node in await self.status() if node.worker_address and node.role is Role.STORAGE), None
+        )
+        if storage is None:
+            return
+        try:
+            self.transport.connect(storage.worker_address)
+        except PeerLost as error:
+            raise PeerLost(f"no way to {storage.node_id} by {self.transport.name} ({error}); {_NO_WAY}") from None
+        self._reached = True
 
     async def release(self, found: Lookup) -> bool:
         """Give the lease back; whether it was still held."""

@@ -9,12 +9,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from opentelemetry import trace
+
 from quire.client.buffers import Buffer
 from quire.client.quiescence import Quiescence
 from quire.errors import InternalError, InvalidRequest, PeerLost, QuireError, ResourceExhausted, by_code
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc.convert import outcome_from
+from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
 
@@ -63,6 +66,7 @@ class Delivery:
         self._outcomes: list[NodeOutcome] = []
         self._task: asyncio.Task[FetchSummary] | None = None
         self._asked = False
+        self._span: trace.Span = trace.INVALID_SPAN
 
     # ---- what callers use
 
@@ -131,7 +135,7 @@ class Delivery:
     async def _follow(self, responses: AsyncGenerator[Any, None]) -> FetchSummary:
         self._asked = True
         try:
-            with self._transport.expecting():
+            with tracer().start_as_current_span(names.CLIENT_FETCH) as self._span, self._transport.expecting():
                 async with contextlib.aclosing(responses):
                     async for response in responses:
                         kind = response.WhichOneof("event")
@@ -178,6 +182,7 @@ class Delivery:
             self._missing[layer] -= 1
             if self._missing[layer] == 0 and not self._ready[layer].done():
                 self.arrived_ns[layer] = time.monotonic_ns()
+                self._span.add_event(names.EVENT_LAYER, {"quire.layer": layer})
                 self._ready[layer].set_result(None)
 
     def _fail(self, error: QuireError) -> None:

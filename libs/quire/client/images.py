@@ -89,6 +89,7 @@ class ImageClient:
             info.height,
             info.width,
         )
+        await self._client.reach()
         with (
             tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),
             self._lent(entry.namespace.layout.chunk_bytes) as buffer,
@@ -131,6 +132,7 @@ class ImageClient:
     async def _get(self, entry: ImageEntry, wanted: Rendering, if_none_match: str) -> Image:
         """One try, with memory of its own."""
         image_id = entry.image_id
+        await self._client.reach()
         with (
             tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),
             self._lent(wanted.bytes_max(entry)) as buffer,
@@ -160,6 +162,7 @@ class ImageClient:
 
     async def get_record_of(self, entry: ImageEntry) -> bytes:
         """That very record. Raises `ChunkMissing` or `TargetInvalid` if the image was replaced meanwhile."""
+        await self._client.reach()
         with self._lent(entry.namespace.layout.chunk_bytes) as buffer:
             request = pb.GetLatentRequest(image_id=entry.image_id, target=convert.target_to(buffer.target()))
             answer = await self._client.call("GetLatent", request)

@@ -15,7 +15,7 @@ from quire.errors import InternalError, QuireError, by_code
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc.convert import outcome_from, segment_from
-from quire.telemetry import binary_context
+from quire.telemetry import binary_context, names, tracer
 from quire.transport import LayerProduced, Message, Peer, Quiesced, Transport
 from quire.transport.messages import encode_message
 
@@ -99,23 +99,8 @@ class StoreSession:
 
     async def _follow(self, responses: AsyncGenerator[Any, None]) -> StoreSummary:
         try:
-            async with contextlib.aclosing(responses):
-                async for response in responses:
-                    kind = response.WhichOneof("event")
-                    if kind == "placement":
-                        self.known_chunks = response.placement.known_chunks
-                        self._connect([segment_from(segment) for segment in response.placement.segments])
-                        self._placed.set_result(None)
-                    elif kind == "node":
-                        self._outcomes.append(outcome_from(response.node))
-                        assert self._quiescence is not None, "the placement comes first"
-                        self._quiescence.ended(self._outcomes[-1])
-                    else:
-                        summary = response.summary
-                        return StoreSummary(
-                            summary.stored_chunks, summary.known_chunks, summary.bytes, tuple(self._outcomes)
-                        )
-            raise InternalError("the gateway's answers ended without a summary")
+            with tracer().start_as_current_span(names.CLIENT_STORE):
+                return await self._follow_answers(responses)
         except QuireError as error:
             if not self._placed.done():
                 self._placed.set_exception(error)
@@ -126,6 +111,25 @@ class StoreSession:
                 self._on_quiesced()
             if not self._placed.done():
                 self._placed.cancel()
+
+    async def _follow_answers(self, responses: AsyncGenerator[Any, None]) -> StoreSummary:
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                kind = response.WhichOneof("event")
+                if kind == "placement":
+                    self.known_chunks = response.placement.known_chunks
+                    self._connect([segment_from(segment) for segment in response.placement.segments])
+                    self._placed.set_result(None)
+                elif kind == "node":
+                    self._outcomes.append(outcome_from(response.node))
+                    assert self._quiescence is not None, "the placement comes first"
+                    self._quiescence.ended(self._outcomes[-1])
+                else:
+                    summary = response.summary
+                    return StoreSummary(
+                        summary.stored_chunks, summary.known_chunks, summary.bytes, tuple(self._outcomes)
+                    )
+        raise InternalError("the gateway's answers ended without a summary")
 
     def _connect(self, segments: Sequence[Segment]) -> None:
         self._quiescence = Quiescence(segments, self._transport, self._buffer, self._on_quiesced)

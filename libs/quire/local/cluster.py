@@ -87,6 +87,8 @@ class LocalCluster:
         self._lock: IO[str] | None = None
         self._spawner: ThreadPoolExecutor | None = None
         self._socket_folder = ""
+        self.metrics: dict[str, str] = {}
+        """host:port of each service's /metrics, by its name."""
 
     def __enter__(self) -> LocalCluster:
         try:
@@ -131,6 +133,7 @@ class LocalCluster:
         if not self._redis_url:
             self._start_redis(timeout_s)
         ports = _free_ports(4 + self._schedulers + self._decoders + self._storage_nodes)
+        self._metrics_ports = iter(_free_ports(2 + self._schedulers + self._decoders + self._storage_nodes))
         taken = iter(ports[4:])
         scheduler_ports = [next(taken) for _ in range(self._schedulers)]
         secret_file = self.folder / "secret"
@@ -282,7 +285,12 @@ class LocalCluster:
 
     def _start_service(self, name: str, service: str, port: int, settings: dict[str, str]) -> None:
         address = f"127.0.0.1:{port}"
-        environment = {**os.environ, f"QUIRE_{service.upper()}_LISTEN": address, **settings}
+        self.metrics[name] = f"127.0.0.1:{next(self._metrics_ports)}"
+        listen = {
+            f"QUIRE_{service.upper()}_LISTEN": address,
+            f"QUIRE_{service.upper()}_METRICS_LISTEN": self.metrics[name],
+        }
+        environment = {**os.environ, **listen, **settings}
         module = self._modules.get(service, f"quire_{service}.server")
         self._spawn(name, [sys.executable, "-m", module], environment, address)
 
@@ -349,6 +357,7 @@ class LocalCluster:
             "gateway": self.gateway_address,
             "redis": self._redis_url,
             "s3": self.s3_address,
+            "metrics": self.metrics,
             "processes": {name: [process.popen.pid, process.address] for name, process in self._processes.items()},
         }
         (self.folder / _STATE).write_text(json.dumps(state, indent=2))

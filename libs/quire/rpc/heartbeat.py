@@ -10,7 +10,7 @@ from quire.errors import QuireError
 from quire.nodes import Node
 from quire.rpc.channels import ChannelPool, call
 from quire.rpc.convert import node_to
-from quire.telemetry import logger
+from quire.telemetry import background, logger
 from quire.v1 import orchestrator_pb2 as pb
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 
@@ -47,7 +47,7 @@ class Heartbeat:
 
     def start(self) -> None:
         """Begin; an orchestrator that is not there yet is waited for."""
-        self._task = asyncio.create_task(self._run())
+        self._task = asyncio.create_task(self._run(), context=background())
 
     async def joined(self) -> None:
         """Return once the cluster knows this node."""

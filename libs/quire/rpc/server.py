@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final
 
 import grpc
@@ -14,7 +16,7 @@ from opentelemetry import trace
 
 from quire import errors
 from quire.rpc.status import status_of, trailers_of
-from quire.telemetry import attach, logger, tracer
+from quire.telemetry import attach, logger, meter, names, tracer
 
 MESSAGE_BYTES_MAX: Final = 32 << 20
 _OPTIONS: Final = [
@@ -67,6 +69,11 @@ async def until_signalled() -> None:
 class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     """A span for each request, in the caller's trace; every exception becomes a status, never a stack trace."""
 
+    def __init__(self) -> None:
+        self._duration = meter().create_histogram(
+            names.RPC_DURATION, "s", "time to answer a request", explicit_bucket_boundaries_advisory=names.SECONDS
+        )
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -78,39 +85,56 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
             return handler
         carrier = {str(key): str(value) for key, value in handler_call_details.invocation_metadata or ()}
         if handler.unary_unary:
-            wrapped = _unary(handler.unary_unary, method, carrier)
+            wrapped = self._unary(handler.unary_unary, method, carrier)
             return grpc.unary_unary_rpc_method_handler(
                 wrapped, handler.request_deserializer, handler.response_serializer
             )
         if handler.unary_stream:
-            streamed = _stream(handler.unary_stream, method, carrier)
+            streamed = self._stream(handler.unary_stream, method, carrier)
             return grpc.unary_stream_rpc_method_handler(
                 streamed, handler.request_deserializer, handler.response_serializer
             )
         return handler
 
+    def _unary(
+        self, behaviour: Callable[..., Awaitable[Any]], method: str, carrier: dict[str, str]
+    ) -> Callable[..., Any]:
+        async def call(request: Any, context: Any) -> Any:
+            with self._timed(method, context), _span(method, carrier) as span:
+                try:
+                    return await behaviour(request, context)
+                except Exception as error:
+                    await _abort(context, error, method, span)
 
-def _unary(behaviour: Callable[..., Awaitable[Any]], method: str, carrier: dict[str, str]) -> Callable[..., Any]:
-    async def call(request: Any, context: Any) -> Any:
-        with _span(method, carrier) as span:
-            try:
-                return await behaviour(request, context)
-            except Exception as error:
-                await _abort(context, error, method, span)
+        return call
 
-    return call
+    def _stream(
+        self, behaviour: Callable[..., AsyncIterator[Any]], method: str, carrier: dict[str, str]
+    ) -> Callable[..., Any]:
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            with self._timed(method, context), _span(method, carrier) as span:
+                try:
+                    async for response in behaviour(request, context):
+                        yield response
+                except Exception as error:
+                    await _abort(context, error, method, span)
 
+        return call
 
-def _stream(behaviour: Callable[..., AsyncIterator[Any]], method: str, carrier: dict[str, str]) -> Callable[..., Any]:
-    async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-        with _span(method, carrier) as span:
-            try:
-                async for response in behaviour(request, context):
-                    yield response
-            except Exception as error:
-                await _abort(context, error, method, span)
-
-    return call
+    @contextlib.contextmanager
+    def _timed(self, method: str, context: Any) -> Iterator[None]:
+        started_s, code = time.perf_counter(), "OK"
+        try:
+            yield
+        except grpc.aio.AbortError:
+            code = getattr(context.code(), "name", "UNKNOWN")
+            raise
+        except BaseException:  # the caller hung up
+            code = grpc.StatusCode.CANCELLED.name
+            raise
+        finally:
+            attributes = {"rpc.method": method.lstrip("/"), "rpc.response.status_code": code}
+            self._duration.record(time.perf_counter() - started_s, attributes)
 
 
 def _span(method: str, carrier: dict[str, str]) -> Any:

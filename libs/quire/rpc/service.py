@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import uvloop
 
-from quire.config import Config, load
+from quire.config import ServiceConfig, load
 from quire.errors import QuireError
 from quire.nodes import Node
 from quire.rpc.channels import ChannelPool
 from quire.rpc.heartbeat import ClusterNews, Heartbeat
 from quire.rpc.server import Server, until_signalled
-from quire.telemetry import configure, logger
+from quire.telemetry import be_background, configure, logger, publish
+from quire.telemetry.metrics import metrics_door
+
+Config = TypeVar("Config", bound=ServiceConfig)
 
 
 def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Config], Awaitable[None]]) -> None:
@@ -21,7 +25,7 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
 
     A `QuireError` (a wrong variable, a foreign pool) ends the process with status 2 and one line.
     """
-    configure(name)
+    configure(name, metrics_too=True)
     try:
         config = load(kind, prefix)
         uvloop.run(_serve(serve, config))
@@ -31,7 +35,9 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
 
 
 async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> None:
-    await serve(config)
+    be_background()
+    async with metrics_door(config.metrics_listen):
+        await serve(config)
 
 
 async def serve_member(
@@ -43,6 +49,7 @@ async def serve_member(
     on_news: Callable[[ClusterNews], None] = lambda news: None,
 ) -> None:
     """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up."""
+    publish(lambda: figures_of(describe()))
     heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news)
     await server.start()
     heartbeat.start()
@@ -50,3 +57,8 @@ async def serve_member(
     await heartbeat.leave()
     await server.stop(grace_s)
     await channels.close()
+
+
+def figures_of(node: Node) -> dict[str, float]:
+    """All numbers that a node tells of itself."""
+    return {"capacity": node.capacity_bytes, "used": node.used_bytes, **node.figures}

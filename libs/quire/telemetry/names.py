@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 # Spans, by service. RPC spans are named "package.Service/Method" by `quire.rpc`.
 CLIENT_LOOKUP: Final = "quire.client.lookup"
@@ -10,7 +10,12 @@ CLIENT_FETCH: Final = "quire.client.fetch"
 CLIENT_STORE: Final = "quire.client.store"
 INDEX_MATCH: Final = "quire.index.match"
 INDEX_REGISTER: Final = "quire.index.register"
+STORAGE_HOLD: Final = "quire.storage.hold"
 STORAGE_DELIVER: Final = "quire.storage.deliver"
+STORAGE_READ: Final = "quire.storage.read"
+STORAGE_LAYER: Final = "quire.storage.layer"
+STORAGE_DRAIN: Final = "quire.storage.drain"
+STORAGE_QUIESCE: Final = "quire.storage.quiesce"
 STORAGE_ADMIT: Final = "quire.storage.admit"
 STORAGE_INGEST: Final = "quire.storage.ingest"
 STORAGE_PULL: Final = "quire.storage.pull"
@@ -19,10 +24,19 @@ GATEWAY_IMAGE: Final = "quire.gateway.image"
 GATEWAY_S3: Final = "quire.gateway.s3"
 GATEWAY_LATENT: Final = "quire.gateway.latent"
 DECODER_SERVE: Final = "quire.decoder.serve"
+DECODER_STAGES: Final = "quire.decoder.stage."
 CLIENT_IMAGE: Final = "quire.client.image"
 EVENT_LAYER: Final = "layer"
 
-# Metrics; units as UCUM in the instrument.
+# Metrics; units as UCUM in the instrument. Durations of requests are named by the semantic conventions.
+RPC_DURATION: Final = "rpc.server.call.duration"
+HTTP_DURATION: Final = "http.server.request.duration"
+INDEX_CHUNKS: Final = "quire.index.chunks"
+INDEX_LEASES: Final = "quire.index.leases"
+SHED_REQUESTS: Final = "quire.gateway.shed"
+STALL_SECONDS: Final = "quire.storage.stall"
+PACING_ERROR: Final = "quire.storage.pacing.error"
+SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 DELIVERED_BYTES: Final = "quire.storage.delivered"
 INGESTED_BYTES: Final = "quire.storage.ingested"
 CHECKSUM_FAILURES: Final = "quire.storage.checksum.failures"
@@ -33,3 +47,49 @@ EVICTIONS: Final = "quire.storage.evictions"
 REPAIRS: Final = "quire.storage.repairs"
 REPLICATED_BYTES: Final = "quire.storage.replicated"
 OBJECT_LAG_BYTES: Final = "quire.storage.object.lag"
+
+
+class Figure(NamedTuple):
+    """One of a node's figures (`*` stands for what becomes the label) and the instrument that publishes it."""
+
+    figure: str
+    metric: str
+    unit: str = "1"
+    counts: bool = False
+    label: str = ""
+    scale: float = 1.0
+    doc: str = ""
+
+
+FIGURES: Final = (
+    Figure("capacity", "quire.node.capacity", "By", doc="what the node may hold"),
+    Figure("used", "quire.node.used", "By", doc="what the node holds"),
+    Figure("nodes.*", "quire.cluster.nodes", label="role", doc="live members"),
+    Figure("leases", "quire.index.leased", doc="leases on chunks that were neither given back nor ran out"),
+    Figure("transfers", "quire.gateway.transfers", doc="deliveries and stores that run"),
+    Figure("tenant.*.requests", "quire.gateway.tenant.requests", label="tenant", doc="requests that run"),
+    Figure("tenant.*.bytes", "quire.gateway.tenant.bytes", "By", label="tenant", doc="bytes in flight"),
+    Figure("chunks", "quire.storage.chunks", doc="chunks held"),
+    Figure("memory MiB", "quire.storage.memory", "By", scale=2**20, doc="of the arena that is used"),
+    Figure("disk MiB", "quire.storage.disk", "By", scale=2**20, doc="of the pool that is used"),
+    Figure("dirty", "quire.storage.dirty", doc="chunks in memory alone"),
+    Figure("deliveries", "quire.deliveries", doc="deliveries that run (storage) or are admitted (scheduler)"),
+    Figure("ingests", "quire.storage.ingests", doc="stores that run"),
+    Figure("rate.granted", "quire.storage.granted", "By/s", doc="sum of the rates of deliveries"),
+    Figure("rate.fallback", "quire.storage.fallback", doc="1 while no scheduler answers"),
+    Figure("scrubbed", "quire.storage.scrubbed", counts=True, doc="chunks that were read to check them"),
+    Figure("link.*.budget", "quire.link.budget", "By/s", label="link", doc="what a link may carry"),
+    Figure("link.*.granted", "quire.link.granted", "By/s", label="link", doc="what of it is given away, this epoch"),
+    Figure("link.*.newcomer", "quire.link.newcomer", "By/s", label="link", doc="what another delivery would get"),
+    Figure("leads", "quire.scheduler.leads", doc="1 for the scheduler that decides"),
+    Figure("requests", "quire.decoder.requests", counts=True, doc="images asked for"),
+    Figure("hits.*", "quire.decoder.hits", counts=True, label="tier", doc="images found in a tier of the cache"),
+    Figure("misses", "quire.decoder.misses", counts=True, doc="images whose latent had to be fetched"),
+    Figure("queue", "quire.decoder.queue", doc="latents that wait for the device"),
+    Figure("batches", "quire.decoder.batches", counts=True, doc="batches decoded"),
+    Figure("cache.alpha", "quire.decoder.alpha", doc="share of the cache that holds images (LatentBox, section 4.3)"),
+    Figure("cache.gradient", "quire.decoder.gradient", doc="last marginal gain of a larger alpha"),
+    Figure("cache.bytes", "quire.decoder.cache", "By", doc="what the cache holds"),
+    Figure("decode_ms", "quire.decoder.decode", "s", scale=1e-3, doc="mean time of a decode, as the tuner takes it"),
+    Figure("fetch_ms", "quire.decoder.fetch", "s", scale=1e-3, doc="mean time of a fetch, as the tuner takes it"),
+)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
@@ -24,6 +27,9 @@ from opentelemetry.sdk.trace.export import (
     SpanExporter,
     SpanExportResult,
 )
+
+_SECRET_WORDS: Final = ("secret", "password", "token", "authorization", "signature", "lease", "credential")
+_URL_PASSWORD: Final = re.compile(r"(\w+://[^\s/:@]*:)[^\s/@]+@")
 
 
 class FileSpanExporter(SpanExporter):
@@ -57,33 +63,36 @@ class FileSpanExporter(SpanExporter):
         }
 
 
-def configure(service: str, *, log_level: str = "info") -> None:
-    """Install exporters and log format for this process."""
+def configure(service: str, *, log_level: str = "info", metrics_too: bool = False) -> None:
+    """Install exporters and log format for this process; with `metrics_too` also what `metrics_door` serves."""
     _configure_logs(service, log_level)
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     folder = os.environ.get("QUIRE_TRACE_FOLDER")
+    resource = Resource.create({"service.name": service})
+    readers: list[MetricReader] = []
+    if metrics_too:
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+
+        readers.append(PrometheusMetricReader())
+    if endpoint:
+        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+
+        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
+    if readers:
+        metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
     if not endpoint and not folder:
         return
-    resource = Resource.create({"service.name": service})
+    # OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say how many requests are traced.
     provider = TracerProvider(resource=resource)
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         path = Path(folder) / f"{service}-{os.getpid()}.jsonl"
         provider.add_span_processor(SimpleSpanProcessor(FileSpanExporter(path, service)))
     if endpoint:
-        _export_otlp(provider, resource)
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
-
-
-def _export_otlp(provider: TracerProvider, resource: Resource) -> None:
-    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.metrics import MeterProvider
-    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    reader = PeriodicExportingMetricReader(OTLPMetricExporter())
-    metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=[reader]))
 
 
 def _configure_logs(service: str, level: str) -> None:
@@ -99,6 +108,7 @@ def _configure_logs(service: str, level: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             add_trace,
+            _without_secrets,
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
@@ -106,6 +116,16 @@ def _configure_logs(service: str, level: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _without_secrets(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Whatever is named like a secret is not written, and no URL with its password."""
+    for name, value in event.items():
+        if any(word in name.lower() for word in _SECRET_WORDS):
+            event[name] = "***"
+        elif isinstance(value, str):
+            event[name] = _URL_PASSWORD.sub(r"\1***@", value)
+    return event
 
 
 def tracer() -> trace.Tracer:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
+import random
 from collections.abc import Mapping
 from typing import Final
 
+from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -21,8 +24,24 @@ def headers(context: Context | None = None) -> dict[str, str]:
 
 
 def attach(carrier: Mapping[str, str]) -> Context:
-    """The context that the headers name."""
-    return _PROPAGATOR.extract(dict(carrier))
+    """The context that the headers name; nobody's if they name none."""
+    return _PROPAGATOR.extract(dict(carrier), Context())
+
+
+def background() -> contextvars.Context:
+    """For tasks that belong to no request (or outlive it): what they call records no spans, here or elsewhere.
+
+    `asyncio.create_task(…, context=background())`.
+    """
+    made = contextvars.copy_context()
+    made.run(be_background)
+    return made
+
+
+def be_background() -> None:
+    """Have the current task, and those that it starts, record no spans."""
+    nobody = trace.SpanContext(random.getrandbits(128) or 1, random.getrandbits(64) or 1, is_remote=False)
+    otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(nobody)))
 
 
 def binary_context() -> bytes:

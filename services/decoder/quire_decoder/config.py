@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import setting
+from quire.config import ServiceConfig, setting
 
 PREFIX = "QUIRE_DECODER_"
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderConfig:
+class DecoderConfig(ServiceConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7415", "host:port to listen on")

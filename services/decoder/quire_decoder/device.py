@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.latents import LatentInfo
+from quire.telemetry import background
 from quire_decoder.core.batching import BatchSizes, Verdict
 from quire_decoder.errors import DeviceFull
 from quire_decoder.ports import Pixels, VaeRunner
@@ -59,7 +60,7 @@ class Device:
         waiting = _Waiting(latent, info, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)
         if self._worker is None:
-            self._worker = asyncio.create_task(self._work())
+            self._worker = asyncio.create_task(self._work(), context=background())
         try:
             return await waiting.done
         finally:

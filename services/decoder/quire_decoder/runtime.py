@@ -287,7 +287,9 @@ class Decoder:
                 )
             latent = await self._in_thread(denormalised, values, info)
             started = self._clock.monotonic_s()
-            pixels, decode_s = await self._device.decode(latent, info)
+            with tracer().start_as_current_span(names.DECODER_STAGES + "decode") as span:
+                pixels, decode_s = await self._device.decode(latent, info)
+                span.set_attribute("quire.device_us", int(decode_s * 1e6))
         spent_s = self._clock.monotonic_s() - started
         stages["decode"] = int(decode_s * 1e6)
         stages["queue"] = max(0, int((spent_s - decode_s) * 1e6))
@@ -340,7 +342,8 @@ class Decoder:
     async def _timed(self, stages: dict[str, int], name: str, work: Awaitable[Result]) -> Result:
         started = time.perf_counter_ns()
         try:
-            return await work
+            with tracer().start_as_current_span(names.DECODER_STAGES + name):
+                return await work
         finally:
             stages[name] = stages.get(name, 0) + (time.perf_counter_ns() - started) // 1000
 

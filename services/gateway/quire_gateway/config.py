@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import setting
+from quire.config import ServiceConfig, setting
 
 PREFIX = "QUIRE_GATEWAY_"
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayConfig:
+class GatewayConfig(ServiceConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7410", "host:port to listen on")

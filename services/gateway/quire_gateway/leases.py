@@ -10,7 +10,7 @@ from typing import Final
 from quire.errors import QuireError
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
-from quire.telemetry import logger
+from quire.telemetry import background, logger
 from quire_gateway.ports import Catalogue, Leased
 
 _TTL_MS: Final = 60_000
@@ -31,7 +31,7 @@ class Leases:
             yield leased
         finally:
             if leased.lease:
-                releasing = asyncio.create_task(self._release(leased.lease))
+                releasing = asyncio.create_task(self._release(leased.lease), context=background())
                 self._releasing.add(releasing)
                 releasing.add_done_callback(self._releasing.discard)
 

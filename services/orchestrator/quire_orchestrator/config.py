@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import setting
+from quire.config import ServiceConfig, setting
 
 PREFIX = "QUIRE_ORCHESTRATOR_"
 
 
 @dataclass(frozen=True, slots=True)
-class OrchestratorConfig:
+class OrchestratorConfig(ServiceConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7411", "host:port to listen on")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from opentelemetry.trace import SpanKind
 
 from quire import PROTOCOL_VERSION
 from quire.durability import Durability, OnExisting
@@ -19,7 +22,7 @@ from quire.nodes import Location, Node, Role, Segment
 from quire.policy import NamespacePolicy, TenantPolicy
 from quire.profile import Profiles
 from quire.rpc.heartbeat import ClusterNews
-from quire.telemetry import logger, names, tracer
+from quire.telemetry import logger, meter, names, tracer
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.advice import Advice, advise
 from quire_orchestrator.core.placement import first_chunks, newcomer_rate, placed_segments, readable_segments
@@ -27,6 +30,8 @@ from quire_orchestrator.errors import NoDurableNode
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members, PolicyBook
 
 _PIN_TRIES = 3
+_REDIS = {"db.system.name": "redis"}
+_NAMESPACES_COUNTED = 64
 _NOWHERE = Location()
 
 
@@ -84,6 +89,18 @@ class Orchestrator:
         self._epoch = ""
         self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._refresher: asyncio.Task[None] | None = None
+        self._namespaces: set[str] = set()
+        self._asked = meter().create_counter(names.INDEX_CHUNKS, "1", "chunks that look-ups asked for")
+        self._leases = meter().create_counter(names.INDEX_LEASES, "1", "leases by what became of them")
+        self._leased: dict[bytes, int] = {}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """For the dashboard. Leases are counted where they were given, until they are given back here or run out."""
+        now_ms = self._clock.now_ms()
+        self._leased = {lease: until for lease, until in self._leased.items() if until > now_ms}
+        live = Counter(node.role.value for node in self._live.values())
+        return {"leases": len(self._leased), **{f"nodes.{role.value}": live[role.value] for role in Role}}
 
     async def start(self) -> None:
         await self._refresh()
@@ -102,11 +119,12 @@ class Orchestrator:
         tenant = self._tenant(question.namespace)
         for _ in range(_PIN_TRIES):
             started = time.perf_counter_ns()
-            with tracer().start_as_current_span(names.INDEX_MATCH):
+            with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
                 match = await self._index.match(keys)
             index_us = (time.perf_counter_ns() - started) // 1000
             segments = readable_segments(match, self._storage_nodes(), keys, question.client)
             matched = taken = sum(segment.chunk_count for segment in segments)
+            self._count(question.namespace, matched, len(keys))
             advice = self._advise(question, tenant, segments, matched)
             if advice is not None:
                 segments, taken = first_chunks(segments, advice.chunks), advice.chunks
@@ -114,6 +132,8 @@ class Orchestrator:
                 return Found(matched, segments, b"", 0, index_us, advice)
             lease = self._lease(keys, taken, segments, lease_ttl_ms, tenant)
             if await self._index.pin(lease.tip_segment, lease.tip, lease.lease_id, lease.expires_ms, lease_ttl_ms):
+                self._leases.add(1, {"event": "given"})
+                self._leased[lease.lease_id] = lease.expires_ms
                 return Found(matched, segments, self._signer.sign(lease), lease.expires_ms, index_us, advice)
             # Evicted between the match and the pin: look again.
         return Found(0, [], b"", 0, index_us)
@@ -165,7 +185,7 @@ class Orchestrator:
 
     async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], *, only_indexed: bool = False) -> list[bool]:
         """Index replicas; False where the parent is not indexed, or where the chunk itself is not and must be."""
-        with tracer().start_as_current_span(names.INDEX_REGISTER):
+        with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
             return await self._index.register(node_id, chunks, only_indexed=only_indexed)
 
     async def withdraw(self, node_id: str, chunks: Sequence[ChunkRecord]) -> int:
@@ -175,7 +195,10 @@ class Orchestrator:
     async def release(self, token: bytes) -> bool:
         """Give a lease back, expired or not; whether it was held."""
         lease = self._signer.verify(token, now_ms=0)
-        return await self._index.unpin(lease.tip_segment, lease.tip, lease.lease_id)
+        self._leased.pop(lease.lease_id, None)
+        held = await self._index.unpin(lease.tip_segment, lease.tip, lease.lease_id)
+        self._leases.add(1, {"event": "given back" if held else "was over"})
+        return held
 
     async def evict(self, keys: ChunkKeys, keep: int) -> int:
         """Drop chunks from the end of a chain; how many. Stops at one that others extend or a lease pins."""
@@ -306,6 +329,15 @@ class Orchestrator:
         )
         expires_ms = self._clock.now_ms() + ttl_ms
         return Lease(os.urandom(16), keys.at(matched - 1), keys.segment_of(matched - 1), expires_ms, runs, tenant)
+
+    def _count(self, namespace: Namespace, matched: int, asked: int) -> None:
+        """By namespace, the first so many; Prometheus keeps a series for each."""
+        tag = namespace.digest()[:4].hex()
+        if tag not in self._namespaces and len(self._namespaces) >= _NAMESPACES_COUNTED:
+            tag = "others"
+        self._namespaces.add(tag)
+        self._asked.add(matched, {"namespace": tag, "result": "hit"})
+        self._asked.add(asked - matched, {"namespace": tag, "result": "miss"})
 
     async def _refresh(self) -> None:
         self._live = {node.node_id: node for node in await self._members.live(self._clock.now_ms())}

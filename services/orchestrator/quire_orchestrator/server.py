@@ -17,6 +17,7 @@ from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server, until_signalled
 from quire.rpc.service import run_service
+from quire.telemetry import publish
 from quire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
 from quire.v1.orchestrator_pb2_grpc import (
     OrchestratorServiceServicer,
@@ -217,6 +218,7 @@ async def serve(config: OrchestratorConfig) -> None:
         SystemClock(),
     )
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator, images), server.grpc)
+    publish(lambda: orchestrator.figures)
     await orchestrator.start()
     images.start()
     await server.start()

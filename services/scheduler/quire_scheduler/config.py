@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import setting
+from quire.config import ServiceConfig, setting
 from quire.errors import ConfigInvalid
 
 PREFIX = "QUIRE_SCHEDULER_"
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerConfig:
+class SchedulerConfig(ServiceConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7414", "host:port to listen on")

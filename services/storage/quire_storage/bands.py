@@ -18,6 +18,7 @@ import numpy.typing as npt
 from quire.descriptor import Descriptor
 from quire.errors import ChunkMissing, CorruptData
 from quire.outcome import ChunkRun
+from quire.telemetry import names, tracer
 from quire_storage.arena import Arena
 from quire_storage.core.chunks import Chunk, MemoryPlace
 from quire_storage.core.plan import BandPlan, cut_runs
@@ -95,7 +96,8 @@ class Bands:
             shift = block = await self._arena.take_block()
             self._blocks.add(block)
         if band.source is not None:
-            await self._read(band, layer, block, due_s)
+            with tracer().start_as_current_span(names.STORAGE_READ, attributes={"quire.layer": layer}):
+                await self._read(band, layer, block, due_s)
         loop = asyncio.get_running_loop()
         bad = await loop.run_in_executor(self._threads, band.plan.corrupt, self._arena.view, layer, shift)
         if bad:

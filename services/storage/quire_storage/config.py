@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import setting
+from quire.config import ServiceConfig, setting
 
 PREFIX = "QUIRE_STORAGE_"
 
 
 @dataclass(frozen=True, slots=True)
-class StorageConfig:
+class StorageConfig(ServiceConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7412", "host:port to listen on")

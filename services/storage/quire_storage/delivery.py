@@ -33,6 +33,7 @@ from quire_storage.fair import FairGate, Lane, Wire
 from quire_storage.ports import AdmissionRequest, Clock
 from quire_storage.rates import Allowance, Rates
 from quire_storage.ring import Ring
+from quire_storage.stages import Stages
 from quire_storage.store import ChunkStore
 
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 256 << 10, 4 << 20
@@ -142,7 +143,8 @@ class Delivery:
         try:
             stream = peer.stream(shop.region, remote)
             failure = await self._attempt(stream, peer, bands, span)
-            settled = await self._quiesce(stream, peer, complete=failure is None)
+            with tracer().start_as_current_span(names.STORAGE_QUIESCE):
+                settled = await self._quiesce(stream, peer, complete=failure is None)
         finally:
             remote.close()
             if settled:
@@ -201,6 +203,7 @@ class Delivery:
     ) -> None:
         order = [(layer, band) for layer in range(self._call.descriptor.num_layers) for band in bands.bands]
         ahead: deque[asyncio.Task[ReadyBand]] = deque()
+        stages = Stages(self._shop.clock)
         coming = iter(order)
 
         def look_ahead() -> None:
@@ -212,24 +215,35 @@ class Delivery:
                 look_ahead()
                 if layerwise and at == 0:
                     self._allowance = await self._admit()
+                if band is bands.bands[0]:
+                    stages.begin(span, layer)
                 ready = await ahead[0]
+                stages.passed("ready")
                 ahead.popleft()
                 look_ahead()
                 for piece in band.plan.pieces(layer, ready.shift, self._piece_bytes()):
                     if self._allowance is not None:
                         await self._shop.rates.until_due(self._allowance, piece.bytes)
+                        stages.passed("pace")
                     arrived = await lane.turn(piece.bytes)
+                    stages.passed("turn")
                     await stream.gather(piece.offsets, piece.length, piece.remote_offset)
+                    stages.passed("write")
                     if arrived is not None:
                         stream.announce(b"", arrived)
                 if ready.block is not None:
                     stream.announce(b"", partial(bands.release, ready))
-                if layerwise and band is bands.bands[-1]:
-                    self._announce(stream, layer, span)
-                    self._count_layer()
+                if band is bands.bands[-1]:
+                    ended = stages.end()
+                    if layerwise:
+                        self._announce(stream, layer, span, ended)
+                        self._count_layer()
+                    elif ended is not None:
+                        stream.announce(b"", ended)
             if not layerwise:
                 self._announce(stream, ALL_LAYERS, span)
-            await stream.drain(self._shop.config.transfer_timeout_s)
+            with tracer().start_as_current_span(names.STORAGE_DRAIN):
+                await stream.drain(self._shop.config.transfer_timeout_s)
         finally:
             for task in ahead:
                 task.cancel()
@@ -266,8 +280,12 @@ class Delivery:
         if self._allowance is not None and self._allowance.layers_left > 1:
             self._allowance.layers_left -= 1
 
-    def _announce(self, stream: PayloadStream, layer: int, span: trace.Span) -> None:
+    def _announce(
+        self, stream: PayloadStream, layer: int, span: trace.Span, ended: Callable[[], None] | None = None
+    ) -> None:
         def arrived() -> None:
+            if ended is not None:
+                ended()
             span.add_event(names.EVENT_LAYER, {"quire.layer": layer})
             if self._call.layers_in_stream:
                 self._finished.put_nowait(layer)

@@ -18,7 +18,7 @@ from opentelemetry.metrics import Observation
 from quire.chunk_object import read_chunk_object, write_chunk_object
 from quire.durability import Durability
 from quire.errors import CorruptData, DeadlineExceeded, QuireError
-from quire.telemetry import logger, meter, names
+from quire.telemetry import background, logger, meter, names
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.pool_format import pack_header, unpack_header
 from quire_storage.ports import Clock, ObjectTier
@@ -82,7 +82,7 @@ class ObjectStore:
         """A chunk is gone here before it was written."""
         self.lag_bytes -= self._unsent.pop(key, 0)
         if self._waiting:
-            self._telling = asyncio.get_running_loop().create_task(self._tell())
+            self._telling = asyncio.get_running_loop().create_task(self._tell(), context=background())
 
     async def settle(self, keys: Sequence[bytes]) -> None:
         """Return when none of `keys` waits to be written any more. Raises `DeadlineExceeded`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import InvalidRequest, QuireError, ResourceExhausted
-from quire.telemetry import logger, meter, names
+from quire.telemetry import background, logger, meter, names
 from quire_storage.core.pacing import Pacer
 from quire_storage.ports import AdmissionRequest, Clock, RateSource
 
@@ -21,6 +21,7 @@ _RETRY_S = 0.025
 _GRACE_S = 0.3
 _ASKING_MAX = 16
 _REMEMBERED_MAX = 4096
+_ERRORS = (-0.5, -0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.2)
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +73,12 @@ class Rates:
         self._epoch_left_s = _RENEW_S_ALONE
         self._answered_s = -math.inf
         self._fallen_back = False
+        self._errors = meter().create_histogram(
+            names.PACING_ERROR,
+            "1",
+            "share by which a delivery was faster than its rate",
+            explicit_bucket_boundaries_advisory=_ERRORS,
+        )
         self._fallbacks = meter().create_counter(names.SCHEDULER_FALLBACKS)
 
     @property
@@ -117,6 +124,7 @@ class Rates:
         self._drop(allowance)
         if not allowance.pooled:
             return
+        self._errors.record(allowance.pacer.error)
         name = allowance.request.delivery
         self._finished[name] = allowance
         while len(self._finished) > _REMEMBERED_MAX:
@@ -184,7 +192,7 @@ class Rates:
 
     def _keep_renewing(self) -> None:
         if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self._renew())
+            self._renewal = asyncio.create_task(self._renew(), context=background())
 
     async def _renew(self) -> None:
         pause_s = _RENEW_S_ALONE
@@ -282,6 +290,6 @@ class Rates:
                 share()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
+        task = asyncio.create_task(coroutine, context=background())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from quire.errors import PoolFull
 from quire.metadata.index import ChunkRecord
-from quire.telemetry import logger, meter, names
+from quire.telemetry import background, logger, meter, names
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.eviction import LeafArc
@@ -219,7 +219,7 @@ class Room:
 
     def _wake_flusher(self) -> None:
         if (self._flusher is None or self._flusher.done()) and not self._closing:
-            self._flusher = asyncio.create_task(self._flush())
+            self._flusher = asyncio.create_task(self._flush(), context=background())
 
     async def _flush(self) -> None:
         while self._held.dirty:
@@ -245,7 +245,7 @@ class Room:
 
     def _wake_trimmer(self) -> None:
         if (self._trimmer is None or self._trimmer.done()) and not self._closing:
-            self._trimmer = asyncio.create_task(self._trim_to_low())
+            self._trimmer = asyncio.create_task(self._trim_to_low(), context=background())
 
     async def _trim_to_low(self) -> None:
         """Down to the low watermark, so that stores need not wait for room."""

@@ -24,7 +24,7 @@ from quire.metadata.index import OBJECT_TIER, ChunkRecord, records
 from quire.nodes import Node
 from quire.outcome import NodeOutcome
 from quire.rpc.heartbeat import ClusterNews
-from quire.telemetry import binary_context, logger, meter, names, tracer
+from quire.telemetry import background, binary_context, logger, meter, names, tracer
 from quire.transport import LayerProduced, Quiesced, Stalled, Transport, decode_message
 from quire.transport.messages import encode_message
 from quire_storage.arena import Arena
@@ -76,8 +76,15 @@ class StorageNode:
         self._objects: ObjectStore | None = None
         self._deliveries = 0
         self._ingests = 0
-        self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By")
-        self._ingested = meter().create_counter(names.INGESTED_BYTES, "By")
+        self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By", "written into clients' memory")
+        self._delivered_bytes = self._ingested_bytes = 0
+        self._ingested = meter().create_counter(names.INGESTED_BYTES, "By", "read from clients' memory")
+        self._stalls = meter().create_histogram(
+            names.STALL_SECONDS,
+            "s",
+            "for how long a client waited for layers",
+            explicit_bucket_boundaries_advisory=names.SECONDS,
+        )
 
     async def start(self) -> None:
         """Recover what the drives hold, open the data plane; the index hears of it with the first heartbeat.
@@ -167,6 +174,8 @@ class StorageNode:
             **self._store.figures,
             "deliveries": self._deliveries,
             "ingests": self._ingests,
+            "delivered bytes": self._delivered_bytes,
+            "ingested bytes": self._ingested_bytes,
             **self._shop.rates.figures,
             "corrupt": self._integrity.corrupt,
             "healed": self._integrity.healed,
@@ -220,7 +229,7 @@ class StorageNode:
         task, delivery = None, None
         try:
             delivery = Delivery(self._shop, call, lease.tenant, chunks, self._lose)
-            task = self._spawn(self._run(delivery, call, chunks))
+            task = self._spawn(self._run(delivery, call, chunks), traced=True)
         finally:
             if task is None:
                 self._store.let_go(chunks)
@@ -238,7 +247,7 @@ class StorageNode:
         if self._ingests >= self._config.ingests_max:
             raise TooManyRequests(f"{self._ingests} stores are running; retry later")
         self._ingests += 1
-        task = self._spawn(self._ingest(call))
+        task = self._spawn(self._ingest(call), traced=True)
         try:
             # A task of its own: a caller that goes away must not leave slots half-written and half-committed.
             return cast(NodeOutcome, await asyncio.shield(task))
@@ -258,14 +267,15 @@ class StorageNode:
     async def raise_level(self, keys: ChunkKeys, durability: Durability) -> list[bool]:
         """Make chunks that are here durable at a level; for each whether it is now."""
         self._check_level(durability)
-        task = self._spawn(self._raise(list(keys), durability))
+        task = self._spawn(self._raise(list(keys), durability), traced=True)
         safe = await asyncio.shield(task)
         return [key in safe for key in keys]
 
     async def replicate(self, source: Node, keys: ChunkKeys) -> list[bool]:
         """Pull chunks from another node; for each whether it is here now, on a drive."""
         self._check_level(Durability.LOCAL)
-        return cast(list[bool], await asyncio.shield(self._spawn(self._replicator.pull(source, list(keys)))))
+        task = self._spawn(self._replicator.pull(source, list(keys)), traced=True)
+        return cast(list[bool], await asyncio.shield(task))
 
     def describe(self, keys: ChunkKeys) -> list[bytes]:
         """Headers of the chunks that are here."""
@@ -275,7 +285,8 @@ class StorageNode:
 
     async def _hold(self, call: DeliverCall, keys: ChunkKeys) -> list[Chunk]:
         try:
-            return await self._store.hold(keys)
+            with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
+                return await self._store.hold(keys)
         except ChunkMissing:
             wanted = [record for run in call.runs for record in records(call.descriptor.keys, run.first, run.count)]
             missing = [record for record in wanted if self._store.find(record.key) is None]
@@ -293,7 +304,8 @@ class StorageNode:
         finally:
             self._deliveries -= 1
             self._store.let_go(chunks)
-        self._delivered.add(outcome.bytes_moved)
+        self._delivered_bytes += outcome.bytes_moved
+        self._delivered.add(outcome.bytes_moved, {"order": outcome.order.name.lower(), "scheduled": outcome.scheduled})
         if outcome.error_code == PeerLost.code():
             self._spawn(self._release(call.lease))
         return outcome
@@ -359,6 +371,7 @@ class StorageNode:
         finally:
             self._store.give_back(unowned)
         moved = call.layout.payload_bytes(len(call.records))
+        self._ingested_bytes += moved
         self._ingested.add(moved)
         present = bytes(record.key in indexed for record in call.records)
         return NodeOutcome(self._config.node_id, call.source_runs, present, moved, quiesced=True)
@@ -465,10 +478,12 @@ class StorageNode:
             self._produced.announce(message.transfer_id, message.layer)
         elif isinstance(message, Stalled):
             name = delivery_name(self._config.node_id, message.transfer_id, message.node_index)
+            self._stalls.record(message.stall_us / 1e6)
             self._spawn(self._shop.rates.stalled(name, message.stall_us / 1e6))
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(coroutine)
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any], *, traced: bool = False) -> asyncio.Task[Any]:
+        """`traced`: part of the current request; else it may outlive it."""
+        task = asyncio.create_task(coroutine, context=None if traced else background())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -20,6 +20,7 @@ class Pacer:
         self._credit = 0.0
         self._granted_bytes = 0.0
         self._granted_s = 0.0
+        self._left_bytes = 0
         self.stood_s = 0.0
 
     @property
@@ -30,6 +31,11 @@ class Pacer:
     def mean_bytes_per_s(self) -> float:
         """Mean rate up to the last look, waits for a rate excluded; the current one before the first."""
         return self._granted_bytes / self._granted_s if self._granted_s > 0 else float(self._rate)
+
+    @property
+    def error(self) -> float:
+        """How much more has left than was granted, as a share of it; negative where the source was the slower one."""
+        return self._left_bytes / self._granted_bytes - 1 if self._granted_bytes > 0 else 0.0
 
     def set_rate(self, rate_bytes_per_s: int, now_s: float) -> None:
         """The rate from now on; what came in until now came at the old one."""
@@ -46,6 +52,7 @@ class Pacer:
     def leave(self, size: int) -> None:
         """Something has left."""
         self._credit -= size
+        self._left_bytes += size
 
     def _fill(self, now_s: float) -> None:
         passed_s, self._at_s = now_s - self._at_s, now_s

@@ -1,0 +1,54 @@
+# One image a role: docker build --target gateway -t quire-gateway .   (orchestrator, gateway, scheduler, storage, decoder)
+#
+# Both builds of UCX are inside: the system's, which has the RDMA transports, serves where there is an RDMA device; PyPI's
+# (newer, shm and tcp) serves elsewhere, and is what clients have by `pip install quire[ucx]`. Both ends of a transfer need
+# the same minor version of UCX. torch is in the decoder only: the CPU build by default; --build-arg TORCH_INDEX= takes
+# PyPI's, with CUDA.
+ARG PYTHON=python:3.11-slim-bookworm
+
+FROM ${PYTHON} AS builder
+WORKDIR /src
+RUN python3 -m venv /opt/quire && /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check --upgrade pip
+COPY constraints.txt pyproject.toml README.md ./
+COPY libs libs
+COPY services services
+RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[latents,ucx]'
+
+FROM builder AS decoder-builder
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt \
+    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} '.[images]'
+
+FROM ${PYTHON} AS base
+RUN apt-get update && apt-get install -y --no-install-recommends libucx0 ibverbs-providers && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --home-dir /nonexistent --no-create-home quire \
+    && mkdir -p /var/lib/quire /var/lib/quire-objects && chown 10001:10001 /var/lib/quire /var/lib/quire-objects
+ENV PATH=/opt/quire/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 10001
+WORKDIR /var/lib/quire
+EXPOSE 9464
+
+FROM base AS service
+COPY --from=builder /opt/quire /opt/quire
+
+FROM service AS orchestrator
+EXPOSE 7411
+ENTRYPOINT ["quire-orchestrator"]
+
+FROM service AS gateway
+EXPOSE 7410 7480 7481
+ENTRYPOINT ["quire-gateway"]
+
+FROM service AS scheduler
+EXPOSE 7414
+ENTRYPOINT ["quire-scheduler"]
+
+FROM service AS storage
+EXPOSE 7412
+VOLUME /var/lib/quire
+ENTRYPOINT ["quire-storage"]
+
+FROM base AS decoder
+COPY --from=decoder-builder /opt/quire /opt/quire
+EXPOSE 7415
+ENTRYPOINT ["quire-decoder"]

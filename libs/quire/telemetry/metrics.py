@@ -1,0 +1,40 @@
+"""The metrics door: `/metrics` for Prometheus, served by the loop whose figures it tells."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from quire.errors import ConfigInvalid
+
+
+@contextlib.asynccontextmanager
+async def metrics_door(listen: str) -> AsyncIterator[None]:
+    """Serve while the block runs; nothing for an empty address. Raises `ConfigInvalid` for one that is taken.
+
+    A scrape runs in the loop: it sees figures that fit together, and a loop that hangs is a target that is down.
+    """
+    if not listen:
+        yield
+        return
+    app = web.Application()
+    app.router.add_get("/metrics", _metrics)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    host, _, port = listen.rpartition(":")
+    try:
+        await web.TCPSite(runner, host or None, int(port)).start()
+    except (OSError, ValueError) as error:
+        await runner.cleanup()
+        raise ConfigInvalid(f"metrics cannot be served at {listen!r}: {error}") from None
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+async def _metrics(_: web.Request) -> web.Response:
+    return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,45 @@
+"""Where a delivery's time goes, layer by layer, for its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from opentelemetry import trace
+
+from quire.telemetry import names, tracer
+from quire_storage.ports import Clock
+
+
+class Stages:
+    """A span per layer, with the time that its bytes waited to be `ready` (read, verified), for their rate (`pace`),
+    for their `turn` on the wire, and until UCX took them (`write`). It ends when they have arrived.
+
+    Costs a comparison where nobody records the delivery.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._span: trace.Span | None = None
+        self._at_s = 0.0
+        self._spent_s: dict[str, float] = {}
+
+    def begin(self, delivery: trace.Span, layer: int) -> None:
+        """The first of a layer's bytes is wanted."""
+        if delivery.is_recording():
+            self._span = tracer().start_span(names.STORAGE_LAYER, attributes={"quire.layer": layer})
+            self._at_s, self._spent_s = self._clock.monotonic_s(), {}
+
+    def passed(self, stage: str) -> None:
+        """What was waited for since the last look."""
+        if self._span is not None:
+            now_s = self._clock.monotonic_s()
+            self._spent_s[stage] = self._spent_s.get(stage, 0.0) + now_s - self._at_s
+            self._at_s = now_s
+
+    def end(self) -> Callable[[], None] | None:
+        """The last of the layer's bytes is on its way; what to call when it is there, if anything."""
+        span, self._span = self._span, None
+        if span is None:
+            return None
+        span.set_attributes({f"quire.{stage}_us": int(spent * 1e6) for stage, spent in self._spent_s.items()})
+        return span.end

@@ -1,0 +1,158 @@
+"""One trace per request: whole, with every service in it, and with the time that it took."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from quire.local import LocalCluster
+from quire.telemetry import names
+from quire.telemetry.spans import Span, Trace, read_traces
+from quire_decoder.adapters.vae import weights_digest
+from tests.e2e import traced_client
+
+# The whole payload takes some 0.4 s at this rate: long against what is not the data plane's, on a slow machine too.
+LINK_BYTES_PER_S = 100_000_000
+LAYERS = 16
+# Clocks of one machine, read in different processes.
+CLOCK_NS = 200_000
+
+
+@dataclass(frozen=True)
+class Traced:
+    traces: dict[str, Trace]
+    wall_s: float
+    folder: Path
+    ids: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Traced]:
+    folder = tmp_path_factory.mktemp("traced")
+    settings = {
+        "QUIRE_DECODER_MODELS": str(vae),
+        "QUIRE_SCHEDULER_LINKS": f"default={LINK_BYTES_PER_S}",
+        "QUIRE_SCHEDULER_POLICY": "equal",
+    }
+    with LocalCluster(folder, storage_nodes=2, arena_bytes=128 << 20, settings=settings, trace=True) as cluster:
+        environment = {**os.environ, "QUIRE_TRACE_FOLDER": str(folder / "traces"), "PYTHONPATH": "."}
+        command = [sys.executable, "-m", traced_client.__name__, cluster.gateway_address, weights_digest(vae)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+        assert done.returncode == 0, done.stderr
+        ids = json.loads(done.stdout)
+        wall_s = ids.pop("wall_s")
+        traces = _settled(folder / "traces", list(ids.values()))
+        yield Traced({name: traces[trace_id] for name, trace_id in ids.items()}, wall_s, folder / "traces", ids)
+
+
+def _settled(folder: Path, ids: list[str]) -> dict[str, Trace]:
+    """Servers write their spans when they have answered: read until nothing more comes, and no parent is missing."""
+    deadline, before = time.monotonic() + 15, -1
+    while time.monotonic() < deadline:
+        traces = read_traces(folder)
+        count = sum(len(traces[each].spans) for each in ids if each in traces)
+        if count == before and all(each in traces and len(traces[each].roots) == 1 for each in ids):
+            return traces
+        before = count
+        time.sleep(0.3)
+    return traces
+
+
+@pytest.mark.parametrize(
+    ("request_name", "services"),
+    [
+        ("kv", {"engine", "gateway", "orchestrator", "scheduler", "storage"}),
+        ("store", {"engine", "gateway", "orchestrator", "storage"}),
+        # A record goes chunkwise, which asks no scheduler.
+        ("image", {"engine", "gateway", "orchestrator", "decoder", "storage"}),
+    ],
+)
+def test_one_root_no_orphan_every_service(traced: Traced, request_name: str, services: set[str]) -> None:
+    trace = traced.traces[request_name]
+    assert [root.service for root in trace.roots] == ["engine"], [root.name for root in trace.roots]
+    assert trace.roots[0].parent_id is None
+    assert {span.service for span in trace.spans.values()} == services
+    assert all(span.ok for span in trace.spans.values()), [span.name for span in trace.spans.values() if not span.ok]
+
+
+@pytest.mark.parametrize("request_name", ["kv", "store", "image"])
+def test_children_lie_inside_their_parents(traced: Traced, request_name: str) -> None:
+    trace = traced.traces[request_name]
+    outside = [
+        (child.name, span.name, (child.end_ns - span.end_ns) / 1e6)
+        for span in trace.spans.values()
+        for child in trace.children(span.span_id)
+        if child.start_ns < span.start_ns - CLOCK_NS or child.end_ns > span.end_ns + CLOCK_NS
+    ]
+    assert not outside
+
+
+def test_the_data_planes_time_is_accounted_for(traced: Traced) -> None:
+    """Of the fetch's wall time at the client, all but 5% lies in a stage of some node's delivery."""
+    trace = traced.traces["kv"]
+    stages = {
+        names.STORAGE_HOLD,
+        names.STORAGE_ADMIT,
+        names.STORAGE_READ,
+        names.STORAGE_LAYER,
+        names.STORAGE_DRAIN,
+        names.STORAGE_QUIESCE,
+    }
+    covered_s = _union_s(trace, lambda span: span.name in stages)
+    fetch = next(span for span in trace.spans.values() if span.name == names.CLIENT_FETCH)
+    assert (fetch.end_ns - fetch.start_ns) / 1e9 == pytest.approx(traced.wall_s, rel=0.05)
+    assert covered_s >= 0.95 * traced.wall_s, f"{covered_s:.3f} of {traced.wall_s:.3f} s"
+    assert covered_s <= 1.001 * traced.wall_s
+
+
+def _union_s(trace: Trace, wanted: Callable[[Span], bool]) -> float:
+    covered_ns, until_ns = 0, 0
+    for span in sorted(filter(wanted, trace.spans.values()), key=lambda each: each.start_ns):
+        covered_ns += max(0, span.end_ns - max(span.start_ns, until_ns))
+        until_ns = max(until_ns, span.end_ns)
+    return covered_ns / 1e9
+
+
+def test_layers_are_seen_at_both_ends(traced: Traced) -> None:
+    """Each node writes each layer, and says where its time went; the client sees each arrive."""
+    trace = traced.traces["kv"]
+    layers = [span for span in trace.spans.values() if span.name == names.STORAGE_LAYER]
+    nodes = sum(span.name == names.STORAGE_DELIVER for span in trace.spans.values())
+    assert len(layers) == nodes * LAYERS
+    assert {span.attributes["quire.layer"] for span in layers} == set(range(LAYERS))
+    assert all(span.attributes["quire.write_us"] >= 0 for span in layers)
+    fetch = next(span for span in trace.spans.values() if span.name == names.CLIENT_FETCH)
+    assert len([event for event in fetch.events if event[1] == names.EVENT_LAYER]) == LAYERS
+
+
+def test_the_waterfall_in_a_terminal(traced: Traced) -> None:
+    """`quire trace` lists traces, and draws one that it is given."""
+    quire = [sys.executable, "-c", "from quire.cli import main; main()", "trace"]
+    environment = {**os.environ, "COLUMNS": "160"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*quire, *arguments, "--folder", str(traced.folder)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    listed = run()
+    assert listed.returncode == 0 and traced.ids["kv"] in listed.stdout
+    drawn = run(traced.ids["kv"])
+    assert drawn.returncode == 0, drawn.stderr
+    for text in ("engine.request", names.STORAGE_DELIVER, "SchedulerService/Admit", names.INDEX_MATCH, "━"):
+        assert text in drawn.stdout, drawn.stdout
+    unknown = run("ffff00")
+    assert unknown.returncode == 1 and "InvalidRequest" in unknown.stderr
+
+
+def test_what_belongs_to_no_request_is_not_traced(traced: Traced) -> None:
+    """Heartbeats and renewals go on all the time; a trace viewer full of them would show nothing else."""
+    roots = {root.name for trace in read_traces(traced.folder).values() for root in trace.roots}
+    assert not {name for name in roots if "Heartbeat" in name or "Renew" in name}, roots
