@@ -37,6 +37,34 @@ class ServiceConfig:
     """What every service has."""
 
     metrics_listen: str = setting("", "host:port of the metrics for Prometheus, at /metrics; empty for none")
+    cluster_ca: str = setting(
+        "", "PEM of who signs members' certificates; empty: members talk without TLS", variable="QUIRE_CLUSTER_CA"
+    )
+    cluster_cert: str = setting("", "PEM of this member's certificate", variable="QUIRE_CLUSTER_CERT")
+    cluster_key: str = setting("", "PEM of its private key", variable="QUIRE_CLUSTER_KEY")
+
+    def problems(self) -> list[str]:
+        """What cannot be right about the values together."""
+        return files_together(
+            {
+                "QUIRE_CLUSTER_CA": self.cluster_ca,
+                "QUIRE_CLUSTER_CERT": self.cluster_cert,
+                "QUIRE_CLUSTER_KEY": self.cluster_key,
+            }
+        )
+
+
+def files_together(paths: Mapping[str, str]) -> list[str]:
+    """All of them or none, and those that are named must be readable."""
+    if not any(paths.values()):
+        return []
+    missing = [
+        f"{name}: must be set, as {', '.join(paths)} belong together" for name, path in paths.items() if not path
+    ]
+    unreadable = [
+        f"{name}={path!r}: cannot be read" for name, path in paths.items() if path and not os.access(path, os.R_OK)
+    ]
+    return missing + unreadable
 
 
 def variable_name(prefix: str, field: dataclasses.Field[Any]) -> str:
@@ -64,7 +92,10 @@ def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
         values[field.name] = value
     if problems:
         raise ConfigInvalid("; ".join(problems))
-    return kind(**values)
+    config = kind(**values)
+    if isinstance(config, ServiceConfig) and (problems := config.problems()):
+        raise ConfigInvalid("; ".join(problems))
+    return config
 
 
 def _parse(text: str, kind: Any) -> Any:

@@ -6,6 +6,8 @@ QuireError
 │   ├── KeysInvalid             chunk keys of a wrong length or too many of them
 │   ├── DescriptorInvalid       a descriptor that contradicts itself or the lease
 │   └── TargetInvalid           client memory that is too small, out of range, or has an unusable key
+├── Unauthenticated             who asks has shown no token, or one that this cluster did not give
+├── NotAllowed                  who asks may not do this
 ├── LeaseForged                 a lease that this cluster did not sign, or that covers other chunks
 ├── LeaseExpired                a lease whose time is over
 ├── ChunkMissing                a chunk that is not here (any more)
@@ -32,12 +34,15 @@ from __future__ import annotations
 
 
 class QuireError(Exception):
-    """Base of every error of Quire. `field` names the offending input where there is one."""
+    """Base of every error of Quire. `field` names the offending input where there is one; `retry_after_s`, where it is
+    not 0, is when trying again makes sense.
+    """
 
-    def __init__(self, message: str, *, field: str = "") -> None:
+    def __init__(self, message: str, *, field: str = "", retry_after_s: float = 0.0) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.message = message
         self.field = field
+        self.retry_after_s = retry_after_s
 
     @classmethod
     def code(cls) -> str:
@@ -63,6 +68,14 @@ class DescriptorInvalid(InvalidRequest):
 
 class TargetInvalid(InvalidRequest):
     """Client memory that is too small, out of range, or has an unusable key."""
+
+
+class Unauthenticated(QuireError):
+    """Who asks has shown no token, or one that this cluster did not give."""
+
+
+class NotAllowed(QuireError):
+    """Who asks may not do this."""
 
 
 class LeaseForged(QuireError):

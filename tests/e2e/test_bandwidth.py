@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from quire.client import Lookup, QuireClient
+from quire.client import AdminClient, Lookup, QuireClient
 from quire.client.delivery import FetchSummary
 from quire.descriptor import DeliveryOrder
 from quire.durability import Durability
@@ -52,6 +52,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     settings = _settings(QUIRE_PROFILES=str(profiles), QUIRE_SCHEDULER_POLICY="stall-opt")
     with LocalCluster(folder, schedulers=2, arena_bytes=384 << 20, settings=settings) as running:
         yield running
+
+
+@pytest.fixture
+async def operator(cluster: LocalCluster) -> AsyncIterator[AdminClient]:
+    async with AdminClient(cluster.admin_address, cluster.secret) as connected:
+        yield connected
 
 
 @pytest.fixture
@@ -161,10 +167,10 @@ async def test_a_cancelled_delivery_frees_its_rate_at_once(client: QuireClient) 
     assert time.monotonic() - started < 10, "and did not wait for anything to run out"
 
 
-async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient) -> None:
+async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient, operator: AdminClient) -> None:
     """Six deliveries of one tenant, with windows that are lies, against one of another with twice its weight."""
     await _idle(client)
-    await client.set_tenant(b"honest", weight=2.0)
+    await operator.set_tenant(b"honest", weight=2.0)
     flood, honest = await _stored(client, CHUNKS, b"flood"), await _stored(client, CHUNKS, b"honest")
     await asyncio.sleep(1.0)  # the orchestrator looks at its policies twice a second
     floods = [await client.lookup(flood, some_keys(flood, CHUNKS)) for _ in range(6)]
@@ -178,16 +184,16 @@ async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient) -> 
     assert tenant_name(b"honest") != tenant_name(b"flood")
 
 
-async def test_a_cap_is_a_cap(client: QuireClient) -> None:
+async def test_a_cap_is_a_cap(client: QuireClient, operator: AdminClient) -> None:
     await _idle(client)
-    await client.set_tenant(b"capped", cap_bytes_per_s=RATE // 4)
+    await operator.set_tenant(b"capped", cap_bytes_per_s=RATE // 4)
     namespace = await _stored(client, 12, b"capped")
     await asyncio.sleep(1.0)
     found = await client.lookup(namespace, some_keys(namespace, 12))
     summary, _ = await _fetch(client, found)
     assert summary.outcomes[0].rate_bytes_per_s == RATE // 4
     with pytest.raises(InvalidRequest, match="weight"):
-        await client.set_tenant(b"capped", weight=0.0)
+        await operator.set_tenant(b"capped", weight=0.0)
 
 
 async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCluster, client: QuireClient) -> None:
@@ -302,7 +308,7 @@ async def test_what_the_scheduler_refuses(cluster: LocalCluster, client: QuireCl
     await channels.close()
 
 
-async def test_a_lookup_says_when_computing_is_faster(client: QuireClient) -> None:
+async def test_a_lookup_says_when_computing_is_faster(client: QuireClient, operator: AdminClient) -> None:
     """The made-up device needs a millisecond a token, and the link brings one in about as long: tokens deep in the
     prompt are worth fetching, for attention makes them dear. What should be taken is what the lease covers."""
     await _idle(client)
@@ -322,18 +328,18 @@ async def test_a_lookup_says_when_computing_is_faster(client: QuireClient) -> No
     assert (await client.lookup(namespace, keys, prompt_tokens=10**4, device="unheard-of")).advice is None
     with pytest.raises(InvalidRequest, match="prompt_tokens"):
         await client.lookup(namespace, keys, prompt_tokens=20, device="abacus")
-    await client.set_tenant(namespace.tenant_salt, cap_bytes_per_s=1000)
+    await operator.set_tenant(namespace.tenant_salt, cap_bytes_per_s=1000)
     await asyncio.sleep(1.0)
     slow = await client.lookup(namespace, keys, prompt_tokens=CHUNKS * 16 + 64, device="abacus")
     assert slow.advice is not None
     assert slow.advice.chunks == 0, "at a kilobyte a second anything is faster"
     assert slow.keys.packed == b""
     assert slow.lease == b""
-    await client.set_tenant(namespace.tenant_salt)
+    await operator.set_tenant(namespace.tenant_salt)
     await asyncio.sleep(1.0)
 
 
-async def test_the_threshold_can_be_set_for_the_whole_cluster(client: QuireClient) -> None:
+async def test_the_threshold_can_be_set_for_the_whole_cluster(client: QuireClient, operator: AdminClient) -> None:
     namespace = await _stored(client, 8)  # 8 MiB
 
     async def order_is(order: DeliveryOrder) -> bool:
@@ -341,9 +347,9 @@ async def test_the_threshold_can_be_set_for_the_whole_cluster(client: QuireClien
         return (await _fetch(client, found, order=DeliveryOrder.AUTO))[0].outcomes[0].order is order
 
     assert await order_is(DeliveryOrder.LAYERWISE)
-    await client.set_theta(64 << 20)
+    await operator.set_theta(64 << 20)
     await _until(lambda: order_is(DeliveryOrder.CHUNKWISE), "nodes hear of it")
-    await client.set_theta(0)
+    await operator.set_theta(0)
     await _until(lambda: order_is(DeliveryOrder.LAYERWISE), "and that it is theirs again")
 
 

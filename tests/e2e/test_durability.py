@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 from redis import Redis
 
-from quire.client import QuireClient
+from quire.client import AdminClient, QuireClient
 from quire.durability import Durability
 from quire.errors import QuireError
 from quire.hashing import Namespace
@@ -313,12 +313,15 @@ async def test_kill_minus_nine_again_and_again_under_load(tmp_path: Path) -> Non
 async def test_a_namespace_keeps_to_its_quota_and_its_time(tmp_path: Path) -> None:
     """Half of what was stored goes, from the ends of the prefixes; with a time to live all of it; others are spared."""
     with small_cluster(tmp_path, QUIRE_STORAGE_POLICY_CHECK_S="0.2") as cluster:
-        async with QuireClient(cluster.gateway_address) as client:
+        async with (
+            QuireClient(cluster.gateway_address) as client,
+            AdminClient(cluster.admin_address, cluster.secret) as operator,
+        ):
             bounded, free = fresh_namespace(), fresh_namespace()
             keys, payload = some_keys(bounded, 100), random_payload(bounded, 100)
             await store(client, bounded, keys, payload)
             await store(client, free, some_keys(free, 100), payload)
-            await client.set_policy(bounded, quota_bytes=50 * bounded.layout.chunk_bytes)
+            await operator.set_policy(bounded, quota_bytes=50 * bounded.layout.chunk_bytes)
 
             async def matched(count: int) -> bool:
                 return (await client.lookup(bounded, keys, lease_ttl_ms=0)).matched_chunks == count
@@ -326,11 +329,11 @@ async def test_a_namespace_keeps_to_its_quota_and_its_time(tmp_path: Path) -> No
             await _until(lambda: matched(50))
             found = await client.lookup(bounded, keys)
             assert np.array_equal((await fetch_all(client, found))[0], payload[:, :50])
-            await client.set_policy(bounded, ttl_s=1)
+            await operator.set_policy(bounded, ttl_s=1)
             await asyncio.sleep(1.5)
             assert await matched(50), "leased"
             await client.release(found)
             await _until(lambda: matched(0))
             assert np.array_equal(await _fetched(client, free, some_keys(free, 100)), payload)
             with pytest.raises(QuireError, match="ttl_s"):
-                await client.set_policy(bounded, ttl_s=1 << 50)
+                await operator.set_policy(bounded, ttl_s=1 << 50)

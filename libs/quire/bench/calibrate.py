@@ -26,9 +26,9 @@ _SALT: Final = b"quire calibrate"
 
 
 def run(
-    gateway: str, layout: KvLayout, profile: ComputeProfile, hit: float, payload_max: int, rounds: int, *, keep: bool
-) -> Report:
-    """Measure, and unless `keep`, set the cluster's Θ. `hit`: cached share of the prompts, which gives the windows.
+    gateway: str, layout: KvLayout, profile: ComputeProfile, hit: float, payload_max: int, rounds: int
+) -> tuple[Report, int]:
+    """Measure; the best Θ, in bytes. `hit`: cached share of the prompts, which gives the windows.
 
     Raises `InvalidRequest` for less than two payloads to compare.
     """
@@ -40,13 +40,13 @@ def run(
         raise InvalidRequest(
             f"{payload_max} bytes, chunks of {layout.chunk_bytes}, hit {hit}, rounds {rounds}", field="payload_max"
         )
-    report: Report = uvloop.run(_run(gateway, layout, profile, hit, sizes, rounds, keep=keep))
-    return report
+    report, theta = uvloop.run(_run(gateway, layout, profile, hit, sizes, rounds))
+    return report, theta
 
 
 async def _run(
-    gateway: str, layout: KvLayout, profile: ComputeProfile, hit: float, sizes: list[int], rounds: int, *, keep: bool
-) -> Report:
+    gateway: str, layout: KvLayout, profile: ComputeProfile, hit: float, sizes: list[int], rounds: int
+) -> tuple[Report, int]:
     times: dict[int, tuple[float, float]] = {}
     async with QuireClient(gateway, timeout_s=120) as client:
         namespace = Namespace("quire calibrate", "1", layout, _SALT)
@@ -63,14 +63,9 @@ async def _run(
             times[chunks] = (median(whole), median(layered))
         await paths.evict()
         await paths.close()
-        report, theta = _report(layout, times)
-        if keep:
-            report.notes.append(f"Θ would be {theta} bytes ({theta / 2**20:g} MiB); nothing was changed")
-        else:
-            await client.set_theta(theta)
-            report.notes.append(f"Θ of the cluster is now {theta} bytes ({theta / 2**20:g} MiB)")
+    report, theta = _report(layout, times)
     report.notes.append(f"windows: {profile.model} on {profile.device}, {hit:.0%} of the prompt cached")
-    return report
+    return report, theta
 
 
 def _report(layout: KvLayout, times: dict[int, tuple[float, float]]) -> tuple[Report, int]:

@@ -19,7 +19,7 @@ from rich.progress import Progress
 
 from quire.bench.report import Report, Row, median
 from quire.bench.ttft_paths import LocalPaths, QuirePaths, Timing
-from quire.client import QuireClient
+from quire.client import AdminClient, QuireClient
 from quire.descriptor import DeliveryOrder
 from quire.durability import Durability
 from quire.errors import InvalidRequest
@@ -150,22 +150,23 @@ def _on_a_cluster(
     tokens = max(cell.cached_tokens for cell in cells)
     settings = settings_for(tokens, layout, on_drives=on_drives)
     with tempfile.TemporaryDirectory() as folder, LocalCluster(Path(folder), settings=settings) as cluster:
-        return dict(uvloop.run(_measure(cluster.gateway_address, cells, rounds, done, on_drives=on_drives)))
+        return dict(uvloop.run(_measure(cluster, cells, rounds, done, on_drives=on_drives)))
 
 
 async def _measure(
-    gateway: str, cells: list[Cell], rounds: int, done: Callable[[], object], *, on_drives: bool
+    cluster: LocalCluster, cells: list[Cell], rounds: int, done: Callable[[], object], *, on_drives: bool
 ) -> dict[Cell, dict[str, Timing]]:
     layout = layout_for(cells[0].chunk_tokens)
     tokens = max(cell.cached_tokens for cell in cells)
     results: dict[Cell, dict[str, Timing]] = {}
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(QuireClient(gateway, timeout_s=300))
+        client = await stack.enter_async_context(QuireClient(cluster.gateway_address, timeout_s=300))
+        operator = await stack.enter_async_context(AdminClient(cluster.admin_address, cluster.secret))
         ours = QuirePaths(client, Namespace("bench ttft", "1", layout, _SALT), tokens)
         await ours.store(Durability.LOCAL if on_drives else Durability.MEMORY)
         local = None if on_drives else LocalPaths(layout, tokens // layout.chunk_tokens)
         for gbps in sorted({cell.gbps for cell in cells}, reverse=True):
-            await set_link(client, ours, gbps)
+            await set_link(operator, ours, gbps)
             for cell in (cell for cell in cells if cell.gbps == gbps):
                 results[cell] = await _cell(ours, local, cell, rounds)
                 done()
@@ -175,9 +176,9 @@ async def _measure(
     return results
 
 
-async def set_link(client: QuireClient, ours: QuirePaths, gbps: float) -> None:
+async def set_link(operator: AdminClient, ours: QuirePaths, gbps: float) -> None:
     """The paper's link, by the cap of the tenant; returns when the cluster goes by it."""
-    await client.set_tenant(_SALT, cap_bytes_per_s=int(gbps * _GBPS / FACTOR))
+    await operator.set_tenant(_SALT, cap_bytes_per_s=int(gbps * _GBPS / FACTOR))
     await asyncio.sleep(_SETTLE_S)
     await ours.forget_leases()
 

@@ -22,7 +22,7 @@ from quire.bench.ttft import (
     shipped_profile,
 )
 from quire.bench.ttft_paths import QuirePaths, Timing
-from quire.client import QuireClient, SyncClient
+from quire.client import AdminClient, QuireClient, SyncClient
 from quire.descriptor import DeliveryOrder
 from quire.durability import Durability
 from quire.hashing import Namespace
@@ -43,7 +43,7 @@ def sweep() -> Report:
     tokens = max(int(context * hit) for context, hit in _SWEEP)
     settings = settings_for(tokens, layout, on_drives=False)
     with tempfile.TemporaryDirectory() as folder, LocalCluster(Path(folder), settings=settings) as cluster:
-        times = dict(uvloop.run(_sweep(cluster.gateway_address, tokens)))
+        times = dict(uvloop.run(_sweep(cluster, tokens)))
     for context, hit in _SWEEP:
         best = min(times[context, hit, gbps].ttft_s for gbps in _SWEEP_GBPS)
         window_s = float(shipped_profile().window_s(context * (1 - hit), context * hit))
@@ -64,13 +64,16 @@ def sweep() -> Report:
     return report
 
 
-async def _sweep(gateway: str, tokens: int) -> dict[tuple[int, float, float], Timing]:
+async def _sweep(cluster: LocalCluster, tokens: int) -> dict[tuple[int, float, float], Timing]:
     times = {}
-    async with QuireClient(gateway, timeout_s=300) as client:
+    async with (
+        QuireClient(cluster.gateway_address, timeout_s=300) as client,
+        AdminClient(cluster.admin_address, cluster.secret) as operator,
+    ):
         ours = QuirePaths(client, Namespace("bench sweep", "1", layout_for(_CHUNK_TOKENS), _SALT), tokens)
         await ours.store(Durability.MEMORY)
         for gbps in track(_SWEEP_GBPS, "link rates", transient=True):
-            await set_link(client, ours, gbps)
+            await set_link(operator, ours, gbps)
             for context, hit in _SWEEP:
                 cell = Cell(context, hit, _CHUNK_TOKENS, gbps)
                 window_s = float(shipped_profile().window_s(context - cell.cached_tokens, cell.cached_tokens))

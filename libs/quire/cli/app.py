@@ -37,6 +37,7 @@ def plan() -> None:
 
 Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
 Gateway = Annotated[str, typer.Option(help="host:port of a gateway; empty for the cluster on --folder")]
+Admin = Annotated[str, typer.Option(help="host:port of a gateway's operators' door; empty for the cluster on --folder")]
 Json = Annotated[Path | None, typer.Option("--json", help="write the result there")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")]
 _FOLDER = Path("quire-data")
@@ -58,6 +59,22 @@ def up(
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C."""
     cluster_commands.up(folder, storage_nodes, arena_mib << 20, drive_mib << 20, trace)
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="where they go; an authority that is there is kept")] = Path("certs"),
+    host: Annotated[list[str] | None, typer.Option(help="name or address under which clients reach a gateway")] = None,
+    days: Annotated[int, typer.Option(help="how long they are good")] = 90,
+) -> None:
+    """A private authority, and certificates for members and gateways. Again: new ones, taken up without a restart."""
+    from quire.certs import make
+
+    made = make(folder, host or [], days)
+    print(
+        f"QUIRE_CLUSTER_CA={made.ca}\nQUIRE_CLUSTER_CERT={made.member}\nQUIRE_CLUSTER_KEY={made.member_key}\n"
+        f"QUIRE_GATEWAY_TLS_CERT={made.public}\nQUIRE_GATEWAY_TLS_KEY={made.public_key}\nQUIRE_CLIENT_CA={made.ca}"
+    )
 
 
 @app.command()
@@ -110,10 +127,10 @@ def policy(
     ttl_s: Annotated[int, typer.Option(help="seconds after which a stored chunk goes; 0 for never")] = 0,
     quota_mib: Annotated[int, typer.Option(help="what its chunks may take up in the cluster; 0 for no limit")] = 0,
     folder: Folder = _FOLDER,
-    gateway: Gateway = "",
+    admin: Admin = "",
 ) -> None:
     """Bound what a namespace may take up, and for how long."""
-    cluster_commands.set_policy(namespace, ttl_s, quota_mib << 20, folder, gateway)
+    cluster_commands.set_policy(namespace, ttl_s, quota_mib << 20, folder, admin)
 
 
 @app.command()
@@ -122,10 +139,10 @@ def tenant(
     weight: Annotated[float, typer.Option(help="its part of a contended link is in proportion to this")] = 1.0,
     cap_mb_per_s: Annotated[float, typer.Option(help="what it may have together, MB/s; 0 for no cap")] = 0.0,
     folder: Folder = _FOLDER,
-    gateway: Gateway = "",
+    admin: Admin = "",
 ) -> None:
     """Say what a tenant gets of contended links."""
-    cluster_commands.set_tenant(salt, weight, int(cap_mb_per_s * 1e6), folder, gateway)
+    cluster_commands.set_tenant(salt, weight, int(cap_mb_per_s * 1e6), folder, admin)
 
 
 @app.command()
@@ -157,6 +174,7 @@ def calibrate(
     hit: Annotated[float, typer.Option(help="cached share of the prompts")] = 0.5,
     payload_mib: Annotated[int, typer.Option(help="largest payload to try")] = 256,
     rounds: int = 5,
+    admin: Admin = "",
     keep: Annotated[bool, typer.Option("--keep", help="measure only, do not set the cluster's threshold")] = False,
     json_file: Json = None,
     plot: Plot = None,
@@ -173,7 +191,12 @@ def calibrate(
         )
     layout = KvLayout(found.num_layers, chunk_tokens, kv_heads, head_dim, Dtype.BF16)
     address = cluster_commands.gateway_of(folder, gateway)
-    report = bench.run(address, layout, found, hit, payload_mib << 20, rounds, keep=keep)
+    report, theta = bench.run(address, layout, found, hit, payload_mib << 20, rounds)
+    if keep:
+        report.notes.append(f"Θ would be {theta} bytes ({theta / 2**20:g} MiB); nothing was changed")
+    else:
+        cluster_commands.as_operator(folder, admin, lambda operator: operator.set_theta(theta))
+        report.notes.append(f"Θ of the cluster is now {theta} bytes ({theta / 2**20:g} MiB)")
     report.show(json_file, plot, draw=lambda path: bench.draw(report, path))
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from quire.client import SyncClient
+from quire.client import AdminClient, SyncClient
 from quire.errors import InvalidRequest
 from quire.hashing import Namespace, block_keys, tenant_name
 from quire.local import LocalCluster, read_state
+from quire.rpc.tls import MEMBER_NAME, tls_of_environment
 
 console = Console()
 
@@ -29,6 +33,7 @@ def up(folder: Path, storage_nodes: int, arena_bytes: int, drive_bytes: int, tra
         with console.status("starting"):
             cluster.start()
         console.print(f"gateway [bold]{cluster.gateway_address}[/]; files in {folder}; Ctrl-C stops it")
+        console.print(f"operators {cluster.admin_address}, metrics of each service in {folder}/cluster.json")
         console.print(f"images http://{cluster.http_address}/v1/images, S3 http://{cluster.s3_address} (`quire keys`)")
         for name in cluster.names:
             console.print(f"  {name:<14}{cluster.address(name)}  pid {cluster.pid(name)}")
@@ -75,22 +80,28 @@ def lookup(file: Path, namespace_file: Path, folder: Path, gateway: str) -> None
         )
 
 
-def set_policy(namespace_file: Path, ttl_s: int, quota_bytes: int, folder: Path, gateway: str) -> None:
+def set_policy(namespace_file: Path, ttl_s: int, quota_bytes: int, folder: Path, admin: str) -> None:
     """Replace a namespace's policy."""
     namespace = read_namespace(namespace_file)
-    with SyncClient(gateway_of(folder, gateway)) as client:
-        client.set_policy(namespace, ttl_s=ttl_s, quota_bytes=quota_bytes)
+
+    async def work(operator: AdminClient) -> None:
+        await operator.set_policy(namespace, ttl_s=ttl_s, quota_bytes=quota_bytes)
+
+    as_operator(folder, admin, work)
     console.print(f"{namespace.model_id}: ttl {ttl_s or 'none'} s, quota {quota_bytes >> 20 or 'none'} MiB")
 
 
-def set_tenant(salt: str, weight: float, cap_bytes_per_s: int, folder: Path, gateway: str) -> None:
+def set_tenant(salt: str, weight: float, cap_bytes_per_s: int, folder: Path, admin: str) -> None:
     """Replace a tenant's policy. Raises `InvalidRequest` for a salt that is not hexadecimal."""
     try:
         raw = bytes.fromhex(salt)
     except ValueError:
         raise InvalidRequest(f"{salt!r} is not hexadecimal", field="salt") from None
-    with SyncClient(gateway_of(folder, gateway)) as client:
-        client.set_tenant(raw, weight=weight, cap_bytes_per_s=cap_bytes_per_s)
+
+    async def work(operator: AdminClient) -> None:
+        await operator.set_tenant(raw, weight=weight, cap_bytes_per_s=cap_bytes_per_s)
+
+    as_operator(folder, admin, work)
     console.print(
         f"tenant {tenant_name(raw) or '(no salt)'}: weight {weight:g}, cap {cap_bytes_per_s or 'none'} bytes/s"
     )
@@ -99,6 +110,19 @@ def set_tenant(salt: str, weight: float, cap_bytes_per_s: int, folder: Path, gat
 def gateway_of(folder: Path, gateway: str) -> str:
     """The gateway asked for, or that of the cluster on `folder`."""
     return gateway or str(read_state(folder)["gateway"])
+
+
+def as_operator(folder: Path, admin: str, work: Callable[[AdminClient], Awaitable[None]]) -> None:
+    """At `admin` with QUIRE_CLUSTER_SECRET, or at the cluster on `folder`."""
+    secret = os.environ.get("QUIRE_CLUSTER_SECRET", "")
+    if not admin or not secret:
+        admin, secret = str(read_state(folder)["admin"]), (folder / "secret").read_text()
+
+    async def run() -> None:
+        async with AdminClient(admin, secret, tls=tls_of_environment(MEMBER_NAME)) as operator:
+            await work(operator)
+
+    asyncio.run(run())
 
 
 def write_namespace(file: Path, namespace: Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`quire keys`: access keys of the S3 door, made by who knows the cluster's Redis and its secret."""
+"""`quire keys`: access keys of the doors, made by who knows the cluster's Redis and its secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.metadata.access import AccessKey, Grant, Level
 
 Result = TypeVar("Result")
 console = Console()
-keys_app = typer.Typer(no_args_is_help=True, help="Access keys of the S3 door.")
+keys_app = typer.Typer(no_args_is_help=True, help="Access keys of the doors.")
 _FOLDER = Path("quire-data")
 Folder = Annotated[Path, typer.Option(help="of the cluster, as `quire up` had it")]
 _GRANT_HELP = "TENANT/BUCKET[/PREFIX]:read|write|admin"
@@ -35,16 +35,17 @@ def create(
 ) -> None:
     """Make a key; prints its secret, which is kept nowhere."""
     made = tuple(parse_grant(text) for text in grant or [])
-    key, secret = _run(
+    key, secret, salt = _run(
         folder, lambda keys: _with_secret(keys, keys.create(tenant, made, read_only=read_only, rdma=rdma))
     )
     console.print(f"access key  {key.name}\nsecret key  {secret}\ntenant      {key.tenant}", highlight=False)
+    console.print(f"gRPC token  {key.name}:{secret}\nsalt        {salt}", highlight=False, soft_wrap=True)
 
 
 @keys_app.command()
 def rotate(name: str, folder: Folder = _FOLDER) -> None:
     """Give a key another secret; the one before is worth nothing from then on."""
-    key, secret = _run(folder, lambda keys: _with_secret(keys, keys.rotate(name)))
+    key, secret, _ = _run(folder, lambda keys: _with_secret(keys, keys.rotate(name)))
     console.print(f"access key  {key.name}\nsecret key  {secret}", highlight=False)
 
 
@@ -86,11 +87,11 @@ def parse_grant(text: str) -> Grant:
     return Grant(tenant, bucket, prefix, Level[level.upper()])
 
 
-async def _with_secret(keys: AccessKeys, making: Awaitable[AccessKey | None]) -> tuple[AccessKey, str]:
+async def _with_secret(keys: AccessKeys, making: Awaitable[AccessKey | None]) -> tuple[AccessKey, str, str]:
     key = await making
     if key is None:
         raise InvalidRequest("there is no such key", field="key")
-    return key, keys.secret(key)
+    return key, keys.secret(key), keys.salt(key.tenant).hex()
 
 
 def _run(folder: Path, action: Callable[[AccessKeys], Awaitable[Result]]) -> Result:

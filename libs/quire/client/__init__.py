@@ -1,5 +1,6 @@
 """The SDK: `QuireClient` for asyncio, `SyncClient` for engines that have no loop."""
 
+from quire.client.admin import AdminClient
 from quire.client.buffers import Buffer
 from quire.client.client import Advice, Lookup, QuireClient
 from quire.client.delivery import Delivery, FetchSummary
@@ -8,6 +9,7 @@ from quire.client.store import StoreSession, StoreSummary
 from quire.client.sync import SyncClient, SyncDelivery, SyncStoreSession
 
 __all__ = [
+    "AdminClient",
     "Advice",
     "Buffer",
     "Delivery",

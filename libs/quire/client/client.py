@@ -20,6 +20,7 @@ from quire.keys import ChunkKeys
 from quire.nodes import Location, Node, Role, Segment
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call, stream
+from quire.rpc.tls import Tls, tls_of_environment
 from quire.telemetry import names, tracer
 from quire.transport import Transport, decode_message
 from quire.transport.ucx import UcxTransport
@@ -74,17 +75,25 @@ class QuireClient:
     """One gateway, one data plane, one loop. `async with QuireClient("host:port") as client`.
 
     `transport` is UCX unless given. Every request has a deadline of `timeout_s`. `zone`: where this process runs; of
-    several replicas one on this host, else one in this zone serves.
+    several replicas one on this host, else one in this zone serves. `tls`, `token`: how to get in; unless given,
+    QUIRE_CLIENT_CA, _CERT, _KEY (PEM files) and QUIRE_TOKEN say.
     """
 
     def __init__(
-        self, gateway_address: str, *, transport: Transport | None = None, timeout_s: float = 60.0, zone: str = ""
+        self,
+        gateway_address: str,
+        *,
+        transport: Transport | None = None,
+        timeout_s: float = 60.0,
+        zone: str = "",
+        tls: Tls | None = None,
+        token: str = "",
     ) -> None:
         self._address = gateway_address
         self._transport = transport
         self._timeout_s = timeout_s
         self._location = Location(socket.gethostname(), zone)
-        self._channels = ChannelPool()
+        self._channels = ChannelPool(tls or tls_of_environment(), token or os.environ.get("QUIRE_TOKEN", ""))
         self._transfers: dict[bytes, Delivery | StoreSession] = {}
         self._reached = False
 
@@ -281,20 +290,6 @@ class QuireClient:
         )
         response = await call(self._stub.Evict, request, timeout_s=self._timeout_s)
         return int(response.evicted_chunks)
-
-    async def set_policy(self, namespace: Namespace, *, ttl_s: int = 0, quota_bytes: int = 0) -> None:
-        """Let a namespace's chunks go `ttl_s` after they were stored and take up `quota_bytes` at most; 0: no limit."""
-        request = pb.SetPolicyRequest(namespace=convert.namespace_to(namespace), ttl_s=ttl_s, quota_bytes=quota_bytes)
-        await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
-
-    async def set_tenant(self, tenant_salt: bytes, *, weight: float = 1.0, cap_bytes_per_s: int = 0) -> None:
-        """Give a tenant its part of contended links: by weight, and never more than its cap (0 for none)."""
-        request = pb.SetTenantRequest(tenant_salt=tenant_salt, weight=weight, cap_bytes_per_s=cap_bytes_per_s)
-        await call(self._stub.SetTenant, request, timeout_s=self._timeout_s)
-
-    async def set_theta(self, theta_bytes: int) -> None:
-        """Have every storage node deliver payloads below `theta_bytes` chunkwise; 0: each by its own setting."""
-        await call(self._stub.SetTheta, pb.SetThetaRequest(theta_bytes=theta_bytes), timeout_s=self._timeout_s)
 
     async def status(self) -> Sequence[Node]:
         """The members of the cluster."""

@@ -19,6 +19,7 @@ from quire.durability import Durability, OnExisting
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.nodes import Node
+from quire.rpc.tls import Tls
 
 Result = TypeVar("Result")
 
@@ -26,8 +27,10 @@ Result = TypeVar("Result")
 class SyncClient:
     """`with SyncClient("host:port") as client`. Methods as in `QuireClient`, blocking; safe from any thread."""
 
-    def __init__(self, gateway_address: str, *, timeout_s: float = 60.0) -> None:
-        self._client = QuireClient(gateway_address, timeout_s=timeout_s)
+    def __init__(
+        self, gateway_address: str, *, timeout_s: float = 60.0, tls: Tls | None = None, token: str = ""
+    ) -> None:
+        self._client = QuireClient(gateway_address, timeout_s=timeout_s, tls=tls, token=token)
         self._timeout_s = timeout_s
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="quire-client", daemon=True)
@@ -111,15 +114,6 @@ class SyncClient:
 
     def release(self, found: Lookup) -> bool:
         return self.run(self._client.release(found))
-
-    def set_policy(self, namespace: Namespace, *, ttl_s: int = 0, quota_bytes: int = 0) -> None:
-        self.run(self._client.set_policy(namespace, ttl_s=ttl_s, quota_bytes=quota_bytes))
-
-    def set_tenant(self, tenant_salt: bytes, *, weight: float = 1.0, cap_bytes_per_s: int = 0) -> None:
-        self.run(self._client.set_tenant(tenant_salt, weight=weight, cap_bytes_per_s=cap_bytes_per_s))
-
-    def set_theta(self, theta_bytes: int) -> None:
-        self.run(self._client.set_theta(theta_bytes))
 
     def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
         return self.run(self._client.evict(namespace, keys, keep_chunks=keep_chunks))

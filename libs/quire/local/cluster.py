@@ -29,6 +29,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.errors import ConfigInvalid, DeadlineExceeded, Unavailable
+from quire.rpc.credentials import AUTHORIZATION, member_token
+from quire.rpc.tls import MEMBER_NAME, Tls
 from quire.v1 import gateway_pb2
 from quire.v1.gateway_pb2_grpc import GatewayServiceStub
 
@@ -69,10 +71,14 @@ class LocalCluster:
         drive_bytes: int = 512 << 20,
         redis_url: str = "",
         trace: bool = False,
+        tls: bool = False,
         settings: dict[str, str] | None = None,
         modules: dict[str, str] | None = None,
     ) -> None:
-        """`modules`: what to run in a service's place, by its name, e.g. to compare with something else."""
+        """`tls`: members speak TLS with each other, clients at `tls_address`; certificates in the folder's `certs`.
+
+        `modules`: what to run in a service's place, by its name, e.g. to compare with something else.
+        """
         self.folder = folder
         self._modules = modules or {}
         self._storage_nodes = storage_nodes
@@ -82,6 +88,8 @@ class LocalCluster:
         self._drive_bytes = drive_bytes
         self._redis_url = redis_url
         self._trace = trace
+        self._tls = tls
+        self.tls_address = ""
         self._settings = settings or {}
         self._processes: dict[str, _Process] = {}
         self._lock: IO[str] | None = None
@@ -132,9 +140,9 @@ class LocalCluster:
         (self.folder / "logs").mkdir(exist_ok=True)
         if not self._redis_url:
             self._start_redis(timeout_s)
-        ports = _free_ports(4 + self._schedulers + self._decoders + self._storage_nodes)
+        ports = _free_ports(5 + self._schedulers + self._decoders + self._storage_nodes)
         self._metrics_ports = iter(_free_ports(2 + self._schedulers + self._decoders + self._storage_nodes))
-        taken = iter(ports[4:])
+        taken = iter(ports[5:])
         scheduler_ports = [next(taken) for _ in range(self._schedulers)]
         secret_file = self.folder / "secret"
         if not secret_file.exists():
@@ -151,9 +159,13 @@ class LocalCluster:
         }
         self.http_address = f"127.0.0.1:{ports[2]}"
         self.s3_address = f"127.0.0.1:{ports[3]}"
+        self.admin_address = f"127.0.0.1:{ports[4]}"
+        if self._tls:
+            common |= self._certificates()
         doors = {
             "QUIRE_GATEWAY_HTTP_LISTEN": self.http_address,
             "QUIRE_GATEWAY_S3_LISTEN": self.s3_address,
+            "QUIRE_GATEWAY_ADMIN_LISTEN": self.admin_address,
             "QUIRE_GATEWAY_OBJECT_URL": str(self.folder / "objects"),
         }
         for index, name in enumerate(("orchestrator", "gateway")):
@@ -312,7 +324,7 @@ class LocalCluster:
         self._processes[name] = _Process(name, command, environment, address, popen, log)
 
     def _wait_healthy(self, process: _Process, deadline: float) -> None:
-        with grpc.insecure_channel(process.address) as channel:
+        with self._channel(process.address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
             while True:
                 self._check_alive(process, deadline)
@@ -339,11 +351,33 @@ class LocalCluster:
 
     def _incarnations(self) -> dict[str, str]:
         """Members and their incarnations, as the gateway tells them; empty while it does not answer."""
-        with grpc.insecure_channel(self.gateway_address) as channel, contextlib.suppress(grpc.RpcError):
+        shown = [(AUTHORIZATION, f"Bearer {member_token(self.secret)}")]
+        with self._channel(self.gateway_address) as channel, contextlib.suppress(grpc.RpcError):
             stub: Any = GatewayServiceStub(channel)
-            nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2).nodes
+            nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2, metadata=shown).nodes
             return {node.node_id: node.incarnation for node in nodes}
         return {}
+
+    def _certificates(self) -> dict[str, str]:
+        from quire.certs import make
+
+        made = make(self.folder / "certs", [], days=30)
+        self._member_tls = Tls(made.ca, made.member, made.member_key, MEMBER_NAME)
+        self.tls_address = f"127.0.0.1:{_free_ports(1)[0]}"
+        return {
+            "QUIRE_CLUSTER_CA": str(made.ca),
+            "QUIRE_CLUSTER_CERT": str(made.member),
+            "QUIRE_CLUSTER_KEY": str(made.member_key),
+            "QUIRE_GATEWAY_TLS_LISTEN": self.tls_address,
+            "QUIRE_GATEWAY_TLS_CERT": str(made.public),
+            "QUIRE_GATEWAY_TLS_KEY": str(made.public_key),
+        }
+
+    def _channel(self, address: str) -> grpc.Channel:
+        if not self._tls:
+            return grpc.insecure_channel(address)
+        name = [("grpc.ssl_target_name_override", MEMBER_NAME)]
+        return grpc.secure_channel(address, self._member_tls.channel_credentials(), options=name)
 
     def _check_alive(self, process: _Process, deadline: float) -> None:
         if process.popen.poll() is not None:
@@ -357,6 +391,7 @@ class LocalCluster:
             "gateway": self.gateway_address,
             "redis": self._redis_url,
             "s3": self.s3_address,
+            "admin": self.admin_address,
             "metrics": self.metrics,
             "processes": {name: [process.popen.pid, process.address] for name, process in self._processes.items()},
         }

@@ -1,4 +1,4 @@
-"""Access keys of the S3 door: whose they are and what they may do.
+"""Access keys of the doors: whose they are and what they may do.
 
 The secret of a key is not kept anywhere: it follows from the cluster's secret, the key's name and its generation. What
 Redis has of a key lets nobody sign anything.
@@ -111,6 +111,11 @@ class AccessKeys:
         """What its holder signs with; 40 characters."""
         text = f"quire s3 secret\n{key.name}\n{key.generation}".encode()
         return base64.b64encode(hmac.digest(self._cluster_secret, text, "sha256"), b"-_").decode()[:_SECRET_CHARS]
+
+    def salt(self, tenant: str) -> bytes:
+        """What the tenant's namespaces have: nobody else can name, or guess, what it stores. 16 bytes."""
+        text = f"quire tenant salt\n{tenant}".encode()
+        return hmac.digest(self._cluster_secret, text, "sha256")[:16]
 
     async def _write(self, key: AccessKey) -> None:
         grants = [[each.tenant, each.bucket, each.prefix, int(each.level)] for each in key.grants]

@@ -8,8 +8,10 @@ from typing import Any, Final
 import grpc
 from opentelemetry import trace
 
+from quire.rpc.credentials import interceptors
 from quire.rpc.server import MESSAGE_BYTES_MAX
 from quire.rpc.status import error_of
+from quire.rpc.tls import RotatingChannel, Tls
 from quire.telemetry import headers, tracer
 
 _OPTIONS: Final = [
@@ -22,17 +24,25 @@ _OPTIONS: Final = [
 
 
 class ChannelPool:
-    """Channels by address. Use from one loop."""
+    """Channels by address. Use from one loop. `tls`: with whom to speak, and as whom; `token`: what to show."""
 
-    def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+    def __init__(self, tls: Tls | None = None, token: str = "") -> None:
+        self._tls = tls
+        self._token = token
+        self._channels: dict[str, Any] = {}
 
-    def get(self, address: str) -> grpc.aio.Channel:
+    def get(self, address: str) -> Any:
         """The channel to host:port; connects at the first call, reconnects by itself."""
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            channel = self._channels[address] = self._open(address)
         return channel
+
+    def _open(self, address: str) -> Any:
+        shown = interceptors(self._token)
+        if self._tls is not None:
+            return RotatingChannel(address, self._tls, _OPTIONS, shown)
+        return grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=shown)
 
     async def close(self) -> None:
         channels, self._channels = self._channels, {}

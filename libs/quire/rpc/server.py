@@ -16,6 +16,7 @@ from opentelemetry import trace
 
 from quire import errors
 from quire.rpc.status import status_of, trailers_of
+from quire.rpc.tls import Tls
 from quire.telemetry import attach, logger, meter, names, tracer
 
 MESSAGE_BYTES_MAX: Final = 32 << 20
@@ -29,10 +30,13 @@ _OPTIONS: Final = [
 class Server:
     """A gRPC server with everything that each of Quire's has.
 
-    `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells.
+    `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells. With
+    `tls` only members of the cluster get in.
     """
 
-    def __init__(self, address: str, services: Sequence[str], *, requests_max: int = 1024) -> None:
+    def __init__(
+        self, address: str, services: Sequence[str], *, requests_max: int = 1024, tls: Tls | None = None
+    ) -> None:
         self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
         self.grpc = grpc.aio.server(
@@ -40,7 +44,20 @@ class Server:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call, unused-ignore]
         reflection.enable_server_reflection(self._services, self.grpc)
-        self.port = self.grpc.add_insecure_port(address)
+        try:
+            if tls is None:
+                self.port = self.grpc.add_insecure_port(address)
+            else:
+                self.port = self.grpc.add_secure_port(address, tls.server_credentials(clients_too=True))
+        except RuntimeError as error:
+            raise errors.ConfigInvalid(f"cannot listen on {address!r}: {error}") from None
+
+    def listen_tls(self, address: str, tls: Tls) -> None:
+        """Listen for clients too, who need no certificate. Before `start`. Raises `ConfigInvalid`."""
+        try:
+            self.grpc.add_secure_port(address, tls.server_credentials(clients_too=False))
+        except RuntimeError as error:
+            raise errors.ConfigInvalid(f"cannot listen on {address!r}: {error}") from None
 
     async def start(self) -> None:
         """Listen, and report healthy."""

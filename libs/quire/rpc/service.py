@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -14,6 +15,7 @@ from quire.nodes import Node
 from quire.rpc.channels import ChannelPool
 from quire.rpc.heartbeat import ClusterNews, Heartbeat
 from quire.rpc.server import Server, until_signalled
+from quire.rpc.tls import MEMBER_NAME, Tls
 from quire.telemetry import be_background, configure, logger, publish
 from quire.telemetry.metrics import metrics_door
 
@@ -38,6 +40,13 @@ async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> 
     be_background()
     async with metrics_door(config.metrics_listen):
         await serve(config)
+
+
+def member_tls(config: ServiceConfig) -> Tls | None:
+    """As a member speaks with members; None where they speak without TLS."""
+    if not config.cluster_ca:
+        return None
+    return Tls(Path(config.cluster_ca), Path(config.cluster_cert), Path(config.cluster_key), MEMBER_NAME)
 
 
 async def serve_member(

@@ -10,10 +10,13 @@ from quire import errors
 
 _CODE_KEY: Final = "quire-error"
 _FIELD_KEY: Final = "quire-error-field"
+_RETRY_KEY: Final = "retry-after-ms"
 
 # The most specific class that is listed decides.
 _STATUS: Final[dict[type[errors.QuireError], grpc.StatusCode]] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.NotAllowed: grpc.StatusCode.PERMISSION_DENIED,
     errors.LeaseForged: grpc.StatusCode.PERMISSION_DENIED,
     errors.LeaseExpired: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ChunkMissing: grpc.StatusCode.NOT_FOUND,
@@ -36,7 +39,8 @@ def status_of(error: errors.QuireError) -> grpc.StatusCode:
 
 def trailers_of(error: errors.QuireError) -> tuple[tuple[str, str], ...]:
     """Metadata from which `error_of` makes the same error again."""
-    return ((_CODE_KEY, error.code()), (_FIELD_KEY, error.field))
+    retry = ((_RETRY_KEY, str(max(1, round(error.retry_after_s * 1e3)))),) if error.retry_after_s else ()
+    return ((_CODE_KEY, error.code()), (_FIELD_KEY, error.field), *retry)
 
 
 def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
@@ -46,7 +50,8 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
     if _CODE_KEY in trailers:
         field = str(trailers.get(_FIELD_KEY, ""))
         message = details.removeprefix(f"{field}: ") if field else details
-        return errors.by_code(str(trailers[_CODE_KEY]))(message, field=field)
+        retry_after_s = int(trailers.get(_RETRY_KEY, 0)) / 1e3
+        return errors.by_code(str(trailers[_CODE_KEY]))(message, field=field, retry_after_s=retry_after_s)
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded(details)
@@ -56,6 +61,8 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
             return errors.NotImplementedHere(details)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return errors.ResourceExhausted(details)
+        case grpc.StatusCode.UNAUTHENTICATED:
+            return errors.Unauthenticated(details)
         case grpc.StatusCode.INVALID_ARGUMENT:
             return errors.InvalidRequest(details)
         case _:

@@ -61,21 +61,6 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
                 _registered_method=True)
-        self.SetPolicy = channel.unary_unary(
-                '/quire.v1.GatewayService/SetPolicy',
-                request_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.FromString,
-                _registered_method=True)
-        self.SetTenant = channel.unary_unary(
-                '/quire.v1.GatewayService/SetTenant',
-                request_serializer=quire_dot_v1_dot_gateway__pb2.SetTenantRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetTenantResponse.FromString,
-                _registered_method=True)
-        self.SetTheta = channel.unary_unary(
-                '/quire.v1.GatewayService/SetTheta',
-                request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
-                _registered_method=True)
         self.PutLatent = channel.unary_unary(
                 '/quire.v1.GatewayService/PutLatent',
                 request_serializer=quire_dot_v1_dot_images__pb2.PutLatentRequest.SerializeToString,
@@ -148,27 +133,6 @@ class GatewayServiceServicer:
 
     def Evict(self, request, context):
         """Drop chunks; only those that no indexed chunk extends and no lease pins.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetPolicy(self, request, context):
-        """Bound what a namespace may take up, and for how long.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetTenant(self, request, context):
-        """Say what a tenant gets of contended links.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetTheta(self, request, context):
-        """Set the threshold Θ of every storage node (ObjectCache, Eq. 2).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -250,21 +214,6 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.SerializeToString,
-            ),
-            'SetPolicy': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetPolicy,
-                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.SerializeToString,
-            ),
-            'SetTenant': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetTenant,
-                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetTenantRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetTenantResponse.SerializeToString,
-            ),
-            'SetTheta': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetTheta,
-                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
             ),
             'PutLatent': grpc.unary_unary_rpc_method_handler(
                     servicer.PutLatent,
@@ -438,87 +387,6 @@ class GatewayService:
             '/quire.v1.GatewayService/Evict',
             quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetPolicy(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/quire.v1.GatewayService/SetPolicy',
-            quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
-            quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetTenant(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/quire.v1.GatewayService/SetTenant',
-            quire_dot_v1_dot_gateway__pb2.SetTenantRequest.SerializeToString,
-            quire_dot_v1_dot_gateway__pb2.SetTenantResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetTheta(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/quire.v1.GatewayService/SetTheta',
-            quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
-            quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -708,6 +576,170 @@ class GatewayService:
             '/quire.v1.GatewayService/Status',
             quire_dot_v1_dot_gateway__pb2.StatusRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class AdminServiceStub:
+    """The operators' door, at an address of its own. Callers show that they know the cluster's secret.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.SetPolicy = channel.unary_unary(
+                '/quire.v1.AdminService/SetPolicy',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
+        self.SetTenant = channel.unary_unary(
+                '/quire.v1.AdminService/SetTenant',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetTenantRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetTenantResponse.FromString,
+                _registered_method=True)
+        self.SetTheta = channel.unary_unary(
+                '/quire.v1.AdminService/SetTheta',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+                _registered_method=True)
+
+
+class AdminServiceServicer:
+    """The operators' door, at an address of its own. Callers show that they know the cluster's secret.
+    """
+
+    def SetPolicy(self, request, context):
+        """Bound what a namespace may take up, and for how long.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTenant(self, request, context):
+        """Say what a tenant gets of contended links.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetTheta(self, request, context):
+        """Set the threshold Θ of every storage node (ObjectCache, Eq. 2).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AdminServiceServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.SerializeToString,
+            ),
+            'SetTenant': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTenant,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetTenantRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetTenantResponse.SerializeToString,
+            ),
+            'SetTheta': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetTheta,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'quire.v1.AdminService', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('quire.v1.AdminService', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class AdminService:
+    """The operators' door, at an address of its own. Callers show that they know the cluster's secret.
+    """
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/SetPolicy',
+            quire_dot_v1_dot_gateway__pb2.SetPolicyRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTenant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/SetTenant',
+            quire_dot_v1_dot_gateway__pb2.SetTenantRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetTheta(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/SetTheta',
+            quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
             options,
             channel_credentials,
             insecure,

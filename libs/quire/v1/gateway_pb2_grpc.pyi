@@ -46,12 +46,6 @@ class GatewayServiceStub:
     """Give a lease back before it expires."""
     Evict: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
-    SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
-    """Bound what a namespace may take up, and for how long."""
-    SetTenant: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]
-    """Say what a tenant gets of contended links."""
-    SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
-    """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
     PutLatent: _grpc.UnaryUnaryMultiCallable[_images_pb2.PutLatentRequest, _images_pb2.PutLatentResponse]
     """Store a latent record out of the client's memory and catalogue it as an image."""
     GetLatent: _grpc.UnaryUnaryMultiCallable[_images_pb2.GetLatentRequest, _images_pb2.GetLatentResponse]
@@ -84,12 +78,6 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Give a lease back before it expires."""
     Evict: _aio.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]  # type: ignore[assignment]
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
-    SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
-    """Bound what a namespace may take up, and for how long."""
-    SetTenant: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]  # type: ignore[assignment]
-    """Say what a tenant gets of contended links."""
-    SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
-    """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
     PutLatent: _aio.UnaryUnaryMultiCallable[_images_pb2.PutLatentRequest, _images_pb2.PutLatentResponse]  # type: ignore[assignment]
     """Store a latent record out of the client's memory and catalogue it as an image."""
     GetLatent: _aio.UnaryUnaryMultiCallable[_images_pb2.GetLatentRequest, _images_pb2.GetLatentResponse]  # type: ignore[assignment]
@@ -151,30 +139,6 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         """Drop chunks; only those that no indexed chunk extends and no lease pins."""
 
     @_abc_1.abstractmethod
-    def SetPolicy(
-        self,
-        request: _gateway_pb2.SetPolicyRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_gateway_pb2.SetPolicyResponse, _abc.Awaitable[_gateway_pb2.SetPolicyResponse]]:
-        """Bound what a namespace may take up, and for how long."""
-
-    @_abc_1.abstractmethod
-    def SetTenant(
-        self,
-        request: _gateway_pb2.SetTenantRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_gateway_pb2.SetTenantResponse, _abc.Awaitable[_gateway_pb2.SetTenantResponse]]:
-        """Say what a tenant gets of contended links."""
-
-    @_abc_1.abstractmethod
-    def SetTheta(
-        self,
-        request: _gateway_pb2.SetThetaRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
-        """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
-
-    @_abc_1.abstractmethod
     def PutLatent(
         self,
         request: _images_pb2.PutLatentRequest,
@@ -231,3 +195,58 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         """The members of the cluster and their key figures."""
 
 def add_GatewayServiceServicer_to_server(servicer: GatewayServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
+
+class AdminServiceStub:
+    """The operators' door, at an address of its own. Callers show that they know the cluster's secret."""
+
+    @_typing.overload
+    def __new__(cls, channel: _grpc.Channel) -> _Self: ...
+    @_typing.overload
+    def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
+    SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
+    """Bound what a namespace may take up, and for how long."""
+    SetTenant: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]
+    """Say what a tenant gets of contended links."""
+    SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
+    """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+
+@_typing.type_check_only
+class AdminServiceAsyncStub(AdminServiceStub):
+    """The operators' door, at an address of its own. Callers show that they know the cluster's secret."""
+
+    def __init__(self, channel: _aio.Channel) -> None: ...
+    SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
+    """Bound what a namespace may take up, and for how long."""
+    SetTenant: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]  # type: ignore[assignment]
+    """Say what a tenant gets of contended links."""
+    SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
+    """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+
+class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
+    """The operators' door, at an address of its own. Callers show that they know the cluster's secret."""
+
+    @_abc_1.abstractmethod
+    def SetPolicy(
+        self,
+        request: _gateway_pb2.SetPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetPolicyResponse, _abc.Awaitable[_gateway_pb2.SetPolicyResponse]]:
+        """Bound what a namespace may take up, and for how long."""
+
+    @_abc_1.abstractmethod
+    def SetTenant(
+        self,
+        request: _gateway_pb2.SetTenantRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetTenantResponse, _abc.Awaitable[_gateway_pb2.SetTenantResponse]]:
+        """Say what a tenant gets of contended links."""
+
+    @_abc_1.abstractmethod
+    def SetTheta(
+        self,
+        request: _gateway_pb2.SetThetaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
+        """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+
+def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

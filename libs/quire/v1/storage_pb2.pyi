@@ -32,6 +32,7 @@ class DeliverRequest(_message.Message):
     NODE_INDEX_FIELD_NUMBER: _builtins.int
     COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
     LAYERS_IN_STREAM_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
     """Signed lease; checked here before the first byte."""
     delivery_id: _builtins.bytes
@@ -42,6 +43,8 @@ class DeliverRequest(_message.Message):
     """Time that the client computes per layer, microseconds; 0 for unknown."""
     layers_in_stream: _builtins.bool
     """Also report each layer in this stream."""
+    permit: _builtins.bytes
+    """The gateway's signature on this delivery; checked here before the first byte."""
     @_builtins.property
     def descriptor(self) -> _common_pb2.Descriptor:
         """What to deliver: all keys of the request and the target."""
@@ -60,10 +63,11 @@ class DeliverRequest(_message.Message):
         node_index: _builtins.int = ...,
         compute_window_us: _builtins.int = ...,
         layers_in_stream: _builtins.bool = ...,
+        permit: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "node_index", b"node_index", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "node_index", b"node_index", "permit", b"permit", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -114,6 +118,7 @@ class IngestRequest(_message.Message):
     DURABILITY_FIELD_NUMBER: _builtins.int
     ON_EXISTING_FIELD_NUMBER: _builtins.int
     SOURCE_COMPLETE_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
     namespace_digest: _builtins.bytes
     """Digest of the namespace, 32 bytes."""
     store_id: _builtins.bytes
@@ -128,6 +133,8 @@ class IngestRequest(_message.Message):
     """What to do with chunks that are stored already."""
     source_complete: _builtins.bool
     """Every layer lies in `source` already: none will be announced."""
+    permit: _builtins.bytes
+    """The gateway's signature on this store; checked here before the first byte."""
     @_builtins.property
     def layout(self) -> _common_pb2.KvLayout:
         """Layout of the chunks."""
@@ -158,10 +165,11 @@ class IngestRequest(_message.Message):
         durability: _common_pb2.Durability.ValueType = ...,
         on_existing: _common_pb2.OnExisting.ValueType = ...,
         source_complete: _builtins.bool = ...,
+        permit: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "durability", b"durability", "layout", b"layout", "namespace_digest", b"namespace_digest", "node_index", b"node_index", "on_existing", b"on_existing", "source", b"source", "source_chunk_count", b"source_chunk_count", "source_complete", b"source_complete", "source_runs", b"source_runs", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "durability", b"durability", "layout", b"layout", "namespace_digest", b"namespace_digest", "node_index", b"node_index", "on_existing", b"on_existing", "permit", b"permit", "source", b"source", "source_chunk_count", b"source_chunk_count", "source_complete", b"source_complete", "source_runs", b"source_runs", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

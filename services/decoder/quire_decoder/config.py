@@ -19,6 +19,7 @@ class DecoderConfig(ServiceConfig):
     orchestrator_address: str = setting(
         "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
     )
+    cluster_secret: str = setting("", "what members show at gateways that ask", variable="QUIRE_CLUSTER_SECRET")
     gateway_address: str = setting("127.0.0.1:7410", "where a gateway listens", variable="QUIRE_GATEWAY_ADDRESS")
     models: str = setting("", "folders of VAEs (diffusers), separated by commas; the demo's is always there")
     device: str = setting("auto", "cuda, cpu, or auto for the better one")

@@ -13,8 +13,9 @@ from quire.clock import SystemClock
 from quire.nodes import Node, Role
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
+from quire.rpc.credentials import member_token
 from quire.rpc.server import Server
-from quire.rpc.service import run_service, serve_member
+from quire.rpc.service import member_tls, run_service, serve_member
 from quire.v1 import decoder_pb2 as pb
 from quire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
 from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
@@ -57,13 +58,15 @@ async def serve(config: DecoderConfig) -> None:
     if DEMO_FOLDER.is_dir():
         folders.append(DEMO_FOLDER)
     vaes = DiffusersVaes(folders, config.device, config.model_bytes, config.engine)
-    client, channels, incarnation = QuireClient(config.gateway_address), ChannelPool(), os.urandom(8).hex()
+    tls, incarnation = member_tls(config), os.urandom(8).hex()
+    client = QuireClient(config.gateway_address, tls=tls, token=member_token(config.cluster_secret))
+    channels = ChannelPool(tls)
     await client.start()
     exchange = Exchange(client.transport)
     decoder = Decoder(
         config, StoredRecords(client), vaes, ImagecodecsEncoder(), exchange, GrpcOwners(channels), SystemClock()
     )
-    server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max)
+    server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max, tls=tls)
     add_DecoderServiceServicer_to_server(DecoderServicer(decoder, exchange), server.grpc)
 
     def describe() -> Node:

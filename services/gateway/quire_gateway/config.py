@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import ServiceConfig, setting
+from quire.config import ServiceConfig, files_together, setting
 
 PREFIX = "QUIRE_GATEWAY_"
 
@@ -28,8 +28,17 @@ class GatewayConfig(ServiceConfig):
     s3_region: str = setting("us-east-1", "what clients are told; signatures may name any")
     s3_requests_max: int = setting(256, "S3 requests at the same time; more are told to slow down", minimum=1)
     s3_tenant_requests_max: int = setting(128, "of one tenant's at the same time", minimum=1)
-    tls_cert: str = setting("", "PEM file of the certificate and its chain")
+    tls_listen: str = setting("", "host:port of gRPC over TLS, for clients; empty for none")
+    tls_cert: str = setting("", "PEM file of the certificate that clients see, and its chain")
     tls_key: str = setting("", "PEM file of its private key")
+    admin_listen: str = setting("", "host:port of the operators' door; empty: closed")
+    auth: str = setting("off", "tokens: gRPC and images want a key of `quire keys`; off: they let everybody in")
+    tenant_requests_max: int = setting(0, "requests of one tenant at the same time; 0: no limit", minimum=0)
+    tenant_bytes_max: int = setting(0, "bytes of one tenant on their way; 0: no limit", minimum=0)
+    tenant_memory_max: int = setting(
+        0, "bytes of memory that a tenant's running requests may name; 0: no limit", minimum=0
+    )
+    late_max_ms: int = setting(500, "a gateway that runs later than this takes no transfers; 0: it does", minimum=0)
     object_url: str = setting("quire-objects", "bytes of S3 objects: s3://, gs://, az:// or a folder")
     object_timeout_s: float = setting(30.0, "deadline of one request to the object tier", minimum=0.1)
     redis_url: str = setting("redis://127.0.0.1:6379/0", "where the metadata live", variable="QUIRE_REDIS_URL")
@@ -42,3 +51,12 @@ class GatewayConfig(ServiceConfig):
     transfers_max: int = setting(256, "deliveries and stores at the same time; more are refused", minimum=1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)
+
+    def problems(self) -> list[str]:
+        found = ServiceConfig.problems(self)
+        if self.auth not in ("off", "tokens"):
+            found.append(f"QUIRE_GATEWAY_AUTH={self.auth!r}: off or tokens")
+        files = {"QUIRE_GATEWAY_TLS_CERT": self.tls_cert, "QUIRE_GATEWAY_TLS_KEY": self.tls_key}
+        if (self.tls_listen or self.s3_tls_listen) and not any(files.values()):
+            found.append("QUIRE_GATEWAY_TLS_CERT, QUIRE_GATEWAY_TLS_KEY: must be set, as there is an address with TLS")
+        return found + files_together(files)

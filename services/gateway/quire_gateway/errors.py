@@ -1,7 +1,9 @@
 """Errors of the gateway; all else comes from `quire.errors`.
 
 TooManyRequests (quire.errors)
-└── TransfersExhausted      the gateway's bound on simultaneous transfers is reached
+├── TransfersExhausted      the gateway's bound on simultaneous transfers is reached
+├── TenantExhausted         the tenant's bound on requests, bytes or memory is reached
+└── GatewayLate             the gateway has more to do than it manages
 """
 
 from quire.errors import TooManyRequests
@@ -9,3 +11,11 @@ from quire.errors import TooManyRequests
 
 class TransfersExhausted(TooManyRequests):
     """The gateway's bound on simultaneous transfers is reached."""
+
+
+class TenantExhausted(TooManyRequests):
+    """The tenant's bound on requests, bytes or memory is reached."""
+
+
+class GatewayLate(TooManyRequests):
+    """The gateway has more to do than it manages."""

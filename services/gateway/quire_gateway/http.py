@@ -26,9 +26,11 @@ from quire.latents import (
 from quire.rpc.status import status_of
 from quire.telemetry import logger
 from quire_gateway.config import GatewayConfig
+from quire_gateway.doorman import Doorman
 
 _HTTP_OF_GRPC: Final = {
     "INVALID_ARGUMENT": 400,
+    "UNAUTHENTICATED": 401,
     "PERMISSION_DENIED": 403,
     "NOT_FOUND": 404,
     "ALREADY_EXISTS": 409,
@@ -48,9 +50,10 @@ class HttpDoor:
     """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET /v1/images`, `GET /v1/latents/{id}`. Does nothing without an
     address to listen on."""
 
-    def __init__(self, config: GatewayConfig, client: QuireClient) -> None:
+    def __init__(self, config: GatewayConfig, client: QuireClient, doorman: Doorman) -> None:
         self._config = config
         self._images = ImageClient(client)
+        self._doorman = doorman
         self._serving = asyncio.Semaphore(config.http_requests_max)
         self._putting = asyncio.Semaphore(max(1, config.http_requests_max // 4))
         self._runner: web.AppRunner | None = None
@@ -58,7 +61,7 @@ class HttpDoor:
     async def start(self) -> None:
         if not self._config.http_listen:
             return
-        app = web.Application(client_max_size=self._config.http_body_max, middlewares=[_errors_as_json])
+        app = web.Application(client_max_size=self._config.http_body_max, middlewares=[_errors_as_json, self._checked])
         app.router.add_put("/v1/images/{id}", self._put)
         app.router.add_get("/v1/images/{id}", self._get)
         app.router.add_delete("/v1/images/{id}", self._delete)
@@ -72,6 +75,12 @@ class HttpDoor:
     async def close(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+
+    @web.middleware
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        visitor = await self._doorman.who(request.headers.get("Authorization", ""))
+        self._doorman.check(visitor, write=request.method in ("PUT", "DELETE"))
+        return await handler(request)
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
         """Body: safetensors, raw values, or a record. What it is stands in the type, the rest in the query."""
@@ -145,6 +154,10 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except QuireError as error:
         status = _HTTP_OF_GRPC.get(status_of(error).name, 500)
         response = _json_error(status, error.code(), error.message, error.field, request_id)
+        if error.retry_after_s:
+            response.headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+        if status == 401:
+            response.headers["WWW-Authenticate"] = "Bearer"
     except web.HTTPException as error:
         response = _json_error(error.status, type(error).__name__, error.reason, "", request_id)
     except Exception as error:

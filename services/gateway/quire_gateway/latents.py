@@ -26,18 +26,18 @@ class LatentGateway:
         self._leases = leases
         self._catalogue = catalogue
 
-    async def put(self, entry: ImageEntry, source: RdmaTarget, durability: Durability) -> bool:
+    async def put(self, entry: ImageEntry, source: RdmaTarget, durability: Durability, tenant: str = "") -> bool:
         """Store the record that lies in `source`; whether the id had another image. Raises `TargetInvalid`, …"""
         with tracer().start_as_current_span(names.GATEWAY_LATENT, attributes={"quire.image": entry.image_id}):
             for _ in range(_PUT_TRIES):
-                await self._store(entry, source, durability)
+                await self._store(entry, source, durability, tenant)
                 # Pinned until it is catalogued: somebody may be deleting the last image that had the same record.
                 async with self._leases.held(entry.namespace, entry.keys) as leased:
                     if leased.matched_chunks:
                         return await self._catalogue.put(entry)
             raise ChunkMissing(f"the record of {entry.image_id!r} was evicted again and again", field="id")
 
-    async def get(self, image_id: str, target: RdmaTarget) -> ImageEntry:
+    async def get(self, image_id: str, target: RdmaTarget, tenant: str = "") -> ImageEntry:
         """Have the record written to the beginning of `target`. Raises `ImageMissing`, `ChunkMissing`, …"""
         with tracer().start_as_current_span(names.GATEWAY_LATENT, attributes={"quire.image": image_id}):
             entry = await self._catalogue.head(image_id)
@@ -55,10 +55,11 @@ class LatentGateway:
                     DeliveryOrder.AUTO,
                     target,
                 )
-                await self._gateway.fetch_whole(FetchCall(leased.lease, os.urandom(16), descriptor, leased.segments))
+                fetch = FetchCall(leased.lease, os.urandom(16), descriptor, leased.segments, tenant=tenant)
+                await self._gateway.fetch_whole(fetch)
             return entry
 
-    async def _store(self, entry: ImageEntry, source: RdmaTarget, durability: Durability) -> None:
+    async def _store(self, entry: ImageEntry, source: RdmaTarget, durability: Durability, tenant: str) -> None:
         store = StoreCall(
             entry.namespace,
             entry.keys,
@@ -68,5 +69,6 @@ class LatentGateway:
             durability,
             OnExisting.SKIP,
             source_complete=True,
+            tenant=tenant,
         )
         await self._gateway.store_whole(store)

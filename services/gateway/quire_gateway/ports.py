@@ -35,6 +35,7 @@ class DeliverPart:
     node_index: int
     compute_window_us: int
     layers_in_stream: bool
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class IngestPart:
     durability: Durability
     on_existing: OnExisting
     source_complete: bool
+    tenant: str = ""
 
 
 class Allocator(Protocol):

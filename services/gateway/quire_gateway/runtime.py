@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from quire.descriptor import Descriptor, RdmaTarget
 from quire.durability import Durability, OnExisting
@@ -30,6 +30,7 @@ from quire_gateway.errors import TransfersExhausted
 from quire_gateway.ports import Allocator, DeliverPart, IngestPart, LayerArrived, StorageNodes
 
 Summary = TypeVar("Summary")
+_RETRY_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class FetchCall:
     segments: Sequence[Segment]
     compute_window_us: int = 0
     layers_in_stream: bool = False
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class StoreCall:
     durability: Durability
     on_existing: OnExisting
     source_complete: bool = False
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,7 @@ class Gateway:
     @contextlib.contextmanager
     def _transfer(self) -> Iterator[None]:
         if self._transfers >= self._config.transfers_max:
-            raise TransfersExhausted(f"{self._transfers} transfers are running; retry later")
+            raise TransfersExhausted(f"{self._transfers} transfers are running", retry_after_s=_RETRY_S)
         self._transfers += 1
         try:
             yield
@@ -159,6 +162,7 @@ class Gateway:
             share.index,
             fetch.compute_window_us,
             fetch.layers_in_stream,
+            fetch.tenant,
         )
         try:
             async for event in self._nodes.deliver(share.grpc_address, part):
@@ -180,6 +184,7 @@ class Gateway:
             store.durability,
             store.on_existing,
             store.source_complete,
+            store.tenant,
         )
         try:
             yield await self._nodes.ingest(share.grpc_address, part)

@@ -6,23 +6,34 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.client import ImageClient, QuireClient
 from quire.client.exchange import Exchange
 from quire.clock import SystemClock
+from quire.errors import Unauthenticated
+from quire.hashing import tenant_name
 from quire.keys import ChunkKeys
+from quire.lease import LeaseSigner
 from quire.metadata import AccessKeys, Buckets, connect
 from quire.nodes import Node, Role
 from quire.outcome import NodeOutcome
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call
+from quire.rpc.credentials import AUTHORIZATION, bearer, is_member, member_token
 from quire.rpc.server import Server
-from quire.rpc.service import run_service, serve_member
+from quire.rpc.service import member_tls, run_service, serve_member
+from quire.rpc.tls import Tls
 from quire.v1 import gateway_pb2 as pb
 from quire.v1 import images_pb2, orchestrator_pb2
-from quire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
+from quire.v1.gateway_pb2_grpc import (
+    AdminServiceServicer,
+    GatewayServiceServicer,
+    add_AdminServiceServicer_to_server,
+    add_GatewayServiceServicer_to_server,
+)
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_gateway.adapters.blobs import ObstoreBlobs, ObstoreChunks
 from quire_gateway.adapters.cluster import (
@@ -34,8 +45,10 @@ from quire_gateway.adapters.cluster import (
     GrpcStorageNodes,
 )
 from quire_gateway.config import PREFIX, GatewayConfig
+from quire_gateway.doorman import Doorman
 from quire_gateway.http import HttpDoor
 from quire_gateway.images import ImageGateway
+from quire_gateway.keyring import KeyRing
 from quire_gateway.latents import LatentGateway
 from quire_gateway.leases import Leases
 from quire_gateway.ports import LayerArrived
@@ -57,63 +70,67 @@ class GatewayServicer(GatewayServiceServicer):
         gateway: Gateway,
         images: ImageGateway,
         latents: LatentGateway,
-        channels: ChannelPool,
+        doorman: Doorman,
+        orchestrator: OrchestratorServiceStub,
     ) -> None:
         self._timeout_s = config.control_timeout_s
         self._gateway = gateway
         self._images = images
         self._latents = latents
-        self._orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
+        self._doorman = doorman
+        self._orchestrator = orchestrator
+        self._leases = LeaseSigner(config.cluster_secret.encode())
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
-        response: pb.LookupResponse = await self._forward(self._orchestrator.Lookup, request)
-        return response
+        async with self._doorman.let_in(context, salt=request.namespace.tenant_salt):
+            response: pb.LookupResponse = await self._forward(self._orchestrator.Lookup, request)
+            return response
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
-        response: pb.ReleaseResponse = await self._forward(self._orchestrator.Release, request)
-        return response
+        async with self._doorman.let_in(context, tenant=self._tenant_of(request.lease)):
+            response: pb.ReleaseResponse = await self._forward(self._orchestrator.Release, request)
+            return response
 
     async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
-        response: pb.EvictResponse = await self._forward(self._orchestrator.Evict, request)
-        return response
-
-    async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
-        response: pb.SetPolicyResponse = await self._forward(self._orchestrator.SetPolicy, request)
-        return response
-
-    async def SetTenant(self, request: pb.SetTenantRequest, context: Any) -> pb.SetTenantResponse:
-        response: pb.SetTenantResponse = await self._forward(self._orchestrator.SetTenant, request)
-        return response
-
-    async def SetTheta(self, request: pb.SetThetaRequest, context: Any) -> pb.SetThetaResponse:
-        response: pb.SetThetaResponse = await self._forward(self._orchestrator.SetTheta, request)
-        return response
+        async with self._doorman.let_in(context, write=True, salt=request.namespace.tenant_salt):
+            response: pb.EvictResponse = await self._forward(self._orchestrator.Evict, request)
+            return response
 
     async def PutLatent(self, request: images_pb2.PutLatentRequest, context: Any) -> images_pb2.PutLatentResponse:
         entry, durability = convert.image_from(request.entry), convert.durability_from(request.durability)
-        replaced = await self._latents.put(entry, convert.target_from(request.source), durability)
+        source = convert.target_from(request.source)
+        coming = self._doorman.let_in(context, write=True, payload=entry.record_bytes, memory=source.length)
+        async with coming as visitor:
+            replaced = await self._latents.put(entry, source, durability, visitor.tenant)
         return images_pb2.PutLatentResponse(replaced=replaced)
 
     async def GetLatent(self, request: images_pb2.GetLatentRequest, context: Any) -> images_pb2.GetLatentResponse:
-        entry = await self._latents.get(request.image_id, convert.target_from(request.target))
+        target = convert.target_from(request.target)
+        async with self._doorman.let_in(context, payload=target.length, memory=target.length) as visitor:
+            entry = await self._latents.get(request.image_id, target, visitor.tenant)
         return images_pb2.GetLatentResponse(entry=convert.image_to(entry))
 
     async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
-        response: images_pb2.HeadImageResponse = await self._forward(self._orchestrator.HeadImage, request)
-        return response
+        async with self._doorman.let_in(context):
+            response: images_pb2.HeadImageResponse = await self._forward(self._orchestrator.HeadImage, request)
+            return response
 
     async def DeleteImage(self, request: images_pb2.DeleteImageRequest, context: Any) -> images_pb2.DeleteImageResponse:
-        response: images_pb2.DeleteImageResponse = await self._forward(self._orchestrator.DeleteImage, request)
-        return response
+        async with self._doorman.let_in(context, write=True):
+            response: images_pb2.DeleteImageResponse = await self._forward(self._orchestrator.DeleteImage, request)
+            return response
 
     async def ListImages(self, request: images_pb2.ListImagesRequest, context: Any) -> images_pb2.ListImagesResponse:
-        response: images_pb2.ListImagesResponse = await self._forward(self._orchestrator.ListImages, request)
-        return response
+        async with self._doorman.let_in(context):
+            response: images_pb2.ListImagesResponse = await self._forward(self._orchestrator.ListImages, request)
+            return response
 
     async def GetImage(self, request: images_pb2.GetImageRequest, context: Any) -> images_pb2.GetImageResponse:
         rendering = convert.rendering_from(request.rendering)
         target = convert.target_from(request.target) if request.if_none_match != "*" else None
-        served = await self._images.get(request.image_id, rendering, target, request.if_none_match)
+        length = target.length if target is not None else 0
+        async with self._doorman.let_in(context, payload=length, memory=length):
+            served = await self._images.get(request.image_id, rendering, target, request.if_none_match)
         return images_pb2.GetImageResponse(
             entry=convert.image_to(served.entry),
             length=served.length,
@@ -124,8 +141,9 @@ class GatewayServicer(GatewayServiceServicer):
         )
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
-        listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
-        return pb.StatusResponse(nodes=listed.nodes)
+        async with self._doorman.let_in(context):
+            listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
+            return pb.StatusResponse(nodes=listed.nodes)
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
         fetch = FetchCall(
@@ -135,8 +153,11 @@ class GatewayServicer(GatewayServiceServicer):
             [convert.segment_from(segment) for segment in request.segments],
             request.compute_window_us,
             request.layers_in_stream,
+            tenant=self._tenant_of(request.lease),
         )
-        async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
+        wanted, target = fetch.descriptor.payload_bytes, fetch.descriptor.target
+        coming = self._doorman.let_in(context, tenant=fetch.tenant, payload=wanted, memory=target.length)
+        async with coming, contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
             async for event in events:
                 match event:
                     case LayerArrived(node_id, layer):
@@ -158,8 +179,11 @@ class GatewayServicer(GatewayServiceServicer):
             convert.durability_from(request.durability),
             convert.on_existing_from(request.on_existing),
             request.source_complete,
+            tenant=tenant_name(request.namespace.tenant_salt),
         )
-        async with contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
+        salt, memory = request.namespace.tenant_salt, store.source.length
+        coming = self._doorman.let_in(context, write=True, salt=salt, payload=memory, memory=memory)
+        async with coming, contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
             async for event in events:
                 match event:
                     case Placement(segments, known):
@@ -172,15 +196,51 @@ class GatewayServicer(GatewayServiceServicer):
                             summary=pb.StoreSummary(stored_chunks=stored, known_chunks=known, bytes=moved)
                         )
 
+    def _tenant_of(self, lease: bytes) -> str:
+        """Whose lease it is. Raises `LeaseForged`; whether it has expired is looked at where it is used."""
+        return self._leases.verify(lease, now_ms=0).tenant.tenant
+
     async def _forward(self, method: Any, request: Any) -> Any:
         return await call(method, request, timeout_s=self._timeout_s)
 
 
+class AdminServicer(AdminServiceServicer):
+    """The operators' door: for whom knows the cluster's secret. Requests go on to the orchestrator as they are."""
+
+    def __init__(self, config: GatewayConfig, orchestrator: OrchestratorServiceStub) -> None:
+        self._config = config
+        self._orchestrator = orchestrator
+
+    async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
+        response: pb.SetPolicyResponse = await self._forward(self._orchestrator.SetPolicy, request, context)
+        return response
+
+    async def SetTenant(self, request: pb.SetTenantRequest, context: Any) -> pb.SetTenantResponse:
+        response: pb.SetTenantResponse = await self._forward(self._orchestrator.SetTenant, request, context)
+        return response
+
+    async def SetTheta(self, request: pb.SetThetaRequest, context: Any) -> pb.SetThetaResponse:
+        response: pb.SetThetaResponse = await self._forward(self._orchestrator.SetTheta, request, context)
+        return response
+
+    async def _forward(self, method: Any, request: Any, context: Any) -> Any:
+        shown = dict(context.invocation_metadata() or ()).get(AUTHORIZATION, "")
+        if not is_member(bearer(str(shown)), self._config.cluster_secret):
+            raise Unauthenticated("operators show that they know the cluster's secret", field=AUTHORIZATION)
+        return await call(method, request, timeout_s=self._config.control_timeout_s)
+
+
 def _s3_door(
-    config: GatewayConfig, redis: Any, channels: ChannelPool, gateway: Gateway, leases: Leases, client: QuireClient
+    config: GatewayConfig,
+    keys: KeyRing,
+    redis: Any,
+    channels: ChannelPool,
+    gateway: Gateway,
+    leases: Leases,
+    client: QuireClient,
 ) -> S3Door:
     clock = SystemClock()
-    authenticator = Authenticator(AccessKeys(redis, config.cluster_secret.encode()), clock)
+    authenticator = Authenticator(keys, clock)
     chunks = ObstoreChunks(config.object_url, config.object_timeout_s)
     whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
     special: dict[str, Space] = {
@@ -193,21 +253,45 @@ def _s3_door(
     return S3Door(config, authenticator, house, rdma)
 
 
+def _listeners(config: GatewayConfig, servicer: GatewayServicer, admin: AdminServicer) -> tuple[Server, Server | None]:
+    """The door for members and clients, and the operators' if it is open."""
+    tls = member_tls(config)
+    server = Server(config.listen, ["quire.v1.GatewayService"], requests_max=config.requests_max, tls=tls)
+    if config.tls_listen:
+        server.listen_tls(config.tls_listen, Tls(cert=Path(config.tls_cert), key=Path(config.tls_key)))
+    add_GatewayServiceServicer_to_server(servicer, server.grpc)
+    if not config.admin_listen:
+        return server, None
+    operators = Server(config.admin_listen, ["quire.v1.AdminService"], tls=tls)
+    add_AdminServiceServicer_to_server(admin, operators.grpc)
+    return server, operators
+
+
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
-    channels, incarnation = ChannelPool(), os.urandom(8).hex()
-    gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels))
-    server = Server(config.listen, ["quire.v1.GatewayService"], requests_max=config.requests_max)
+    tls, incarnation = member_tls(config), os.urandom(8).hex()
+    channels = ChannelPool(tls)
+    clock = SystemClock()
+    gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock))
     images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
     catalogue = GrpcCatalogue(config, channels)
     leases = Leases(catalogue)
     latents = LatentGateway(gateway, catalogue, leases)
-    add_GatewayServiceServicer_to_server(GatewayServicer(config, gateway, images, latents, channels), server.grpc)
-    # The HTTP doors are clients of this process's own gRPC door, and have its data plane.
-    client = QuireClient(config.advertise or config.listen, timeout_s=config.decode_timeout_s * 2)
-    await client.start()
     redis = connect(config.redis_url)
-    door, s3 = HttpDoor(config, client), _s3_door(config, redis, channels, gateway, leases, client)
+    keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
+    doorman = Doorman(config, keys, clock)
+    orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
+    servicer = GatewayServicer(config, gateway, images, latents, doorman, orchestrator)
+    server, operators = _listeners(config, servicer, AdminServicer(config, orchestrator))
+    # The HTTP doors are clients of this process's own gRPC door, and have its data plane.
+    client = QuireClient(
+        config.advertise or config.listen,
+        timeout_s=config.decode_timeout_s * 2,
+        tls=tls,
+        token=member_token(config.cluster_secret),
+    )
+    await client.start()
+    door, s3 = HttpDoor(config, client, doorman), _s3_door(config, keys, redis, channels, gateway, leases, client)
 
     def describe() -> Node:
         return Node(
@@ -217,14 +301,20 @@ async def serve(config: GatewayConfig) -> None:
             b"",
             incarnation,
             PROTOCOL_VERSION,
-            figures={"transfers": gateway.transfers},
+            figures={"transfers": gateway.transfers, **doorman.figures},
         )
 
+    doorman.start()
     await door.start()
     await s3.start()
+    if operators is not None:
+        await operators.start()
     await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+    if operators is not None:
+        await operators.stop(0)
     await s3.close()
     await door.close()
+    await doorman.close()
     await leases.close()
     await client.close()
     await redis.aclose()

@@ -16,7 +16,7 @@ from quire.profile import Profiles
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server, until_signalled
-from quire.rpc.service import run_service
+from quire.rpc.service import member_tls, run_service
 from quire.telemetry import publish
 from quire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
 from quire.v1.orchestrator_pb2_grpc import (
@@ -198,8 +198,9 @@ def _advice(advice: Advice) -> gateway_pb2.Advice:
 
 async def serve(config: OrchestratorConfig) -> None:
     """Run until SIGTERM."""
+    tls = member_tls(config)
     redis = connect(config.redis_url)
-    channels = ChannelPool()
+    channels = ChannelPool(tls)
     orchestrator = Orchestrator(
         config,
         PrefixIndex(redis, cluster=config.redis_cluster),
@@ -209,7 +210,9 @@ async def serve(config: OrchestratorConfig) -> None:
         Profiles(Path(config.profiles) if config.profiles else None),
         SystemClock(),
     )
-    server = Server(config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max)
+    server = Server(
+        config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max, tls=member_tls(config)
+    )
     images = ImageDesk(
         Images(redis),
         ImageRouter(config.decoder_theta, config.decode_timeout_s),

@@ -11,7 +11,7 @@ from quire.metadata import RedisLeaderLease, connect
 from quire.nodes import Node, Role
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server
-from quire.rpc.service import run_service, serve_member
+from quire.rpc.service import member_tls, run_service, serve_member
 from quire.v1 import scheduler_pb2 as pb
 from quire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from quire_scheduler.config import PREFIX, SchedulerConfig
@@ -71,15 +71,18 @@ def _message(grant: Grant) -> pb.Grant:
 
 async def serve(config: SchedulerConfig) -> None:
     """Run until SIGTERM."""
+    tls = member_tls(config)
     clock = SystemClock()
     redis = connect(config.redis_url) if config.redis_url else None
     lease = RedisLeaderLease(redis, "scheduler") if redis is not None else None
     address, incarnation = config.advertise or config.listen, os.urandom(8).hex()
     leadership = Leadership(f"{config.node_id} {incarnation} at {address}", lease, config.lease_ms, clock)
     scheduler = Scheduler(config, clock, leadership)
-    server = Server(config.listen, ["quire.v1.SchedulerService"], requests_max=config.requests_max)
+    server = Server(
+        config.listen, ["quire.v1.SchedulerService"], requests_max=config.requests_max, tls=member_tls(config)
+    )
     add_SchedulerServiceServicer_to_server(SchedulerServicer(scheduler), server.grpc)
-    channels = ChannelPool()
+    channels = ChannelPool(tls)
 
     def describe() -> Node:
         return Node(

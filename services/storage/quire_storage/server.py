@@ -10,14 +10,16 @@ from functools import partial
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.clock import SystemClock
+from quire.clock import Clock, SystemClock
+from quire.descriptor import RdmaTarget
 from quire.keys import ChunkKeys
 from quire.nodes import Location, Node, Role
 from quire.outcome import NodeOutcome
+from quire.permit import PermitSigner
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server
-from quire.rpc.service import run_service, serve_member
+from quire.rpc.service import member_tls, run_service, serve_member
 from quire.telemetry import logger
 from quire.transport.ucx import UcxTransport
 from quire.v1 import gateway_pb2
@@ -37,9 +39,15 @@ from quire_storage.runtime import StorageNode
 class StorageServicer(StorageServiceServicer):
     """Maps messages to `StorageNode` and back."""
 
-    def __init__(self, node: StorageNode, node_id: str) -> None:
+    def __init__(self, node: StorageNode, node_id: str, permits: PermitSigner, clock: Clock) -> None:
         self._node = node
         self._node_id = node_id
+        self._permits = permits
+        self._clock = clock
+
+    def _check_permit(self, permit: bytes, transfer_id: bytes, keys: ChunkKeys, target: RdmaTarget) -> None:
+        """Raises `LeaseForged`, `LeaseExpired`."""
+        self._permits.verify(permit, transfer_id, keys, target, self._clock.now_ms())
 
     async def Deliver(self, request: pb.DeliverRequest, context: Any) -> AsyncIterator[pb.DeliverResponse]:
         call = DeliverCall(
@@ -51,6 +59,7 @@ class StorageServicer(StorageServiceServicer):
             request.compute_window_us,
             request.layers_in_stream,
         )
+        self._check_permit(request.permit, call.delivery_id, call.descriptor.keys, call.descriptor.target)
         async with contextlib.aclosing(self._node.deliver(call)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, NodeOutcome):
@@ -73,6 +82,8 @@ class StorageServicer(StorageServiceServicer):
             request.namespace_digest[:16].ljust(16, b"\0"),
             request.source_complete,
         )
+        keys = ChunkKeys(b"".join(record.key for record in call.records))
+        self._check_permit(request.permit, call.store_id, keys, call.source)
         return pb.IngestResponse(outcome=convert.outcome_to(await self._node.ingest(call)))
 
     async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropResponse:
@@ -93,7 +104,8 @@ class StorageServicer(StorageServiceServicer):
 
 async def serve(config: StorageConfig) -> None:
     """Run until SIGTERM."""
-    channels, incarnation = ChannelPool(), os.urandom(8).hex()
+    tls = member_tls(config)
+    channels, incarnation = ChannelPool(tls), os.urandom(8).hex()
     transport = UcxTransport(**({"TLS": config.ucx_tls} if config.ucx_tls else {}))
     address = config.orchestrator_address
     outer = Outer(
@@ -122,8 +134,11 @@ async def serve(config: StorageConfig) -> None:
         )
 
     node = StorageNode(config, transport, outer, describe)
-    server = Server(config.listen, ["quire.v1.StorageService"], requests_max=config.requests_max)
-    add_StorageServiceServicer_to_server(StorageServicer(node, config.node_id), server.grpc)
+    server = Server(
+        config.listen, ["quire.v1.StorageService"], requests_max=config.requests_max, tls=member_tls(config)
+    )
+    permits = PermitSigner(config.cluster_secret.encode())
+    add_StorageServiceServicer_to_server(StorageServicer(node, config.node_id, permits, outer.clock), server.grpc)
     await node.start()
     logger().info("data plane", transport=transport.description)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from quire.clock import Clock
 from quire.descriptor import RdmaTarget
 from quire.durability import Durability, OnExisting
 from quire.hashing import Namespace
@@ -12,6 +13,7 @@ from quire.keys import ChunkKeys
 from quire.metadata.index import OBJECT_TIER, ChunkRecord
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
+from quire.permit import PermitSigner
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call, stream
 from quire.v1 import decoder_pb2, gateway_pb2, images_pb2, orchestrator_pb2, storage_pb2
@@ -46,9 +48,11 @@ class GrpcAllocator:
 class GrpcStorageNodes:
     """The `StorageNodes` port."""
 
-    def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
+    def __init__(self, config: GatewayConfig, channels: ChannelPool, clock: Clock) -> None:
         self._config = config
         self._channels = channels
+        self._clock = clock
+        self._permits = PermitSigner(config.cluster_secret.encode())
 
     async def deliver(self, address: str, part: DeliverPart) -> AsyncIterator[LayerArrived | NodeOutcome]:
         request = storage_pb2.DeliverRequest(
@@ -59,6 +63,7 @@ class GrpcStorageNodes:
             node_index=part.node_index,
             compute_window_us=part.compute_window_us,
             layers_in_stream=part.layers_in_stream,
+            permit=self._permit(part.tenant, part.delivery_id, part.descriptor.keys, part.descriptor.target),
         )
         method = self._stub(address).Deliver
         async for response in stream(method, request, timeout_s=self._config.transfer_timeout_s):
@@ -80,12 +85,20 @@ class GrpcStorageNodes:
             durability=convert.durability_to(part.durability),
             on_existing=convert.on_existing_to(part.on_existing),
             source_complete=part.source_complete,
+            permit=self._permit(
+                part.tenant, part.store_id, ChunkKeys(b"".join(record.key for record in part.chunks)), part.source
+            ),
         )
         response = await call(self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s)
         return convert.outcome_from(response.outcome)
 
+    def _permit(self, tenant: str, transfer_id: bytes, keys: ChunkKeys, target: RdmaTarget) -> bytes:
+        expires_ms = self._clock.now_ms() + round(self._config.transfer_timeout_s * 1000)
+        return self._permits.sign(tenant, transfer_id, keys, target, expires_ms)
+
     def _stub(self, address: str) -> StorageServiceStub:
-        return StorageServiceStub(self._channels.get(address))
+        stub: StorageServiceStub = StorageServiceStub(self._channels.get(address))
+        return stub
 
 
 class GrpcRouter:

@@ -52,6 +52,8 @@ STATUS: Final[Mapping[str, int]] = {
 # The most specific class that is listed decides; what is not listed is a bug.
 _OF_QUIRE: Final[Mapping[type[errors.QuireError], str]] = {
     errors.InvalidRequest: "InvalidArgument",
+    errors.Unauthenticated: "AccessDenied",
+    errors.NotAllowed: "AccessDenied",
     errors.LeaseForged: "AccessDenied",
     errors.LeaseExpired: "AccessDenied",
     errors.ChunkMissing: "NoSuchKey",

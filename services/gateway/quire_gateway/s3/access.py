@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final
 
 from quire.clock import Clock
-from quire.metadata.access import AccessKey, AccessKeys, Level
+from quire.metadata.access import AccessKey, Level
 from quire_gateway.core.aws_chunked import Signing
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import Request, read_claim, verify
+from quire_gateway.keyring import KeyRing
 
 CHUNKS_BUCKET: Final = "quire-kv"
 LATENTS_BUCKET: Final = "quire-latents"
 RESERVED: Final = (CHUNKS_BUCKET, LATENTS_BUCKET)
 SYSTEM_TENANT: Final = "quire"
-_REMEMBERED_S: Final = 2.0
-_REMEMBERED_MAX: Final = 10_000
 _NOBODY: Final = secrets.token_hex(20)
 
 
@@ -55,17 +53,16 @@ class Caller:
 class Authenticator:
     """Finds out who asks."""
 
-    def __init__(self, keys: AccessKeys, clock: Clock) -> None:
+    def __init__(self, keys: KeyRing, clock: Clock) -> None:
         self._keys = keys
         self._clock = clock
-        self._known: OrderedDict[str, tuple[float, AccessKey | None]] = OrderedDict()
 
     async def caller(self, request: Request) -> Caller:
         """Raises `S3Error`. An unknown key takes as long as a known one."""
         claim = read_claim(request)
         if claim is None:
             raise S3Error("AccessDenied", "Access Denied")
-        key = await self._key(claim.access_key)
+        key = await self._keys.get(claim.access_key)
         secret = self._keys.secret(key) if key is not None else _NOBODY
         try:
             signing_key = verify(request, claim, secret, self._clock.now_ms() / 1e3)
@@ -76,16 +73,3 @@ class Authenticator:
         if key is None:
             raise S3Error("InvalidAccessKeyId", "The AWS access key Id you provided does not exist")
         return Caller(key, Signing(signing_key, claim), claim.payload_hash)
-
-    async def _key(self, name: str) -> AccessKey | None:
-        """As it was two seconds ago at most: that long a deleted key still opens."""
-        now_s = self._clock.monotonic_s()
-        until_s, key = self._known.get(name, (0.0, None))
-        if until_s > now_s:
-            return key
-        key = await self._keys.get(name)
-        self._known[name] = (now_s + _REMEMBERED_S, key)
-        self._known.move_to_end(name)
-        if len(self._known) > _REMEMBERED_MAX:
-            self._known.popitem(last=False)
-        return key

@@ -1,0 +1,40 @@
+"""What only operators may: policies of namespaces and tenants, the cluster's threshold. A door of its own."""
+
+from __future__ import annotations
+
+from quire.hashing import Namespace
+from quire.rpc import convert
+from quire.rpc.channels import ChannelPool, call
+from quire.rpc.credentials import member_token
+from quire.rpc.tls import Tls
+from quire.v1 import gateway_pb2 as pb
+from quire.v1.gateway_pb2_grpc import AdminServiceStub
+
+
+class AdminClient:
+    """`address`: a gateway's `QUIRE_GATEWAY_ADMIN_LISTEN`. Raises `Unauthenticated` for another cluster's secret."""
+
+    def __init__(self, address: str, cluster_secret: str, *, tls: Tls | None = None, timeout_s: float = 10.0) -> None:
+        self._channels = ChannelPool(tls, member_token(cluster_secret))
+        self._stub: AdminServiceStub = AdminServiceStub(self._channels.get(address))
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> AdminClient:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._channels.close()
+
+    async def set_policy(self, namespace: Namespace, *, ttl_s: int = 0, quota_bytes: int = 0) -> None:
+        """Let a namespace's chunks go `ttl_s` after they were stored and take up `quota_bytes` at most; 0: no limit."""
+        request = pb.SetPolicyRequest(namespace=convert.namespace_to(namespace), ttl_s=ttl_s, quota_bytes=quota_bytes)
+        await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
+
+    async def set_tenant(self, tenant_salt: bytes, *, weight: float = 1.0, cap_bytes_per_s: int = 0) -> None:
+        """Give a tenant its part of contended links: by weight, and never more than its cap (0 for none)."""
+        request = pb.SetTenantRequest(tenant_salt=tenant_salt, weight=weight, cap_bytes_per_s=cap_bytes_per_s)
+        await call(self._stub.SetTenant, request, timeout_s=self._timeout_s)
+
+    async def set_theta(self, theta_bytes: int) -> None:
+        """Have every storage node deliver payloads below `theta_bytes` chunkwise; 0: each by its own setting."""
+        await call(self._stub.SetTheta, pb.SetThetaRequest(theta_bytes=theta_bytes), timeout_s=self._timeout_s)

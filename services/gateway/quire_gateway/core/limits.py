@@ -1,0 +1,75 @@
+"""What each tenant may have at the same time at one gateway. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from quire_gateway.errors import TenantExhausted
+
+_RETRY_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """0 for none. `bytes`: payloads on their way; `memory`: of clients, named to storage nodes by running requests."""
+
+    requests: int = 0
+    bytes: int = 0
+    memory: int = 0
+
+
+@dataclass(slots=True)
+class _Has:
+    requests: int = 0
+    bytes: int = 0
+    memory: int = 0
+
+
+@dataclass(slots=True)
+class TenantLimits:
+    """Counts requests while they run."""
+
+    limits: Limits
+    _has: dict[str, _Has] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """By tenant; those without a request are not listed."""
+        figures: dict[str, float] = {}
+        for tenant, has in self._has.items():
+            figures[f"tenant.{tenant or 'none'}.requests"] = has.requests
+            figures[f"tenant.{tenant or 'none'}.bytes"] = has.bytes
+        return figures
+
+    @contextlib.contextmanager
+    def admitted(self, tenant: str, payload: int = 0, memory: int = 0) -> Iterator[None]:
+        """One request. Raises `TenantExhausted`. A payload above the limit goes alone, or it could never go."""
+        has = self._has.setdefault(tenant, _Has())
+        limits = self.limits
+        try:
+            if limits.requests and has.requests >= limits.requests:
+                raise TenantExhausted(f"{has.requests} requests of this tenant are running", retry_after_s=_RETRY_S)
+            if limits.bytes and has.bytes and has.bytes + payload > limits.bytes:
+                raise TenantExhausted(f"{has.bytes} bytes of this tenant are on their way", retry_after_s=_RETRY_S)
+            if limits.memory and has.memory and has.memory + memory > limits.memory:
+                raise TenantExhausted(f"{has.memory} bytes of this tenant's memory are in use", retry_after_s=_RETRY_S)
+        except TenantExhausted:
+            self._forget(tenant)
+            raise
+        has.requests += 1
+        has.bytes += payload
+        has.memory += memory
+        try:
+            yield
+        finally:
+            has.requests -= 1
+            has.bytes -= payload
+            has.memory -= memory
+            self._forget(tenant)
+
+    def _forget(self, tenant: str) -> None:
+        if not self._has[tenant].requests:
+            del self._has[tenant]

@@ -1,0 +1,35 @@
+"""Access keys as the gateway knows them: read from Redis, remembered for a moment."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from quire.clock import Clock
+from quire.metadata.access import AccessKey, AccessKeys
+
+_REMEMBERED_S: Final = 2.0
+_REMEMBERED_MAX: Final = 10_000
+
+
+class KeyRing:
+    """The keys of both doors."""
+
+    def __init__(self, keys: AccessKeys, clock: Clock) -> None:
+        self._keys = keys
+        self._clock = clock
+        self._known: OrderedDict[str, tuple[float, AccessKey | None]] = OrderedDict()
+        self.secret, self.salt = keys.secret, keys.salt
+
+    async def get(self, name: str) -> AccessKey | None:
+        """As it was two seconds ago at most: that long a deleted key still opens."""
+        now_s = self._clock.monotonic_s()
+        until_s, key = self._known.get(name, (0.0, None))
+        if until_s > now_s:
+            return key
+        key = await self._keys.get(name)
+        self._known[name] = (now_s + _REMEMBERED_S, key)
+        self._known.move_to_end(name)
+        if len(self._known) > _REMEMBERED_MAX:
+            self._known.popitem(last=False)
+        return key

@@ -1,0 +1,255 @@
+"""Who gets in and what they get: certificates, tokens, permits, limits, the operators' door."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire import certs
+from quire.client import AdminClient, QuireClient
+from quire.descriptor import DeliveryOrder, Descriptor
+from quire.durability import Durability
+from quire.errors import (
+    LeaseForged,
+    NodeUnavailable,
+    NotAllowed,
+    QuireError,
+    TooManyRequests,
+    Unauthenticated,
+)
+from quire.hashing import Namespace
+from quire.layout import Dtype, KvLayout
+from quire.local import LocalCluster
+from quire.outcome import ChunkRun
+from quire.rpc import convert
+from quire.rpc.channels import ChannelPool, stream
+from quire.rpc.tls import MEMBER_NAME, Tls
+from quire.v1 import storage_pb2
+from quire.v1.storage_pb2_grpc import StorageServiceStub
+from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+
+LAYOUT = KvLayout(8, 16, 8, 128, Dtype.BF16)
+CHUNKS = 16  # 8 MiB
+RATE = 16_000_000
+
+
+@dataclass(frozen=True)
+class Tenant:
+    token: str
+    salt: bytes
+
+    def namespace(self) -> Namespace:
+        return replace(fresh_namespace(LAYOUT), tenant_salt=self.salt)
+
+
+@dataclass(frozen=True)
+class House:
+    cluster: LocalCluster
+    public: Tls
+    members: Tls
+
+    def client(self, token: str) -> QuireClient:
+        return QuireClient(self.cluster.tls_address, tls=self.public, token=token)
+
+    def tenant(self, name: str, *options: str) -> Tenant:
+        """A new key, made as an operator makes it."""
+        command = [sys.executable, "-c", "from quire.cli import main; main()", "keys", "create", name, *options]
+        command += ["--folder", str(self.cluster.folder)]
+        made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        said = dict(line.rsplit(maxsplit=1) for line in made.splitlines())
+        return Tenant(said["gRPC token"], bytes.fromhex(said["salt"]))
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    settings = {
+        "QUIRE_GATEWAY_AUTH": "tokens",
+        "QUIRE_GATEWAY_TENANT_BYTES_MAX": str(12 << 20),
+        "QUIRE_SCHEDULER_LINKS": f"default={RATE}",
+        "QUIRE_SCHEDULER_POLICY": "equal",
+    }
+    folder = tmp_path_factory.mktemp("guarded")
+    with LocalCluster(folder, tls=True, settings=settings, arena_bytes=128 << 20) as cluster:
+        made = folder / "certs"
+        members = Tls(made / "ca.pem", made / "member.pem", made / "member-key.pem", MEMBER_NAME)
+        yield House(cluster, Tls(made / "ca.pem"), members)
+
+
+async def test_a_tenant_with_a_token_stores_and_fetches_over_tls(house: House) -> None:
+    tenant = house.tenant("honest")
+    async with house.client(tenant.token) as client:
+        namespace = tenant.namespace()
+        keys, payload = some_keys(namespace, CHUNKS), random_payload(namespace, CHUNKS)
+        await store(client, namespace, keys, payload)
+        got, _ = await fetch_all(client, await client.lookup(namespace, keys))
+        assert np.array_equal(got, payload)
+
+
+async def test_nobody_gets_in_without_showing_who_they_are(house: House) -> None:
+    """No token, half a token, a key that does not exist, a wrong secret, a member's name with a wrong proof."""
+    name = house.tenant("somebody").token.split(":")[0]
+    for token in ("", "x", "QKNOBODY:secret", f"{name}:{'A' * 40}", f"{name}:", "member:" + "0" * 64):
+        async with house.client(token) as client:
+            with pytest.raises(Unauthenticated):
+                await client.status()
+
+
+def test_images_over_http_want_the_same_token(house: House) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"http://{house.cluster.http_address}/v1/images", timeout=10)
+    assert caught.value.code == 401
+    assert json.load(caught.value)["error"] == "Unauthenticated"
+    request = urllib.request.Request(
+        f"http://{house.cluster.http_address}/v1/images",
+        headers={"Authorization": f"Bearer {house.tenant('somebody').token}"},
+    )
+    assert json.load(urllib.request.urlopen(request, timeout=10)) == {"images": []}
+
+
+async def test_members_speak_with_members_only(house: House) -> None:
+    """A storage node, the orchestrator and the gateway's inner door turn away whoever has no certificate of theirs."""
+    for name in ("storage-0", "orchestrator", "gateway", "scheduler"):
+        address = house.cluster.address(name)
+        for tls in (None, Tls(house.public.ca, server_name=MEMBER_NAME)):
+            async with QuireClient(address, tls=tls, token="any", timeout_s=3) as client:
+                with pytest.raises(NodeUnavailable):
+                    await client.status()
+
+
+async def test_a_stranger_to_the_authority_is_not_believed(house: House, tmp_path: Path) -> None:
+    other = certs.make(tmp_path, [], days=1)
+    async with QuireClient(house.cluster.tls_address, tls=Tls(other.ca), token="x", timeout_s=3) as client:
+        with pytest.raises(NodeUnavailable):
+            await client.status()
+
+
+async def test_what_a_key_may_not_do(house: House) -> None:
+    """Read-only keys store nothing; a salt is its tenant's; a lease is its tenant's."""
+    honest, curious, reader = house.tenant("one"), house.tenant("two"), house.tenant("one", "--read-only")
+    assert honest.salt == reader.salt != curious.salt
+    namespace = honest.namespace()
+    keys, payload = some_keys(namespace, 2), random_payload(namespace, 2)
+    async with house.client(honest.token) as client:
+        await store(client, namespace, keys, payload)
+        found = await client.lookup(namespace, keys)
+    async with house.client(reader.token) as client:
+        assert np.array_equal((await fetch_all(client, await client.lookup(namespace, keys)))[0], payload)
+        with pytest.raises(NotAllowed):
+            await store(client, namespace, keys, payload)
+        with pytest.raises(NotAllowed):
+            await client.evict(namespace, keys)
+    async with house.client(curious.token) as client:
+        with pytest.raises(NotAllowed, match="salt"):
+            await client.lookup(namespace, keys)
+        buffer = client.allocate(payload.nbytes)
+        delivery = await client.fetch(found, buffer)
+        with pytest.raises(NotAllowed, match="lease"):
+            await delivery.summary()
+        with pytest.raises(NotAllowed):
+            await client.release(found)
+
+
+async def test_a_storage_node_moves_nothing_that_no_gateway_has_signed(house: House) -> None:
+    """Whoever has a member's certificate and a good lease, but no permit, or another transfer's."""
+    tenant = house.tenant("honest")
+    async with house.client(tenant.token) as client:
+        namespace = tenant.namespace()
+        keys, payload = some_keys(namespace, 2), random_payload(namespace, 2)
+        await store(client, namespace, keys, payload)
+        found = await client.lookup(namespace, keys)
+        buffer = client.allocate(payload.nbytes)
+        pool = ChannelPool(house.members)
+        stub: StorageServiceStub = StorageServiceStub(pool.get(found.segments[0].grpc_address))
+        layout = namespace.layout
+        descriptor = Descriptor(
+            found.keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, DeliveryOrder.AUTO, buffer.target()
+        )
+        for permit in (b"", os.urandom(48)):
+            request = storage_pb2.DeliverRequest(
+                lease=found.lease,
+                delivery_id=os.urandom(16),
+                descriptor=convert.descriptor_to(descriptor),
+                runs=convert.runs_to([ChunkRun(0, 2)]),
+                permit=permit,
+            )
+            with pytest.raises(LeaseForged, match="permit"):
+                async for _ in stream(stub.Deliver, request, timeout_s=10):
+                    pass
+        await pool.close()
+        assert buffer.view is not None
+        assert not buffer.view.any(), "nothing was written"
+
+
+async def test_certificates_change_without_a_restart(house: House) -> None:
+    """New ones are shown to who connects from then on, members among themselves use them, and no request fails."""
+    host, _, port = house.cluster.tls_address.rpartition(":")
+
+    def shown() -> str:
+        return ssl.get_server_certificate((host, int(port)), timeout=10)
+
+    tenant = house.tenant("honest")
+    before = await asyncio.to_thread(shown)
+    async with house.client(tenant.token) as client:
+        namespace = tenant.namespace()
+        keys, payload = some_keys(namespace, 2), random_payload(namespace, 2)
+        await store(client, namespace, keys, payload)
+        certs.make(house.cluster.folder / "certs", [], days=30)
+        assert await asyncio.to_thread(shown) != before
+        for _ in range(3):
+            assert np.array_equal((await fetch_all(client, await client.lookup(namespace, keys)))[0], payload)
+    async with house.client(tenant.token) as client:
+        assert np.array_equal((await fetch_all(client, await client.lookup(namespace, keys)))[0], payload)
+
+
+async def test_a_tenant_over_its_limit_is_told_when_to_come_again(house: House) -> None:
+    """The second delivery at the same time is turned away at once; another tenant's is not; later it goes."""
+    greedy, modest = house.tenant("greedy"), house.tenant("modest")
+    async with house.client(greedy.token) as client, house.client(modest.token) as other:
+        namespace, theirs = greedy.namespace(), modest.namespace()
+        keys, payload = some_keys(namespace, CHUNKS), random_payload(namespace, CHUNKS)
+        await store(client, namespace, keys, payload, durability=Durability.MEMORY)
+        await store(other, theirs, some_keys(theirs, 1), random_payload(theirs, 1))
+        found = await client.lookup(namespace, keys)
+        buffer = client.allocate(payload.nbytes)
+        delivery = await client.fetch(found, buffer)
+        await delivery.layer(0)
+        second = client.allocate(payload.nbytes)
+        with pytest.raises(TooManyRequests) as caught:
+            await (await client.fetch(found, second)).summary()
+        assert caught.value.retry_after_s > 0
+        got, _ = await fetch_all(other, await other.lookup(theirs, some_keys(theirs, 1)))
+        assert np.array_equal(got, random_payload(theirs, 1))
+        await delivery.summary()
+        await delivery.quiesced(10)
+        assert (await fetch_all(client, found))[1].usable_chunks == CHUNKS
+
+
+async def test_the_operators_door_is_theirs(house: House) -> None:
+    """It opens for the cluster's secret; the public one does not know its requests."""
+    address = house.cluster.admin_address
+    async with AdminClient(address, house.cluster.secret, tls=house.members) as operator:
+        await operator.set_tenant(b"some tenant's salt", weight=2.0)
+    async with AdminClient(address, "another secret", tls=house.members) as stranger:
+        with pytest.raises(Unauthenticated):
+            await stranger.set_tenant(b"some tenant's salt", weight=100.0)
+    async with AdminClient(house.cluster.address("gateway"), house.cluster.secret, tls=house.members) as lost:
+        with pytest.raises(QuireError, match=r"(?i)unimplemented|not found"):
+            await lost.set_tenant(b"some tenant's salt", weight=2.0)
+
+
+def test_a_secret_is_in_no_log(house: House) -> None:
+    secret = house.cluster.secret
+    for log in (house.cluster.folder / "logs").glob("*.log"):
+        assert secret not in log.read_text(), log
