@@ -12,4 +12,7 @@ except PackageNotFoundError:  # a source tree that was never installed
     __version__ = "0.0.0"
 
 PROTOCOL_VERSION = 1
-"""What nodes must agree on to be used together."""
+"""What this release speaks. Goes up when a message changes its meaning."""
+
+PROTOCOL_OLDEST = 1
+"""The oldest that it understands: from there on all may be used together, as while a cluster is upgraded."""

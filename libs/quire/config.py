@@ -43,6 +43,8 @@ class ServiceConfig:
     cluster_cert: str = setting("", "PEM of this member's certificate", variable="QUIRE_CLUSTER_CERT")
     cluster_key: str = setting("", "PEM of its private key", variable="QUIRE_CLUSTER_KEY")
 
+    drain_s: float = setting(1.0, "time after SIGTERM for those who have not heard of it yet", minimum=0)
+
     def problems(self) -> list[str]:
         """What cannot be right about the values together."""
         return files_together(

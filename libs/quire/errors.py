@@ -26,6 +26,7 @@ QuireError
 ├── DeadlineExceeded            not done in the time that the caller gave
 ├── NotImplementedHere          this deployment does not offer it
 │   └── VaeUnknown              no decoder has the VAE that a latent belongs to
+├── VersionUnsupported          the other side speaks a protocol that this one does not understand
 ├── ConfigInvalid               environment variables that cannot be used; lists all of them
 └── InternalError               a bug; the caller sees no details
 """
@@ -148,6 +149,10 @@ class NotImplementedHere(QuireError):
 
 class VaeUnknown(NotImplementedHere):
     """No decoder has the VAE that a latent belongs to."""
+
+
+class VersionUnsupported(QuireError):
+    """The other side speaks a protocol that this one does not understand."""
 
 
 class ConfigInvalid(QuireError):

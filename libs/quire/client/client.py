@@ -27,6 +27,7 @@ from quire.transport.ucx import UcxTransport
 from quire.v1 import gateway_pb2 as pb
 from quire.v1.gateway_pb2_grpc import GatewayServiceStub
 
+_NAME_MEMORY: Final = ("PutLatent", "GetLatent", "GetImage")
 _UNQUIET_MAX: Final = 64
 _CLOSE_TIMEOUT_S: Final = 5.0
 _NO_WAY: Final = (
@@ -298,7 +299,9 @@ class QuireClient:
 
     async def call(self, method: str, request: Any) -> Any:
         """A short request to the gateway, by the name of its method."""
-        return await call(getattr(self._stub, method), request, timeout_s=self._timeout_s)
+        return await call(
+            getattr(self._stub, method), request, timeout_s=self._timeout_s, again=method not in _NAME_MEMORY
+        )
 
     def _quiesced(self, transfer_id: bytes) -> None:
         self._transfers.pop(transfer_id, None)

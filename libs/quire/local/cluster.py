@@ -37,6 +37,7 @@ from quire.v1.gateway_pb2_grpc import GatewayServiceStub
 _STATE: Final = "cluster.json"
 _LOCK: Final = "cluster.lock"
 _PR_SET_PDEATHSIG: Final = 1
+_SERVICES: Final = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
 _libc: Final = ctypes.CDLL(None)
 
 
@@ -67,6 +68,8 @@ class LocalCluster:
         storage_nodes: int = 1,
         schedulers: int = 1,
         decoders: int = 1,
+        gateways: int = 1,
+        orchestrators: int = 1,
         arena_bytes: int = 1 << 30,
         drive_bytes: int = 512 << 20,
         redis_url: str = "",
@@ -84,6 +87,8 @@ class LocalCluster:
         self._storage_nodes = storage_nodes
         self._schedulers = schedulers
         self._decoders = decoders
+        self._gateways = gateways
+        self._orchestrators = orchestrators
         self._arena_bytes = arena_bytes
         self._drive_bytes = drive_bytes
         self._redis_url = redis_url
@@ -95,6 +100,7 @@ class LocalCluster:
         self._lock: IO[str] | None = None
         self._spawner: ThreadPoolExecutor | None = None
         self._socket_folder = ""
+        self._addresses: dict[str, list[str]] = {}
         self.metrics: dict[str, str] = {}
         """host:port of each service's /metrics, by its name."""
 
@@ -111,7 +117,8 @@ class LocalCluster:
 
     @property
     def gateway_address(self) -> str:
-        return self._processes["gateway"].address
+        """Of all gateways, separated by commas, as clients take it."""
+        return ",".join(self._addresses["gateway"])
 
     def address(self, name: str) -> str:
         """host:port of a service, e.g. "storage-0"."""
@@ -140,10 +147,15 @@ class LocalCluster:
         (self.folder / "logs").mkdir(exist_ok=True)
         if not self._redis_url:
             self._start_redis(timeout_s)
-        ports = _free_ports(5 + self._schedulers + self._decoders + self._storage_nodes)
-        self._metrics_ports = iter(_free_ports(2 + self._schedulers + self._decoders + self._storage_nodes))
-        taken = iter(ports[5:])
-        scheduler_ports = [next(taken) for _ in range(self._schedulers)]
+        services = sum((self._gateways, self._orchestrators, self._schedulers, self._decoders, self._storage_nodes))
+        self._metrics_ports = iter(_free_ports(services))
+        taken = iter(_free_ports(services + 3 * self._gateways))
+        ports = {
+            "orchestrator": [next(taken) for _ in range(self._orchestrators)],
+            "gateway": [next(taken) for _ in range(self._gateways)],
+            "scheduler": [next(taken) for _ in range(self._schedulers)],
+        }
+        self._addresses = {name: [f"127.0.0.1:{port}" for port in each] for name, each in ports.items()}
         secret_file = self.folder / "secret"
         if not secret_file.exists():
             secret_file.write_text(secrets.token_hex(32))
@@ -151,30 +163,32 @@ class LocalCluster:
         common = {
             "QUIRE_REDIS_URL": self._redis_url,
             "QUIRE_CLUSTER_SECRET": secret_file.read_text(),
-            "QUIRE_ORCHESTRATOR_ADDRESS": f"127.0.0.1:{ports[0]}",
-            "QUIRE_SCHEDULER_ADDRESS": ",".join(f"127.0.0.1:{port}" for port in scheduler_ports),
-            "QUIRE_GATEWAY_ADDRESS": f"127.0.0.1:{ports[1]}",
+            **{f"QUIRE_{name.upper()}_ADDRESS": ",".join(each) for name, each in self._addresses.items()},
+            "QUIRE_DECODER_WARM": "0",  # clusters that nobody asks for images need no torch
+            **{f"QUIRE_{name.upper()}_DRAIN_S": "0" for name in _SERVICES},
             **({"QUIRE_TRACE_FOLDER": str(self.folder / "traces")} if self._trace else {}),
             **self._settings,
         }
-        self.http_address = f"127.0.0.1:{ports[2]}"
-        self.s3_address = f"127.0.0.1:{ports[3]}"
-        self.admin_address = f"127.0.0.1:{ports[4]}"
         if self._tls:
             common |= self._certificates()
-        doors = {
-            "QUIRE_GATEWAY_HTTP_LISTEN": self.http_address,
-            "QUIRE_GATEWAY_S3_LISTEN": self.s3_address,
-            "QUIRE_GATEWAY_ADMIN_LISTEN": self.admin_address,
-            "QUIRE_GATEWAY_OBJECT_URL": str(self.folder / "objects"),
-        }
-        for index, name in enumerate(("orchestrator", "gateway")):
-            self._start_service(name, name, ports[index], doors | common)
+        for index, port in enumerate(ports["orchestrator"]):
+            self._start_service(_numbered("orchestrator", index), "orchestrator", port, common)
+        for index, port in reversed(list(enumerate(ports["gateway"]))):
+            self.http_address, self.s3_address, self.admin_address = (f"127.0.0.1:{next(taken)}" for _ in range(3))
+            doors = {
+                "QUIRE_GATEWAY_NODE_ID": f"gateway-{index}",
+                "QUIRE_GATEWAY_HTTP_LISTEN": self.http_address,
+                "QUIRE_GATEWAY_S3_LISTEN": self.s3_address,
+                "QUIRE_GATEWAY_ADMIN_LISTEN": self.admin_address,
+                "QUIRE_GATEWAY_OBJECT_URL": str(self.folder / "objects"),
+            }
+            tls_at_first = {"QUIRE_GATEWAY_TLS_LISTEN": ""} if index else {}
+            self._start_service(_numbered("gateway", index), "gateway", port, doors | common | tls_at_first)
         for index in range(self._decoders):
             name = f"decoder-{index}"
             self._start_service(name, "decoder", next(taken), {"QUIRE_DECODER_NODE_ID": name} | common)
-        for index, port in enumerate(scheduler_ports):
-            name = f"scheduler-{index}" if index else "scheduler"
+        for index, port in enumerate(ports["scheduler"]):
+            name = _numbered("scheduler", index)
             self._start_service(name, "scheduler", port, {"QUIRE_SCHEDULER_NODE_ID": name} | common)
         for index in range(self._storage_nodes):
             node = f"storage-{index}"
@@ -227,6 +241,16 @@ class LocalCluster:
         process.popen.send_signal(number)
         if number is signal.SIGKILL:
             process.popen.wait()
+
+    def renew(self, name: str, timeout_s: float = 30.0) -> None:
+        """Ask a service to stop, wait until it has, and start it again: a step of a rolling restart."""
+        process = self._processes[name]
+        process.popen.terminate()
+        try:
+            process.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise DeadlineExceeded(f"{name} did not stop within {timeout_s} s") from None
+        self.restart(name, timeout_s)
 
     def restart(self, name: str, timeout_s: float = 30.0) -> None:
         """Start a stopped process again, as it was."""
@@ -352,7 +376,7 @@ class LocalCluster:
     def _incarnations(self) -> dict[str, str]:
         """Members and their incarnations, as the gateway tells them; empty while it does not answer."""
         shown = [(AUTHORIZATION, f"Bearer {member_token(self.secret)}")]
-        with self._channel(self.gateway_address) as channel, contextlib.suppress(grpc.RpcError):
+        with self._channel(self._addresses["gateway"][0]) as channel, contextlib.suppress(grpc.RpcError):
             stub: Any = GatewayServiceStub(channel)
             nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2, metadata=shown).nodes
             return {node.node_id: node.incarnation for node in nodes}
@@ -405,6 +429,11 @@ def read_state(folder: Path) -> dict[str, Any]:
     except OSError:
         raise Unavailable(f"no cluster runs on {folder}; start one with `quire up`") from None
     return state
+
+
+def _numbered(name: str, index: int) -> str:
+    """The first of a kind has no number."""
+    return f"{name}-{index}" if index else name
 
 
 def _die_with_parent() -> None:

@@ -10,9 +10,10 @@ from opentelemetry import trace
 
 from quire.rpc.credentials import interceptors
 from quire.rpc.server import MESSAGE_BYTES_MAX
-from quire.rpc.status import error_of
+from quire.rpc.status import error_of, went_away
 from quire.rpc.tls import RotatingChannel, Tls
-from quire.telemetry import headers, tracer
+from quire.rpc.version import SPOKEN
+from quire.telemetry import headers, names, tracer
 
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -32,7 +33,10 @@ class ChannelPool:
         self._channels: dict[str, Any] = {}
 
     def get(self, address: str) -> Any:
-        """The channel to host:port; connects at the first call, reconnects by itself."""
+        """The channel to host:port; connects at the first call, reconnects by itself.
+
+        Of several, separated by commas (addresses, not names), the first that answers; when it goes the next one.
+        """
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = self._open(address)
@@ -40,6 +44,8 @@ class ChannelPool:
 
     def _open(self, address: str) -> Any:
         shown = interceptors(self._token)
+        if "," in address:
+            address = "ipv4:" + ",".join(part.strip() for part in address.split(","))
         if self._tls is not None:
             return RotatingChannel(address, self._tls, _OPTIONS, shown)
         return grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=shown)
@@ -50,11 +56,21 @@ class ChannelPool:
             await channel.close()
 
 
-async def call(method: Any, request: Any, *, timeout_s: float) -> Any:
-    """A unary call. Raises the `QuireError` that the server raised."""
+async def call(method: Any, request: Any, *, timeout_s: float, again: bool = True) -> Any:
+    """A unary call. Raises the `QuireError` that the server raised.
+
+    `again`: asked once more if the server went away, which costs nothing where there is another one. Not for requests
+    that name memory: the first may still be at it.
+    """
     span, metadata = _begin(method)
     try:
-        return await method(request, timeout=timeout_s, metadata=metadata)
+        try:
+            return await method(request, timeout=timeout_s, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            if not again or not went_away(error):
+                raise
+            span.add_event(names.EVENT_AGAIN)
+            return await method(request, timeout=timeout_s, metadata=metadata)
     except grpc.aio.AioRpcError as error:
         span.set_attribute("rpc.status_code", error.code().name)
         raise error_of(error) from None
@@ -82,4 +98,4 @@ def _begin(method: Any) -> tuple[trace.Span, tuple[tuple[str, str], ...]]:
     path = getattr(method, "_method", b"")
     name = (path.decode() if isinstance(path, bytes) else str(path)).lstrip("/")
     span = tracer().start_span(name or "rpc", kind=trace.SpanKind.CLIENT, attributes={"rpc.system.name": "grpc"})
-    return span, tuple(headers(trace.set_span_in_context(span)).items())
+    return span, (*SPOKEN, *headers(trace.set_span_in_context(span)).items())

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.errors import QuireError
+from quire.errors import QuireError, VersionUnsupported
 from quire.nodes import Node
 from quire.rpc.channels import ChannelPool, call
 from quire.rpc.convert import node_to
@@ -71,7 +71,9 @@ class Heartbeat:
             try:
                 response = await call(self._stub.Heartbeat, request, timeout_s=_TIMEOUT_S)
             except QuireError as error:
-                if not failing:
+                if not failing and isinstance(error, VersionUnsupported):
+                    logger().error("the cluster does not use this node", error=str(error))
+                elif not failing:
                     logger().warning("the orchestrator does not answer", error=str(error))
                 failing = True
                 await asyncio.sleep(_RETRY_S)

@@ -17,6 +17,7 @@ from opentelemetry import trace
 from quire import errors
 from quire.rpc.status import status_of, trailers_of
 from quire.rpc.tls import Tls
+from quire.rpc.version import check_metadata
 from quire.telemetry import attach, logger, meter, names, tracer
 
 MESSAGE_BYTES_MAX: Final = 32 << 20
@@ -64,9 +65,11 @@ class Server:
         await self.grpc.start()
         await self._report(health_pb2.HealthCheckResponse.SERVING)
 
-    async def stop(self, grace_s: float) -> None:
-        """Report unhealthy, refuse new requests, let running ones finish for `grace_s`."""
+    async def stop(self, grace_s: float, drain_s: float = 0.0) -> None:
+        """Report unhealthy, and for `drain_s` serve who has not heard of it yet; then refuse new requests, and let
+        running ones finish for `grace_s`."""
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await asyncio.sleep(drain_s)
         await self.grpc.stop(grace_s)
 
     async def _report(self, status: Any) -> None:
@@ -119,6 +122,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         async def call(request: Any, context: Any) -> Any:
             with self._timed(method, context), _span(method, carrier) as span:
                 try:
+                    check_metadata(carrier)
                     return await behaviour(request, context)
                 except Exception as error:
                     await _abort(context, error, method, span)
@@ -131,6 +135,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             with self._timed(method, context), _span(method, carrier) as span:
                 try:
+                    check_metadata(carrier)
                     async for response in behaviour(request, context):
                         yield response
                 except Exception as error:

@@ -55,16 +55,20 @@ async def serve_member(
     orchestrator_address: str,
     describe: Callable[[], Node],
     grace_s: float,
+    drain_s: float,
     on_news: Callable[[ClusterNews], None] = lambda news: None,
 ) -> None:
-    """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up."""
+    """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up.
+
+    Who has looked something up before it left still gets it for `drain_s`.
+    """
     publish(lambda: figures_of(describe()))
     heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news)
     await server.start()
     heartbeat.start()
     await until_signalled()
     await heartbeat.leave()
-    await server.stop(grace_s)
+    await server.stop(grace_s, drain_s)
     await channels.close()
 
 

@@ -27,6 +27,7 @@ _STATUS: Final[dict[type[errors.QuireError], grpc.StatusCode]] = {
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.NotImplementedHere: grpc.StatusCode.UNIMPLEMENTED,
+    errors.VersionUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConfigInvalid: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
@@ -41,6 +42,12 @@ def trailers_of(error: errors.QuireError) -> tuple[tuple[str, str], ...]:
     """Metadata from which `error_of` makes the same error again."""
     retry = ((_RETRY_KEY, str(max(1, round(error.retry_after_s * 1e3)))),) if error.retry_after_s else ()
     return ((_CODE_KEY, error.code()), (_FIELD_KEY, error.field), *retry)
+
+
+def went_away(error: grpc.aio.AioRpcError) -> bool:
+    """Whether it was the server's end that ended the call, and not its answer."""
+    gone = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    return error.code() in gone and _CODE_KEY not in dict(error.trailing_metadata() or ())
 
 
 def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:

@@ -27,6 +27,7 @@ DECODER_SERVE: Final = "quire.decoder.serve"
 DECODER_STAGES: Final = "quire.decoder.stage."
 CLIENT_IMAGE: Final = "quire.client.image"
 EVENT_LAYER: Final = "layer"
+EVENT_AGAIN: Final = "asked again"
 
 # Metrics; units as UCUM in the instrument. Durations of requests are named by the semantic conventions.
 RPC_DURATION: Final = "rpc.server.call.duration"
@@ -35,7 +36,7 @@ INDEX_CHUNKS: Final = "quire.index.chunks"
 INDEX_LEASES: Final = "quire.index.leases"
 SHED_REQUESTS: Final = "quire.gateway.shed"
 STALL_SECONDS: Final = "quire.storage.stall"
-PACING_ERROR: Final = "quire.storage.pacing.error"
+PACING: Final = "quire.storage.pacing"
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 DELIVERED_BYTES: Final = "quire.storage.delivered"
 INGESTED_BYTES: Final = "quire.storage.ingested"

@@ -66,6 +66,8 @@ class FileSpanExporter(SpanExporter):
 def configure(service: str, *, log_level: str = "info", metrics_too: bool = False) -> None:
     """Install exporters and log format for this process; with `metrics_too` also what `metrics_door` serves."""
     _configure_logs(service, log_level)
+    # A stream whose client hung up is closed from another context; it says so with a stack trace, and means nothing.
+    logging.getLogger("opentelemetry.context").setLevel(logging.CRITICAL)
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     folder = os.environ.get("QUIRE_TRACE_FOLDER")
     resource = Resource.create({"service.name": service})

@@ -22,6 +22,7 @@ class DecoderConfig(ServiceConfig):
     cluster_secret: str = setting("", "what members show at gateways that ask", variable="QUIRE_CLUSTER_SECRET")
     gateway_address: str = setting("127.0.0.1:7410", "where a gateway listens", variable="QUIRE_GATEWAY_ADDRESS")
     models: str = setting("", "folders of VAEs (diffusers), separated by commas; the demo's is always there")
+    warm: bool = setting(True, "load the VAEs before serving; else each with its first image")
     device: str = setting("auto", "cuda, cpu, or auto for the better one")
     engine: str = setting("auto", "eager, channels_last, compile, graphs or tensorrt; auto by the device")
     batch_max: int = setting(8, "latents decoded together, where that pays and changes no pixel", minimum=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ async def serve(config: DecoderConfig) -> None:
         folders.append(DEMO_FOLDER)
     vaes = DiffusersVaes(folders, config.device, config.model_bytes, config.engine)
     tls, incarnation = member_tls(config), os.urandom(8).hex()
+    if config.warm:
+        await asyncio.to_thread(vaes.warm)
     client = QuireClient(config.gateway_address, tls=tls, token=member_token(config.cluster_secret))
     channels = ChannelPool(tls)
     await client.start()
@@ -83,7 +86,7 @@ async def serve(config: DecoderConfig) -> None:
             details={"build": decoder.build, "models": str(len(vaes.known))},
         )
 
-    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
     decoder.close()
     await client.close()
 

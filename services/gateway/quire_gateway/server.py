@@ -309,7 +309,7 @@ async def serve(config: GatewayConfig) -> None:
     await s3.start()
     if operators is not None:
         await operators.start()
-    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
     if operators is not None:
         await operators.stop(0)
     await s3.close()

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 from opentelemetry.trace import SpanKind
 
-from quire import PROTOCOL_VERSION
 from quire.durability import Durability, OnExisting
-from quire.errors import InvalidRequest, QuireError
+from quire.errors import InvalidRequest, QuireError, VersionUnsupported
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.lease import Lease, LeasedRun, LeaseSigner
@@ -21,6 +20,7 @@ from quire.metadata.index import OBJECT_TIER, ChunkRecord, Evicted, records
 from quire.nodes import Location, Node, Role, Segment
 from quire.policy import NamespacePolicy, TenantPolicy
 from quire.profile import Profiles
+from quire.rpc import version
 from quire.rpc.heartbeat import ClusterNews
 from quire.telemetry import logger, meter, names, tracer
 from quire_orchestrator.config import OrchestratorConfig
@@ -87,6 +87,7 @@ class Orchestrator:
         self._signer = LeaseSigner(config.cluster_secret.encode())
         self._live: dict[str, Node] = {}
         self._epoch = ""
+        self._unusable: dict[str, str] = {}
         self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._refresher: asyncio.Task[None] | None = None
         self._namespaces: set[str] = set()
@@ -270,14 +271,21 @@ class Orchestrator:
 
     async def heartbeat(self, node: Node) -> tuple[int, ClusterNews]:
         """Keep a member alive; milliseconds until it should report again, and what is new."""
-        if node.protocol_version != PROTOCOL_VERSION:
-            raise InvalidRequest(
-                f"{node.protocol_version}, this cluster speaks {PROTOCOL_VERSION}", field="node.protocol_version"
-            )
+        self._check_version(node)
         await self._members.renew(node, self._clock.now_ms() + self._config.member_ttl_ms)
         self._live[node.node_id] = node
         self._watch()
         return self._config.heartbeat_ms, ClusterNews(self._epoch, self._theta_bytes)
+
+    def _check_version(self, node: Node) -> None:
+        """Raises `VersionUnsupported`; the log says it once for each start of a node."""
+        try:
+            version.check(node.protocol_version)
+        except VersionUnsupported as error:
+            if self._unusable.get(node.node_id) != node.incarnation:
+                logger().error("a node cannot be used", node=node.node_id, error=str(error))
+            self._unusable[node.node_id] = node.incarnation
+            raise
 
     async def leave(self, node_id: str, incarnation: str) -> None:
         await self._members.leave(node_id, incarnation)
@@ -340,7 +348,9 @@ class Orchestrator:
         self._asked.add(asked - matched, {"namespace": tag, "result": "miss"})
 
     async def _refresh(self) -> None:
-        self._live = {node.node_id: node for node in await self._members.live(self._clock.now_ms())}
+        # One that an orchestrator of another release let in is not used by this one.
+        members = await self._members.live(self._clock.now_ms())
+        self._live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
         self._epoch = await self._index.epoch()
         self._tenants, self._theta_bytes = await self._policies.tenants(), await self._policies.theta()
         self._watch()

@@ -226,7 +226,7 @@ async def serve(config: OrchestratorConfig) -> None:
     images.start()
     await server.start()
     await until_signalled()
-    await server.stop(config.stop_grace_s)
+    await server.stop(config.stop_grace_s, config.drain_s)
     await images.close()
     await orchestrator.close()
     await channels.close()

@@ -98,7 +98,7 @@ async def serve(config: SchedulerConfig) -> None:
 
     await leadership.start()
     try:
-        await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+        await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
     finally:
         await leadership.close()
         if redis is not None:

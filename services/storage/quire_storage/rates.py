@@ -21,7 +21,7 @@ _RETRY_S = 0.025
 _GRACE_S = 0.3
 _ASKING_MAX = 16
 _REMEMBERED_MAX = 4096
-_ERRORS = (-0.5, -0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.2)
+_SHARES = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,11 +73,11 @@ class Rates:
         self._epoch_left_s = _RENEW_S_ALONE
         self._answered_s = -math.inf
         self._fallen_back = False
-        self._errors = meter().create_histogram(
-            names.PACING_ERROR,
+        self._pacing = meter().create_histogram(
+            names.PACING,
             "1",
-            "share by which a delivery was faster than its rate",
-            explicit_bucket_boundaries_advisory=_ERRORS,
+            "rate of a delivery as a share of what was granted",
+            explicit_bucket_boundaries_advisory=_SHARES,
         )
         self._fallbacks = meter().create_counter(names.SCHEDULER_FALLBACKS)
 
@@ -124,7 +124,7 @@ class Rates:
         self._drop(allowance)
         if not allowance.pooled:
             return
-        self._errors.record(allowance.pacer.error)
+        self._pacing.record(allowance.pacer.kept)
         name = allowance.request.delivery
         self._finished[name] = allowance
         while len(self._finished) > _REMEMBERED_MAX:

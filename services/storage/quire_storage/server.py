@@ -106,16 +106,17 @@ async def serve(config: StorageConfig) -> None:
     """Run until SIGTERM."""
     tls = member_tls(config)
     channels, incarnation = ChannelPool(tls), os.urandom(8).hex()
+    clock, permits = SystemClock(), PermitSigner(config.cluster_secret.encode())
     transport = UcxTransport(**({"TLS": config.ucx_tls} if config.ucx_tls else {}))
     address = config.orchestrator_address
     outer = Outer(
         GrpcClusterIndex(channels, address),
         GrpcRateSource(channels, config.scheduler_addresses, config.link),
-        GrpcPeers(channels, address),
+        GrpcPeers(channels, address, permits, clock),
         ObstoreTier(config.object_url, config.object_timeout_s) if config.object_url else None,
         partial(FileDrives, direct=config.direct),
         choose_block_io,
-        SystemClock(),
+        clock,
     )
 
     def describe() -> Node:
@@ -137,12 +138,11 @@ async def serve(config: StorageConfig) -> None:
     server = Server(
         config.listen, ["quire.v1.StorageService"], requests_max=config.requests_max, tls=member_tls(config)
     )
-    permits = PermitSigner(config.cluster_secret.encode())
-    add_StorageServiceServicer_to_server(StorageServicer(node, config.node_id, permits, outer.clock), server.grpc)
+    add_StorageServiceServicer_to_server(StorageServicer(node, config.node_id, permits, clock), server.grpc)
     await node.start()
     logger().info("data plane", transport=transport.description)
 
-    await serve_member(server, channels, address, describe, config.stop_grace_s, node.on_news)
+    await serve_member(server, channels, address, describe, config.stop_grace_s, config.drain_s, node.on_news)
     await node.close()
 
 

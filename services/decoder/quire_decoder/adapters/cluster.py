@@ -31,7 +31,7 @@ class GrpcOwners:
 
     async def read_cached(self, address: str, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
         request = decoder_pb2.ReadCachedRequest(entry=convert.image_to(entry), target=convert.target_to(target))
-        response = await call(self._stub(address).ReadCached, request, timeout_s=_TIMEOUT_S)
+        response = await call(self._stub(address).ReadCached, request, timeout_s=_TIMEOUT_S, again=False)
         return response.kind, response.length
 
     async def write_back(
@@ -48,7 +48,7 @@ class GrpcOwners:
             image=_target(image),
             image_length=image[1] if image else 0,
         )
-        await call(self._stub(address).WriteBack, request, timeout_s=_TIMEOUT_S)
+        await call(self._stub(address).WriteBack, request, timeout_s=_TIMEOUT_S, again=False)
 
     def _stub(self, address: str) -> DecoderServiceStub:
         stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 import quire
 from quire.errors import ConfigInvalid, VaeUnknown
-from quire.latents import LatentInfo, RecordInvalid
+from quire.latents import LatentInfo, Normalisation, RecordInvalid, Vae
 from quire.telemetry import logger
 from quire_decoder.adapters.engines import Decode, Engine, make_engine
 from quire_decoder.errors import DeviceFull
@@ -74,6 +74,16 @@ class DiffusersVaes:
     def known(self) -> dict[str, Path]:
         """Folders by digest of their weights."""
         return dict(self._known)
+
+    def warm(self) -> None:
+        """Load what is known, as far as it fits, and decode a little with each: the first request need not wait."""
+        for weights, folder in self._known.items():
+            config = json.loads((folder / "config.json").read_text())
+            blocks = config.get("decoder_block_out_channels") or config["block_out_channels"]
+            channels, scale = int(config["latent_channels"]), 2 ** (len(blocks) - 1)
+            shape, side = (channels, 8, 8), 8 * scale
+            info = LatentInfo(shape, "float16", Vae("", "", weights), side, side, Normalisation())
+            self.decode([np.zeros(shape, np.float32)], info)
 
     def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
         """Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`."""

@@ -89,7 +89,9 @@ class GrpcStorageNodes:
                 part.tenant, part.store_id, ChunkKeys(b"".join(record.key for record in part.chunks)), part.source
             ),
         )
-        response = await call(self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s)
+        response = await call(
+            self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s, again=False
+        )
         return convert.outcome_from(response.outcome)
 
     def _permit(self, tenant: str, transfer_id: bytes, keys: ChunkKeys, target: RdmaTarget) -> bytes:
@@ -187,5 +189,5 @@ class GrpcDecoders:
             owner_address=owner_address,
         )
         stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
-        answer = await call(stub.Decode, request, timeout_s=self._timeout_s)
+        answer = await call(stub.Decode, request, timeout_s=self._timeout_s, again=False)
         return Decoded(answer.length, answer.source, answer.build, dict(answer.stages_us))

@@ -63,6 +63,7 @@ _OF_QUIRE: Final[Mapping[type[errors.QuireError], str]] = {
     errors.Unavailable: "ServiceUnavailable",
     errors.DeadlineExceeded: "ServiceUnavailable",
     errors.NotImplementedHere: "NotImplemented",
+    errors.VersionUnsupported: "ServiceUnavailable",
 }
 
 

@@ -6,12 +6,14 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from quire.clock import Clock
 from quire.descriptor import Descriptor
 from quire.errors import DeadlineExceeded, NodeUnavailable, QuireError, Unavailable
 from quire.keys import ChunkKeys
 from quire.metadata.index import OBJECT_TIER, ChunkRecord
 from quire.nodes import Node
 from quire.outcome import ChunkRun, NodeOutcome
+from quire.permit import PermitSigner
 from quire.policy import NamespacePolicy
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call, stream
@@ -76,8 +78,10 @@ class GrpcClusterIndex:
 class GrpcPeers:
     """The `Peers` port."""
 
-    def __init__(self, channels: ChannelPool, address: str) -> None:
+    def __init__(self, channels: ChannelPool, address: str, permits: PermitSigner, clock: Clock) -> None:
         self._channels = channels
+        self._permits = permits
+        self._clock = clock
         self._orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(address))
 
     async def storage_nodes(self) -> list[Node]:
@@ -99,6 +103,8 @@ class GrpcPeers:
             descriptor=convert.descriptor_to(descriptor),
             runs=convert.runs_to(runs),
         )
+        expires_ms = self._clock.now_ms() + round(_COPY_TIMEOUT_S * 1000)
+        request.permit = self._permits.sign("", request.delivery_id, descriptor.keys, descriptor.target, expires_ms)
         outcome = None
         async for event in stream(self._stub(node).Deliver, request, timeout_s=_COPY_TIMEOUT_S):
             if event.HasField("outcome"):
@@ -109,7 +115,7 @@ class GrpcPeers:
 
     async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
         request = storage_pb2.ReplicateRequest(chunk_keys=keys.packed, source=convert.node_to(source))
-        response = await call(self._stub(node).Replicate, request, timeout_s=_COPY_TIMEOUT_S)
+        response = await call(self._stub(node).Replicate, request, timeout_s=_COPY_TIMEOUT_S, again=False)
         return [bool(mark) for mark in response.kept]
 
     def _stub(self, node: Node) -> StorageServiceStub:

@@ -33,9 +33,9 @@ class Pacer:
         return self._granted_bytes / self._granted_s if self._granted_s > 0 else float(self._rate)
 
     @property
-    def error(self) -> float:
-        """How much more has left than was granted, as a share of it; negative where the source was the slower one."""
-        return self._left_bytes / self._granted_bytes - 1 if self._granted_bytes > 0 else 0.0
+    def kept(self) -> float:
+        """What has left, as a share of what was granted: below 1 where something else was slower."""
+        return self._left_bytes / self._granted_bytes if self._granted_bytes > 0 else 1.0
 
     def set_rate(self, rate_bytes_per_s: int, now_s: float) -> None:
         """The rate from now on; what came in until now came at the old one."""

@@ -118,7 +118,7 @@ async def serve(config: DecoderConfig) -> None:
             details={"build": "png"},
         )
 
-    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s)
+    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
     await client.close()
 
 

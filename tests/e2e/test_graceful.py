@@ -1,0 +1,217 @@
+"""Stopping and starting that nobody notices; versions that do not fit; configurations that cannot work."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from quire import PROTOCOL_VERSION
+from quire.client import ImageClient, QuireClient
+from quire.durability import Durability
+from quire.errors import QuireError, TooManyRequests, VersionUnsupported
+from quire.latents import LatentInfo, Normalisation, Vae
+from quire.local import LocalCluster
+from quire.nodes import Node, Role
+from quire.rpc.channels import ChannelPool, call
+from quire.rpc.convert import node_to
+from quire.rpc.status import error_of, trailers_of
+from quire.rpc.version import HEADER
+from quire.v1 import gateway_pb2, orchestrator_pb2
+from quire.v1.gateway_pb2_grpc import GatewayServiceStub
+from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire_decoder.adapters.vae import weights_digest
+from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+
+CHUNKS = 8
+LONG = bool(os.environ.get("QUIRE_TEST_LONG"))
+"""Decoders too: they load torch at each start."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[LocalCluster]:
+    """Two of everything. Services drain."""
+    drained = {f"QUIRE_{name}_DRAIN_S": "1" for name in ("ORCHESTRATOR", "GATEWAY", "STORAGE", "DECODER", "SCHEDULER")}
+    settings = {**drained, "QUIRE_DECODER_WARM": "1", "QUIRE_DECODER_MODELS": str(vae)}
+    with LocalCluster(
+        tmp_path_factory.mktemp("rolling"),
+        storage_nodes=2,
+        gateways=2,
+        orchestrators=2,
+        schedulers=2,
+        decoders=2 if LONG else 0,
+        arena_bytes=96 << 20,
+        settings=settings,
+    ) as running:
+        yield running
+
+
+@pytest.mark.timeout(240)
+async def test_a_rolling_restart_loses_no_request(cluster: LocalCluster, vae: Path) -> None:
+    """Every service is stopped and started in turn while look-ups, fetches, stores and images go on.
+
+    A store, an image or a fetch that fails is a lost request, and so is a wrong byte; a miss is none.
+    """
+    done: Counter[str] = Counter()
+    stop = asyncio.Event()
+    async with QuireClient(cluster.gateway_address, timeout_s=20) as client:
+        images = ImageClient(client)
+        namespace, payload = fresh_namespace(), random_payload(fresh_namespace(), CHUNKS)
+        keys = some_keys(namespace, CHUNKS)
+        await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
+        expected = await _image(images, vae) if LONG else b""
+
+        async def fetching() -> None:
+            found = await client.lookup(namespace, keys)
+            if not found.matched_chunks:
+                done["miss"] += 1
+                return
+            got, _ = await fetch_all(client, found)
+            assert np.array_equal(got, payload[:, : found.matched_chunks])
+            await client.release(found)
+
+        async def storing() -> None:
+            fresh = fresh_namespace()
+            await store(client, fresh, some_keys(fresh, 2), payload[:, :2])
+
+        async def looking() -> None:
+            assert (await images.get("rolling")).data == expected
+
+        work = [fetching, fetching, storing, *([looking] if LONG else [])]
+        tasks = [asyncio.create_task(_again(each, stop, done)) for each in work]
+        names = [name for name in cluster.names if name != "redis"]
+        for name in names:
+            before = Counter(done)
+            await asyncio.to_thread(cluster.renew, name)
+            await _until(lambda before=before: done["fetching"] > before["fetching"] + 2)  # type: ignore[misc]
+        stop.set()
+        await asyncio.gather(*tasks)
+    assert len(names) == (10 if LONG else 8)
+    assert done["fetching"] > 50, done
+    assert done["storing"] > 10, done
+    assert done["looking"] > 10 or not LONG, done
+
+
+async def _image(images: ImageClient, vae: Path) -> bytes:
+    values = np.random.default_rng(1).standard_normal((4, 16, 16)).astype(np.float16)
+    info = LatentInfo((4, 16, 16), "float16", Vae("tiny", "", weights_digest(vae)), 64, 64, Normalisation())
+    await images.put("rolling", values, info, durability=Durability.REPLICATED)
+    return (await images.get("rolling")).data
+
+
+async def _again(work: Callable[[], Awaitable[None]], stop: asyncio.Event, done: Counter[str]) -> None:
+    while not stop.is_set():
+        await work()
+        done[work.__name__] += 1
+        await asyncio.sleep(0.02)
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.05)
+
+
+async def test_a_node_of_another_protocol_is_told_so_and_not_used(cluster: LocalCluster) -> None:
+    """A real storage node that speaks protocol 99: it logs why, and no look-up or status knows it."""
+    code = "import quire; quire.PROTOCOL_VERSION = 99; from quire_storage.server import main; main()"
+    environment = {
+        **os.environ,
+        "QUIRE_CLUSTER_SECRET": cluster.secret,
+        "QUIRE_ORCHESTRATOR_ADDRESS": cluster.address("orchestrator"),
+        "QUIRE_STORAGE_NODE_ID": "from-the-future",
+        "QUIRE_STORAGE_LISTEN": "127.0.0.1:0",
+        "QUIRE_STORAGE_ARENA_BYTES": str(64 << 20),
+        "QUIRE_STORAGE_DRAIN_S": "0",
+        "QUIRE_STORAGE_OBJECT_URL": "",
+    }
+    node = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, env=environment, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    try:
+        assert node.stderr is not None
+        async with asyncio.timeout(30):
+            while b"does not use this node" not in (line := await node.stderr.readline()):
+                assert line, "it ended"
+        assert b"protocol 99" in line
+        async with QuireClient(cluster.gateway_address) as client:
+            assert "from-the-future" not in {member.node_id for member in await client.status()}
+    finally:
+        node.terminate()
+        await asyncio.wait_for(node.wait(), 20)
+
+
+async def test_callers_of_another_protocol_are_told_so(cluster: LocalCluster) -> None:
+    pool = ChannelPool()
+    gateway: GatewayServiceStub = GatewayServiceStub(pool.get(cluster.address("gateway")))
+    orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
+    plain: Any = gateway.Status
+    for said in ("99", "0", "nonsense"):
+        with pytest.raises(grpc.aio.AioRpcError, match="protocol"):
+            await plain(gateway_pb2.StatusRequest(), timeout=5, metadata=((HEADER, said),))
+    assert (await plain(gateway_pb2.StatusRequest(), timeout=5)).nodes, "a plain gRPC client says nothing"
+    node = Node("future", Role.STORAGE, "127.0.0.1:1", b"", "x", PROTOCOL_VERSION + 1)
+    with pytest.raises(VersionUnsupported, match="upgrade the older side"):
+        await call(orchestrator.Heartbeat, orchestrator_pb2.HeartbeatRequest(node=node_to(node)), timeout_s=5)
+    await pool.close()
+
+
+@pytest.mark.parametrize(
+    ("service", "wrong", "named"),
+    [
+        (
+            "gateway",
+            {
+                "QUIRE_CLUSTER_SECRET": "",
+                "QUIRE_GATEWAY_AUTH": "token",
+                "QUIRE_GATEWAY_TLS_LISTEN": "127.0.0.1:0",
+                "QUIRE_CLUSTER_CA": "/nowhere/ca.pem",
+            },
+            ["QUIRE_CLUSTER_SECRET"],
+        ),
+        (
+            "gateway",
+            {
+                "QUIRE_CLUSTER_SECRET": "x",
+                "QUIRE_GATEWAY_AUTH": "token",
+                "QUIRE_GATEWAY_TLS_LISTEN": "127.0.0.1:0",
+                "QUIRE_CLUSTER_CA": "/nowhere/ca.pem",
+            },
+            ["QUIRE_GATEWAY_AUTH", "QUIRE_GATEWAY_TLS_CERT", "QUIRE_CLUSTER_CA", "QUIRE_CLUSTER_CERT"],
+        ),
+        (
+            "storage",
+            {"QUIRE_CLUSTER_SECRET": "x", "QUIRE_STORAGE_ARENA_BYTES": "much", "QUIRE_STORAGE_DRAIN_S": "-1"},
+            ["QUIRE_STORAGE_ARENA_BYTES", "QUIRE_STORAGE_DRAIN_S"],
+        ),
+        ("decoder", {"QUIRE_DECODER_CACHE_BYTES": "1.5"}, ["QUIRE_DECODER_CACHE_BYTES"]),
+    ],
+)
+def test_a_wrong_configuration_is_named_at_the_start(service: str, wrong: dict[str, str], named: list[str]) -> None:
+    """All of it at once, by the names of the variables, with status 2; and no secret is shown."""
+    command = [sys.executable, "-m", f"quire_{service}.server"]
+    done = subprocess.run(command, env={**os.environ, **wrong}, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2, done.stderr
+    assert all(name in done.stderr for name in named), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_errors_know_when_to_come_again() -> None:
+    """Through trailing metadata and back."""
+    sent = TooManyRequests("full", retry_after_s=0.25)
+    raw = grpc.aio.AioRpcError(
+        grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.aio.Metadata(), grpc.aio.Metadata(*trailers_of(sent)), str(sent)
+    )
+    got = error_of(raw)
+    assert isinstance(got, TooManyRequests)
+    assert isinstance(got, QuireError)
+    assert got.retry_after_s == 0.25
