@@ -1,4 +1,4 @@
-"""The metrics door: `/metrics` for Prometheus, served by the loop whose figures it tells."""
+"""The metrics door: `/metrics` for Prometheus, served by the loop whose figures it tells, and `/healthz`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ async def metrics_door(listen: str) -> AsyncIterator[None]:
         return
     app = web.Application()
     app.router.add_get("/metrics", _metrics)
+    app.router.add_get("/healthz", _healthy)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     host, _, port = listen.rpartition(":")
@@ -34,6 +35,11 @@ async def metrics_door(listen: str) -> AsyncIterator[None]:
         yield
     finally:
         await runner.cleanup()
+
+
+async def _healthy(_: web.Request) -> web.Response:
+    """The loop runs. For probes that cannot ask by gRPC, as with mutual TLS."""
+    return web.Response(text="ok")
 
 
 async def _metrics(_: web.Request) -> web.Response:

@@ -13,10 +13,12 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import LayoutInvalid
+from quire.errors import ConfigInvalid, LayoutInvalid
 from quire_storage.core.slots import Shape, SlotAllocator
 
 Bytes = npt.NDArray[np.uint8]
+_HUGE_PAGE_BYTES = 2 << 20
+_MAP_HUGETLB = 0x40000
 
 
 class Arena:
@@ -31,10 +33,19 @@ class Arena:
         self._free = [self._slot_bytes + index * block_bytes for index in range(count)]
         self._waiters: deque[asyncio.Future[int]] = deque()
 
-    def map(self) -> None:
-        """Get the memory."""
-        self._memory = mmap.mmap(-1, self._size)
-        self._memory.madvise(mmap.MADV_HUGEPAGE)
+    def map(self, *, reserved: bool = False) -> None:
+        """Get the memory; `reserved`: of the huge pages that were set apart. Raises `ConfigInvalid` if they are not."""
+        if reserved:
+            size = -(-self._size // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
+            try:
+                self._memory = mmap.mmap(-1, size, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_HUGETLB)
+            except OSError as error:
+                raise ConfigInvalid(
+                    f"QUIRE_STORAGE_HUGE_PAGES: {size >> 20} MiB are not set apart ({error.strerror}): vm.nr_hugepages"
+                ) from None
+        else:
+            self._memory = mmap.mmap(-1, self._size)
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.view: Bytes = np.frombuffer(self._memory, dtype=np.uint8)
         self.address = int(self.view.ctypes.data)
 

@@ -18,6 +18,7 @@ class StorageConfig(ServiceConfig):
     node_id: str = setting("storage-0", "name in the cluster; survives restarts")
     zone: str = setting("", "zone or rack; replicas go to others, reads come from the same", variable="QUIRE_ZONE")
     arena_bytes: int = setting(1 << 30, "memory for chunks", minimum=1 << 20)
+    huge_pages: bool = setting(False, "take it from huge pages that were set apart (2 MiB each)")
     slab_bytes: int = setting(64 << 20, "unit in which memory and drives are divided among shapes", minimum=1 << 16)
     staging_bytes: int = setting(
         128 << 20, "memory that layers pass through on their way from a drive", minimum=1 << 16

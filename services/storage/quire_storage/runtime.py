@@ -93,7 +93,7 @@ class StorageNode:
         """
         config = self._config
         self._arena = Arena(config.arena_bytes, config.slab_bytes, config.staging_bytes, config.block_bytes)
-        self._arena.map()
+        self._arena.map(reserved=config.huge_pages)
         self._threads = ThreadPoolExecutor(2, "storage")
         if config.drive_folders:
             await self._open_pool()

@@ -1,0 +1,116 @@
+"""The manifests: what kustomize makes of them is valid, closed where it should be, and asks for what services know."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from quire.config import variable_name
+from tests.unit.test_readme import CONFIGS
+
+ROOT = Path(__file__).resolve().parents[2] / "k8s"
+LAYERS = ["base", "overlays/dev", "overlays/rdma", "overlays/gpu", "overlays/mtls"]
+KUBERNETES = "1.32"
+ROLES = {"orchestrator", "scheduler", "gateway", "storage", "decoder"}
+
+
+def _built(layer: str) -> list[dict[str, Any]]:
+    tool = ["kubectl", "kustomize"] if shutil.which("kubectl") else ["kustomize", "build"]
+    if shutil.which(tool[0]) is None:
+        pytest.skip("neither kubectl nor kustomize is installed")
+    made = subprocess.run([*tool, str(ROOT / layer)], capture_output=True, text=True, timeout=60, check=False)
+    assert made.returncode == 0, made.stderr
+    return [each for each in yaml.safe_load_all(made.stdout) if each]
+
+
+def _workloads(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {each["metadata"]["name"]: each for each in objects if each["kind"] in ("Deployment", "StatefulSet")}
+
+
+def test_every_file_is_a_kubernetes_object() -> None:
+    """By itself, without kustomize."""
+    for file in [*sorted((ROOT / "base").glob("*.yaml")), ROOT / "overlays/dev/redis.yaml"]:
+        for each in yaml.safe_load_all(file.read_text()):
+            if file.name != "kustomization.yaml":
+                kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_what_kustomize_makes_is_valid(layer: str) -> None:
+    objects = _built(layer)
+    for each in objects:
+        kubernetes_validate.validate(each, KUBERNETES, strict=True)
+    assert {f"quire-{role}" for role in ROLES} <= _workloads(objects).keys()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_pods_are_confined_probed_and_ask_for_resources(layer: str) -> None:
+    for name, workload in _workloads(_built(layer)).items():
+        if name == "quire-redis":
+            continue
+        pod = workload["spec"]["template"]["spec"]
+        container = pod["containers"][0]
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"], name
+        assert {"readinessProbe", "livenessProbe", "startupProbe"} <= container.keys(), name
+        assert container["resources"]["requests"] and container["resources"]["limits"], name
+        assert pod["topologySpreadConstraints"], name
+
+
+def test_a_pod_gets_the_time_that_its_service_may_take_to_stop() -> None:
+    """Drain and grace fit into terminationGracePeriodSeconds, or the kubelet kills what still works."""
+    objects = _built("base")
+    data = next(each["data"] for each in objects if each["kind"] == "ConfigMap")
+    for name, workload in _workloads(objects).items():
+        service = name.removeprefix("quire-")
+        module = importlib.import_module(f"quire_{service}.config")
+        grace = {
+            field.name: field.default for field in dataclasses.fields(getattr(module, CONFIGS[f"quire_{service}"]))
+        }
+        drain_s = float(data[f"{module.PREFIX}DRAIN_S"])
+        grace_s = float(data.get(f"{module.PREFIX}STOP_GRACE_S", grace["stop_grace_s"]))
+        allowed = workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+        # Storage waits for deliveries once more when its door is shut.
+        assert drain_s + 2 * grace_s < allowed, name
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_variable_is_one_that_a_service_reads(layer: str) -> None:
+    known = {
+        variable_name(importlib.import_module(f"{package}.config").PREFIX, field)
+        for package, name in CONFIGS.items()
+        for field in dataclasses.fields(getattr(importlib.import_module(f"{package}.config"), name))
+    }
+    for each in _built(layer):
+        names = set(each.get("data", {})) if each["kind"] == "ConfigMap" else set()
+        for workload in _workloads([each]).values():
+            names |= {
+                variable["name"] for variable in workload["spec"]["template"]["spec"]["containers"][0].get("env", [])
+            }
+        wrong = {name for name in names if name.startswith("QUIRE_")} - known
+        assert not wrong, f"{each['kind']} {each['metadata']['name']}: {wrong}"
+
+
+def test_only_the_gateway_is_open() -> None:
+    """Of all policies one lets everybody in, and it selects the gateway."""
+    policies = [each["spec"] for each in _built("base") if each["kind"] == "NetworkPolicy"]
+    everybody = {"matchLabels": {"app.kubernetes.io/part-of": "quire"}}
+    assert any(each["podSelector"] == everybody for each in policies), "what is not let in is shut out"
+    for policy in policies:
+        for rule in policy["ingress"]:
+            if "from" not in rule:
+                assert policy["podSelector"]["matchLabels"]["app.kubernetes.io/name"] == "gateway"
+
+
+def test_disruptions_leave_somebody() -> None:
+    budgets = [each for each in _built("base") if each["kind"] == "PodDisruptionBudget"]
+    assert {each["metadata"]["name"] for each in budgets} == {f"quire-{role}" for role in ROLES}
