@@ -174,11 +174,11 @@ def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
 
 def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:
     """Tenants, a calibration, a profile; a latent put, got, listed, removed; each on one line, errors too."""
-    where = ["--gateway", cluster.gateway_address]
-    assert "weight 2" in quire("tenant", "--salt", "5eed", "--weight", "2", *where).stdout
-    bad = quire("tenant", "--salt", "5eed", "--weight", "0", *where)
+    where, here = ["--gateway", cluster.gateway_address], ["--folder", str(cluster.folder)]
+    assert "weight 2" in quire("tenant", "--salt", "5eed", "--weight", "2", *here).stdout
+    bad = quire("tenant", "--salt", "5eed", "--weight", "0", *here)
     assert bad.returncode == 1 and "weight" in bad.stderr and "Traceback" not in bad.stderr
-    measured = quire("calibrate", "--payload-mib", "16", "--rounds", "2", "--json", str(tmp_path / "c.json"), *where)
+    measured = quire("calibrate", "--payload-mib", "16", "--rounds", "2", "--json", str(tmp_path / "c.json"), *here)
     assert "of the cluster is now" in measured.stdout, measured.stdout + measured.stderr
     assert len(json.loads((tmp_path / "c.json").read_text())["rows"]) >= 3
     assert quire("calibrate", "--device", "abacus", *where).returncode == 1

@@ -13,7 +13,18 @@ from opentelemetry import trace
 
 from quire.client.buffers import Buffer
 from quire.client.quiescence import Quiescence
-from quire.errors import InternalError, InvalidRequest, PeerLost, QuireError, ResourceExhausted, by_code
+from quire.errors import (
+    InternalError,
+    InvalidRequest,
+    LeaseForged,
+    NotAllowed,
+    PeerLost,
+    QuireError,
+    ResourceExhausted,
+    Unauthenticated,
+    VersionUnsupported,
+    by_code,
+)
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc.convert import outcome_from
@@ -21,7 +32,15 @@ from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
 
-_REFUSALS: Final = (InvalidRequest, ResourceExhausted)
+# What a gateway says before any node hears of the request.
+_REFUSALS: Final = (
+    InvalidRequest,
+    ResourceExhausted,
+    Unauthenticated,
+    NotAllowed,
+    LeaseForged,
+    VersionUnsupported,
+)
 
 
 @dataclass(frozen=True, slots=True)

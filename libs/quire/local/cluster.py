@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -104,7 +104,7 @@ class LocalCluster:
         self.metrics: dict[str, str] = {}
         """host:port of each service's /metrics, by its name."""
 
-    def __enter__(self) -> LocalCluster:
+    def __enter__(self) -> Self:
         try:
             self.start()
         except BaseException:
@@ -155,7 +155,10 @@ class LocalCluster:
             "gateway": [next(taken) for _ in range(self._gateways)],
             "scheduler": [next(taken) for _ in range(self._schedulers)],
         }
-        self._addresses = {name: [f"127.0.0.1:{port}" for port in each] for name, each in ports.items()}
+        self._addresses = {
+            name: [f"{self.host_of(_numbered(name, index))}:{port}" for index, port in enumerate(each)]
+            for name, each in ports.items()
+        }
         secret_file = self.folder / "secret"
         if not secret_file.exists():
             secret_file.write_text(secrets.token_hex(32))
@@ -174,7 +177,9 @@ class LocalCluster:
         for index, port in enumerate(ports["orchestrator"]):
             self._start_service(_numbered("orchestrator", index), "orchestrator", port, common)
         for index, port in reversed(list(enumerate(ports["gateway"]))):
-            self.http_address, self.s3_address, self.admin_address = (f"127.0.0.1:{next(taken)}" for _ in range(3))
+            name = _numbered("gateway", index)
+            doors_at = [f"{self.host_of(name)}:{next(taken)}" for _ in range(3)]
+            self.http_address, self.s3_address, self.admin_address = doors_at
             doors = {
                 "QUIRE_GATEWAY_NODE_ID": f"gateway-{index}",
                 "QUIRE_GATEWAY_HTTP_LISTEN": self.http_address,
@@ -183,7 +188,7 @@ class LocalCluster:
                 "QUIRE_GATEWAY_OBJECT_URL": str(self.folder / "objects"),
             }
             tls_at_first = {"QUIRE_GATEWAY_TLS_LISTEN": ""} if index else {}
-            self._start_service(_numbered("gateway", index), "gateway", port, doors | common | tls_at_first)
+            self._start_service(name, "gateway", port, doors | common | tls_at_first)
         for index in range(self._decoders):
             name = f"decoder-{index}"
             self._start_service(name, "decoder", next(taken), {"QUIRE_DECODER_NODE_ID": name} | common)
@@ -252,12 +257,21 @@ class LocalCluster:
             raise DeadlineExceeded(f"{name} did not stop within {timeout_s} s") from None
         self.restart(name, timeout_s)
 
-    def restart(self, name: str, timeout_s: float = 30.0) -> None:
-        """Start a stopped process again, as it was."""
+    def host_of(self, name: str) -> str:
+        """Where a service listens. For clusters in networks of their own."""
+        return "127.0.0.1"
+
+    def wrapped(self, name: str, command: list[str]) -> list[str]:
+        """How a service is started. For clusters in networks of their own."""
+        return command
+
+    def restart(self, name: str, timeout_s: float = 30.0, environment: dict[str, str] | None = None) -> None:
+        """Start a stopped process again, as it was but for what `environment` adds, this once."""
         old = self._processes[name]
         assert old.popen.poll() is not None, "kill it first"
         before = {} if name == "redis" else self._incarnations()
-        self._spawn(name, old.command, old.environment, old.address)
+        self._spawn(name, old.command, old.environment | (environment or {}), old.address)
+        self._processes[name].environment = old.environment
         deadline = time.monotonic() + timeout_s
         if name == "redis":
             self._wait_redis(deadline)
@@ -320,8 +334,8 @@ class LocalCluster:
             time.sleep(0.02)
 
     def _start_service(self, name: str, service: str, port: int, settings: dict[str, str]) -> None:
-        address = f"127.0.0.1:{port}"
-        self.metrics[name] = f"127.0.0.1:{next(self._metrics_ports)}"
+        address = f"{self.host_of(name)}:{port}"
+        self.metrics[name] = f"{self.host_of(name)}:{next(self._metrics_ports)}"
         listen = {
             f"QUIRE_{service.upper()}_LISTEN": address,
             f"QUIRE_{service.upper()}_METRICS_LISTEN": self.metrics[name],
@@ -337,7 +351,7 @@ class LocalCluster:
         # The kernel's "die with your parent" means the parent's thread: one that lives as long as the cluster does.
         popen = self._spawner.submit(
             subprocess.Popen[bytes],
-            command,
+            self.wrapped(name, command),
             env=environment,
             stdout=log,
             stderr=log,

@@ -1,0 +1,141 @@
+"""What is done to a cluster, and how it is undone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from redis import Redis
+
+from tests.chaos.world import World
+
+_FAKETIME: Final = next(
+    iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), Path("/usr/lib/faketime/libfaketimeMT.so.1")
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`inject` does it to `target`, `heal` undoes it."""
+
+    kind: str
+    target: str
+    inject: Callable[[], None]
+    heal: Callable[[], None]
+
+
+class Faults:
+    """Faults that this machine can do, drawn by the seed. With `lossy` Redis may be emptied."""
+
+    def __init__(self, world: World, seed: int, *, lossy: bool) -> None:
+        self._world = world
+        self._random = random.Random(seed)
+        self._services = [name for name in world.names if name != "redis"]
+        self._makers = [self._killed, self._killed, self._paused, self._redis_killed, self._redis_paused]
+        if world.networks:
+            self._makers += [self._cut, self._cut, self._slowed, self._disk_full]
+        if _FAKETIME.exists():
+            self._makers += [self._clock_skewed]
+        if lossy:
+            self._makers += [self._redis_emptied]
+
+    def draw(self) -> Fault:
+        return self._random.choice(self._makers)()
+
+    def hold_s(self) -> float:
+        return self._random.uniform(0.5, 4.0)
+
+    def _service(self) -> str:
+        return self._random.choice(self._services)
+
+    def _killed(self) -> Fault:
+        name = self._service()
+        return Fault("kill -9", name, lambda: self._world.kill(name), lambda: self._world.restart(name))
+
+    def _paused(self) -> Fault:
+        name = self._service()
+        return Fault("pause", name, *self._signals(name))
+
+    def _redis_paused(self) -> Fault:
+        return Fault("pause", "redis", *self._signals("redis"))
+
+    def _signals(self, name: str) -> tuple[Callable[[], None], Callable[[], None]]:
+        world = self._world
+        return lambda: world.kill(name, signal.SIGSTOP), lambda: world.kill(name, signal.SIGCONT)
+
+    def _redis_killed(self) -> Fault:
+        """By SIGTERM: killed hard it may forget the last second of names (`appendfsync everysec`)."""
+
+        def stop() -> None:
+            pid = self._world.pid("redis")
+            self._world.kill("redis", signal.SIGTERM)
+            _until_gone(pid)
+
+        return Fault("restart", "redis", stop, lambda: self._world.restart("redis"))
+
+    def _redis_emptied(self) -> Fault:
+        def empty() -> None:
+            with contextlib.closing(Redis.from_url(self._world.redis_url)) as client:
+                client.flushall()
+
+        return Fault("empty", "redis", empty, lambda: None)
+
+    def _cut(self) -> Fault:
+        name = self._service()
+        return Fault("cut", name, lambda: self._world.cut(name), lambda: self._world.mend(name))
+
+    def _slowed(self) -> Fault:
+        name = self._service()
+        return Fault("slow", name, lambda: self._world.slow(name, 8), lambda: self._world.mend(name))
+
+    def _disk_full(self) -> Fault:
+        """Of the object tier."""
+        filler = self._world.folder / "objects" / "filler"
+
+        def fill() -> None:
+            with contextlib.suppress(OSError), filler.open("wb") as out:
+                while True:
+                    out.write(bytes(1 << 20))
+
+        return Fault("fill", "object tier", fill, lambda: filler.unlink(missing_ok=True))
+
+    def _clock_skewed(self) -> Fault:
+        """A service that comes up with a clock that is 20 s off, one way or the other."""
+        name, offset = self._service(), self._random.choice(("+20", "-20"))
+        skew = {"LD_PRELOAD": str(_FAKETIME), "FAKETIME": offset, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+        def inject() -> None:
+            self._world.kill(name)
+            self._world.restart(name, environment=skew)
+
+        def heal() -> None:
+            self._world.kill(name)
+            self._world.restart(name)
+
+        return Fault(f"clock {offset} s", name, inject, heal)
+
+
+@contextlib.contextmanager
+def small_object_tier(folder: Path, *, size_mib: int) -> Iterator[None]:
+    """A file system of its own for the object tier, so that it can be full."""
+    objects = folder / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(objects)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(objects)], check=False)
+        shutil.rmtree(objects, ignore_errors=True)
+
+
+def _until_gone(pid: int) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
