@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-s3 fuzz soak check format proto bench clean
+.PHONY: demo test test-s3 fuzz test-containers chaos soak check format proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,7 +24,22 @@ fuzz: $(STAMP)          ## what strangers send to the S3 door, coverage-guided, 
 	for name in chunked headers bodies descriptors ranges; do \
 	  $(BIN)/python -m tests.fuzz.run $$name tests/fuzz/corpus/$$name -max_total_time=120 || exit 1; done
 
-soak: $(STAMP)          ## kill -9 under load and the engine against its model, at length
+# With podman: make test-containers BUILD='podman build' COMPOSE=podman-compose
+BUILD ?= docker build
+COMPOSE ?= docker compose
+test-containers: $(STAMP) ## the images built, the compose file and the Kubernetes pods up, the demo against them
+	for role in orchestrator scheduler gateway storage decoder; do \
+	  $(BUILD) --target $$role -t quire-$$role . || exit 1; done
+	QUIRE_TEST_COMPOSE='$(COMPOSE)' $(BIN)/python -m pytest --timeout 600 tests/containers
+
+SECONDS ?= 300
+SEED ?= $(shell date +%s)
+chaos: $(STAMP)         ## faults at random under load: make chaos SECONDS=300 SEED=1 (as root also networks that are cut)
+	QUIRE_CHAOS_SECONDS=$(SECONDS) QUIRE_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest -s tests/chaos/test_chaos.py
+	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 tests/e2e/test_graceful.py
+
+soak: $(STAMP)          ## kill -9 under load, the engine against its model, an hour of a production trace in ten minutes
+	QUIRE_SOAK_SECONDS=600 QUIRE_SOAK_TRACE_S=3600 $(BIN)/python -m pytest -s tests/chaos/test_soak.py
 	QUIRE_SOAK_ROUNDS=60 $(BIN)/python -m pytest --timeout 1800 tests/e2e/test_durability.py -k again_and_again
 	QUIRE_SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 1800 tests/integration/engine/test_model.py
 

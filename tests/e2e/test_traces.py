@@ -19,11 +19,11 @@ from quire.telemetry.spans import Span, Trace, read_traces
 from quire_decoder.adapters.vae import weights_digest
 from tests.e2e import traced_client
 
-# The whole payload takes some 0.4 s at this rate: long against what is not the data plane's, on a slow machine too.
-LINK_BYTES_PER_S = 100_000_000
+# The whole payload takes some 2.5 s at this rate: long against what is not the data plane's, on a slow machine too.
+LINK_BYTES_PER_S = 25_000_000
 LAYERS = 16
-# Clocks of one machine, read in different processes.
-CLOCK_NS = 200_000
+# Within a process to the clock's last digits; a server may note the end of an answer that its client has already.
+SAME_NS, OTHER_NS = 200_000, 500_000_000
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ def test_one_root_no_orphan_every_service(traced: Traced, request_name: str, ser
 @pytest.mark.parametrize("request_name", ["kv", "store", "image"])
 def test_children_lie_inside_their_parents(traced: Traced, request_name: str) -> None:
     trace = traced.traces[request_name]
-    outside = [
-        (child.name, span.name, (child.end_ns - span.end_ns) / 1e6)
-        for span in trace.spans.values()
-        for child in trace.children(span.span_id)
-        if child.start_ns < span.start_ns - CLOCK_NS or child.end_ns > span.end_ns + CLOCK_NS
-    ]
+    outside = []
+    for span in trace.spans.values():
+        for child in trace.children(span.span_id):
+            late_ns = SAME_NS if child.service == span.service else OTHER_NS
+            if child.start_ns < span.start_ns - SAME_NS or child.end_ns > span.end_ns + late_ns:
+                outside.append((child.name, span.name, (child.end_ns - span.end_ns) / 1e6))
     assert not outside
 
 
