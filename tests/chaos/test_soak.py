@@ -100,10 +100,11 @@ async def _replay(cluster: LocalCluster) -> tuple[list[dict[str, tuple[float, in
                 cached = found.matched_chunks
                 if cached:
                     got, summary = await fetch_all(client, found)
-                    await client.release(found)
                     assert np.array_equal(got[:, : summary.usable_chunks], expected[:, : summary.usable_chunks])
                 if cached < len(keys):
                     await store(client, namespace, keys, np.ascontiguousarray(expected[:, cached:]), first=cached)
+                # Not before: what the new chunks extend must not be evicted meanwhile.
+                await client.release(found)
             except QuireError as error:
                 failed[repr(error)] += 1
             finally:

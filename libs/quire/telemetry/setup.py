@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -138,6 +138,16 @@ def tracer() -> trace.Tracer:
 def meter() -> metrics.Meter:
     """Quire's meter."""
     return metrics.get_meter("quire")
+
+
+def counter(
+    name: str, unit: str = "1", description: str = "", kinds: Sequence[Mapping[str, str]] = ({},)
+) -> metrics.Counter:
+    """One that stands at 0 from the start, for each of `kinds`: what never happened is told from what is not."""
+    made = meter().create_counter(name, unit, description)
+    for kind in kinds:
+        made.add(0, kind)
+    return made
 
 
 def logger() -> Any:

@@ -14,10 +14,10 @@ from quire.clock import Clock
 from quire.errors import NotAllowed, ResourceExhausted, Unauthenticated
 from quire.hashing import tenant_name
 from quire.rpc.credentials import AUTHORIZATION, bearer, is_member
-from quire.telemetry import meter, names
+from quire.telemetry import counter, names
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.limits import Limits, TenantLimits
-from quire_gateway.errors import GatewayLate
+from quire_gateway.errors import GatewayLate, TenantExhausted, TransfersExhausted
 from quire_gateway.keyring import KeyRing
 
 _LOOK_S: Final = 0.05
@@ -46,8 +46,12 @@ class Doorman:
         )
         self._late_s = 0.0
         self._shed = 0
-        self._shed_counter = meter().create_counter(names.SHED_REQUESTS, "1", "requests that were turned away")
-        self._shed_counter.add(0, {"reason": GatewayLate.__name__})
+        self._shed_counter = counter(
+            names.SHED_REQUESTS,
+            "1",
+            "requests that were turned away",
+            [{"reason": kind.__name__} for kind in (GatewayLate, TenantExhausted, TransfersExhausted)],
+        )
         self._watch: asyncio.Task[None] | None = None
 
     @property

@@ -22,7 +22,7 @@ from quire.policy import NamespacePolicy, TenantPolicy
 from quire.profile import Profiles
 from quire.rpc import version
 from quire.rpc.heartbeat import ClusterNews
-from quire.telemetry import logger, meter, names, tracer
+from quire.telemetry import counter, logger, meter, names, tracer
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.advice import Advice, advise
 from quire_orchestrator.core.placement import first_chunks, newcomer_rate, placed_segments, readable_segments
@@ -92,7 +92,7 @@ class Orchestrator:
         self._refresher: asyncio.Task[None] | None = None
         self._namespaces: set[str] = set()
         self._asked = meter().create_counter(names.INDEX_CHUNKS, "1", "chunks that look-ups asked for")
-        self._leases = meter().create_counter(names.INDEX_LEASES, "1", "leases by what became of them")
+        self._leases = counter(names.INDEX_LEASES, "1", "leases by what became of them", [{"event": "given"}])
         self._leased: dict[bytes, int] = {}
 
     @property

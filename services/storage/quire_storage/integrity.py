@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 import numpy as np
 import numpy.typing as npt
 
-from quire.telemetry import logger, meter, names
+from quire.telemetry import counter, logger, names
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.striped import Striped
@@ -40,8 +40,8 @@ class Integrity:
         self.corrupt = 0
         self.healed = 0
         self.scrubbed = 0
-        self._failures = meter().create_counter(names.CHECKSUM_FAILURES)
-        self._repairs = meter().create_counter(names.REPAIRS)
+        self._failures = counter(names.CHECKSUM_FAILURES, "1", "chunks that did not match their checksums")
+        self._repairs = counter(names.REPAIRS, "1", "chunks put right from another copy")
 
     async def sound(self, key: bytes) -> tuple[Chunk, Bytes] | None:
         """A chunk that is here with its (L, S) bytes, verified, healed if need be; None if it is not here."""

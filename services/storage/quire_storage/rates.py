@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import InvalidRequest, QuireError, ResourceExhausted
-from quire.telemetry import background, logger, meter, names
+from quire.telemetry import background, counter, logger, meter, names
 from quire_storage.core.pacing import Pacer
 from quire_storage.ports import AdmissionRequest, Clock, RateSource
 
@@ -79,7 +79,7 @@ class Rates:
             "rate of a delivery as a share of what was granted",
             explicit_bucket_boundaries_advisory=_SHARES,
         )
-        self._fallbacks = meter().create_counter(names.SCHEDULER_FALLBACKS)
+        self._fallbacks = counter(names.SCHEDULER_FALLBACKS, "1", "deliveries without a word of the scheduler")
 
     @property
     def figures(self) -> dict[str, float]:

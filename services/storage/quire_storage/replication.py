@@ -24,7 +24,7 @@ from quire.keys import ChunkKeys
 from quire.lease import Lease, LeasedRun, LeaseSigner
 from quire.nodes import Node
 from quire.outcome import ChunkRun
-from quire.telemetry import logger, meter, names
+from quire.telemetry import counter, logger, names
 from quire.transport import Transport
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
@@ -65,7 +65,7 @@ class Replicator:
         self._me = me
         self._signer = LeaseSigner(config.cluster_secret.encode())
         self._landing = asyncio.Lock()
-        self._copied = meter().create_counter(names.REPLICATED_BYTES, "By")
+        self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
 
     async def pull(self, source: Node, keys: Sequence[bytes]) -> list[bool]:
         """Keep copies of chunks of another node, on disk and indexed; for each whether it is here now."""

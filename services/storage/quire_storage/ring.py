@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.telemetry import logger, meter, names
+from quire.telemetry import counter, logger, names
 from quire_storage.core.iocb import CONTEXTS_MAX, Contexts, Iocb, Op
 from quire_storage.core.slack import SlackLimits, WriteGate
 from quire_storage.errors import DriveFailed
@@ -54,7 +54,7 @@ class Ring:
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
         self.errors_by_file: dict[int, int] = {}
-        self._failures = meter().create_counter(names.DRIVE_ERRORS)
+        self._failures = counter(names.DRIVE_ERRORS, "1", "reads and writes that a drive failed")
 
     @property
     def description(self) -> str:

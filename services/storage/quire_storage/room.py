@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from quire.errors import PoolFull
 from quire.metadata.index import ChunkRecord
-from quire.telemetry import background, logger, meter, names
+from quire.telemetry import background, counter, logger, names
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.eviction import LeafArc
@@ -42,6 +42,9 @@ class Outside:
     """Chunks that this node has no more, but others or the object tier do."""
 
 
+_TIERS = tuple({"tier": tier} for tier in ("memory", "disk"))
+
+
 class Room:
     """For one event loop."""
 
@@ -55,7 +58,7 @@ class Room:
         self._trimming = asyncio.Lock()
         self._writing: dict[bytes, asyncio.Future[None]] = {}
         self._closing = False
-        self._evictions = meter().create_counter(names.EVICTIONS)
+        self._evictions = counter(names.EVICTIONS, "1", "chunks that went", _TIERS)
         held.on_dirty = self._wake_flusher
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ from quire.metadata.index import OBJECT_TIER, ChunkRecord, records
 from quire.nodes import Node
 from quire.outcome import NodeOutcome
 from quire.rpc.heartbeat import ClusterNews
-from quire.telemetry import background, binary_context, logger, meter, names, tracer
+from quire.telemetry import background, binary_context, counter, logger, meter, names, tracer
 from quire.transport import LayerProduced, Quiesced, Stalled, Transport, decode_message
 from quire.transport.messages import encode_message
 from quire_storage.arena import Arena
@@ -78,7 +78,7 @@ class StorageNode:
         self._ingests = 0
         self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By", "written into clients' memory")
         self._delivered_bytes = self._ingested_bytes = 0
-        self._ingested = meter().create_counter(names.INGESTED_BYTES, "By", "read from clients' memory")
+        self._ingested = counter(names.INGESTED_BYTES, "By", "read from clients' memory")
         self._stalls = meter().create_histogram(
             names.STALL_SECONDS,
             "s",

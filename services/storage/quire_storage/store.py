@@ -17,7 +17,7 @@ import numpy.typing as npt
 from quire.durability import Durability
 from quire.errors import ChunkMissing, ContentConflict, PoolFull
 from quire.keys import ChunkKeys
-from quire.telemetry import logger, meter, names
+from quire.telemetry import counter, logger, names
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk, MemoryPlace
 from quire_storage.errors import DriveFailed
@@ -32,6 +32,8 @@ _EVICT_CHUNKS = 512
 _PROMOTE_SHARE = 0.8
 Bytes = npt.NDArray[np.uint8]
 
+_TIERS = tuple({"tier": tier} for tier in ("memory", "disk", "object"))
+
 
 class ChunkStore:
     """For one event loop."""
@@ -45,7 +47,7 @@ class ChunkStore:
         self.find, self.let_go, self.drop = held.find, held.let_go, held.drop
         self.reserve = self._room.reserve
         self.hits = {"memory": 0, "disk": 0, "object": 0}
-        self._hit_counter = meter().create_counter(names.TIER_HITS)
+        self._hit_counter = counter(names.TIER_HITS, "1", "chunks asked for, by where they were", _TIERS)
 
     async def close(self) -> None:
         await self._room.close()

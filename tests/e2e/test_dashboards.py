@@ -1,0 +1,165 @@
+"""Dashboards and alerts: every query is put to a real Prometheus that scrapes a cluster at work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from quire.client import ImageClient, QuireClient
+from quire.descriptor import DeliveryOrder
+from quire.errors import QuireError
+from quire.hashing import block_keys
+from quire.latents import LatentInfo, Normalisation, Vae
+from quire.local import LocalCluster
+from quire_decoder.adapters.vae import weights_digest
+from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, store
+
+ROOT = Path(__file__).resolve().parents[2] / "observability"
+DASHBOARDS = sorted((ROOT / "grafana/dashboards").glob("*.json"))
+
+
+def _panels() -> list[tuple[str, str]]:
+    found = []
+    for file in DASHBOARDS:
+        for panel in json.loads(file.read_text())["panels"]:
+            found += [(panel["title"], target["expr"]) for target in panel.get("targets", [])]
+    return found
+
+
+def _alerts() -> list[tuple[str, str]]:
+    rules = yaml.safe_load((ROOT / "alerts.yaml").read_text())["groups"][0]["rules"]
+    return [(rule["alert"], rule["expr"]) for rule in rules]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[LocalCluster]:
+    settings = {"QUIRE_DECODER_MODELS": str(vae)}
+    folder = tmp_path_factory.mktemp("watched")
+    with LocalCluster(folder, storage_nodes=2, arena_bytes=64 << 20, settings=settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def prometheus(cluster: LocalCluster, vae: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of one that has scraped the cluster, under load, for some seconds."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("no prometheus here (Debian: apt install prometheus)")
+    folder = tmp_path_factory.mktemp("prometheus")
+    config = yaml.safe_load((ROOT / "prometheus.yaml").read_text())
+    config["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
+    config["scrape_configs"][0]["static_configs"] = [{"targets": sorted(cluster.metrics.values())}]
+    (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+    shutil.copy(ROOT / "alerts.yaml", folder)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    log = (folder / "log").open("wb")
+    running = subprocess.Popen(
+        [
+            program,
+            f"--config.file={folder / 'prometheus.yaml'}",
+            f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address={address}",
+        ],
+        stdout=log,
+        stderr=log,
+    )
+    try:
+        asyncio.run(_work(cluster, vae, seconds=8))
+        yield f"http://{address}"
+    finally:
+        running.terminate()
+        running.wait(20)
+        log.close()
+
+
+async def _work(cluster: LocalCluster, vae: Path, *, seconds: float) -> None:
+    """Everything that a dashboard shows: look-ups that hit and miss, both orders, images, something refused."""
+    namespace, at = fresh_namespace(), 0
+    async with QuireClient(cluster.gateway_address) as client:
+        images = ImageClient(client)
+        values = np.random.default_rng(1).standard_normal((4, 16, 16)).astype(np.float16)
+        info = LatentInfo((4, 16, 16), "float16", Vae("tiny", "", weights_digest(vae)), 64, 64, Normalisation())
+        await images.put("watched", values, info)
+        await images.get("watched")  # the first loads torch
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            at += 1
+            keys = block_keys(namespace, [at, *range(12 * 16 - 1)])
+            await store(client, namespace, keys.run(0, 8), random_payload(namespace, 8))
+            for order in (DeliveryOrder.LAYERWISE, DeliveryOrder.CHUNKWISE):
+                found = await client.lookup(namespace, keys)
+                await fetch_all(client, found, order)
+                await client.release(found)
+            await images.get("watched")
+            with contextlib.suppress(QuireError):
+                await images.get("absent")
+            await asyncio.sleep(0.05)
+
+
+def _ask(url: str, path: str, **query: str) -> Any:
+    text = urllib.parse.urlencode(query)
+    with urllib.request.urlopen(f"{url}/api/v1/{path}?{text}", timeout=10) as answer:
+        said = json.load(answer)
+    assert said["status"] == "success", said
+    return said["data"]
+
+
+@pytest.mark.parametrize(("title", "query"), _panels())
+def test_a_panel_shows_something(prometheus: str, title: str, query: str) -> None:
+    result = _ask(prometheus, "query", query=query)["result"]
+    assert result, f"{title}: {query}"
+    assert any(sample["value"][1] != "NaN" for sample in result), f"{title}: {query} gives {result[:3]}"
+
+
+def test_every_target_is_up(prometheus: str, cluster: LocalCluster) -> None:
+    up = {
+        sample["metric"]["instance"]: sample["value"][1] for sample in _ask(prometheus, "query", query="up")["result"]
+    }
+    assert up == dict.fromkeys(cluster.metrics.values(), "1")
+
+
+def test_alerts_are_loaded_and_silent(prometheus: str) -> None:
+    """On a healthy cluster none fires, and none has a query that cannot be answered."""
+    groups = _ask(prometheus, "rules")["groups"]
+    rules = {rule["name"]: rule for group in groups for rule in group["rules"]}
+    assert rules.keys() == {name for name, _ in _alerts()}
+    for name, rule in rules.items():
+        assert rule["health"] == "ok", f"{name}: {rule}"
+        assert rule["state"] == "inactive", f"{name}: {rule}"
+
+
+def test_every_alert_is_in_the_runbook() -> None:
+    readme = (ROOT.parent / "README.md").read_text()
+    missing = [name for name, _ in _alerts() if f"**{name}**" not in readme]
+    assert not missing
+
+
+def test_an_alert_fires_when_its_time_has_come(prometheus: str, cluster: LocalCluster) -> None:
+    """A storage node that is killed is a target that is down."""
+    cluster.kill("storage-1")
+    try:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            alerts = {alert["labels"]["alertname"] for alert in _ask(prometheus, "alerts")["alerts"]}
+            if "QuireServiceDown" in alerts:
+                return
+            time.sleep(0.5)
+        raise AssertionError("nobody noticed")
+    finally:
+        cluster.restart("storage-1")
