@@ -15,6 +15,7 @@ import pytest
 
 from quire.local import LocalCluster
 from quire.telemetry import names
+from quire.telemetry.sink import OtlpSink
 from quire.telemetry.spans import Span, Trace, read_traces
 from quire_decoder.adapters.vae import weights_digest
 from tests.e2e import traced_client
@@ -150,6 +151,24 @@ def test_the_waterfall_in_a_terminal(traced: Traced) -> None:
         assert text in drawn.stdout, drawn.stdout
     unknown = run("ffff00")
     assert unknown.returncode == 1 and "InvalidRequest" in unknown.stderr
+
+
+def test_spans_reach_an_otlp_receiver(tmp_path: Path) -> None:
+    """By the standard variables alone: every service's spans, in the trace that the engine began."""
+    with OtlpSink() as sink:
+        export = {"OTEL_EXPORTER_OTLP_ENDPOINT": sink.endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
+        with LocalCluster(tmp_path, decoders=0, arena_bytes=128 << 20, settings=export) as cluster:
+            environment = {**os.environ, **export, "PYTHONPATH": "."}
+            command = [sys.executable, "-m", traced_client.__name__, cluster.gateway_address]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stderr
+            trace_id = bytes.fromhex(json.loads(done.stdout)["kv"])
+            everybody = {"engine", "gateway", "orchestrator", "scheduler", "storage"}
+            deadline = time.monotonic() + 20
+            while sink.traces.get(trace_id) != everybody and time.monotonic() < deadline:
+                time.sleep(0.1)
+    assert sink.traces.get(trace_id) == everybody
+    assert sum(sink.spans.values()) > 40
 
 
 def test_what_belongs_to_no_request_is_not_traced(traced: Traced) -> None:

@@ -327,6 +327,14 @@ def bench_ttft(
     report.show(json_file, plot, draw=lambda path: figures.overheads(report, path))
 
 
+@bench_app.command("tracing")
+def bench_tracing(rounds: int = 15, deliveries: int = 8, json_file: Json = None, plot: Plot = None) -> None:
+    """What tracing costs: deliveries with it off, for one request in a hundred, and for all, in turns."""
+    from quire.bench import tracing
+
+    tracing.run(rounds, deliveries).show(json_file, plot)
+
+
 def _numbers(text: str, kind: Callable[[str], Number]) -> list[Number]:
     try:
         return [kind(part) for part in text.split(",")]

@@ -1,0 +1,44 @@
+"""An OTLP receiver that counts: for benchmarks and tests, where no collector is at hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+
+
+class OtlpSink(TraceServiceServicer):
+    """`with OtlpSink() as sink`: `sink.endpoint` is for OTEL_EXPORTER_OTLP_ENDPOINT."""
+
+    def __init__(self) -> None:
+        self.spans: Counter[str] = Counter()
+        """By service.name."""
+        self.traces: dict[bytes, set[str]] = {}
+        """Services by trace id."""
+
+    def __enter__(self) -> OtlpSink:
+        self._server = grpc.server(ThreadPoolExecutor(2))
+        add_TraceServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call, unused-ignore]
+        self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._server.stop(1).wait(5)
+
+    def Export(self, request: Any, context: Any) -> Any:
+        for resource in request.resource_spans:
+            names = {each.key: each.value.string_value for each in resource.resource.attributes}
+            service = names.get("service.name", "")
+            for scope in resource.scope_spans:
+                self.spans[service] += len(scope.spans)
+                for span in scope.spans:
+                    self.traces.setdefault(span.trace_id, set()).add(service)
+        return pb.ExportTraceServiceResponse()
