@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-s3 fuzz test-containers chaos soak check format proto bench clean
+.PHONY: demo test test-s3 fuzz test-containers chaos soak check format settings proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,15 +43,19 @@ soak: $(STAMP)          ## kill -9 under load, the engine against its model, an 
 	QUIRE_SOAK_ROUNDS=60 $(BIN)/python -m pytest --timeout 1800 tests/e2e/test_durability.py -k again_and_again
 	QUIRE_SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 1800 tests/integration/engine/test_model.py
 
-check: $(STAMP)         ## format, lint, types, generated code
+check: $(STAMP)         ## format, lint, types, generated code, the README's table of variables
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
 	$(BIN)/python protos/generate.py --check
+	$(BIN)/python tools/settings.py --check
 
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+settings: $(STAMP)      ## the README's table of variables, from the configuration classes
+	$(BIN)/python tools/settings.py
 
 proto: $(STAMP)         ## regenerate libs/quire/v1 from protos/
 	$(BIN)/python protos/generate.py

@@ -68,8 +68,9 @@ def test_only_metadata_sees_redis() -> None:
 
 
 def test_messages_stop_at_the_edge() -> None:
-    """Only servers, gRPC adapters, quire.rpc, the SDK and the local cluster's readiness check see *_pb2."""
-    allowed = ("quire.rpc", "quire.client", "quire.local.cluster")
+    """Only servers, gRPC adapters, quire.rpc, the SDK, the local cluster's readiness check and the OTLP receiver see
+    *_pb2."""
+    allowed = ("quire.rpc", "quire.client", "quire.local.cluster", "quire.telemetry.sink")
     for module, imports in IMPORTS.items():
         if any("_pb2" in name for name in imports):
             is_edge = module.endswith(".server") or ".adapters." in module

@@ -159,13 +159,9 @@ class LocalCluster:
             name: [f"{self.host_of(_numbered(name, index))}:{port}" for index, port in enumerate(each)]
             for name, each in ports.items()
         }
-        secret_file = self.folder / "secret"
-        if not secret_file.exists():
-            secret_file.write_text(secrets.token_hex(32))
-            secret_file.chmod(0o600)
         common = {
             "QUIRE_REDIS_URL": self._redis_url,
-            "QUIRE_CLUSTER_SECRET": secret_file.read_text(),
+            "QUIRE_CLUSTER_SECRET": self._make_secret(),
             **{f"QUIRE_{name.upper()}_ADDRESS": ",".join(each) for name, each in self._addresses.items()},
             "QUIRE_DECODER_WARM": "0",  # clusters that nobody asks for images need no torch
             **{f"QUIRE_{name.upper()}_DRAIN_S": "0" for name in _SERVICES},
@@ -281,6 +277,13 @@ class LocalCluster:
         self._wait_joined(deadline, {name: before[name]} if name in before else {})
 
     # ----
+
+    def _make_secret(self) -> str:
+        file = self.folder / "secret"
+        if not file.exists():
+            file.write_text(secrets.token_hex(32))
+            file.chmod(0o600)
+        return file.read_text()
 
     def _take_lock(self) -> None:
         lock = (self.folder / _LOCK).open("a")
