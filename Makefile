@@ -24,13 +24,14 @@ fuzz: $(STAMP)          ## what strangers send to the S3 door, coverage-guided, 
 	for name in chunked headers bodies descriptors ranges; do \
 	  $(BIN)/python -m tests.fuzz.run $$name tests/fuzz/corpus/$$name -max_total_time=120 || exit 1; done
 
-# With podman: make test-containers BUILD='podman build' COMPOSE=podman-compose
+# With podman: make test-containers BUILD='podman build' COMPOSE=podman-compose PODMAN=podman
 BUILD ?= docker build
 COMPOSE ?= docker compose
+PODMAN ?=
 test-containers: $(STAMP) ## the images built, the compose file and the Kubernetes pods up, the demo against them
 	for role in orchestrator scheduler gateway storage decoder; do \
 	  $(BUILD) --target $$role -t quire-$$role . || exit 1; done
-	QUIRE_TEST_COMPOSE='$(COMPOSE)' $(BIN)/python -m pytest --timeout 600 tests/containers
+	QUIRE_TEST_COMPOSE='$(COMPOSE)' QUIRE_TEST_PODMAN='$(PODMAN)' $(BIN)/python -m pytest --timeout 600 tests/containers
 
 SECONDS ?= 300
 SEED ?= $(shell date +%s)

@@ -54,7 +54,10 @@ def _members() -> set[str]:
 def test_the_demo_against_containers(running: None, tmp_path: Path) -> None:
     """KV out of this process's memory into the containers and back, images put and got."""
     command = [sys.executable, "-c", "from quire.cli import main; main()", "demo", "--endpoint", GATEWAY]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    environment = {**os.environ, "UCX_TCP_BRIDGE_ENABLE": "y"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr + _compose("logs").stdout[-6000:]
     assert "bit-identical" in done.stdout, done.stdout
 

@@ -28,6 +28,8 @@ from opentelemetry.sdk.trace.export import (
     SpanExportResult,
 )
 
+from quire.telemetry.trace import in_request
+
 _SECRET_WORDS: Final = ("secret", "password", "token", "authorization", "signature", "lease", "credential")
 _URL_PASSWORD: Final = re.compile(r"(\w+://[^\s/:@]*:)[^\s/@]+@")
 
@@ -99,8 +101,8 @@ def configure(service: str, *, log_level: str = "info", metrics_too: bool = Fals
 
 def _configure_logs(service: str, level: str) -> None:
     def add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        context = trace.get_current_span().get_span_context()
-        if context.is_valid:
+        if in_request():
+            context = trace.get_current_span().get_span_context()
             event["trace_id"] = f"{context.trace_id:032x}"
         return event
 

@@ -41,7 +41,17 @@ def background() -> contextvars.Context:
 def be_background() -> None:
     """Have the current task, and those that it starts, record no spans."""
     nobody = trace.SpanContext(random.getrandbits(128) or 1, random.getrandbits(64) or 1, is_remote=False)
-    otel_context.attach(trace.set_span_in_context(trace.NonRecordingSpan(nobody)))
+    otel_context.attach(trace.set_span_in_context(_Nobody(nobody)))
+
+
+def in_request() -> bool:
+    """Whether the current task belongs to a request, recorded or not."""
+    span = trace.get_current_span()
+    return span.get_span_context().is_valid and not isinstance(span, _Nobody)
+
+
+class _Nobody(trace.NonRecordingSpan):
+    """The span of what belongs to no request."""
 
 
 def binary_context() -> bytes:
