@@ -1,4 +1,4 @@
-"""Kubernetes objects as `podman play kube` can run them: without a cluster some of what they ask for is put in place."""
+"""Kubernetes objects as `podman play kube` can run them: some of what they ask for is put in their place."""
 
 from __future__ import annotations
 
