@@ -51,12 +51,13 @@ def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
         folder / "public.pem",
         folder / "public-key.pem",
     )
-    for name, names, cert_file, key_file in (
-        ("quire member", [MEMBER_NAME], made.member, made.member_key),
-        ("quire gateway", ["localhost", "127.0.0.1", *hosts], made.public, made.public_key),
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    for name, names, usage, cert_file, key_file in (
+        ("quire member", [MEMBER_NAME], both, made.member, made.member_key),
+        ("quire gateway", ["localhost", "127.0.0.1", *hosts], both[:1], made.public, made.public_key),
     ):
         key = ec.generate_private_key(ec.SECP256R1())
-        cert = _issued(name, key, names, ca_key, ca, days)
+        cert = _issued(name, key, names, usage, ca_key, ca, days)
         # The key first: who reads between the two has a pair that does not match, and tries again later.
         _write(key_file, _pem(key), 0o600)
         _write(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -74,6 +75,7 @@ def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certifica
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "quire authority")])
     builder = _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(authority=True), critical=True)
     cert = builder.sign(key, hashes.SHA256())
     _write(key_file, _pem(key), 0o600)
     _write(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -84,17 +86,20 @@ def _issued(
     name: str,
     key: ec.EllipticCurvePrivateKey,
     names: Sequence[str],
+    usage: Sequence[x509.ObjectIdentifier],
     ca_key: ec.EllipticCurvePrivateKey,
     ca: x509.Certificate,
     days: int,
 ) -> x509.Certificate:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    usage = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = (
         _builder(subject, ca.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName([_general(each) for each in names]), critical=False)
         .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+        .add_extension(_usage(authority=False), critical=True)
+        .add_extension(issuer, critical=False)
     )
     return builder.sign(ca_key, hashes.SHA256())
 
@@ -111,6 +116,21 @@ def _builder(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _EARLIER)
         .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
     )
 
 

@@ -7,6 +7,7 @@ metadata: `doc` (one sentence), `minimum`, `required`, and `variable` for names 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -89,13 +90,15 @@ def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
             problems.append(f"{name}={source[name]!r}: {error}")
             continue
         minimum = field.metadata.get("minimum")
+        if isinstance(value, float) and not math.isfinite(value):
+            problems.append(f"{name}={source[name]!r}: not a finite number")
         if minimum is not None and value < minimum:
             problems.append(f"{name}={source[name]!r}: less than {minimum}")
         values[field.name] = value
-    if problems:
-        raise ConfigInvalid("; ".join(problems))
     config = kind(**values)
-    if isinstance(config, ServiceConfig) and (problems := config.problems()):
+    if isinstance(config, ServiceConfig):
+        problems += config.problems()
+    if problems:
         raise ConfigInvalid("; ".join(problems))
     return config
 

@@ -44,6 +44,8 @@ class QuireError(Exception):
         self.message = message
         self.field = field
         self.retry_after_s = retry_after_s
+        self.answered = False
+        """Whether the other side said so itself, and not the connection to it."""
 
     @classmethod
     def code(cls) -> str:

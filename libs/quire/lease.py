@@ -19,17 +19,21 @@ from quire.keys import ChunkKeys
 from quire.policy import TenantPolicy
 
 _MAC_BYTES: Final = 32
-_VERSION: Final = 2
+_VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedRun:
-    """Chunks first … first+count-1 of the look-up, at one node; `digest` is `ChunkKeys.digest` of their keys."""
+    """Chunks first … first+count-1 of the look-up, at one node; `digest` is `ChunkKeys.digest` of their keys.
+
+    `address`: the node's, for gRPC. Signed with the rest, so that a client names no other one.
+    """
 
     node_id: str
     first_chunk: int
     chunk_count: int
     digest: bytes
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class LeaseSigner:
         self._secret = secret
 
     def sign(self, lease: Lease) -> bytes:
-        runs = [[run.node_id, run.first_chunk, run.chunk_count, run.digest] for run in lease.runs]
+        runs = [[run.node_id, run.first_chunk, run.chunk_count, run.digest, run.address] for run in lease.runs]
         tenant = [lease.tenant.tenant, lease.tenant.weight, lease.tenant.cap_bytes_per_s]
         body = cbor2.dumps([_VERSION, lease.lease_id, lease.tip, lease.tip_segment, lease.expires_ms, runs, tenant])
         return self._mac(body) + body

@@ -17,6 +17,28 @@ from quire.layout import Dtype, KvLayout
 LAYOUT = KvLayout(4, 16, 8, 64, Dtype.BF16)
 """128 KiB a chunk."""
 
+NO_ANSWER = "no answer within the deadline"
+EXPECTED = {
+    "Unavailable",
+    "NoStorageNode",
+    "NodeUnavailable",
+    "MetadataUnavailable",
+    "PeerLost",
+    "DeadlineExceeded",
+    "ResourceExhausted",
+    "PoolFull",
+    "TooManyRequests",
+    "ChunkMissing",
+    "LeaseExpired",
+    "InvalidRequest",
+    "TargetInvalid",
+    "HTTP 503",
+    "HTTP 500",
+    "connection",
+    NO_ANSWER,
+}
+"""What may be said while something is broken. An object that was acknowledged and is not found is not among them."""
+
 DEADLINE_S = 20.0
 GRACE_S = 3.0
 
@@ -93,6 +115,8 @@ def problems(events: list[Event]) -> list[str]:
     """What must not be in a history, whatever was done to the cluster."""
     found = [f"wrong bytes: {event}" for event in events if event.wrong]
     found += [f"late: {event}" for event in events if event.ended_s - event.began_s > DEADLINE_S + GRACE_S]
+    found += [f"no answer: {event}" for event in events if event.error == NO_ANSWER]
+    found += [f"a fault of ours: {event}" for event in events if event.error and event.error not in EXPECTED]
     return found
 
 

@@ -15,6 +15,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 
 from quire.client import QuireClient
@@ -131,9 +132,13 @@ class Worker:
         except WrongBytes:
             wrong = True
         except TimeoutError:
-            error = "no answer within the deadline"
+            error = history.NO_ANSWER
+        except Refused as failed:
+            error = f"HTTP {failed.args[0]}"
+        except (OSError, aiohttp.ClientError):
+            error = "connection"
         except Exception as failed:
-            error = type(failed).__name__
+            error = repr(failed)
         event = Event(op, prefix, chunks, level, began_s, time.monotonic(), got, error, wrong)
         history.write(self._file, event)
         return event
@@ -143,9 +148,13 @@ class WrongBytes(Exception):
     """What must never happen."""
 
 
+class Refused(Exception):
+    """An S3 request that was answered with an error; its status."""
+
+
 def _ok(status: int, size: int) -> int:
     if status >= 300:
-        raise OSError(status)
+        raise Refused(status)
     return size
 
 

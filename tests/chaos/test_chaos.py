@@ -141,7 +141,11 @@ def test_the_model_notices_what_must_not_happen() -> None:
     assert not history.problems([good])
     late = history.Event("fetch", 1, 2, "", 0.0, history.DEADLINE_S + history.GRACE_S + 1)
     wrong = history.Event("fetch", 1, 2, "", 0.0, 1.0, 2, "", True)
-    assert len(history.problems([good, late, wrong])) == 2
+    silent = history.Event("fetch", 1, 2, "", 0.0, 1.0, 0, history.NO_ANSWER)
+    bug = history.Event("get", 1, 0, "", 0.0, 1.0, 0, "KeyError('x')")
+    gone = history.Event("get", 1, 0, "", 0.0, 1.0, 0, "HTTP 404")
+    away = history.Event("get", 1, 0, "", 0.0, 1.0, 0, "HTTP 503")
+    assert len(history.problems([good, late, wrong, silent, bug, gone, away])) == 5
     stored = history.Event("store", 1, 2, "LOCAL", 0.0, 1.0, 2)
     lost = history.Event("store", 2, 2, "MEMORY", 0.0, 1.0, 2)
     failed = history.Event("store", 3, 2, "LOCAL", 0.0, 1.0, 0, "Unavailable")

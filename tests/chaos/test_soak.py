@@ -111,17 +111,14 @@ async def _replay(cluster: LocalCluster) -> tuple[list[dict[str, tuple[float, in
                 done += 1
                 gate.release()
 
-        tasks = set()
-        for request in requests:
-            await asyncio.sleep(max(0.0, started + request.at_s / rate - time.monotonic()))
-            await gate.acquire()
-            task = asyncio.create_task(serve(request))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            if not looks and request.at_s > TRACE_S / 2:
-                looks.append(_look(cluster))
-        await asyncio.gather(*tasks)
-        looks.append(_look(cluster))
+        async with asyncio.TaskGroup() as tasks:  # a wrong byte ends all of it
+            for request in requests:
+                await asyncio.sleep(max(0.0, started + request.at_s / rate - time.monotonic()))
+                await gate.acquire()
+                tasks.create_task(serve(request))
+                if not looks and request.at_s > TRACE_S / 2:
+                    looks.append(_look(cluster))
+    looks.append(_look(cluster))
     return looks, done, failed
 
 

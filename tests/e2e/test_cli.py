@@ -249,3 +249,24 @@ def test_images_live(tmp_path: Path) -> None:
 
 def _no_json(word: str) -> None:
     raise AssertionError(f"{word} is no JSON")
+
+
+def test_top_draws_the_cluster(cluster: LocalCluster) -> None:
+    done = quire("top", "--rounds", "2", "--interval-s", "0.2", "--gateway", cluster.gateway_address)
+    assert done.returncode == 0, done.stderr
+    for text in ("storage-0", "link default", "delivered", "transfers"):
+        assert text in done.stdout, done.stdout
+
+
+def test_certificates_are_made_and_made_again(tmp_path: Path) -> None:
+    """The second time the authority is the same and the certificates are others; keys are nobody else's to read."""
+    folder = tmp_path / "certs"
+    first = quire("certs", str(folder), "--host", "gateway.example")
+    assert first.returncode == 0, first.stderr
+    assert f"QUIRE_CLUSTER_CA={folder}/ca.pem" in first.stdout
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert quire("certs", str(folder)).returncode == 0
+    after = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert {name for name in before if before[name] == after[name]} == {"ca.pem", "ca-key.pem"}
+    assert all((folder / name).stat().st_mode & 0o077 == 0 for name in before if name.endswith("key.pem"))
+    assert quire("certs", str(folder), "--days", "0").returncode == 1

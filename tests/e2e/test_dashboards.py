@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from quire.client import ImageClient, QuireClient
 from quire.descriptor import DeliveryOrder
@@ -110,6 +112,22 @@ async def _work(cluster: LocalCluster, vae: Path, *, seconds: float) -> None:
             with contextlib.suppress(QuireError):
                 await images.get("absent")
             await asyncio.sleep(0.05)
+
+
+def test_every_metric_that_is_asked_for_is_told(cluster: LocalCluster, vae: Path) -> None:
+    """Without a Prometheus: what dashboards and alerts name is in what the services say, and each is alive."""
+    asyncio.run(_work(cluster, vae, seconds=1))
+    told = set()
+    for address in cluster.metrics.values():
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+            told |= {sample.name for family in families for sample in family.samples}
+        with urllib.request.urlopen(f"http://{address}/healthz", timeout=10) as answer:
+            assert answer.read() == b"ok"
+    asked = {name for _, query in [*_panels(), *_alerts()] for name in re.findall(r"\b(?:quire|rpc)_\w+", query)}
+    labels = {"rpc_method", "rpc_response_status_code"}
+    assert len(asked) > 25
+    assert asked - labels <= told, sorted(asked - labels - told)
 
 
 def _ask(url: str, path: str, **query: str) -> Any:

@@ -155,7 +155,7 @@ async def test_callers_of_another_protocol_are_told_so(cluster: LocalCluster) ->
     gateway: GatewayServiceStub = GatewayServiceStub(pool.get(cluster.address("gateway")))
     orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
     plain: Any = gateway.Status
-    for said in ("99", "0", "nonsense"):
+    for said in ("99", "98-99", "0", "nonsense", "1-x"):
         with pytest.raises(grpc.aio.AioRpcError, match="protocol"):
             await plain(gateway_pb2.StatusRequest(), timeout=5, metadata=((HEADER, said),))
     assert (await plain(gateway_pb2.StatusRequest(), timeout=5)).nodes, "a plain gRPC client says nothing"

@@ -66,7 +66,7 @@ class House:
     def tenant(self, name: str, *options: str) -> Tenant:
         """A new key, made as an operator makes it."""
         command = [sys.executable, "-c", "from quire.cli import main; main()", "keys", "create", name, *options]
-        command += ["--folder", str(self.cluster.folder)]
+        command += ["--rdma", "--folder", str(self.cluster.folder)]
         made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         said = dict(line.rsplit(maxsplit=1) for line in made.splitlines())
         return Tenant(said["gRPC token"], bytes.fromhex(said["salt"]))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ class Traced:
     wall_s: float
     folder: Path
     ids: dict[str, str]
+    http_address: str
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Trac
         ids = json.loads(done.stdout)
         wall_s = ids.pop("wall_s")
         traces = _settled(folder / "traces", list(ids.values()))
-        yield Traced({name: traces[trace_id] for name, trace_id in ids.items()}, wall_s, folder / "traces", ids)
+        whole = {name: traces[trace_id] for name, trace_id in ids.items()}
+        yield Traced(whole, wall_s, folder / "traces", ids, cluster.http_address)
 
 
 def _settled(folder: Path, ids: list[str]) -> dict[str, Trace]:
@@ -132,6 +135,20 @@ def test_layers_are_seen_at_both_ends(traced: Traced) -> None:
     assert all(span.attributes["quire.write_us"] >= 0 for span in layers)
     fetch = next(span for span in trace.spans.values() if span.name == names.CLIENT_FETCH)
     assert len([event for event in fetch.events if event[1] == names.EVENT_LAYER]) == LAYERS
+
+
+def test_a_browsers_trace_goes_on_through_http(traced: Traced) -> None:
+    """W3C's header names the trace that the gateway, the orchestrator and the decoder join."""
+    trace_id, span_id = os.urandom(16).hex(), os.urandom(8).hex()
+    request = urllib.request.Request(
+        f"http://{traced.http_address}/v1/images/traced", headers={"traceparent": f"00-{trace_id}-{span_id}-01"}
+    )
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert answer.status == 200
+    trace = _settled(traced.folder, [trace_id])[trace_id]
+    (root,) = trace.roots
+    assert (root.name, root.parent_id) == (names.GATEWAY_HTTP, span_id)
+    assert {span.service for span in trace.spans.values()} >= {"gateway", "orchestrator", "decoder"}
 
 
 def test_the_waterfall_in_a_terminal(traced: Traced) -> None:

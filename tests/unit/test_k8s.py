@@ -58,7 +58,8 @@ def test_pods_are_confined_probed_and_ask_for_resources(layer: str) -> None:
             continue
         pod = workload["spec"]["template"]["spec"]
         container = pod["containers"][0]
-        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        pins_memory = "IPC_LOCK" in container["securityContext"]["capabilities"].get("add", [])
+        assert pod["securityContext"]["runAsNonRoot"] is not pins_memory, name
         assert container["securityContext"]["readOnlyRootFilesystem"] is True, name
         assert container["securityContext"]["capabilities"]["drop"] == ["ALL"], name
         assert {"readinessProbe", "livenessProbe", "startupProbe"} <= container.keys(), name
@@ -109,6 +110,14 @@ def test_only_the_gateway_is_open() -> None:
         for rule in policy["ingress"]:
             if "from" not in rule:
                 assert policy["podSelector"]["matchLabels"]["app.kubernetes.io/name"] == "gateway"
+
+
+def test_engines_reach_the_data_plane_whatever_else_they_are() -> None:
+    """The label that kustomize adds to selectors is not asked of them."""
+    policy = next(each["spec"] for each in _built("base") if each["metadata"]["name"] == "quire-data-plane")
+    (peer,) = policy["ingress"][0]["from"]
+    assert "matchLabels" not in peer["podSelector"]
+    assert peer["podSelector"]["matchExpressions"][0]["key"] == "quire.io/client"
 
 
 def test_disruptions_leave_somebody() -> None:

@@ -27,7 +27,8 @@ from quire.transport.ucx import UcxTransport
 from quire.v1 import gateway_pb2 as pb
 from quire.v1.gateway_pb2_grpc import GatewayServiceStub
 
-_NAME_MEMORY: Final = ("PutLatent", "GetLatent", "GetImage")
+# They name memory, or a second answer would say something else.
+_ASKED_ONCE: Final = ("PutLatent", "GetLatent", "GetImage", "DeleteImage")
 _UNQUIET_MAX: Final = 64
 _CLOSE_TIMEOUT_S: Final = 5.0
 _NO_WAY: Final = (
@@ -300,7 +301,7 @@ class QuireClient:
     async def call(self, method: str, request: Any) -> Any:
         """A short request to the gateway, by the name of its method."""
         return await call(
-            getattr(self._stub, method), request, timeout_s=self._timeout_s, again=method not in _NAME_MEMORY
+            getattr(self._stub, method), request, timeout_s=self._timeout_s, again=method not in _ASKED_ONCE
         )
 
     def _quiesced(self, transfer_id: bytes) -> None:

@@ -13,18 +13,7 @@ from opentelemetry import trace
 
 from quire.client.buffers import Buffer
 from quire.client.quiescence import Quiescence
-from quire.errors import (
-    InternalError,
-    InvalidRequest,
-    LeaseForged,
-    NotAllowed,
-    PeerLost,
-    QuireError,
-    ResourceExhausted,
-    Unauthenticated,
-    VersionUnsupported,
-    by_code,
-)
+from quire.errors import InternalError, PeerLost, QuireError, by_code
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc.convert import outcome_from
@@ -32,15 +21,8 @@ from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
 
-# What a gateway says before any node hears of the request.
-_REFUSALS: Final = (
-    InvalidRequest,
-    ResourceExhausted,
-    Unauthenticated,
-    NotAllowed,
-    LeaseForged,
-    VersionUnsupported,
-)
+# Longer than any node works on a transfer, or takes a permit for one.
+_UNHEARD_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +147,10 @@ class Delivery:
             raise InternalError("the gateway's answers ended without a summary")
         except QuireError as error:
             self._fail(error)
-            if not self._outcomes and isinstance(error, _REFUSALS):
-                self._quiescence.everybody()  # turned down before any node heard of it
+            if not self._outcomes and error.answered and not isinstance(error, InternalError):
+                self._quiescence.everybody()  # turned down by the gateway, before any node heard of it
+            else:
+                asyncio.get_running_loop().call_later(_UNHEARD_S, self._quiescence.everybody)
             raise
 
     def _ended(self, usable: int, moved: int) -> FetchSummary:

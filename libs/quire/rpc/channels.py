@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -43,11 +45,14 @@ class ChannelPool:
         return channel
 
     def _open(self, address: str) -> Any:
-        shown = interceptors(self._token)
+        shown, tls = interceptors(self._token), self._tls
         if "," in address:
+            if tls is not None and not tls.server_name:
+                # One certificate for all of them: that it names the first is what is looked at.
+                tls = replace(tls, server_name=address.split(",")[0].strip().rpartition(":")[0])
             address = "ipv4:" + ",".join(part.strip() for part in address.split(","))
-        if self._tls is not None:
-            return RotatingChannel(address, self._tls, _OPTIONS, shown)
+        if tls is not None:
+            return RotatingChannel(address, tls, _OPTIONS, shown)
         return grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=shown)
 
     async def close(self) -> None:
@@ -63,6 +68,7 @@ async def call(method: Any, request: Any, *, timeout_s: float, again: bool = Tru
     that name memory: the first may still be at it.
     """
     span, metadata = _begin(method)
+    began_s = time.monotonic()
     try:
         try:
             return await method(request, timeout=timeout_s, metadata=metadata)
@@ -70,7 +76,8 @@ async def call(method: Any, request: Any, *, timeout_s: float, again: bool = Tru
             if not again or not went_away(error):
                 raise
             span.add_event(names.EVENT_AGAIN)
-            return await method(request, timeout=timeout_s, metadata=metadata)
+            left_s = max(0.001, timeout_s - (time.monotonic() - began_s))
+            return await method(request, timeout=left_s, metadata=metadata)
     except grpc.aio.AioRpcError as error:
         span.set_attribute("rpc.status_code", error.code().name)
         raise error_of(error) from None

@@ -16,11 +16,13 @@ from opentelemetry import trace
 
 from quire import errors
 from quire.rpc.status import status_of, trailers_of
-from quire.rpc.tls import Tls
+from quire.rpc.tls import MEMBER_NAME, Tls
 from quire.rpc.version import check_metadata
 from quire.telemetry import attach, logger, meter, names, tracer
+from quire.telemetry.metrics import readiness
 
 MESSAGE_BYTES_MAX: Final = 32 << 20
+_UNFIT_MAX: Final = 256
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -32,16 +34,25 @@ class Server:
     """A gRPC server with everything that each of Quire's has.
 
     `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells. With
-    `tls` only members of the cluster get in.
+    `tls` only members of the cluster get in, by the name in their certificates; if it is `public` anybody does.
     """
 
     def __init__(
-        self, address: str, services: Sequence[str], *, requests_max: int = 1024, tls: Tls | None = None
+        self,
+        address: str,
+        services: Sequence[str],
+        *,
+        requests_max: int = 1024,
+        tls: Tls | None = None,
+        public: bool = False,
     ) -> None:
         self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
+        edge = _EdgeInterceptor(members_only=tls is not None and not public)
         self.grpc = grpc.aio.server(
-            interceptors=[_EdgeInterceptor()], options=_OPTIONS, maximum_concurrent_rpcs=requests_max
+            interceptors=[edge],
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=requests_max,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call, unused-ignore]
         reflection.enable_server_reflection(self._services, self.grpc)
@@ -49,14 +60,7 @@ class Server:
             if tls is None:
                 self.port = self.grpc.add_insecure_port(address)
             else:
-                self.port = self.grpc.add_secure_port(address, tls.server_credentials(clients_too=True))
-        except RuntimeError as error:
-            raise errors.ConfigInvalid(f"cannot listen on {address!r}: {error}") from None
-
-    def listen_tls(self, address: str, tls: Tls) -> None:
-        """Listen for clients too, who need no certificate. Before `start`. Raises `ConfigInvalid`."""
-        try:
-            self.grpc.add_secure_port(address, tls.server_credentials(clients_too=False))
+                self.port = self.grpc.add_secure_port(address, tls.server_credentials(clients_too=not public))
         except RuntimeError as error:
             raise errors.ConfigInvalid(f"cannot listen on {address!r}: {error}") from None
 
@@ -65,14 +69,21 @@ class Server:
         await self.grpc.start()
         await self._report(health_pb2.HealthCheckResponse.SERVING)
 
-    async def stop(self, grace_s: float, drain_s: float = 0.0) -> None:
-        """Report unhealthy, and for `drain_s` serve who has not heard of it yet; then refuse new requests, and let
-        running ones finish for `grace_s`."""
+    async def drain(self, drain_s: float) -> None:
+        """Report unhealthy, and serve for `drain_s` who has not heard of it yet."""
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
         await asyncio.sleep(drain_s)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new requests, let running ones finish for `grace_s`."""
+        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.stop(grace_s)
 
     async def _report(self, status: Any) -> None:
+        if status == health_pb2.HealthCheckResponse.SERVING:
+            readiness.set()
+        else:
+            readiness.clear()
         for name in ("", *self._services):
             await self._health.set(name, status)
 
@@ -89,7 +100,9 @@ async def until_signalled() -> None:
 class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     """A span for each request, in the caller's trace; every exception becomes a status, never a stack trace."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, members_only: bool) -> None:
+        self._members_only = members_only
+        self._unfit: set[str] = set()
         self._duration = meter().create_histogram(
             names.RPC_DURATION, "s", "time to answer a request", explicit_bucket_boundaries_advisory=names.SECONDS
         )
@@ -122,7 +135,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         async def call(request: Any, context: Any) -> Any:
             with self._timed(method, context), _span(method, carrier) as span:
                 try:
-                    check_metadata(carrier)
+                    self._check(carrier, context)
                     return await behaviour(request, context)
                 except Exception as error:
                     await _abort(context, error, method, span)
@@ -135,13 +148,28 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             with self._timed(method, context), _span(method, carrier) as span:
                 try:
-                    check_metadata(carrier)
+                    self._check(carrier, context)
                     async for response in behaviour(request, context):
                         yield response
                 except Exception as error:
                     await _abort(context, error, method, span)
 
         return call
+
+    def _check(self, carrier: dict[str, str], context: Any) -> None:
+        """Raises `VersionUnsupported`, which the log says once for each peer, and `Unauthenticated`."""
+        try:
+            check_metadata(carrier)
+        except errors.VersionUnsupported as error:
+            peer = str(context.peer()).rpartition(":")[0]
+            if peer not in self._unfit and len(self._unfit) < _UNFIT_MAX:
+                self._unfit.add(peer)
+                logger().error("a caller cannot be used", peer=peer, error=str(error))
+            raise
+        if self._members_only:
+            names_shown = context.auth_context().get("x509_subject_alternative_name", ())
+            if MEMBER_NAME.encode() not in names_shown:
+                raise errors.Unauthenticated("this certificate is no member's", field="certificate")
 
     @contextlib.contextmanager
     def _timed(self, method: str, context: Any) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from quire.telemetry import be_background, configure, logger, publish
 from quire.telemetry.metrics import metrics_door
 
 Config = TypeVar("Config", bound=ServiceConfig)
+Closing = Callable[[], Awaitable[None]]
 
 
 def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Config], Awaitable[None]]) -> None:
@@ -57,10 +58,14 @@ async def serve_member(
     grace_s: float,
     drain_s: float,
     on_news: Callable[[ClusterNews], None] = lambda news: None,
+    *,
+    doors: Sequence[Closing] = (),
+    last: Sequence[Closing] = (),
 ) -> None:
     """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up.
 
-    Who has looked something up before it left still gets it for `drain_s`.
+    Who has looked something up before it left still gets it for `drain_s`. Then `doors` are closed, which are clients
+    of this service themselves, then the service, then `last`, which still calls others.
     """
     publish(lambda: figures_of(describe()))
     heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news)
@@ -68,7 +73,12 @@ async def serve_member(
     heartbeat.start()
     await until_signalled()
     await heartbeat.leave()
-    await server.stop(grace_s, drain_s)
+    await server.drain(drain_s)
+    for close in doors:
+        await close()
+    await server.stop(grace_s)
+    for close in last:
+        await close()
     await channels.close()
 
 

@@ -58,7 +58,9 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
         field = str(trailers.get(_FIELD_KEY, ""))
         message = details.removeprefix(f"{field}: ") if field else details
         retry_after_s = int(trailers.get(_RETRY_KEY, 0)) / 1e3
-        return errors.by_code(str(trailers[_CODE_KEY]))(message, field=field, retry_after_s=retry_after_s)
+        made = errors.by_code(str(trailers[_CODE_KEY]))(message, field=field, retry_after_s=retry_after_s)
+        made.answered = True
+        return made
     match error.code():
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded(details)

@@ -9,25 +9,30 @@ from quire import PROTOCOL_OLDEST, PROTOCOL_VERSION
 from quire.errors import VersionUnsupported
 
 HEADER: Final = "quire-protocol"
-SPOKEN: Final = ((HEADER, str(PROTOCOL_VERSION)),)
-"""Metadata of every call."""
+SPOKEN: Final = ((HEADER, f"{PROTOCOL_OLDEST}-{PROTOCOL_VERSION}"),)
+"""Metadata of every call: the oldest that the caller understands, and the newest."""
 
 
-def understood(version: int) -> bool:
-    return PROTOCOL_OLDEST <= version <= PROTOCOL_VERSION
-
-
-def check(version: int) -> None:
-    """Raises `VersionUnsupported`."""
-    if not understood(version):
-        here = f"{PROTOCOL_OLDEST} to {PROTOCOL_VERSION}" if PROTOCOL_OLDEST < PROTOCOL_VERSION else PROTOCOL_VERSION
-        raise VersionUnsupported(
-            f"it speaks protocol {version}, here {here} is understood: upgrade the older side", field="protocol"
-        )
+def understood(newest: int) -> bool:
+    """Of somebody who has called, and so understands us: whether we understand it, too."""
+    return newest >= PROTOCOL_OLDEST
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """Of a request; one that says nothing comes from a plain gRPC client. Raises `VersionUnsupported`."""
     said = metadata.get(HEADER)
-    if said is not None:
-        check(int(said) if said.isdigit() else -1)
+    if said is None:
+        return
+    oldest, _, newest = said.partition("-")
+    newest = newest or oldest
+    fits = oldest.isdigit() and newest.isdigit() and int(oldest) <= PROTOCOL_VERSION and understood(int(newest))
+    if not fits:
+        here = SPOKEN[0][1]
+        raise VersionUnsupported(f"it speaks protocol {said}, here {here}: upgrade the older side", field="protocol")
+
+
+def check(newest: int) -> None:
+    """Of a node. Raises `VersionUnsupported`."""
+    if not understood(newest):
+        here = SPOKEN[0][1]
+        raise VersionUnsupported(f"it speaks protocol {newest}, here {here}: upgrade the older side", field="protocol")

@@ -1,14 +1,19 @@
-"""The metrics door: `/metrics` for Prometheus, served by the loop whose figures it tells, and `/healthz`."""
+"""The metrics door: `/metrics` for Prometheus, served by the loop whose figures it tells, `/healthz`, `/readyz`."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncIterator
+from typing import Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from quire.errors import ConfigInvalid
+
+readiness: Final = threading.Event()
+"""Set by the server while it takes requests."""
 
 
 @contextlib.asynccontextmanager
@@ -23,6 +28,7 @@ async def metrics_door(listen: str) -> AsyncIterator[None]:
     app = web.Application()
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/healthz", _healthy)
+    app.router.add_get("/readyz", _ready)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     host, _, port = listen.rpartition(":")
@@ -40,6 +46,11 @@ async def metrics_door(listen: str) -> AsyncIterator[None]:
 async def _healthy(_: web.Request) -> web.Response:
     """The loop runs. For probes that cannot ask by gRPC, as with mutual TLS."""
     return web.Response(text="ok")
+
+
+async def _ready(_: web.Request) -> web.Response:
+    """It serves, and is not about to stop."""
+    return web.Response(text="ok") if readiness.is_set() else web.Response(status=503, text="not serving")
 
 
 async def _metrics(_: web.Request) -> web.Response:

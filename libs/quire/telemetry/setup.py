@@ -1,7 +1,8 @@
 """Set-up of OpenTelemetry and structlog, once per process.
 
-`OTEL_EXPORTER_OTLP_ENDPOINT` sends traces and metrics to a collector. `QUIRE_TRACE_FOLDER` also appends each finished
-span to a file there as one JSON line, for machines without a collector. With neither, spans are not recorded.
+`OTEL_EXPORTER_OTLP_ENDPOINT` sends traces to a collector; metrics are scraped (`metrics_door`). `QUIRE_TRACE_FOLDER`
+also appends each finished span to a file there as one JSON line, for machines without a collector. With neither, spans
+are not recorded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 import structlog
 from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import (
@@ -78,10 +79,6 @@ def configure(service: str, *, log_level: str = "info", metrics_too: bool = Fals
         from opentelemetry.exporter.prometheus import PrometheusMetricReader
 
         readers.append(PrometheusMetricReader())
-    if endpoint:
-        from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
-
-        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter()))
     if readers:
         metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
     if not endpoint and not folder:
@@ -112,8 +109,8 @@ def _configure_logs(service: str, level: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
             add_trace,
-            _without_secrets,
             structlog.processors.format_exc_info,
+            _without_secrets,
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

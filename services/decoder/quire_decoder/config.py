@@ -19,7 +19,9 @@ class DecoderConfig(ServiceConfig):
     orchestrator_address: str = setting(
         "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
     )
-    cluster_secret: str = setting("", "what members show at gateways that ask", variable="QUIRE_CLUSTER_SECRET")
+    cluster_secret: str = setting(
+        "", "signs leases; the same at every service, not empty", variable="QUIRE_CLUSTER_SECRET", required=True
+    )
     gateway_address: str = setting("127.0.0.1:7410", "where a gateway listens", variable="QUIRE_GATEWAY_ADDRESS")
     models: str = setting("", "folders of VAEs (diffusers), separated by commas; the demo's is always there")
     warm: bool = setting(True, "load the VAEs before serving; else each with its first image")

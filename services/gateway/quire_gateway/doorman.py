@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hmac
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ class Visitor:
     salt: bytes | None = None
     read_only: bool = False
     member: bool = False
+    rdma: bool = True
 
 
 class Doorman:
@@ -78,7 +79,7 @@ class Doorman:
         expected = self._keys.secret(key) if key is not None else _NOBODY
         if not hmac.compare_digest(secret.encode(), expected.encode()) or key is None:
             raise Unauthenticated("a key that `quire keys` made is needed, as Bearer NAME:SECRET", field=AUTHORIZATION)
-        return Visitor(key.tenant, self._keys.salt(key.tenant), key.read_only)
+        return Visitor(key.tenant, self._keys.salt(key.tenant), key.read_only, rdma=key.rdma)
 
     @contextlib.asynccontextmanager
     async def let_in(
@@ -97,14 +98,23 @@ class Doorman:
         """
         visitor = await self.who(_authorization(context))
         self.check(visitor, write=write, salt=salt, tenant=tenant)
+        if memory and not visitor.rdma:
+            raise NotAllowed("this key names no memory; `quire keys create --rdma` makes one that does", field="key")
         name = visitor.tenant or (tenant_name(salt) if salt is not None else tenant)
+        with self.admitted(visitor, name, payload=payload, memory=memory):
+            yield visitor
+
+    @contextlib.contextmanager
+    def admitted(self, visitor: Visitor, tenant: str = "", *, payload: int = 0, memory: int = 0) -> Iterator[None]:
+        """Room for one request. Raises `TenantExhausted`, `GatewayLate`; counts what is turned away."""
         try:
             if payload and self._config.late_max_ms and self._late_s * 1e3 > self._config.late_max_ms:
                 late_ms = round(self._late_s * 1e3)
                 raise GatewayLate(f"this gateway is {late_ms} ms late", retry_after_s=max(0.1, self._late_s))
-            admitted = self._limits.admitted(name, payload, memory) if not visitor.member else contextlib.nullcontext()
-            with admitted:
-                yield visitor
+            name = tenant or visitor.tenant
+            room = self._limits.admitted(name, payload, memory) if not visitor.member else contextlib.nullcontext()
+            with room:
+                yield
         except ResourceExhausted as error:
             self._shed += 1
             self._shed_counter.add(1, {"reason": type(error).__name__})

@@ -24,9 +24,10 @@ from quire.latents import (
     from_safetensors,
 )
 from quire.rpc.status import status_of
-from quire.telemetry import logger
+from quire.telemetry import logger, names
 from quire_gateway.config import GatewayConfig
 from quire_gateway.doorman import Doorman
+from quire_gateway.requests import HttpRequests, listen, traced
 
 _HTTP_OF_GRPC: Final = {
     "INVALID_ARGUMENT": 400,
@@ -41,6 +42,7 @@ _HTTP_OF_GRPC: Final = {
     "DEADLINE_EXCEEDED": 504,
 }
 _BODY_TIMEOUT_S: Final = 60.0
+_REQUEST_ID: Final = "request_id"
 _RECORD_TYPE: Final = "application/x-quire-latent"
 _FORMATS: Final = {media: name for name, media in MEDIA_TYPES.items()}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -54,6 +56,7 @@ class HttpDoor:
         self._config = config
         self._images = ImageClient(client)
         self._doorman = doorman
+        self._requests = HttpRequests("images")
         self._serving = asyncio.Semaphore(config.http_requests_max)
         self._putting = asyncio.Semaphore(max(1, config.http_requests_max // 4))
         self._runner: web.AppRunner | None = None
@@ -61,16 +64,17 @@ class HttpDoor:
     async def start(self) -> None:
         if not self._config.http_listen:
             return
-        app = web.Application(client_max_size=self._config.http_body_max, middlewares=[_errors_as_json, self._checked])
+        app = web.Application(
+            client_max_size=self._config.http_body_max, middlewares=[self._measured, _errors_as_json, self._checked]
+        )
         app.router.add_put("/v1/images/{id}", self._put)
         app.router.add_get("/v1/images/{id}", self._get)
         app.router.add_delete("/v1/images/{id}", self._delete)
         app.router.add_get("/v1/images", self._list)
         app.router.add_get("/v1/latents/{id}", self._latent)
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._config.stop_grace_s)
         await self._runner.setup()
-        host, _, port = self._config.http_listen.rpartition(":")
-        await web.TCPSite(self._runner, host or None, int(port)).start()
+        await listen(self._runner, self._config.http_listen)
 
     async def close(self) -> None:
         if self._runner is not None:
@@ -78,9 +82,18 @@ class HttpDoor:
 
     @web.middleware
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        visitor = await self._doorman.who(request.headers.get("Authorization", ""))
-        self._doorman.check(visitor, write=request.method in ("PUT", "DELETE"))
-        return await handler(request)
+        with traced(request, names.GATEWAY_HTTP, request[_REQUEST_ID]):
+            visitor = await self._doorman.who(request.headers.get("Authorization", ""))
+            self._doorman.check(visitor, write=request.method in ("PUT", "DELETE"))
+            with self._doorman.admitted(visitor, payload=request.content_length or 0):
+                return await handler(request)
+
+    @web.middleware
+    async def _measured(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        with self._requests.timed(request) as answer:
+            response = await handler(request)
+            answer.status = response.status
+            return response
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
         """Body: safetensors, raw values, or a record. What it is stands in the type, the rest in the query."""
@@ -149,6 +162,7 @@ class HttpDoor:
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """{"error", "message", "field", "request_id"}; a stack trace stays here."""
     request_id = request.headers.get("X-Request-Id", "")[:64] or os.urandom(8).hex()
+    request[_REQUEST_ID] = request_id
     try:
         response = await handler(request)
     except QuireError as error:

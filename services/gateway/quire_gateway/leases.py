@@ -37,7 +37,7 @@ class Leases:
 
     async def close(self) -> None:
         """Give back what is left."""
-        await asyncio.gather(*self._releasing)
+        await asyncio.gather(*self._releasing, return_exceptions=True)
 
     async def _release(self, lease: bytes) -> None:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,12 @@ from quire import PROTOCOL_VERSION
 from quire.client import ImageClient, QuireClient
 from quire.client.exchange import Exchange
 from quire.clock import SystemClock
-from quire.errors import Unauthenticated
+from quire.errors import LeaseForged, Unauthenticated
 from quire.hashing import tenant_name
 from quire.keys import ChunkKeys
 from quire.lease import LeaseSigner
 from quire.metadata import AccessKeys, Buckets, connect
-from quire.nodes import Node, Role
+from quire.nodes import Node, Role, Segment
 from quire.outcome import NodeOutcome
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call
@@ -141,8 +141,12 @@ class GatewayServicer(GatewayServiceServicer):
         )
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
-        async with self._doorman.let_in(context):
+        async with self._doorman.let_in(context) as visitor:
             listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
+            if visitor.tenant:  # what the others have is none of its business
+                for node in listed.nodes:
+                    for name in [name for name in node.figures if name.startswith("tenant.")]:
+                        del node.figures[name]
             return pb.StatusResponse(nodes=listed.nodes)
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
@@ -155,6 +159,7 @@ class GatewayServicer(GatewayServiceServicer):
             request.layers_in_stream,
             tenant=self._tenant_of(request.lease),
         )
+        self._check_nodes(request.lease, fetch.segments)
         wanted, target = fetch.descriptor.payload_bytes, fetch.descriptor.target
         coming = self._doorman.let_in(context, tenant=fetch.tenant, payload=wanted, memory=target.length)
         async with coming, contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
@@ -195,6 +200,13 @@ class GatewayServicer(GatewayServiceServicer):
                         yield pb.StoreResponse(
                             summary=pb.StoreSummary(stored_chunks=stored, known_chunks=known, bytes=moved)
                         )
+
+    def _check_nodes(self, token: bytes, segments: Sequence[Segment]) -> None:
+        """This gateway calls nobody whom the lease does not name. Raises `LeaseForged`."""
+        leased = {(run.node_id, run.address) for run in self._leases.verify(token, now_ms=0).runs}
+        strange = [each.node_id for each in segments if (each.node_id, each.grpc_address) not in leased]
+        if strange:
+            raise LeaseForged(f"it does not cover {strange[0]!r} at that address", field="lease")
 
     def _tenant_of(self, lease: bytes) -> str:
         """Whose lease it is. Raises `LeaseForged`; whether it has expired is looked at where it is used."""
@@ -253,18 +265,22 @@ def _s3_door(
     return S3Door(config, authenticator, house, rdma)
 
 
-def _listeners(config: GatewayConfig, servicer: GatewayServicer, admin: AdminServicer) -> tuple[Server, Server | None]:
-    """The door for members and clients, and the operators' if it is open."""
-    tls = member_tls(config)
-    server = Server(config.listen, ["quire.v1.GatewayService"], requests_max=config.requests_max, tls=tls)
+def _listeners(config: GatewayConfig, servicer: GatewayServicer, admin: AdminServicer) -> tuple[Server, list[Server]]:
+    """The members' door; and others: clients' over TLS, the operators'."""
+    tls, service = member_tls(config), ["quire.v1.GatewayService"]
+    members = Server(config.listen, service, requests_max=config.requests_max, tls=tls)
+    add_GatewayServiceServicer_to_server(servicer, members.grpc)
+    others = []
     if config.tls_listen:
-        server.listen_tls(config.tls_listen, Tls(cert=Path(config.tls_cert), key=Path(config.tls_key)))
-    add_GatewayServiceServicer_to_server(servicer, server.grpc)
-    if not config.admin_listen:
-        return server, None
-    operators = Server(config.admin_listen, ["quire.v1.AdminService"], tls=tls)
-    add_AdminServiceServicer_to_server(admin, operators.grpc)
-    return server, operators
+        shown = Tls(cert=Path(config.tls_cert), key=Path(config.tls_key))
+        clients = Server(config.tls_listen, service, requests_max=config.requests_max, tls=shown, public=True)
+        add_GatewayServiceServicer_to_server(servicer, clients.grpc)
+        others.append(clients)
+    if config.admin_listen:
+        operators = Server(config.admin_listen, ["quire.v1.AdminService"], tls=tls)
+        add_AdminServiceServicer_to_server(admin, operators.grpc)
+        others.append(operators)
+    return members, others
 
 
 async def serve(config: GatewayConfig) -> None:
@@ -282,7 +298,7 @@ async def serve(config: GatewayConfig) -> None:
     doorman = Doorman(config, keys, clock)
     orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
     servicer = GatewayServicer(config, gateway, images, latents, doorman, orchestrator)
-    server, operators = _listeners(config, servicer, AdminServicer(config, orchestrator))
+    server, others = _listeners(config, servicer, AdminServicer(config, orchestrator))
     # The HTTP doors are clients of this process's own gRPC door, and have its data plane.
     client = QuireClient(
         config.advertise or config.listen,
@@ -304,18 +320,26 @@ async def serve(config: GatewayConfig) -> None:
             figures={"transfers": gateway.transfers, **doorman.figures},
         )
 
+    async def close_others() -> None:
+        for other in others:
+            await other.drain(0)
+            await other.stop(config.stop_grace_s)
+
     doorman.start()
     await door.start()
     await s3.start()
-    if operators is not None:
-        await operators.start()
-    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
-    if operators is not None:
-        await operators.stop(0)
-    await s3.close()
-    await door.close()
-    await doorman.close()
-    await leases.close()
+    for other in others:
+        await other.start()
+    await serve_member(
+        server,
+        channels,
+        config.orchestrator_address,
+        describe,
+        config.stop_grace_s,
+        config.drain_s,
+        doors=(door.close, s3.close, close_others),
+        last=(leases.close, doorman.close),
+    )
     await client.close()
     await redis.aclose()
 

@@ -98,8 +98,6 @@ class Orchestrator:
     @property
     def figures(self) -> dict[str, float]:
         """For the dashboard. Leases are counted where they were given, until they are given back here or run out."""
-        now_ms = self._clock.now_ms()
-        self._leased = {lease: until for lease, until in self._leased.items() if until > now_ms}
         live = Counter(node.role.value for node in self._live.values())
         return {"leases": len(self._leased), **{f"nodes.{role.value}": live[role.value] for role in Role}}
 
@@ -332,6 +330,7 @@ class Orchestrator:
                 segment.first_chunk,
                 segment.chunk_count,
                 keys.run(segment.first_chunk, segment.chunk_count).digest(),
+                segment.grpc_address,
             )
             for segment in segments
         )
@@ -348,6 +347,8 @@ class Orchestrator:
         self._asked.add(asked - matched, {"namespace": tag, "result": "miss"})
 
     async def _refresh(self) -> None:
+        now_ms = self._clock.now_ms()
+        self._leased = {lease: until for lease, until in self._leased.items() if until > now_ms}
         # One that an orchestrator of another release let in is not used by this one.
         members = await self._members.live(self._clock.now_ms())
         self._live = {node.node_id: node for node in members if version.understood(node.protocol_version)}

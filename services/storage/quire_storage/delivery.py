@@ -51,6 +51,7 @@ class DeliverCall:
     node_index: int
     compute_window_us: int
     layers_in_stream: bool
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +246,7 @@ class Delivery:
             with tracer().start_as_current_span(names.STORAGE_DRAIN):
                 await stream.drain(self._shop.config.transfer_timeout_s)
         finally:
+            stages.fail()
             for task in ahead:
                 task.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.clock import Clock, SystemClock
-from quire.descriptor import RdmaTarget
+from quire.clock import SystemClock
 from quire.keys import ChunkKeys
 from quire.nodes import Location, Node, Role
 from quire.outcome import NodeOutcome
 from quire.permit import PermitSigner
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
+from quire.rpc.permits import PermitChecker
 from quire.rpc.server import Server
 from quire.rpc.service import member_tls, run_service, serve_member
 from quire.telemetry import logger
@@ -39,17 +39,13 @@ from quire_storage.runtime import StorageNode
 class StorageServicer(StorageServiceServicer):
     """Maps messages to `StorageNode` and back."""
 
-    def __init__(self, node: StorageNode, node_id: str, permits: PermitSigner, clock: Clock) -> None:
+    def __init__(self, node: StorageNode, node_id: str, permits: PermitChecker) -> None:
         self._node = node
         self._node_id = node_id
         self._permits = permits
-        self._clock = clock
-
-    def _check_permit(self, permit: bytes, transfer_id: bytes, keys: ChunkKeys, target: RdmaTarget) -> None:
-        """Raises `LeaseForged`, `LeaseExpired`."""
-        self._permits.verify(permit, transfer_id, keys, target, self._clock.now_ms())
 
     async def Deliver(self, request: pb.DeliverRequest, context: Any) -> AsyncIterator[pb.DeliverResponse]:
+        tenant = self._permits.check(request)
         call = DeliverCall(
             request.lease,
             convert.transfer_id_from(request.delivery_id, "delivery_id"),
@@ -58,8 +54,8 @@ class StorageServicer(StorageServiceServicer):
             request.node_index,
             request.compute_window_us,
             request.layers_in_stream,
+            tenant,
         )
-        self._check_permit(request.permit, call.delivery_id, call.descriptor.keys, call.descriptor.target)
         async with contextlib.aclosing(self._node.deliver(call)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, NodeOutcome):
@@ -69,6 +65,7 @@ class StorageServicer(StorageServiceServicer):
                     yield pb.DeliverResponse(layer=arrived)
 
     async def Ingest(self, request: pb.IngestRequest, context: Any) -> pb.IngestResponse:
+        self._permits.check(request)
         call = IngestCall(
             convert.layout_from(request.layout),
             [convert.record_from(chunk) for chunk in request.chunks],
@@ -82,8 +79,6 @@ class StorageServicer(StorageServiceServicer):
             request.namespace_digest[:16].ljust(16, b"\0"),
             request.source_complete,
         )
-        keys = ChunkKeys(b"".join(record.key for record in call.records))
-        self._check_permit(request.permit, call.store_id, keys, call.source)
         return pb.IngestResponse(outcome=convert.outcome_to(await self._node.ingest(call)))
 
     async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropResponse:
@@ -138,7 +133,9 @@ async def serve(config: StorageConfig) -> None:
     server = Server(
         config.listen, ["quire.v1.StorageService"], requests_max=config.requests_max, tls=member_tls(config)
     )
-    add_StorageServiceServicer_to_server(StorageServicer(node, config.node_id, permits, clock), server.grpc)
+    add_StorageServiceServicer_to_server(
+        StorageServicer(node, config.node_id, PermitChecker(permits, clock)), server.grpc
+    )
     await node.start()
     logger().info("data plane", transport=transport.description)
 

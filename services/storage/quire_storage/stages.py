@@ -36,6 +36,13 @@ class Stages:
             self._spent_s[stage] = self._spent_s.get(stage, 0.0) + now_s - self._at_s
             self._at_s = now_s
 
+    def fail(self) -> None:
+        """The delivery ends before the layer has left."""
+        if self._span is not None:
+            self._span.set_status(trace.Status(trace.StatusCode.ERROR))
+            self._span.end()
+            self._span = None
+
     def end(self) -> Callable[[], None] | None:
         """The last of the layer's bytes is on its way; what to call when it is there, if anything."""
         span, self._span = self._span, None

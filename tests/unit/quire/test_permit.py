@@ -1,57 +1,87 @@
-"""Permits hold for exactly one transfer."""
+"""Permits hold for exactly one transfer, once."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.descriptor import RdmaTarget
 from quire.errors import LeaseExpired, LeaseForged
-from quire.keys import ChunkKeys
 from quire.permit import PermitSigner
+from quire.rpc.permits import PermitChecker, permit
+from quire.testing import FakeClock
+from quire.v1 import storage_pb2 as pb
 
 SIGNER = PermitSigner(b"a secret")
-KEYS, TARGET, TRANSFER = ChunkKeys(os.urandom(96)), RdmaTarget(b"worker", 4096, 1 << 20, b"rkey"), os.urandom(16)
-PERMIT = SIGNER.sign("honest", TRANSFER, KEYS, TARGET, 1000)
 
 
-def test_what_was_signed_is_permitted_until_it_expires() -> None:
-    assert SIGNER.verify(PERMIT, TRANSFER, KEYS, TARGET, 999) == "honest"
+def _request() -> pb.DeliverRequest:
+    request = pb.DeliverRequest(lease=b"lease", delivery_id=bytes(16), node_index=1)
+    request.descriptor.chunk_keys = os.urandom(96)
+    request.descriptor.target.worker_address = b"worker"
+    request.descriptor.target.address = 4096
+    request.descriptor.target.length = 1 << 20
+    request.descriptor.target.remote_key = b"key"
+    permit(SIGNER, request, "honest", 10_000)
+    return request
+
+
+def _checker(now_ms: int = 0) -> PermitChecker:
+    return PermitChecker(SIGNER, FakeClock(now_ms / 1000))
+
+
+def test_what_was_signed_is_permitted_once() -> None:
+    checker, request = _checker(), _request()
+    again = pb.DeliverRequest()
+    again.CopyFrom(request)
+    assert checker.check(request) == "honest"
+    with pytest.raises(LeaseForged, match="before"):
+        checker.check(again)
+
+
+def test_until_it_expires() -> None:
+    assert _checker(9_999).check(_request()) == "honest"
     with pytest.raises(LeaseExpired):
-        SIGNER.verify(PERMIT, TRANSFER, KEYS, TARGET, 1000)
+        _checker(10_000).check(_request())
 
 
-@pytest.mark.parametrize(
-    ("transfer", "keys", "target"),
-    [
-        (os.urandom(16), KEYS, TARGET),
-        (TRANSFER, KEYS.run(0, 2), TARGET),
-        (TRANSFER, KEYS, replace(TARGET, address=8192)),
-        (TRANSFER, KEYS, replace(TARGET, length=2 << 20)),
-        (TRANSFER, KEYS, replace(TARGET, remote_key=b"rkez")),
-        (TRANSFER, KEYS, replace(TARGET, worker_address=b"workes")),
-        (TRANSFER, KEYS, replace(TARGET, worker_address=b"workerr", remote_key=b"key")),
-    ],
-)
-def test_nothing_else_is(transfer: bytes, keys: ChunkKeys, target: RdmaTarget) -> None:
-    """Other keys, other memory, more of it: none of it was signed."""
+@pytest.mark.parametrize("change", range(7))
+def test_nothing_else_is(change: int) -> None:
+    """Other keys, other memory, more of it, another worker, another delivery: none of it was signed."""
+    request = _request()
+    target = request.descriptor.target
+    match change:
+        case 0:
+            request.descriptor.chunk_keys = request.descriptor.chunk_keys[:64]
+        case 1:
+            target.address += 4096
+        case 2:
+            target.length *= 2
+        case 3:
+            target.remote_key = b"kez"
+        case 4:
+            target.worker_address = b"workes"
+        case 5:
+            request.delivery_id = os.urandom(16)
+        case 6:
+            request.layers_in_stream = True
     with pytest.raises(LeaseForged):
-        SIGNER.verify(PERMIT, transfer, keys, target, 0)
+        _checker().check(request)
 
 
-@given(at=st.integers(0, len(PERMIT) - 1), bit=st.integers(0, 7), cut=st.integers(0, len(PERMIT)))
+@given(at=st.integers(0, 44), bit=st.integers(0, 7), cut=st.integers(0, 45))
 def test_no_bit_of_it_may_change(at: int, bit: int, cut: int) -> None:
-    changed = bytearray(PERMIT)
-    changed[at] ^= 1 << bit
-    for wrong in (bytes(changed), PERMIT[:cut] if cut < len(PERMIT) else b"", PERMIT + b"x"):
+    for wrong in (0, 1, 2):
+        request = _request()
+        changed = bytearray(request.permit)
+        changed[at] ^= 1 << bit
+        request.permit = [bytes(changed), request.permit[:cut], request.permit + b"x"][wrong]
         with pytest.raises(LeaseForged):
-            SIGNER.verify(wrong, TRANSFER, KEYS, TARGET, 0)
+            _checker().check(request)
 
 
 def test_another_clusters_secret_is_worth_nothing() -> None:
     with pytest.raises(LeaseForged):
-        PermitSigner(b"another").verify(PERMIT, TRANSFER, KEYS, TARGET, 0)
+        PermitSigner(b"another").verify(_request().permit, b"", 0)

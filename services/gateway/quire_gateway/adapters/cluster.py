@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 from quire.clock import Clock
 from quire.descriptor import RdmaTarget
@@ -10,12 +11,14 @@ from quire.durability import Durability, OnExisting
 from quire.hashing import Namespace
 from quire.images import ImageEntry, Rendering
 from quire.keys import ChunkKeys
+from quire.lease import LeaseSigner
 from quire.metadata.index import OBJECT_TIER, ChunkRecord
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.permit import PermitSigner
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call, stream
+from quire.rpc.permits import permit
 from quire.v1 import decoder_pb2, gateway_pb2, images_pb2, orchestrator_pb2, storage_pb2
 from quire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -53,6 +56,7 @@ class GrpcStorageNodes:
         self._channels = channels
         self._clock = clock
         self._permits = PermitSigner(config.cluster_secret.encode())
+        self._leases = LeaseSigner(config.cluster_secret.encode())
 
     async def deliver(self, address: str, part: DeliverPart) -> AsyncIterator[LayerArrived | NodeOutcome]:
         request = storage_pb2.DeliverRequest(
@@ -63,8 +67,9 @@ class GrpcStorageNodes:
             node_index=part.node_index,
             compute_window_us=part.compute_window_us,
             layers_in_stream=part.layers_in_stream,
-            permit=self._permit(part.tenant, part.delivery_id, part.descriptor.keys, part.descriptor.target),
         )
+        # A delivery is whose lease it brings.
+        self._permit(request, self._leases.verify(part.lease, now_ms=0).tenant.tenant)
         method = self._stub(address).Deliver
         async for response in stream(method, request, timeout_s=self._config.transfer_timeout_s):
             if response.WhichOneof("event") == "layer":
@@ -85,18 +90,15 @@ class GrpcStorageNodes:
             durability=convert.durability_to(part.durability),
             on_existing=convert.on_existing_to(part.on_existing),
             source_complete=part.source_complete,
-            permit=self._permit(
-                part.tenant, part.store_id, ChunkKeys(b"".join(record.key for record in part.chunks)), part.source
-            ),
         )
+        self._permit(request, part.tenant)
         response = await call(
             self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s, again=False
         )
         return convert.outcome_from(response.outcome)
 
-    def _permit(self, tenant: str, transfer_id: bytes, keys: ChunkKeys, target: RdmaTarget) -> bytes:
-        expires_ms = self._clock.now_ms() + round(self._config.transfer_timeout_s * 1000)
-        return self._permits.sign(tenant, transfer_id, keys, target, expires_ms)
+    def _permit(self, request: Any, tenant: str) -> None:
+        permit(self._permits, request, tenant, self._clock.now_ms() + round(self._config.transfer_timeout_s * 1000))
 
     def _stub(self, address: str) -> StorageServiceStub:
         stub: StorageServiceStub = StorageServiceStub(self._channels.get(address))

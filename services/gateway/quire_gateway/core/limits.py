@@ -46,15 +46,16 @@ class TenantLimits:
 
     @contextlib.contextmanager
     def admitted(self, tenant: str, payload: int = 0, memory: int = 0) -> Iterator[None]:
-        """One request. Raises `TenantExhausted`. A payload above the limit goes alone, or it could never go."""
+        """One request. Raises `TenantExhausted`. A payload above the limit goes alone, or it could never go; what
+        brings none is not held up by it."""
         has = self._has.setdefault(tenant, _Has())
         limits = self.limits
         try:
             if limits.requests and has.requests >= limits.requests:
                 raise TenantExhausted(f"{has.requests} requests of this tenant are running", retry_after_s=_RETRY_S)
-            if limits.bytes and has.bytes and has.bytes + payload > limits.bytes:
+            if payload and limits.bytes and has.bytes and has.bytes + payload > limits.bytes:
                 raise TenantExhausted(f"{has.bytes} bytes of this tenant are on their way", retry_after_s=_RETRY_S)
-            if limits.memory and has.memory and has.memory + memory > limits.memory:
+            if memory and limits.memory and has.memory and has.memory + memory > limits.memory:
                 raise TenantExhausted(f"{has.memory} bytes of this tenant's memory are in use", retry_after_s=_RETRY_S)
         except TenantExhausted:
             self._forget(tenant)

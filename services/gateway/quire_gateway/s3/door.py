@@ -7,16 +7,19 @@ import contextlib
 import ctypes
 import os
 import ssl
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
 from quire.errors import ConfigInvalid, QuireError
-from quire.telemetry import attach, logger, names, tracer
+from quire.telemetry import logger, names
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
+from quire_gateway.requests import HttpRequests, listen, traced
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import Authenticator
 from quire_gateway.s3.buckets import BucketRequests
@@ -27,6 +30,7 @@ from quire_gateway.s3.rdma import DESCRIPTOR, NAMESPACE, TOKEN, RdmaRequests
 
 Operation = Callable[[Call], Awaitable[web.StreamResponse]]
 _SWEEP_S: Final = 60.0
+_LOOK_S: Final = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _READ_BYTES: Final = 1 << 20
 # Subresources that S3 has and this door has not: better said than passed over.
@@ -71,6 +75,7 @@ class S3Door:
         self._config = config
         self._authenticator = authenticator
         self._house = house
+        self._requests = HttpRequests("s3")
         self._running = 0
         self._by_tenant: Counter[str] = Counter()
         self._runner: web.ServerRunner | None = None
@@ -121,12 +126,12 @@ class S3Door:
             read_bufsize=_READ_BYTES,
             auto_decompress=False,
         )
-        self._runner = web.ServerRunner(server)
+        self._runner = web.ServerRunner(server, shutdown_timeout=self._config.stop_grace_s)
         await self._runner.setup()
-        for address, context in ((self._config.s3_listen, None), (self._config.s3_tls_listen, _tls(self._config))):
+        self._context = _tls(self._config)
+        for address, context in ((self._config.s3_listen, None), (self._config.s3_tls_listen, self._context)):
             if address:
-                host, _, port = address.rpartition(":")
-                await web.TCPSite(self._runner, host or None, int(port), ssl_context=context, backlog=1024).start()
+                await listen(self._runner, address, context)
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
@@ -137,16 +142,19 @@ class S3Door:
             await self._runner.cleanup()
 
     async def _serve(self, http: web.BaseRequest) -> web.StreamResponse:
+        with self._requests.timed(http) as answer:
+            response = await self._answer(http)
+            answer.status = response.status
+            return response
+
+    async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
         request_id = os.urandom(8).hex().upper()
         call: Call | None = None
         self._running += 1
         try:
             if self._running > self._config.s3_requests_max:
                 raise S3Error("SlowDown", "Please reduce your request rate.", {"Retry-After": "1"})
-            # A client that has a trace of its own says so in the usual header (W3C).
-            traced = {name: http.headers.get(name, "") for name in ("traceparent", "tracestate")}
-            parent, about = attach(traced), {"quire.request_id": request_id}
-            with tracer().start_as_current_span(names.GATEWAY_S3, context=parent, attributes=about) as span:
+            with traced(http, names.GATEWAY_S3, request_id) as span:
                 call = read_call(http, request_id, self._config.s3_domain)
                 call.caller = await self._authenticator.caller(call.signed)
                 operation = self._operation(call)
@@ -206,8 +214,16 @@ class S3Door:
         raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")
 
     async def _sweep(self) -> None:
+        stamp, swept_s = _stamp(self._config), time.monotonic()
         while True:
-            await asyncio.sleep(_SWEEP_S)
+            await asyncio.sleep(_LOOK_S)
+            if self._context is not None and (now := _stamp(self._config)) != stamp:
+                with contextlib.suppress(OSError, ssl.SSLError):  # half of a rotation: the old one serves on
+                    self._context.load_cert_chain(self._config.tls_cert, self._config.tls_key)
+                    stamp = now
+            if time.monotonic() - swept_s < _SWEEP_S:
+                continue
+            swept_s = time.monotonic()
             try:
                 await self._house.sweep()
             except Exception as error:  # another time
@@ -238,6 +254,14 @@ def _keep_large_blocks() -> None:
     with contextlib.suppress(AttributeError):
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+
+
+def _stamp(config: GatewayConfig) -> tuple[int, ...]:
+    """Another one when a certificate was replaced."""
+    try:
+        return tuple(Path(file).stat().st_mtime_ns for file in (config.tls_cert, config.tls_key) if file)
+    except OSError:
+        return ()
 
 
 def _tls(config: GatewayConfig) -> ssl.SSLContext | None:

@@ -17,6 +17,7 @@ from quire.permit import PermitSigner
 from quire.policy import NamespacePolicy
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call, stream
+from quire.rpc.permits import permit
 from quire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -104,7 +105,7 @@ class GrpcPeers:
             runs=convert.runs_to(runs),
         )
         expires_ms = self._clock.now_ms() + round(_COPY_TIMEOUT_S * 1000)
-        request.permit = self._permits.sign("", request.delivery_id, descriptor.keys, descriptor.target, expires_ms)
+        permit(self._permits, request, "", expires_ms)
         outcome = None
         async for event in stream(self._stub(node).Deliver, request, timeout_s=_COPY_TIMEOUT_S):
             if event.HasField("outcome"):

@@ -1,0 +1,35 @@
+"""Permits on their requests: what is signed is the whole message but for the permit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.clock import Clock
+from quire.errors import LeaseForged
+from quire.permit import PermitSigner
+
+
+def permit(signer: PermitSigner, request: Any, tenant: str, expires_ms: int) -> None:
+    """Sign a request, in place."""
+    request.permit = b""
+    request.permit = signer.sign(tenant, request.SerializeToString(deterministic=True), expires_ms)
+
+
+class PermitChecker:
+    """Takes each permit once."""
+
+    def __init__(self, signer: PermitSigner, clock: Clock) -> None:
+        self._signer = signer
+        self._clock = clock
+        self._used: dict[bytes, int] = {}
+
+    def check(self, request: Any) -> str:
+        """The tenant. Raises `LeaseForged` for what no gateway has signed, or was asked for before; `LeaseExpired`."""
+        shown, now_ms = bytes(request.permit), self._clock.now_ms()
+        request.permit = b""
+        tenant, expires_ms = self._signer.verify(shown, request.SerializeToString(deterministic=True), now_ms)
+        if shown in self._used:
+            raise LeaseForged("this transfer was begun before", field="permit")
+        self._used = {each: until for each, until in self._used.items() if until > now_ms}
+        self._used[shown] = expires_ms
+        return tenant
