@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -94,9 +95,14 @@ def read(file: Path) -> list[Event]:
     return [Event(**json.loads(line)) for line in file.read_text().splitlines() if line.endswith("}")]
 
 
-def promised(events: list[Event]) -> dict[int, Event]:
-    """By prefix: stores that were acknowledged at a level that outlives a process."""
-    kept = [event for event in events if event.op == "store" and not event.error and event.level != "MEMORY"]
+ONE_NODE = ("LOCAL", "REPLICATED", "OBJECT")
+MORE_NODES = ("REPLICATED", "OBJECT")
+"""Levels that outlive a process, and a node."""
+
+
+def promised(events: list[Event], levels: Sequence[str] = ONE_NODE) -> dict[int, Event]:
+    """By prefix: stores that were acknowledged at one of the levels."""
+    kept = [event for event in events if event.op == "store" and not event.error and event.level in levels]
     return {event.prefix: event for event in kept}
 
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +25,7 @@ from tests.chaos.faults import Faults, small_object_tier
 from tests.chaos.world import World, can_make_networks
 from tests.e2e import s3_signing
 
-SECONDS = float(os.environ.get("QUIRE_CHAOS_SECONDS", "20"))
+SECONDS = float(os.environ.get("QUIRE_CHAOS_SECONDS", "12"))
 SEEDS = [int(seed) for seed in os.environ.get("QUIRE_CHAOS_SEED", "1").split(",")]
 NETWORKS = can_make_networks() and os.environ.get("QUIRE_CHAOS_NETWORKS", "1") == "1"
 WORKERS = 6
@@ -32,20 +33,24 @@ QUIET_S = 60.0
 
 
 @pytest.mark.timeout(SECONDS * 3 + 240)
-@pytest.mark.parametrize("lossy", [False, True], ids=["redis-kept", "redis-emptied"])
+@pytest.mark.parametrize("kind", ["redis-kept", "redis-emptied", "drive-lost"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_any_plug_can_be_pulled(tmp_path: Path, seed: int, lossy: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_any_plug_can_be_pulled(tmp_path: Path, seed: int, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No acknowledged chunk or object is lost at its level, no byte is wrong, every request is answered in time, and
     nothing is left running when all is quiet. Redis emptied loses the names of objects: they are in the other run.
     """
+    lossy = kind == "redis-emptied"
     with contextlib.ExitStack() as stack:
         if NETWORKS:
             stack.enter_context(small_object_tier(tmp_path, size_mib=1024))
         world = stack.enter_context(World(tmp_path, networks=NETWORKS))
         key = asyncio.run(_bucket(world)) if not lossy else ("", "")
         file = tmp_path / "history.jsonl"
+        levels = history.ONE_NODE if kind != "drive-lost" else history.MORE_NODES
         with _load(world, file, seed, key, s3=not lossy):
             faults = _torment(world, Faults(world, seed, lossy=lossy), file)
+            if kind == "drive-lost":
+                faults.append(_lose_a_drive(world, file))
         events = history.read(file)
         with capsys.disabled():
             print(f"\nseed {seed}, {len(events)} requests: {history.summary(events)}")
@@ -53,7 +58,15 @@ def test_any_plug_can_be_pulled(tmp_path: Path, seed: int, lossy: bool, capsys: 
                 print(f"  {line}")
         assert not history.problems(events)
         assert sum(event.op == "fetch" and not event.error for event in events) > 20
-        command = [sys.executable, "-m", "tests.chaos.verify", str(file), str(seed), json.dumps(_job(world, key))]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.chaos.verify",
+            str(file),
+            str(seed),
+            json.dumps(_job(world, key)),
+            *levels,
+        ]
         done = subprocess.run(
             command, env=_environment(world), capture_output=True, text=True, timeout=QUIET_S + 120, check=False
         )
@@ -73,6 +86,15 @@ def _torment(world: World, faults: Faults, file: Path) -> list[str]:
         held = healed - began
         lines.append(f"{fault.kind:<12}{fault.target:<16} for {held:4.1f} s, all well {recovered} after")
     return lines
+
+
+def _lose_a_drive(world: World, file: Path) -> str:
+    """A node comes back with nothing: what was acknowledged on two nodes, or in the object tier, is still there."""
+    world.kill("storage-1")
+    shutil.rmtree(world.folder / "storage-1")
+    time.sleep(2)
+    world.restart("storage-1")
+    return f"drive lost  storage-1        all well {_recovered(file, time.monotonic())} after"
 
 
 def _recovered(file: Path, healed_s: float) -> str:

@@ -1,4 +1,4 @@
-"""After the faults, in a process of its own: `python -m tests.chaos.verify HISTORY SEED JOB`. Status 1 says why."""
+"""After the faults: `python -m tests.chaos.verify HISTORY SEED JOB LEVEL…`. Status 1 says why."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.e2e.helpers import fetch_all
 _QUIET_S = 60.0
 
 
-async def main(file: Path, seed: int, job: dict[str, Any]) -> list[str]:
+async def main(file: Path, seed: int, job: dict[str, Any], levels: list[str]) -> list[str]:
     events = history.read(file)
     async with QuireClient(job["gateway"], timeout_s=20) as client:
-        wrong = await _promises(client, history.promised(events), seed)
+        wrong = await _promises(client, history.promised(events, levels), seed)
         wrong += await _quiet(client)
     wrong += await _objects(history.promised_objects(events), seed, job)
     return wrong + _leases(job["metrics"])
@@ -83,7 +83,7 @@ def _busy(nodes: list[Node]) -> list[str]:
         wrong.append(f"members: {[node.node_id for node in nodes]}")
     for node in nodes:
         figures = node.figures
-        names = ["deliveries", "ingests", "transfers", "rate.granted", "rate.fallback", "slots lost"]
+        names = ["deliveries", "ingests", "transfers", "rate.granted", "rate.fallback"]
         names += [name for name in figures if name.startswith("link.") and name.endswith(".granted")]
         wrong += [f"{node.node_id}: {name} is {figures[name]}" for name in names if figures.get(name)]
     return wrong
@@ -120,6 +120,6 @@ def _is_leased(line: str) -> bool:
 
 
 if __name__ == "__main__":
-    problems = asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])))
+    problems = asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]), sys.argv[4:]))
     print("\n".join(problems[:40]))
     sys.exit(bool(problems))

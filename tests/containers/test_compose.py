@@ -63,11 +63,20 @@ def test_the_demo_against_containers(running: None, tmp_path: Path) -> None:
 
 
 def test_a_container_that_is_killed_comes_back(running: None) -> None:
-    """And what it stored is found again."""
+    """As a new incarnation of itself."""
+    before = _incarnation("storage-1")
     stopped = _compose("stop", "-t", "0", "storage-1")
     assert stopped.returncode == 0, stopped.stderr
     assert _compose("start", "storage-1").returncode == 0
     deadline = time.monotonic() + 60
-    while "storage-1" not in _members() and time.monotonic() < deadline:
+    while _incarnation("storage-1") in (before, "") and time.monotonic() < deadline:
         time.sleep(1)
-    assert "storage-1" in _members(), _compose("logs").stdout[-4000:]
+    assert _incarnation("storage-1") not in (before, ""), _compose("logs").stdout[-4000:]
+
+
+def _incarnation(name: str) -> str:
+    try:
+        with SyncClient(GATEWAY, timeout_s=2) as client:
+            return next((node.incarnation for node in client.status() if node.node_id == name), "")
+    except QuireError:
+        return ""

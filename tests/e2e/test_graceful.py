@@ -15,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from quire import PROTOCOL_VERSION
+from quire import PROTOCOL_OLDEST, PROTOCOL_VERSION
 from quire.client import ImageClient, QuireClient
 from quire.durability import Durability
 from quire.errors import QuireError, TooManyRequests, VersionUnsupported
@@ -123,7 +123,9 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 async def test_a_node_of_another_protocol_is_told_so_and_not_used(cluster: LocalCluster) -> None:
     """A real storage node that speaks protocol 99: it logs why, and no look-up or status knows it."""
-    code = "import quire; quire.PROTOCOL_VERSION = 99; from quire_storage.server import main; main()"
+    code = (
+        "import quire; quire.PROTOCOL_OLDEST = quire.PROTOCOL_VERSION = 99\nimport quire_storage.server as s; s.main()"
+    )
     environment = {
         **os.environ,
         "QUIRE_CLUSTER_SECRET": cluster.secret,
@@ -142,7 +144,7 @@ async def test_a_node_of_another_protocol_is_told_so_and_not_used(cluster: Local
         async with asyncio.timeout(30):
             while b"does not use this node" not in (line := await node.stderr.readline()):
                 assert line, "it ended"
-        assert b"protocol 99" in line
+        assert b"protocol 99-99" in line
         async with QuireClient(cluster.gateway_address) as client:
             assert "from-the-future" not in {member.node_id for member in await client.status()}
     finally:
@@ -159,7 +161,9 @@ async def test_callers_of_another_protocol_are_told_so(cluster: LocalCluster) ->
         with pytest.raises(grpc.aio.AioRpcError, match="protocol"):
             await plain(gateway_pb2.StatusRequest(), timeout=5, metadata=((HEADER, said),))
     assert (await plain(gateway_pb2.StatusRequest(), timeout=5)).nodes, "a plain gRPC client says nothing"
-    node = Node("future", Role.STORAGE, "127.0.0.1:1", b"", "x", PROTOCOL_VERSION + 1)
+    for said in (str(PROTOCOL_VERSION), f"{PROTOCOL_OLDEST}-99", "0-1"):
+        assert (await plain(gateway_pb2.StatusRequest(), timeout=5, metadata=((HEADER, said),))).nodes
+    node = Node("past", Role.STORAGE, "127.0.0.1:1", b"", "x", PROTOCOL_OLDEST - 1)
     with pytest.raises(VersionUnsupported, match="upgrade the older side"):
         await call(orchestrator.Heartbeat, orchestrator_pb2.HeartbeatRequest(node=node_to(node)), timeout_s=5)
     await pool.close()

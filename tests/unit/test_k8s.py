@@ -17,7 +17,7 @@ from quire.config import variable_name
 from tests.unit.test_readme import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[2] / "k8s"
-LAYERS = ["base", "overlays/dev", "overlays/rdma", "overlays/gpu", "overlays/mtls"]
+LAYERS = ["base", "overlays/dev", "overlays/rdma", "overlays/gpu", "overlays/mtls", "overlays/production"]
 KUBERNETES = "1.32"
 ROLES = {"orchestrator", "scheduler", "gateway", "storage", "decoder"}
 
@@ -65,6 +65,8 @@ def test_pods_are_confined_probed_and_ask_for_resources(layer: str) -> None:
         assert {"readinessProbe", "livenessProbe", "startupProbe"} <= container.keys(), name
         assert container["resources"]["requests"] and container["resources"]["limits"], name
         assert pod["topologySpreadConstraints"], name
+        variables = [each["name"] for each in container["env"]]
+        assert len(variables) == len(set(variables)), name
 
 
 def test_a_pod_gets_the_time_that_its_service_may_take_to_stop() -> None:

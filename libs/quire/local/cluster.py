@@ -140,7 +140,7 @@ class LocalCluster:
         """What the services sign with."""
         return (self.folder / "secret").read_text()
 
-    def start(self, timeout_s: float = 30.0) -> None:
+    def start(self, timeout_s: float = 60.0) -> None:
         """Start everything and return when it serves."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._take_lock()
