@@ -69,11 +69,11 @@ class Doorman:
 
     async def who(self, header: str) -> Visitor:
         """By the `Authorization` header. Raises `Unauthenticated`; an unknown key takes as long as a wrong secret."""
+        token = bearer(header)
+        if token and is_member(token, self._config.cluster_secret):
+            return Visitor(member=True)
         if self._config.auth == "off":
             return Visitor()
-        token = bearer(header)
-        if is_member(token, self._config.cluster_secret):
-            return Visitor(member=True)
         name, _, secret = token.partition(":")
         key = await self._keys.get(name) if name else None
         expected = self._keys.secret(key) if key is not None else _NOBODY
