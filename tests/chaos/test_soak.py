@@ -27,7 +27,7 @@ from quire.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, store
 
 TRACE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
-SECONDS = float(os.environ.get("QUIRE_SOAK_SECONDS", "30"))
+SECONDS = float(os.environ.get("QUIRE_SOAK_SECONDS", "15"))
 TRACE_S = float(os.environ.get("QUIRE_SOAK_TRACE_S", "120"))
 """So much of the trace is replayed in that time: the whole hour in `make soak`."""
 
