@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -88,6 +89,15 @@ class Server:
             await self._health.set(name, status)
 
 
+_stop_s = 0.0
+
+
+def end_by(seconds: float) -> None:
+    """So long after a signal the process ends, whatever still hangs; its log then says where. 0: never."""
+    global _stop_s
+    _stop_s = seconds
+
+
 async def until_signalled() -> None:
     """Return on SIGTERM or SIGINT."""
     stopped = asyncio.Event()
@@ -95,6 +105,8 @@ async def until_signalled() -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
     await stopped.wait()
+    if _stop_s:
+        faulthandler.dump_traceback_later(_stop_s, exit=True)
 
 
 class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]

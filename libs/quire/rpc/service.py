@@ -14,12 +14,13 @@ from quire.errors import QuireError
 from quire.nodes import Node
 from quire.rpc.channels import ChannelPool
 from quire.rpc.heartbeat import ClusterNews, Heartbeat
-from quire.rpc.server import Server, until_signalled
+from quire.rpc.server import Server, end_by, until_signalled
 from quire.rpc.tls import MEMBER_NAME, Tls
 from quire.telemetry import be_background, configure, logger, publish
 from quire.telemetry.metrics import metrics_door
 
 Config = TypeVar("Config", bound=ServiceConfig)
+_STOP_MORE_S = 10.0
 Closing = Callable[[], Awaitable[None]]
 
 
@@ -39,6 +40,7 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
 
 async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> None:
     be_background()
+    end_by(config.drain_s + 3 * getattr(config, "stop_grace_s", 0.0) + _STOP_MORE_S)
     async with metrics_door(config.metrics_listen):
         await serve(config)
 

@@ -27,6 +27,7 @@ class Leadership:
         self._until_s = float("-inf")
         self._leader = ""
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
         self.term = 0
         self.since_s: float | None = None
         """Since when it leads; None for one that is alone, whom nobody preceded."""
@@ -47,6 +48,7 @@ class Leadership:
 
     async def close(self) -> None:
         """Let another lead at once."""
+        self._closing = True  # for a client library that swallows the cancellation
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -56,7 +58,7 @@ class Leadership:
                 await self._lease.release(self._name)
 
     async def _keep_asking(self, lease: LeaderLease) -> None:
-        while True:
+        while not self._closing:
             await self._clock.sleep(self._ttl_ms / 1000 / _RENEWALS_PER_LEASE)
             await self._ask(lease)
 
