@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -207,6 +208,32 @@ def test_a_wrong_configuration_is_named_at_the_start(service: str, wrong: dict[s
     assert done.returncode == 2, done.stderr
     assert all(name in done.stderr for name in named), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_stop_that_hangs_ends_and_says_where(tmp_path: Path) -> None:
+    """Whatever it waits for: after its deadline the process is gone, with a traceback in its log."""
+    code = """
+import asyncio, quire.rpc.service as service, quire_scheduler.server as scheduler
+async def hang_at_the_end(self):
+    await asyncio.sleep(60)
+service._STOP_MORE_S = 1.0
+scheduler.Leadership.close = hang_at_the_end
+scheduler.main()
+"""
+    settings = {"QUIRE_SCHEDULER_LISTEN": "127.0.0.1:0", "QUIRE_SCHEDULER_DRAIN_S": "0", "QUIRE_REDIS_URL": ""}
+    settings |= {"QUIRE_SCHEDULER_STOP_GRACE_S": "0", "QUIRE_ORCHESTRATOR_ADDRESS": "127.0.0.1:1"}
+    log = tmp_path / "log"
+    with log.open("wb") as out:
+        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **settings}, stderr=out)
+    try:
+        deadline = time.monotonic() + 20
+        while "does not answer" not in log.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(20) == 1
+    finally:
+        process.kill()
+    assert "Timeout" in log.read_text()
 
 
 def test_errors_know_when_to_come_again() -> None:

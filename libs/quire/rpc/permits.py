@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 from quire.clock import Clock
@@ -21,7 +22,7 @@ class PermitChecker:
     def __init__(self, signer: PermitSigner, clock: Clock) -> None:
         self._signer = signer
         self._clock = clock
-        self._used: dict[bytes, int] = {}
+        self._used: OrderedDict[bytes, int] = OrderedDict()  # about in the order in which they expire
 
     def check(self, request: Any) -> str:
         """The tenant. Raises `LeaseForged` for what no gateway has signed, or was asked for before; `LeaseExpired`."""
@@ -30,6 +31,7 @@ class PermitChecker:
         tenant, expires_ms = self._signer.verify(shown, request.SerializeToString(deterministic=True), now_ms)
         if shown in self._used:
             raise LeaseForged("this transfer was begun before", field="permit")
-        self._used = {each: until for each, until in self._used.items() if until > now_ms}
+        while self._used and next(iter(self._used.values())) <= now_ms:
+            self._used.popitem(last=False)
         self._used[shown] = expires_ms
         return tenant

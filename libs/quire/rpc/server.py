@@ -89,24 +89,14 @@ class Server:
             await self._health.set(name, status)
 
 
-_stop_s = 0.0
-
-
-def end_by(seconds: float) -> None:
-    """So long after a signal the process ends, whatever still hangs; its log then says where. 0: never."""
-    global _stop_s
-    _stop_s = seconds
-
-
-async def until_signalled() -> None:
-    """Return on SIGTERM or SIGINT."""
+async def until_signalled(stop_within_s: float) -> None:
+    """Return on SIGTERM or SIGINT. So long after it the process ends, whatever still hangs; its log then says where."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
     await stopped.wait()
-    if _stop_s:
-        faulthandler.dump_traceback_later(_stop_s, exit=True)
+    faulthandler.dump_traceback_later(stop_within_s, exit=True)
 
 
 class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]

@@ -14,7 +14,7 @@ from quire.errors import QuireError
 from quire.nodes import Node
 from quire.rpc.channels import ChannelPool
 from quire.rpc.heartbeat import ClusterNews, Heartbeat
-from quire.rpc.server import Server, end_by, until_signalled
+from quire.rpc.server import Server, until_signalled
 from quire.rpc.tls import MEMBER_NAME, Tls
 from quire.telemetry import be_background, configure, logger, publish
 from quire.telemetry.metrics import metrics_door
@@ -40,7 +40,6 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
 
 async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> None:
     be_background()
-    end_by(config.drain_s + 3 * getattr(config, "stop_grace_s", 0.0) + _STOP_MORE_S)
     async with metrics_door(config.metrics_listen):
         await serve(config)
 
@@ -73,7 +72,7 @@ async def serve_member(
     heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news)
     await server.start()
     heartbeat.start()
-    await until_signalled()
+    await until_signalled(stop_within_s(grace_s, drain_s))
     await heartbeat.leave()
     await server.drain(drain_s)
     for close in doors:
@@ -82,6 +81,11 @@ async def serve_member(
     for close in last:
         await close()
     await channels.close()
+
+
+def stop_within_s(grace_s: float, drain_s: float) -> float:
+    """How long a stop may take: who waits for requests of its own, its doors and its transfers waits three times."""
+    return drain_s + 3 * grace_s + _STOP_MORE_S
 
 
 def figures_of(node: Node) -> dict[str, float]:

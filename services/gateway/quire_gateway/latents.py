@@ -37,7 +37,7 @@ class LatentGateway:
                         return await self._catalogue.put(entry)
             raise ChunkMissing(f"the record of {entry.image_id!r} was evicted again and again", field="id")
 
-    async def get(self, image_id: str, target: RdmaTarget, tenant: str = "") -> ImageEntry:
+    async def get(self, image_id: str, target: RdmaTarget) -> ImageEntry:
         """Have the record written to the beginning of `target`. Raises `ImageMissing`, `ChunkMissing`, …"""
         with tracer().start_as_current_span(names.GATEWAY_LATENT, attributes={"quire.image": image_id}):
             entry = await self._catalogue.head(image_id)
@@ -55,8 +55,7 @@ class LatentGateway:
                     DeliveryOrder.AUTO,
                     target,
                 )
-                fetch = FetchCall(leased.lease, os.urandom(16), descriptor, leased.segments, tenant=tenant)
-                await self._gateway.fetch_whole(fetch)
+                await self._gateway.fetch_whole(FetchCall(leased.lease, os.urandom(16), descriptor, leased.segments))
             return entry
 
     async def _store(self, entry: ImageEntry, source: RdmaTarget, durability: Durability, tenant: str) -> None:

@@ -35,7 +35,6 @@ class DeliverPart:
     node_index: int
     compute_window_us: int
     layers_in_stream: bool
-    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,6 @@ class FetchCall:
     segments: Sequence[Segment]
     compute_window_us: int = 0
     layers_in_stream: bool = False
-    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,6 @@ class Gateway:
             share.index,
             fetch.compute_window_us,
             fetch.layers_in_stream,
-            fetch.tenant,
         )
         try:
             async for event in self._nodes.deliver(share.grpc_address, part):

@@ -16,7 +16,7 @@ from quire.clock import SystemClock
 from quire.errors import LeaseForged, Unauthenticated
 from quire.hashing import tenant_name
 from quire.keys import ChunkKeys
-from quire.lease import LeaseSigner
+from quire.lease import Lease, LeaseSigner
 from quire.metadata import AccessKeys, Buckets, connect
 from quire.nodes import Node, Role, Segment
 from quire.outcome import NodeOutcome
@@ -87,7 +87,8 @@ class GatewayServicer(GatewayServiceServicer):
             return response
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
-        async with self._doorman.let_in(context, tenant=self._tenant_of(request.lease)):
+        lease = self._leases.verify(request.lease, now_ms=0)
+        async with self._doorman.let_in(context, tenant=lease.tenant.tenant):
             response: pb.ReleaseResponse = await self._forward(self._orchestrator.Release, request)
             return response
 
@@ -106,8 +107,8 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def GetLatent(self, request: images_pb2.GetLatentRequest, context: Any) -> images_pb2.GetLatentResponse:
         target = convert.target_from(request.target)
-        async with self._doorman.let_in(context, payload=target.length, memory=target.length) as visitor:
-            entry = await self._latents.get(request.image_id, target, visitor.tenant)
+        async with self._doorman.let_in(context, payload=target.length, memory=target.length):
+            entry = await self._latents.get(request.image_id, target)
         return images_pb2.GetLatentResponse(entry=convert.image_to(entry))
 
     async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
@@ -157,11 +158,11 @@ class GatewayServicer(GatewayServiceServicer):
             [convert.segment_from(segment) for segment in request.segments],
             request.compute_window_us,
             request.layers_in_stream,
-            tenant=self._tenant_of(request.lease),
         )
-        self._check_nodes(request.lease, fetch.segments)
+        lease = self._leases.verify(request.lease, now_ms=0)  # whether it has expired storage nodes look at
+        _check_nodes(lease, fetch.segments)
         wanted, target = fetch.descriptor.payload_bytes, fetch.descriptor.target
-        coming = self._doorman.let_in(context, tenant=fetch.tenant, payload=wanted, memory=target.length)
+        coming = self._doorman.let_in(context, tenant=lease.tenant.tenant, payload=wanted, memory=target.length)
         async with coming, contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
             async for event in events:
                 match event:
@@ -201,19 +202,16 @@ class GatewayServicer(GatewayServiceServicer):
                             summary=pb.StoreSummary(stored_chunks=stored, known_chunks=known, bytes=moved)
                         )
 
-    def _check_nodes(self, token: bytes, segments: Sequence[Segment]) -> None:
-        """This gateway calls nobody whom the lease does not name. Raises `LeaseForged`."""
-        leased = {(run.node_id, run.address) for run in self._leases.verify(token, now_ms=0).runs}
-        strange = [each.node_id for each in segments if (each.node_id, each.grpc_address) not in leased]
-        if strange:
-            raise LeaseForged(f"it does not cover {strange[0]!r} at that address", field="lease")
-
-    def _tenant_of(self, lease: bytes) -> str:
-        """Whose lease it is. Raises `LeaseForged`; whether it has expired is looked at where it is used."""
-        return self._leases.verify(lease, now_ms=0).tenant.tenant
-
     async def _forward(self, method: Any, request: Any) -> Any:
         return await call(method, request, timeout_s=self._timeout_s)
+
+
+def _check_nodes(lease: Lease, segments: Sequence[Segment]) -> None:
+    """This gateway calls nobody whom the lease does not name. Raises `LeaseForged`."""
+    leased = {(run.node_id, run.address) for run in lease.runs}
+    strange = [each.node_id for each in segments if (each.node_id, each.grpc_address) not in leased]
+    if strange:
+        raise LeaseForged(f"it does not cover {strange[0]!r} at that address", field="lease")
 
 
 class AdminServicer(AdminServiceServicer):

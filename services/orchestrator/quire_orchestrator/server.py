@@ -16,7 +16,7 @@ from quire.profile import Profiles
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool
 from quire.rpc.server import Server, until_signalled
-from quire.rpc.service import member_tls, run_service
+from quire.rpc.service import member_tls, run_service, stop_within_s
 from quire.telemetry import publish
 from quire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
 from quire.v1.orchestrator_pb2_grpc import (
@@ -225,7 +225,7 @@ async def serve(config: OrchestratorConfig) -> None:
     await orchestrator.start()
     images.start()
     await server.start()
-    await until_signalled()
+    await until_signalled(stop_within_s(config.stop_grace_s, config.drain_s))
     await server.drain(config.drain_s)
     await server.stop(config.stop_grace_s)
     await images.close()

@@ -1,0 +1,46 @@
+"""What is done with a cluster in containers, whoever started it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from quire.client import SyncClient
+from quire.errors import QuireError
+
+GATEWAY = "127.0.0.1:7410"
+
+
+def run(*command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+def members() -> dict[str, str]:
+    """Incarnations by name; none while the gateway does not answer."""
+    try:
+        with SyncClient(GATEWAY, timeout_s=2) as client:
+            return {node.node_id: node.incarnation for node in client.status()}
+    except QuireError:
+        return {}
+
+
+def until(condition: Callable[[], object], log: Callable[[], str], timeout_s: float = 90.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"members: {sorted(members())}\n{log()[-6000:]}"
+        time.sleep(1)
+
+
+def demo(folder: Path, log: Callable[[], str]) -> None:
+    """KV out of this machine's memory into the containers and back, images put and got."""
+    command = [sys.executable, "-c", "from quire.cli import main; main()", "demo", "--endpoint", GATEWAY]
+    environment = {**os.environ, "UCX_TCP_BRIDGE_ENABLE": "y"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + log()[-6000:]
+    assert "bit-identical" in done.stdout, done.stdout
