@@ -1,7 +1,7 @@
 """Configuration from the environment: one frozen dataclass per service, every problem reported at once.
 
 The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. Field
-metadata: `doc` (one sentence), `minimum`, `required`, and `variable` for names shared by several services.
+metadata: `doc` (one sentence), `minimum`, `maximum`, `required`, and `variable` for names shared by several services.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ Config = TypeVar("Config", bound=_Config)
 
 
 def setting(
-    default: Any, doc: str, *, minimum: float | None = None, variable: str | None = None, required: bool = False
+    default: Any,
+    doc: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    variable: str | None = None,
+    required: bool = False,
 ) -> Any:
     """A field of a configuration dataclass."""
-    metadata = {"doc": doc, "minimum": minimum, "variable": variable, "required": required}
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "variable": variable, "required": required}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -43,7 +49,6 @@ class ServiceConfig:
     )
     cluster_cert: str = setting("", "PEM of this member's certificate", variable="QUIRE_CLUSTER_CERT")
     cluster_key: str = setting("", "PEM of its private key", variable="QUIRE_CLUSTER_KEY")
-
     drain_s: float = setting(1.0, "time after SIGTERM for those who have not heard of it yet", minimum=0)
 
     def problems(self) -> list[str]:
@@ -94,6 +99,9 @@ def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
             problems.append(f"{name}={source[name]!r}: not a finite number")
         if minimum is not None and value < minimum:
             problems.append(f"{name}={source[name]!r}: less than {minimum}")
+        maximum = field.metadata.get("maximum")
+        if maximum is not None and value > maximum:
+            problems.append(f"{name}={source[name]!r}: more than {maximum}")
         values[field.name] = value
     config = kind(**values)
     if isinstance(config, ServiceConfig):

@@ -16,6 +16,9 @@ from typing import Final
 
 from quire.errors import LeaseExpired, LeaseForged
 
+TRANSFER_S_MAX: Final = 1500.0
+"""No permit is good for longer, and no node works longer on a transfer: clients take memory back by that."""
+
 _MAC_BYTES: Final = 32
 _EXPIRY: Final = struct.Struct("<q")
 

@@ -195,8 +195,19 @@ async def test_callers_of_another_protocol_are_told_so(cluster: LocalCluster) ->
         ),
         (
             "storage",
-            {"QUIRE_CLUSTER_SECRET": "x", "QUIRE_STORAGE_ARENA_BYTES": "much", "QUIRE_STORAGE_DRAIN_S": "-1"},
-            ["QUIRE_STORAGE_ARENA_BYTES", "QUIRE_STORAGE_DRAIN_S"],
+            {
+                "QUIRE_CLUSTER_SECRET": "x",
+                "QUIRE_STORAGE_ARENA_BYTES": "much",
+                "QUIRE_STORAGE_DRAIN_S": "-1",
+                "QUIRE_STORAGE_TRANSFER_TIMEOUT_S": "9999",
+                "QUIRE_STORAGE_INDEX_TIMEOUT_S": "nan",
+            },
+            [
+                "QUIRE_STORAGE_ARENA_BYTES",
+                "QUIRE_STORAGE_DRAIN_S",
+                "QUIRE_STORAGE_TRANSFER_TIMEOUT_S",
+                "QUIRE_STORAGE_INDEX_TIMEOUT_S",
+            ],
         ),
         ("decoder", {"QUIRE_DECODER_CACHE_BYTES": "1.5"}, ["QUIRE_DECODER_CACHE_BYTES"]),
     ],

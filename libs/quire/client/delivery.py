@@ -16,13 +16,14 @@ from quire.client.quiescence import Quiescence
 from quire.errors import InternalError, PeerLost, QuireError, by_code
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
+from quire.permit import TRANSFER_S_MAX
 from quire.rpc.convert import outcome_from
 from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
 
-# Longer than any node works on a transfer, or takes a permit for one.
-_UNHEARD_S: Final = 300.0
+# Longer than any node takes a permit for a transfer, and then works on it.
+_UNHEARD_S: Final = 2 * TRANSFER_S_MAX + 60
 
 
 @dataclass(frozen=True, slots=True)

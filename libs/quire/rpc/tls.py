@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -11,8 +12,9 @@ import grpc
 
 from quire.errors import ConfigInvalid
 
-# What every member's certificate is made out to: members are known by their authority, not by where they run.
+# What every member's certificate is made out to: members are known by this name, not by where they run.
 MEMBER_NAME: Final = "member.quire.internal"
+_LOOK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +83,14 @@ class RotatingChannel:
             self._options.append(("grpc.ssl_target_name_override", tls.server_name))
         self._made: list[grpc.aio.Channel] = []
         self._stamp: tuple[int, ...] = ()
+        self._looked_s = 0.0
 
     def now(self) -> grpc.aio.Channel:
-        """The channel of the certificates as they are."""
+        """The channel of the certificates as they are, or were a second ago."""
+        now_s = time.monotonic()
+        if self._made and now_s - self._looked_s < _LOOK_S:
+            return self._made[-1]
+        self._looked_s = now_s
         try:
             stamp = self._tls.stamp()
             if stamp != self._stamp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config import ServiceConfig, files_together, setting
+from quire.permit import TRANSFER_S_MAX
 
 PREFIX = "QUIRE_GATEWAY_"
 
@@ -47,7 +48,7 @@ class GatewayConfig(ServiceConfig):
     )
     decode_timeout_s: float = setting(30.0, "deadline of one decoder's answer", minimum=0.1)
     control_timeout_s: float = setting(5.0, "deadline of look-ups and other short requests", minimum=0.01)
-    transfer_timeout_s: float = setting(120.0, "deadline of deliveries and stores", minimum=0.1)
+    transfer_timeout_s: float = setting(120.0, "deadline of deliveries and stores", minimum=0.1, maximum=TRANSFER_S_MAX)
     transfers_max: int = setting(256, "deliveries and stores at the same time; more are refused", minimum=1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)

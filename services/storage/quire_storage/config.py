@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.config import ServiceConfig, setting
+from quire.permit import TRANSFER_S_MAX
 
 PREFIX = "QUIRE_STORAGE_"
 
@@ -58,7 +59,7 @@ class StorageConfig(ServiceConfig):
     )
     theta_bytes: int = setting(4 << 20, "payloads below it are delivered chunkwise (Eq. 2)", minimum=0)
     ucx_tls: str = setting("", "UCX transports, e.g. rc,tcp; empty lets UCX choose")
-    transfer_timeout_s: float = setting(60.0, "deadline of one delivery or store", minimum=0.1)
+    transfer_timeout_s: float = setting(60.0, "deadline of one delivery or store", minimum=0.1, maximum=TRANSFER_S_MAX)
     index_timeout_s: float = setting(5.0, "how long a stored chunk waits for its parent to be indexed", minimum=0.1)
     chunkwise_max: int = setting(8, "chunkwise deliveries at the same time; more wait their tenant's turn", minimum=1)
     wire_bytes: int = setting(8 << 20, "in flight at a time while several deliveries share the wire", minimum=1 << 16)

@@ -76,14 +76,23 @@ class DiffusersVaes:
         return dict(self._known)
 
     def warm(self) -> None:
-        """Load what is known, as far as it fits, and decode a little with each: the first request need not wait."""
+        """Load what is known, as far as it fits, and decode a little with each: the first request need not wait.
+
+        One that cannot be used costs the requests for it, as without warming.
+        """
         for weights, folder in self._known.items():
-            config = json.loads((folder / "config.json").read_text())
-            blocks = config.get("decoder_block_out_channels") or config["block_out_channels"]
-            channels, scale = int(config["latent_channels"]), 2 ** (len(blocks) - 1)
-            shape, side = (channels, 8, 8), 8 * scale
-            info = LatentInfo(shape, "float16", Vae("", "", weights), side, side, Normalisation())
-            self.decode([np.zeros(shape, np.float32)], info)
+            try:
+                self._warm(weights, folder)
+            except Exception as error:
+                logger().error("a VAE cannot be used", folder=str(folder), error=str(error))
+
+    def _warm(self, weights: str, folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        blocks = config.get("decoder_block_out_channels") or config["block_out_channels"]
+        channels, scale = int(config["latent_channels"]), 2 ** (len(blocks) - 1)
+        shape, side = (channels, 8, 8), 8 * scale
+        info = LatentInfo(shape, "float16", Vae("", "", weights), side, side, Normalisation())
+        self.decode([np.zeros(shape, np.float32)], info)
 
     def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
         """Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`."""
