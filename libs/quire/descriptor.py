@@ -87,6 +87,7 @@ class Descriptor:
     def __post_init__(self) -> None:
         if len(self.keys) == 0:
             raise DescriptorInvalid("names no chunk", field="descriptor.chunk_keys")
+        self.keys.distinct()
         if not 1 <= self.num_layers <= _LAYERS_MAX:
             raise DescriptorInvalid(f"{self.num_layers} is not in 1..{_LAYERS_MAX}", field="descriptor.num_layers")
         if not 1 <= self.slice_bytes <= SLICE_BYTES_MAX:

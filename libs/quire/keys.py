@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from quire.errors import KeysInvalid
 
 KEY_BYTES: Final = 32
@@ -44,6 +46,13 @@ class ChunkKeys:
         if first < 0 or count < 0 or first + count > len(self):
             raise KeysInvalid(f"[{first}, {first + count}) is not within {len(self)} keys", field="chunk_keys")
         return ChunkKeys(self.packed[first * KEY_BYTES : (first + count) * KEY_BYTES])
+
+    def distinct(self) -> ChunkKeys:
+        """These keys. Raises `KeysInvalid` where one appears twice, which no request may contain."""
+        words = np.sort(np.frombuffer(self.packed, dtype="<u8")[:: KEY_BYTES // 8])
+        if bool((words[1:] == words[:-1]).any()) and len(set(self)) < len(self):
+            raise KeysInvalid("a key appears twice", field="chunk_keys")
+        return self
 
     def digest(self) -> bytes:
         """One digest over all of them."""

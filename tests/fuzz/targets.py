@@ -115,7 +115,7 @@ TARGETS: dict[str, Callable[[bytes], bool]] = {
 
 _TARGET = RdmaTarget(b"worker", 4096, 1 << 20, b"key")
 _LAYOUT = KvLayout(4, 16, 2, 64, Dtype.FP16)
-_DESCRIPTOR = Descriptor(ChunkKeys(b"k" * 64), 4, 16, _LAYOUT.slice_bytes, DeliveryOrder.LAYERWISE, _TARGET)
+_DESCRIPTOR = Descriptor(ChunkKeys(b"k" * 32 + b"l" * 32), 4, 16, _LAYOUT.slice_bytes, DeliveryOrder.LAYERWISE, _TARGET)
 
 
 def _chunk_object() -> bytes:

@@ -11,22 +11,24 @@ import numpy.typing as npt
 import pytest
 
 from quire.clock import SystemClock
-from quire.descriptor import Descriptor, RdmaTarget
+from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.durability import Durability, OnExisting
-from quire.errors import MetadataUnavailable, NodeUnavailable
+from quire.errors import DeadlineExceeded, KeysInvalid, MetadataUnavailable, NodeUnavailable
 from quire.keys import ChunkKeys
 from quire.layout import Dtype, KvLayout
+from quire.lease import Lease, LeasedRun, LeaseSigner
 from quire.metadata.index import ChunkRecord
 from quire.nodes import Node, Role
 from quire.outcome import ChunkRun, NodeOutcome
 from quire.policy import NamespacePolicy
-from quire.transport import LayerProduced
-from quire.transport.memory import MemoryTransport
+from quire.transport import LayerProduced, Quiesced, decode_message
+from quire.transport.memory import MemoryStream, MemoryTransport
 from quire.transport.messages import encode_message
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.config import StorageConfig
 from quire_storage.core.slots import Shape
+from quire_storage.delivery import DeliverCall
 from quire_storage.ingest import IngestCall
 from quire_storage.ports import AdmissionRequest, Grant, Outer
 from quire_storage.runtime import StorageNode
@@ -183,3 +185,50 @@ async def test_a_drop_while_the_index_is_asked_frees_the_slot_once(scene: Scene)
     assert scene.node.used_bytes == 0
     assert await _store(scene, 1, _payload(1), b"v" * 16) == b"\1"
     assert scene.node.used_bytes == ROOM
+
+
+async def test_a_store_with_a_repeated_key_is_refused_before_anything_is_taken(scene: Scene) -> None:
+    """Finding 1: the second copy's slot was freed while the table still listed it, and went to another client."""
+    region = scene.client.register(_payload(2))
+    source = RdmaTarget(scene.client.address, region.address, region.length, region.remote_key)
+    twice = [ChunkRecord(_key(0), b"", _key(0), b"")] * 2
+    with pytest.raises(KeysInvalid, match="twice"):
+        IngestCall(LAYOUT, twice, b"t" * 16, source, (ChunkRun(0, 2),), 2, 0, Durability.MEMORY, OnExisting.SKIP)
+    assert scene.node.used_bytes == 0
+
+
+def _descriptor(scene: Scene, target: npt.NDArray[np.uint8]) -> Descriptor:
+    region = scene.client.register(target)
+    return Descriptor(
+        ChunkKeys(_key(0)),
+        LAYOUT.num_layers,
+        16,
+        LAYOUT.slice_bytes,
+        DeliveryOrder.CHUNKWISE,
+        RdmaTarget(scene.client.address, region.address, region.length, region.remote_key),
+    )
+
+
+async def test_a_delivery_whose_writes_are_in_flight_does_not_say_quiesced(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finding 5: `quiesced` gives the buffer back, so it is said only once nothing is in flight."""
+    await _store(scene, 1, _payload(1))
+
+    async def never(stream: MemoryStream, timeout_s: float) -> None:
+        raise DeadlineExceeded("puts are still in flight")
+
+    monkeypatch.setattr(MemoryStream, "drain", never)
+    heard: list[bytes] = []
+    scene.client.on_message(heard.append)
+    descriptor = _descriptor(scene, np.zeros(LAYOUT.payload_bytes(1), dtype=np.uint8))
+    run = LeasedRun("storage-0", 0, 1, descriptor.keys.digest())
+    expires_ms = SystemClock().now_ms() + 60_000
+    lease = LeaseSigner(b"s").sign(Lease(b"l" * 16, _key(0), _key(0), expires_ms, (run,)))
+    call = DeliverCall(lease, b"d" * 16, descriptor, (ChunkRun(0, 1),), 0, 0, False)
+    events = [event async for event in scene.node.deliver(call)]
+    outcome = events[-1]
+    assert isinstance(outcome, NodeOutcome)
+    assert outcome.error_code == "DeadlineExceeded"
+    assert not outcome.quiesced
+    assert not any(isinstance(decode_message(raw), Quiesced) for raw in heard)

@@ -112,7 +112,7 @@ class Orchestrator:
 
     async def lookup(self, question: Question) -> Found:
         """The longest prefix that can be read, from the replicas nearest to the client; with a lifetime, leased."""
-        keys, lease_ttl_ms = question.keys, question.lease_ttl_ms
+        keys, lease_ttl_ms = question.keys.distinct(), question.lease_ttl_ms
         if lease_ttl_ms > self._config.lease_ttl_ms_max:
             raise InvalidRequest(f"{lease_ttl_ms} ms, {self._config.lease_ttl_ms_max} at most", field="lease_ttl_ms")
         tenant = self._tenant(question.namespace)
@@ -141,6 +141,7 @@ class Orchestrator:
         self, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
     ) -> tuple[list[Segment], int]:
         """Nodes for the chunks that are not stored, and how many from the start are."""
+        keys.distinct()
         nodes = list(self._storage_nodes().values())
         if not nodes:
             raise NoDurableNode("no storage node is alive")
@@ -201,6 +202,7 @@ class Orchestrator:
 
     async def evict(self, keys: ChunkKeys, keep: int) -> int:
         """Drop chunks from the end of a chain; how many. Stops at one that others extend or a lease pins."""
+        keys.distinct()
         if not 0 <= keep <= len(keys):
             raise InvalidRequest(f"{keep} of {len(keys)}", field="keep_chunks")
         chunks = list(reversed(records(keys, keep, len(keys) - keep)))

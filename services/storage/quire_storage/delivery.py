@@ -154,7 +154,7 @@ class Delivery:
                 logger().error("memory that a dead client's reads may still use is lost until the next start")
             if self._allowance is not None:
                 shop.rates.finish(self._allowance)
-        return self._outcome(stream, failure)
+        return self._outcome(stream, failure, settled=settled)
 
     async def _attempt(self, stream: PayloadStream, peer: Peer, bands: Bands, span: trace.Span) -> QuireError | None:
         """Write everything; what went wrong, if anything did."""
@@ -315,12 +315,13 @@ class Delivery:
                     pass
             except QuireError:
                 pass  # in flight no more: that is all that matters here
-        message = Quiesced(self._call.delivery_id, self._call.node_index, complete, binary_context())
-        with contextlib.suppress(QuireError):
-            peer.send(encode_message(message))
+        if settled:  # else the client learns it from the end of the connection
+            message = Quiesced(self._call.delivery_id, self._call.node_index, complete, binary_context())
+            with contextlib.suppress(QuireError):
+                peer.send(encode_message(message))
         return settled
 
-    def _outcome(self, stream: PayloadStream, failure: QuireError | None) -> NodeOutcome:
+    def _outcome(self, stream: PayloadStream, failure: QuireError | None, *, settled: bool) -> NodeOutcome:
         allowance = self._allowance
         return NodeOutcome(
             self._shop.config.node_id,
@@ -330,7 +331,7 @@ class Delivery:
             self._order,
             allowance.rate_bytes_per_s if allowance else 0,
             scheduled=allowance is not None and allowance.scheduled,
-            quiesced=not isinstance(failure, PeerLost),
+            quiesced=settled,
             error_code=failure.code() if failure else "",
             error_message=str(failure) if failure else "",
         )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from quire.descriptor import RdmaTarget
 from quire.durability import Durability, OnExisting
 from quire.errors import DeadlineExceeded, InvalidRequest, TargetInvalid
-from quire.keys import KEY_BYTES
+from quire.keys import KEY_BYTES, ChunkKeys
 from quire.layout import KvLayout
 from quire.metadata.index import ChunkRecord
 from quire.outcome import ChunkRun
@@ -62,6 +62,7 @@ class IngestCall:
             raise InvalidRequest("a run leaves the source", field="source_runs")
         if any(len(record.key) != KEY_BYTES or len(record.segment) != KEY_BYTES for record in self.records):
             raise InvalidRequest(f"a key is not of {KEY_BYTES} bytes", field="chunks")
+        ChunkKeys(b"".join(record.key for record in self.records)).distinct()
         needed = self.layout.payload_bytes(self.source_chunks)
         if self.source.length < needed:
             raise TargetInvalid(f"{self.source.length} bytes, but the chunks have {needed}", field="source.length")

@@ -25,7 +25,7 @@ from quire.lease import Lease, LeasedRun, LeaseSigner
 from quire.nodes import Node
 from quire.outcome import ChunkRun
 from quire.telemetry import counter, logger, names
-from quire.transport import Transport
+from quire.transport import Region, Transport
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
@@ -39,6 +39,7 @@ _LANDING_BYTES = 32 << 20
 _BATCH_CHUNKS = 64
 _LEASE_MS = 60_000
 _RESPREAD_PAUSE_S = 5.0
+_QUARANTINED_MAX = 16
 
 
 class Replicator:
@@ -65,6 +66,8 @@ class Replicator:
         self._me = me
         self._signer = LeaseSigner(config.cluster_secret.encode())
         self._landing = asyncio.Lock()
+        # Registered memory that a silent node may still write to. It is never unmapped and never used again.
+        self._quarantined: list[tuple[Region, Bytes]] = []
         self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
 
     async def pull(self, source: Node, keys: Sequence[bytes]) -> list[bool]:
@@ -196,6 +199,9 @@ class Replicator:
         """Chunks of one shape, delivered by their node into memory of this one."""
         layers, size = batch[0].num_layers, batch[0].slice_bytes
         async with self._landing:
+            if len(self._quarantined) >= _QUARANTINED_MAX:
+                logger().error("no copies are pulled: too much memory is quarantined", buffers=len(self._quarantined))
+                return
             memory = np.frombuffer(mmap.mmap(-1, len(batch) * layers * size), dtype=np.uint8)
             region = self._transport.register(memory)
             target = RdmaTarget(self._transport.address, region.address, region.length, region.remote_key)
@@ -210,14 +216,18 @@ class Replicator:
                     (LeasedRun(source.node_id, 0, len(batch), keys.digest()),),
                 )
             )
+            quiesced = False
             try:
                 outcome = await self._peers.deliver(source, lease, descriptor, (ChunkRun(0, len(batch)),))
+                quiesced = outcome.quiesced
             except QuireError as error:
-                # Nobody knows whether the node still writes: this memory is never used again, and never unregistered.
                 logger().warning("a node did not deliver", node=source.node_id, error=str(error))
                 return
-            if outcome.quiesced:
-                region.close()
+            finally:
+                if quiesced:
+                    region.close()
+                else:
+                    self._quarantined.append((region, memory))
             if outcome.error_code or not outcome.quiesced:
                 logger().warning("a node did not deliver", node=source.node_id, error=outcome.error_message)
                 return

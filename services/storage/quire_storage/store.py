@@ -79,7 +79,7 @@ class ChunkStore:
 
         Raises `ChunkMissing` with the first that nobody has.
         """
-        found = {key: chunk for key in keys if (chunk := self._held.pin(key)) is not None}
+        found = {key: chunk for key in dict.fromkeys(keys) if (chunk := self._held.pin(key)) is not None}
         try:
             missing = [key for key in keys if key not in found]
             self._count_hits(list(found.values()), len(missing))

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from quire import errors
 from quire.config import load, setting
 from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.errors import ConfigInvalid, DescriptorInvalid, InvalidRequest, LeaseExpired, LeaseForged, TargetInvalid
+from quire.errors import (
+    ConfigInvalid,
+    DescriptorInvalid,
+    InvalidRequest,
+    KeysInvalid,
+    LeaseExpired,
+    LeaseForged,
+    TargetInvalid,
+)
 from quire.keys import ChunkKeys
 from quire.lease import Lease, LeasedRun, LeaseSigner
 from quire.rpc import convert
@@ -35,7 +43,7 @@ targets = st.builds(
 )
 descriptors = st.builds(
     Descriptor,
-    st.integers(1, 40).flatmap(lambda n: st.binary(min_size=32 * n, max_size=32 * n)).map(ChunkKeys),
+    st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=40, unique=True).map(b"".join).map(ChunkKeys),
     st.integers(1, 128),
     st.integers(1, 256),
     st.integers(1, 1 << 20),
@@ -69,7 +77,7 @@ def test_arbitrary_header_is_a_typed_error(text: str) -> None:
 def test_descriptor_refuses_what_cannot_work() -> None:
     target = RdmaTarget(b"w", 4096, 1000, b"k")
     with pytest.raises(TargetInvalid, match=r"target\.length"):
-        Descriptor(ChunkKeys(bytes(64)), 4, 16, 512, DeliveryOrder.AUTO, target)
+        Descriptor(ChunkKeys(bytes(range(64))), 4, 16, 512, DeliveryOrder.AUTO, target)
     with pytest.raises(DescriptorInvalid, match="chunk_keys"):
         Descriptor(ChunkKeys(b""), 4, 16, 512, DeliveryOrder.AUTO, target)
     with pytest.raises(TargetInvalid, match="target"):
@@ -162,3 +170,16 @@ def test_configuration_reports_every_problem_at_once() -> None:
     with pytest.raises(ConfigInvalid) as raised:
         load(_Sample, "Q_", {"Q_LIMIT_BYTES": "0", "Q_SHARE": "many"})
     assert "Q_LIMIT_BYTES" in str(raised.value) and "Q_SHARE" in str(raised.value)
+
+
+@pytest.mark.parametrize("numbers", [[0, 0], [0, 1, 0]])
+def test_a_request_names_each_key_once(numbers: list[int]) -> None:
+    """Finding 14: every occurrence of a repeated key was pinned, and only one of them let go."""
+    with pytest.raises(KeysInvalid, match="twice"):
+        ChunkKeys(b"".join(bytes([number]) * 32 for number in numbers)).distinct()
+    assert len(ChunkKeys(b"".join(bytes([number]) * 32 for number in range(9))).distinct()) == 9
+
+
+def test_keys_that_begin_alike_are_distinct() -> None:
+    """Eight equal bytes at the start are no repetition."""
+    assert len(ChunkKeys(bytes(32) + bytes(31) + b"\1").distinct()) == 2
