@@ -84,19 +84,27 @@ def sound_header(raw: bytes) -> np.void | None:
     return row if isal_zlib.crc32(raw[CRC_FROM:end]) == int(row["crc"]) else None
 
 
+def header_at_end(tail: bytes) -> bytes | None:
+    """The header of a chunk object of which `tail` is the end; None where there is none, or not the whole of it."""
+    if len(tail) < TRAILER.size:
+        return None
+    size, magic = TRAILER.unpack_from(tail, len(tail) - TRAILER.size)
+    header = tail[max(0, len(tail) - TRAILER.size - size) : -TRAILER.size]
+    return header if magic == MAGIC and len(header) == size else None
+
+
 def read_chunk_object(raw: bytes) -> ChunkObject:
     """Raises `CorruptData` if anything of it is not as it was written."""
     if len(raw) < TRAILER.size + HEADER.itemsize:
         raise CorruptData(f"{len(raw)} bytes are no chunk")
-    size, magic = TRAILER.unpack_from(raw, len(raw) - TRAILER.size)
-    header = raw[max(0, len(raw) - TRAILER.size - size) : -TRAILER.size]
-    if magic != MAGIC or len(header) != size or size < HEADER.itemsize:
+    header = header_at_end(raw)
+    if header is None or len(header) < HEADER.itemsize:
         raise CorruptData("no chunk's header at the end")
     row = sound_header(header)
     if row is None:
         raise CorruptData("a chunk's header that is none, or does not match its checksum")
     layers, slice_bytes = int(row["num_layers"]), int(row["slice_bytes"])
-    if len(raw) != layers * slice_bytes + size + TRAILER.size:
+    if len(raw) != layers * slice_bytes + len(header) + TRAILER.size:
         raise CorruptData(f"{len(raw)} bytes, its header says {layers} × {slice_bytes}")
     payload = np.frombuffer(raw, dtype=np.uint8, count=layers * slice_bytes).reshape(layers, slice_bytes)
     sums = np.frombuffer(header, dtype="<u4", count=layers, offset=HEADER.itemsize)

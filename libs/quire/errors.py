@@ -13,6 +13,7 @@ QuireError
 ├── ChunkMissing                a chunk that is not here (any more)
 ├── ImageMissing                no image of that id
 ├── ContentConflict             other bytes are stored under the same key
+├── NameTaken                   a live node of the cluster has that name
 ├── CorruptData                 stored bytes do not match their checksum
 ├── ResourceExhausted           a limit is reached; try again later or store less
 │   ├── PoolFull                no free slot on the storage node
@@ -99,6 +100,10 @@ class ImageMissing(QuireError):
 
 class ContentConflict(QuireError):
     """Other bytes are stored under the same key."""
+
+
+class NameTaken(QuireError):
+    """A live node of the cluster has that name."""
 
 
 class CorruptData(QuireError):

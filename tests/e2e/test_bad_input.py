@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -211,7 +212,11 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     found = await client.lookup(namespace, keys)
     pool = ChannelPool()
     stub: StorageServiceStub = StorageServiceStub(pool.get(found.segments[0].grpc_address))
-    await call(stub.Drop, storage_pb2.DropRequest(chunk_keys=keys.at(7), from_object_tier=True), timeout_s=10)
+    await call(stub.Drop, storage_pb2.DropRequest(chunk_keys=keys.at(7), generations=[0]), timeout_s=10)
+    until_ms = int(time.time() * 1000) + 120_000
+    await call(
+        stub.DeleteObjects, storage_pb2.DeleteObjectsRequest(chunk_keys=keys.at(7), until_ms=until_ms), timeout_s=10
+    )
     await _refused(client, found, ChunkMissing, "chunk 7")
     for _ in range(100):
         if (await client.lookup(namespace, keys)).matched_chunks == 7:

@@ -65,7 +65,7 @@ async def test_partial_hit_and_miss(cluster: LocalCluster) -> None:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 60), random_payload(namespace, 60)
         await store(client, namespace, keys, payload)
-        other = type(keys)(keys.run(0, 35).packed + bytes(32 * 10))
+        other = type(keys)(keys.run(0, 35).packed + b"".join(bytes([number]) * 32 for number in range(10)))
         found = await client.lookup(namespace, other)
         assert found.matched_chunks == 35
         assert np.array_equal((await fetch_all(client, found))[0], payload[:, :35])

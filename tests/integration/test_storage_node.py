@@ -17,7 +17,7 @@ from quire.errors import DeadlineExceeded, KeysInvalid, MetadataUnavailable, Nod
 from quire.keys import ChunkKeys
 from quire.layout import Dtype, KvLayout
 from quire.lease import Lease, LeasedRun, LeaseSigner
-from quire.metadata.index import ChunkRecord
+from quire.metadata.index import ChunkRecord, Listing, ObjectMark
 from quire.nodes import Node, Role
 from quire.outcome import ChunkRun, NodeOutcome
 from quire.policy import NamespacePolicy
@@ -46,16 +46,30 @@ class ScriptedIndex:
     withdrawn: list[bytes] = field(default_factory=list)
     evicted: list[bytes] = field(default_factory=list)
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
         await asyncio.sleep(0)
         answer = self.script.pop(0) if self.script else [True] * len(records)
         if isinstance(answer, Exception):
             raise answer
         self.committed += [record.key for record, mark in zip(records, answer, strict=True) if mark]
-        return answer
+        return [int(mark) for mark in answer]
 
-    async def add_object_tier(self, records: Sequence[ChunkRecord]) -> list[bool]:
+    async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
+        return [ObjectMark.LISTED] * len(records)
+
+    async def forsake_objects(self, records: Sequence[ChunkRecord]) -> None: ...
+
+    async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         return [True] * len(records)
+
+    async def listing(self, node_id: str) -> Listing:
+        return Listing()
+
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+        return [], 0
+
+    async def damaged(self, node_id: str) -> None: ...
+    async def rebuilt(self, token: str) -> None: ...
 
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         self.evicted += [record.key for record in records]
@@ -67,8 +81,8 @@ class ScriptedIndex:
     async def policies(self) -> tuple[list[NamespacePolicy], int]:
         return [], 1
 
-    async def take_drops(self, node_id: str) -> list[bytes]:
-        return []
+    async def take_drops(self, node_id: str) -> dict[bytes, int]:
+        return {}
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
         self.withdrawn += [record.key for record in records]
@@ -120,7 +134,7 @@ async def scene() -> AsyncIterator[Scene]:
     config = StorageConfig(arena_bytes=1 << 20, slab_bytes=1 << 16, index_timeout_s=0.3, cluster_secret="s")
     index, transport, client = ScriptedIndex(), MemoryTransport(), MemoryTransport()
     outer = Outer(index, OpenValve(), Alone(), None, FileDrives, choose_block_io, SystemClock())
-    node = StorageNode(config, transport, outer, lambda: Node("storage-0", Role.STORAGE, "", b"", "", 1))
+    node = StorageNode(config, transport, outer, lambda: Node("storage-0", Role.STORAGE, "", b"", "", 1), checked=True)
     await node.start()
     await client.start()
     yield Scene(node, index, client, transport.address)
@@ -155,7 +169,7 @@ async def test_an_index_that_fails_half_way_keeps_what_it_has_and_frees_the_rest
     with pytest.raises(MetadataUnavailable):
         await _store(scene, 3, _payload(3))
     assert scene.node.used_bytes == 2 * ROOM
-    assert await scene.node.drop(ChunkKeys(_key(0) + _key(1) + _key(2))) == 2
+    assert await scene.node.drop({_key(0): 0, _key(1): 0, _key(2): 0}) == 2
     assert scene.node.used_bytes == 0
 
 
@@ -180,7 +194,7 @@ async def test_a_drop_while_the_index_is_asked_frees_the_slot_once(scene: Scene)
     storing = asyncio.create_task(_store(scene, 1, _payload(1)))
     while scene.node.used_bytes == 0 or not len(scene.index.script) < 5:
         await asyncio.sleep(0.005)
-    assert await scene.node.drop(ChunkKeys(_key(0))) == 1
+    assert await scene.node.drop({_key(0): 0}) == 1
     await storing
     assert scene.node.used_bytes == 0
     assert await _store(scene, 1, _payload(1), b"v" * 16) == b"\1"

@@ -1,9 +1,13 @@
-"""The server-side scripts of the prefix index. Each touches one index segment, so each runs on a Redis Cluster.
+"""The server-side scripts of the prefix index. Each touches one index segment.
 
 An index segment is a hash. Fields: the 32-byte key of a chunk → the nodes that hold it, joined by commas ("" for none,
-a tombstone that keeps the chain closed); key .. "c" → how many indexed chunks extend it; "@n" chunks, "@u" the
-placement that is most common, "@m" how many chunks differ from it. A second hash of the same slot holds pins: key ..
-lease id → expiry.
+which keeps the chain closed while others extend it); key .. "g" → generation of the entry (8 bytes), then the key of
+its parent, then the parent's segment where that is another one; key .. "c" → how many indexed chunks extend it; "@n"
+chunks, "@u" the placement that is most common, "@m" how many chunks differ from it.
+
+Beside it, in the same slot, lie a hash of pins (key .. lease id → expiry; "@p": when to look for expired ones), and a
+hash of objects that nothing lists any more (key → when to delete it, or "!" and until when its deletion runs). A hash
+for the whole cluster counts what each node is listed for (node → count:digest).
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ for s = 1, #KEYS do
     local shape = redis.call('HMGET', key, '@u', '@m')
     if tonumber(shape[2]) == 0 then add(low, shape[1])
     else
-      for i = 0, low - 1 do add(1, redis.call('HGET', key, digest(first + i))) end
+      for i = 0, low - 1 do add(1, redis.call('HGET', key, digest(first + i)) or '') end
     end
   end
   if low < n then break end
@@ -45,10 +49,21 @@ end
 return runs
 """
 
-_PLACE: Final = """
-local key = KEYS[1]
+# What the scripts that change a segment share. KEYS: segment, pins, objects, listings.
+_SEGMENT: Final = """
+local key, pins, objects, listings = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local shape = redis.call('HMGET', key, '@u', '@m', '@n')
 local uniform, mixed, count = shape[1], tonumber(shape[2] or '0'), tonumber(shape[3] or '0')
+local changed = {}
+local function note(name, digest, sign)
+  local b1, b2, b3, b4, b5, b6 = string.byte(digest, 1, 6)
+  local each = changed[name] or {0, 0}
+  each[1] = each[1] + sign
+  local number = ((((b1 * 256 + b2) * 256 + b3) * 256 + b4) * 256 + b5) * 256 + b6
+  each[2] = (each[2] + sign * number) % 281474976710656   -- doubles are exact up to 2^53
+  changed[name] = each
+end
+local function listed(placement, name) return string.find(',' .. placement .. ',', ',' .. name .. ',', 1, true) end
 local function place(digest, new)
   local old = redis.call('HGET', key, digest)
   if old == new then return end
@@ -57,8 +72,47 @@ local function place(digest, new)
   if new ~= uniform then mixed = mixed + 1 end
   redis.call('HSET', key, digest, new)
 end
+local function without(placement, name)
+  local left = {}
+  for each in string.gmatch(placement, '[^,]+') do if each ~= name then left[#left + 1] = each end end
+  return table.concat(left, ',')
+end
+local function children(digest) return tonumber(redis.call('HGET', key, digest .. 'c') or '0') end
+local pinned = nil
+local function is_pinned(digest, now)
+  if not pinned then
+    pinned = {}
+    local all = redis.call('HGETALL', pins)
+    for i = 1, #all, 2 do
+      if #all[i] > 32 then
+        if tonumber(all[i + 1]) <= now then redis.call('HDEL', pins, all[i])
+        else pinned[string.sub(all[i], 1, 32)] = true end
+      end
+    end
+  end
+  return pinned[digest]
+end
+local outside = {}                           -- parents in other segments that lost a child: key, segment, key, ...
+-- Take an entry out, and then each of its ancestors here that has neither a holder nor a child.
+local function remove(digest, now)
+  while digest do
+    local old = redis.call('HGET', key, digest)
+    local about = redis.call('HGET', key, digest .. 'g') or ''
+    redis.call('HDEL', key, digest, digest .. 'c', digest .. 'g')
+    count = count - 1
+    if old ~= uniform then mixed = mixed - 1 end
+    for name in string.gmatch(old, '[^,]+') do note(name, digest, -1) end
+    local parent, elsewhere = string.sub(about, 9, 40), string.sub(about, 41, 72)
+    digest = nil
+    if elsewhere ~= '' then outside[#outside + 1] = parent; outside[#outside + 1] = elsewhere
+    elseif parent ~= '' then
+      local left = redis.call('HINCRBY', key, parent .. 'c', -1)
+      if left <= 0 and redis.call('HGET', key, parent) == '' and not is_pinned(parent, now) then digest = parent end
+    end
+  end
+end
 local function save()
-  if mixed == count and count > 0 then       -- nobody has the old common placement: count again with a new one
+  if mixed == count and count > 0 then       -- nothing has the old common placement: count again with a new one
     uniform, mixed = nil, 0
     local all = redis.call('HGETALL', key)
     for i = 1, #all, 2 do
@@ -70,31 +124,138 @@ local function save()
   end
   if count == 0 then redis.call('DEL', key)
   else redis.call('HSET', key, '@u', uniform, '@m', mixed, '@n', count) end
+  for name, each in pairs(changed) do
+    local total, digest = string.match(redis.call('HGET', listings, name) or '0:0', '(%d+):(%d+)')
+    local sum = (tonumber(digest) + each[2]) % 281474976710656
+    redis.call('HSET', listings, name, string.format('%d:%.0f', tonumber(total) + each[1], sum))
+  end
 end
 """
 
-# KEYS: segment. ARGV: 1 node, 2 (digest .. parent) packed; the parent is 32 zero bytes where it is in another segment,
-# 3 "1" to add nothing new. Returns a mask: "1" indexed, "2" indexed and new, "0" refused because its parent is not
-# indexed, or nothing new was wanted.
+# ARGV: 1 node, 2 (digest .. parent) packed; the parent is 32 zero bytes for none, 3 generation of new entries (8
+# bytes), 4 the segment of the first one's parent, where that is another one. Returns for each 9 bytes: "1" indexed, "2" indexed
+# and new, "0" refused (its parent is not indexed, or its object is being deleted); then the generation.
 REGISTER: Final = (
-    _PLACE
+    _SEGMENT
     + """
-local node, records, mask = ARGV[1], ARGV[2], {}
+local node, records, fresh, elsewhere, marks = ARGV[1], ARGV[2], ARGV[3], ARGV[4], {}
 local none = string.rep('\\0', 32)
 for at = 1, #records, 64 do
   local digest, parent = string.sub(records, at, at + 31), string.sub(records, at + 32, at + 63)
   local old = redis.call('HGET', key, digest)
-  local orphan = parent ~= none and redis.call('HEXISTS', key, parent) == 0
-  if not old and (orphan or ARGV[3] == '1') then mask[#mask + 1] = '0'
+  local inside = parent ~= none and not (at == 1 and elsewhere ~= '')
+  local refused = inside and not old and redis.call('HEXISTS', key, parent) == 0
+  if node == '@object' then
+    local object = redis.call('HGET', objects, digest)
+    if object and string.sub(object, 1, 1) == '!' then refused = true
+    elseif object and not refused then redis.call('HDEL', objects, digest) end
+  end
+  if refused then marks[#marks + 1] = '0' .. string.rep('\\0', 8)
   else
-    local new = node
-    if old and old ~= '' then
-      new = old
-      if not string.find(',' .. old .. ',', ',' .. node .. ',', 1, true) then new = old .. ',' .. node end
+    if not old then
+      local about = fresh
+      if inside then about = fresh .. parent elseif parent ~= none then about = fresh .. parent .. elsewhere end
+      redis.call('HSET', key, digest .. 'g', about)
+      if inside then redis.call('HINCRBY', key, parent .. 'c', 1) end
     end
-    place(digest, new)
-    if not old and parent ~= none then redis.call('HINCRBY', key, parent .. 'c', 1) end
-    mask[#mask + 1] = old and '1' or '2'
+    if not old or not listed(old, node) then
+      place(digest, (old and old ~= '') and (old .. ',' .. node) or node)
+      note(node, digest, 1)
+    end
+    marks[#marks + 1] = (old and '1' or '2') .. string.sub(redis.call('HGET', key, digest .. 'g'), 1, 8)
+  end
+end
+save()
+return table.concat(marks)
+"""
+)
+
+# ARGV: 1 node, 2 digests packed, 3 now in ms, 4 "1": only where the object tier is listed too. The node holds these no
+# more; an entry without holder and child is removed. Returns a mask, "1" where the node is not listed now, then parents
+# in other segments that lost a child.
+UNREGISTER: Final = (
+    _SEGMENT
+    + """
+local node, digests, now, mask = ARGV[1], ARGV[2], tonumber(ARGV[3]), {}
+for at = 1, #digests, 32 do
+  local digest = string.sub(digests, at, at + 31)
+  local old = redis.call('HGET', key, digest)
+  local out = true
+  if old and ARGV[4] == '1' and not listed(old, '@object') then out = not listed(old, node)
+  elseif old and listed(old, node) then
+    place(digest, without(old, node))
+    note(node, digest, -1)
+  end
+  mask[#mask + 1] = out and '1' or '0'
+  if old and redis.call('HGET', key, digest) == '' and children(digest) <= 0 and not is_pinned(digest, now) then
+    remove(digest, now)
+  end
+end
+save()
+return {table.concat(mask), unpack(outside)}
+"""
+)
+
+# ARGV: 1 now in ms, 2 digests packed, the deepest chunk first, 3 when to delete objects. Removes those that no indexed
+# chunk extends and no lease pins. Returns how many parents in other segments follow, these, then for each chunk its
+# generation and placement if it was removed, "kept" if it was not, "absent" if it was not indexed.
+EVICT: Final = (
+    _SEGMENT
+    + """
+local now, digests, removed = tonumber(ARGV[1]), ARGV[2], {}
+for at = 1, #digests, 32 do
+  local digest = string.sub(digests, at, at + 31)
+  local old = redis.call('HGET', key, digest)
+  if not old then removed[#removed + 1] = 'absent'
+  elseif children(digest) > 0 or is_pinned(digest, now) then removed[#removed + 1] = 'kept'
+  else
+    removed[#removed + 1] = string.sub(redis.call('HGET', key, digest .. 'g'), 1, 8) .. old
+    if listed(old, '@object') then redis.call('HSET', objects, digest, ARGV[3]) end
+    remove(digest, now)
+  end
+end
+save()
+local answer = {#outside, unpack(outside)}
+for i = 1, #removed do answer[#answer + 1] = removed[i] end
+return answer
+"""
+)
+
+# ARGV: 1 digest, 2 change, 3 now in ms. Counts a child in another segment. Returns "0" if the chunk is not indexed,
+# else "1" and, if it went because it has neither a holder nor a child any more, parents in other segments.
+COUNT_CHILD: Final = (
+    _SEGMENT
+    + """
+local digest, now = ARGV[1], tonumber(ARGV[3])
+if redis.call('HEXISTS', key, digest) == 0 then return {'0'} end
+local left = redis.call('HINCRBY', key, digest .. 'c', ARGV[2])
+if left <= 0 and redis.call('HGET', key, digest) == '' and not is_pinned(digest, now) then
+  remove(digest, now)
+  save()
+end
+return {'1', unpack(outside)}
+"""
+)
+
+# ARGV: 1 digests packed, 2 generations (8 bytes each) packed. Lists the object tier in these very entries. Returns a
+# mask: "1" listed, "0" there is no such entry, "!" the object is being deleted.
+ADD_OBJECTS: Final = (
+    _SEGMENT
+    + """
+local digests, generations, mask = ARGV[1], ARGV[2], {}
+for i = 0, #digests / 32 - 1 do
+  local digest, wanted = string.sub(digests, i * 32 + 1, i * 32 + 32), string.sub(generations, i * 8 + 1, i * 8 + 8)
+  local old = redis.call('HGET', key, digest)
+  local object = redis.call('HGET', objects, digest)
+  if object and string.sub(object, 1, 1) == '!' then mask[#mask + 1] = '!'
+  elseif not old or string.sub(redis.call('HGET', key, digest .. 'g'), 1, 8) ~= wanted then mask[#mask + 1] = '0'
+  else
+    if object then redis.call('HDEL', objects, digest) end
+    if not listed(old, '@object') then
+      place(digest, old ~= '' and (old .. ',@object') or '@object')
+      note('@object', digest, 1)
+    end
+    mask[#mask + 1] = '1'
   end
 end
 save()
@@ -102,70 +263,67 @@ return table.concat(mask)
 """
 )
 
-# KEYS: segment. ARGV: 1 node, 2 digests packed. The node holds these no more. Returns how many it was listed for.
-UNREGISTER: Final = (
-    _PLACE
+# ARGV: 1 digests packed, 2 when to delete. Notes objects that no entry lists; one that is noted keeps its time.
+FORSAKE: Final = (
+    _SEGMENT
     + """
-local node, digests, changed = ARGV[1], ARGV[2], 0
-for at = 1, #digests, 32 do
-  local digest = string.sub(digests, at, at + 31)
+for at = 1, #ARGV[1], 32 do
+  local digest = string.sub(ARGV[1], at, at + 31)
   local old = redis.call('HGET', key, digest)
-  if old then
-    local left = {}
-    for name in string.gmatch(old, '[^,]+') do if name ~= node then left[#left + 1] = name end end
-    local new = table.concat(left, ',')
-    if new ~= old then place(digest, new); changed = changed + 1 end
-  end
+  if not (old and listed(old, '@object')) then redis.call('HSETNX', objects, digest, ARGV[2]) end
 end
-save()
-return changed
-"""
-)
-
-# KEYS: segment, pins. ARGV: 1 now in ms, 2 (digest .. parent) packed, the deepest chunk first; zero parent as above.
-# Removes those that no indexed chunk extends and no lease pins. Returns for each its placement if it was removed,
-# "kept\0" if it was not, "absent\0" if it was not indexed.
-EVICT: Final = (
-    _PLACE
-    + """
-local now, records, removed, pinned = tonumber(ARGV[1]), ARGV[2], {}, {}
-local none = string.rep('\\0', 32)
-local pins = redis.call('HGETALL', KEYS[2])
-for i = 1, #pins, 2 do
-  if tonumber(pins[i + 1]) <= now then redis.call('HDEL', KEYS[2], pins[i])
-  else pinned[string.sub(pins[i], 1, 32)] = true end
-end
-for at = 1, #records, 64 do
-  local digest, parent = string.sub(records, at, at + 31), string.sub(records, at + 32, at + 63)
-  local old = redis.call('HGET', key, digest)
-  if old then
-    if tonumber(redis.call('HGET', key, digest .. 'c') or '0') > 0 or pinned[digest] then
-      removed[#removed + 1] = 'kept' .. string.char(0)
-    else
-      redis.call('HDEL', key, digest, digest .. 'c')
-      count = count - 1
-      if old ~= uniform then mixed = mixed - 1 end
-      if parent ~= none then redis.call('HINCRBY', key, parent .. 'c', -1) end
-      removed[#removed + 1] = old
-    end
-  else removed[#removed + 1] = 'absent' .. string.char(0) end
-end
-save()
-return removed
-"""
-)
-
-# KEYS: segment. ARGV: 1 digest, 2 change. Counts a child in another segment. Returns 0 if the chunk is not indexed.
-COUNT_CHILD: Final = """
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-redis.call('HINCRBY', KEYS[1], ARGV[1] .. 'c', ARGV[2])
 return 1
 """
+)
 
-# KEYS: segment, pins. ARGV: 1 digest, 2 lease id, 3 expiry in ms, 4 time to live of the pins in ms.
-# Returns 0 if the chunk is gone.
+# ARGV: 1 digests packed, 2 now in ms, 3 until when the deletion runs at the most. Returns a mask: "1" to be deleted,
+# "0" not any more, "2" not yet, or somebody else is at it.
+CLAIM: Final = (
+    _SEGMENT
+    + """
+local now, mask = tonumber(ARGV[2]), {}
+for at = 1, #ARGV[1], 32 do
+  local digest = string.sub(ARGV[1], at, at + 31)
+  local object, old = redis.call('HGET', objects, digest), redis.call('HGET', key, digest)
+  if object and old and listed(old, '@object') then
+    redis.call('HDEL', objects, digest)
+    object = false
+  end
+  if not object then mask[#mask + 1] = '0'
+  elseif tonumber(string.match(object, '%d+')) > now then mask[#mask + 1] = '2'
+  else
+    redis.call('HSET', objects, digest, '!' .. ARGV[3])
+    mask[#mask + 1] = '1'
+  end
+end
+return table.concat(mask)
+"""
+)
+
+# ARGV: 1 digests packed, 2 the claim. Their objects are deleted: they may be written again. Not if another one has
+# claimed them since.
+DELETED: Final = (
+    _SEGMENT
+    + """
+for at = 1, #ARGV[1], 32 do
+  local digest = string.sub(ARGV[1], at, at + 31)
+  if redis.call('HGET', objects, digest) == '!' .. ARGV[2] then redis.call('HDEL', objects, digest) end
+end
+return 1
+"""
+)
+
+# KEYS: segment, pins. ARGV: 1 digest, 2 lease id, 3 expiry in ms, 4 time to live of the pins in ms, 5 now in ms, 6 when
+# to look for expired pins again. Returns 0 if the chunk is gone.
 PIN: Final = """
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+if tonumber(redis.call('HGET', KEYS[2], '@p') or '0') <= tonumber(ARGV[5]) then
+  local all = redis.call('HGETALL', KEYS[2])
+  for i = 1, #all, 2 do
+    if #all[i] > 32 and tonumber(all[i + 1]) <= tonumber(ARGV[5]) then redis.call('HDEL', KEYS[2], all[i]) end
+  end
+  redis.call('HSET', KEYS[2], '@p', ARGV[6])
+end
 redis.call('HSET', KEYS[2], ARGV[1] .. ARGV[2], ARGV[3])
 if redis.call('PTTL', KEYS[2]) < tonumber(ARGV[4]) then redis.call('PEXPIRE', KEYS[2], ARGV[4]) end
 return 1

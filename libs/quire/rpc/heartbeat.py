@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from quire.errors import QuireError, VersionUnsupported
+from quire.errors import NameTaken, QuireError, VersionUnsupported
+from quire.metadata.index import Listing
 from quire.nodes import Node
 from quire.rpc.channels import ChannelPool, call
 from quire.rpc.convert import node_to
@@ -20,10 +21,14 @@ _RETRY_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class ClusterNews:
-    """The name of the index, another one if it was lost; and the cluster's threshold Θ, 0 for none."""
+    """The name of the index, another one if it was lost; the cluster's threshold Θ, 0 for none; what the index lists
+    for this node; and, if this node is to register what lies in the object tier, by what name it reports that.
+    """
 
     index_epoch: str
-    theta_bytes: int
+    theta_bytes: int = 0
+    listing: Listing = field(default_factory=Listing)
+    rebuild: str = ""
 
 
 class Heartbeat:
@@ -71,7 +76,7 @@ class Heartbeat:
             try:
                 response = await call(self._stub.Heartbeat, request, timeout_s=_TIMEOUT_S)
             except QuireError as error:
-                if not failing and isinstance(error, VersionUnsupported):
+                if not failing and isinstance(error, VersionUnsupported | NameTaken):
                     logger().error("the cluster does not use this node", error=str(error))
                 elif not failing:
                     logger().warning("the orchestrator does not answer", error=str(error))
@@ -80,5 +85,7 @@ class Heartbeat:
                 continue
             failing = False
             self._joined.set()
-            self._on_news(ClusterNews(response.index_epoch, response.theta_bytes))
+            listing = Listing(response.listed_chunks, response.listed_digest)
+            news = ClusterNews(response.index_epoch, response.theta_bytes, listing, response.rebuild)
+            self._on_news(news)
             await asyncio.sleep(response.interval_ms / 1000)

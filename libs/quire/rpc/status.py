@@ -22,6 +22,7 @@ _STATUS: Final[dict[type[errors.QuireError], grpc.StatusCode]] = {
     errors.ChunkMissing: grpc.StatusCode.NOT_FOUND,
     errors.ImageMissing: grpc.StatusCode.NOT_FOUND,
     errors.ContentConflict: grpc.StatusCode.ALREADY_EXISTS,
+    errors.NameTaken: grpc.StatusCode.ALREADY_EXISTS,
     errors.CorruptData: grpc.StatusCode.DATA_LOSS,
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,

@@ -89,11 +89,8 @@ class CommitRequest(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
-    ONLY_INDEXED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that holds the chunks; "@object" for the object tier."""
-    only_indexed: _builtins.bool
-    """Only add the holder to chunks that are indexed: one that was evicted meanwhile is not indexed again."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """Chunks, parents before children."""
@@ -103,15 +100,269 @@ class CommitRequest(_message.Message):
         *,
         node_id: _builtins.str = ...,
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
-        only_indexed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "only_indexed", b"only_indexed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitRequest: _TypeAlias = CommitRequest  # noqa: Y015
+
+@_typing.final
+class CommitObjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
+        """Chunks that were written to the object tier."""
+
+    @_builtins.property
+    def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each chunk, in order: generation of its index entry. An entry of another one is left alone."""
+
+    def __init__(
+        self,
+        *,
+        chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
+        generations: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "generations", b"generations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitObjectsRequest: _TypeAlias = CommitObjectsRequest  # noqa: Y015
+
+@_typing.final
+class CommitObjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MARKS_FIELD_NUMBER: _builtins.int
+    marks: _builtins.bytes
+    """For each chunk, in order: 1 listed, 2 there is no such entry (any more), 3 its object is being deleted."""
+    def __init__(
+        self,
+        *,
+        marks: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["marks", b"marks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitObjectsResponse: _TypeAlias = CommitObjectsResponse  # noqa: Y015
+
+@_typing.final
+class ForsakeObjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
+        """Chunks whose objects nothing lists."""
+
+    def __init__(
+        self,
+        *,
+        chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForsakeObjectsRequest: _TypeAlias = ForsakeObjectsRequest  # noqa: Y015
+
+@_typing.final
+class ForsakeObjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForsakeObjectsResponse: _TypeAlias = ForsakeObjectsResponse  # noqa: Y015
+
+@_typing.final
+class GetListingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetListingRequest: _TypeAlias = GetListingRequest  # noqa: Y015
+
+@_typing.final
+class GetListingResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    """Chunks that the node is listed for."""
+    digest: _builtins.int
+    """Sum of the first six bytes of their keys, modulo 2^48."""
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        digest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetListingResponse: _TypeAlias = GetListingResponse  # noqa: Y015
+
+@_typing.final
+class ListHoldingsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    cursor: _builtins.int
+    """0 for the first page, then what the page before said."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        cursor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListHoldingsRequest: _TypeAlias = ListHoldingsRequest  # noqa: Y015
+
+@_typing.final
+class ListHoldingsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.int
+    """For the next page; 0 after the last."""
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
+        """Chunks that the node is listed for; their parents are left empty."""
+
+    @_builtins.property
+    def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each chunk, in order: generation of its index entry."""
+
+    def __init__(
+        self,
+        *,
+        chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
+        generations: _abc.Iterable[_builtins.int] | None = ...,
+        cursor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "cursor", b"cursor", "generations", b"generations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListHoldingsResponse: _TypeAlias = ListHoldingsResponse  # noqa: Y015
+
+@_typing.final
+class ReportDamageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportDamageRequest: _TypeAlias = ReportDamageRequest  # noqa: Y015
+
+@_typing.final
+class ReportDamageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportDamageResponse: _TypeAlias = ReportDamageResponse  # noqa: Y015
+
+@_typing.final
+class ReportRebuiltRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REBUILD_FIELD_NUMBER: _builtins.int
+    rebuild: _builtins.str
+    """What the heartbeat's answer named."""
+    def __init__(
+        self,
+        *,
+        rebuild: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rebuild", b"rebuild"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportRebuiltRequest: _TypeAlias = ReportRebuiltRequest  # noqa: Y015
+
+@_typing.final
+class ReportRebuiltResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportRebuiltResponse: _TypeAlias = ReportRebuiltResponse  # noqa: Y015
 
 @_typing.final
 class ChunkRecord(_message.Message):
@@ -151,17 +402,19 @@ Global___ChunkRecord: _TypeAlias = ChunkRecord  # noqa: Y015
 class CommitResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    INDEXED_FIELD_NUMBER: _builtins.int
-    indexed: _builtins.bytes
-    """For each chunk, in order: 1 indexed, 0 refused because its parent is not indexed."""
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each chunk, in order: generation of its index entry; 0 refused because its parent is not indexed."""
+
     def __init__(
         self,
         *,
-        indexed: _builtins.bytes = ...,
+        generations: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["indexed", b"indexed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -173,8 +426,11 @@ class WithdrawRequest(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
+    ONLY_IN_OBJECT_TIER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that does not hold the chunks."""
+    only_in_object_tier: _builtins.bool
+    """Only where the object tier is listed too."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """The chunks."""
@@ -184,10 +440,11 @@ class WithdrawRequest(_message.Message):
         *,
         node_id: _builtins.str = ...,
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
+        only_in_object_tier: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,17 +454,17 @@ Global___WithdrawRequest: _TypeAlias = WithdrawRequest  # noqa: Y015
 class WithdrawResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    WITHDRAWN_CHUNKS_FIELD_NUMBER: _builtins.int
-    withdrawn_chunks: _builtins.int
-    """Chunks for which the node was listed."""
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
+    withdrawn: _builtins.bytes
+    """For each chunk, in order: 1 if the node is not listed now."""
     def __init__(
         self,
         *,
-        withdrawn_chunks: _builtins.int = ...,
+        withdrawn: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["withdrawn_chunks", b"withdrawn_chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,16 +585,22 @@ class TakeDropsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys that it should forget, 32 bytes each, concatenated."""
+    @_builtins.property
+    def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each key, in order: generation of the index entry that has ended."""
+
     def __init__(
         self,
         *,
         chunk_keys: _builtins.bytes = ...,
+        generations: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "generations", b"generations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -413,22 +676,34 @@ class HeartbeatResponse(_message.Message):
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
     INDEX_EPOCH_FIELD_NUMBER: _builtins.int
     THETA_BYTES_FIELD_NUMBER: _builtins.int
+    LISTED_CHUNKS_FIELD_NUMBER: _builtins.int
+    LISTED_DIGEST_FIELD_NUMBER: _builtins.int
+    REBUILD_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """When to send the next one, milliseconds."""
     index_epoch: _builtins.str
     """Random name of the index; another one means that the index was lost and holders must register again."""
     theta_bytes: _builtins.int
     """The threshold Θ that was set for all storage nodes, bytes; 0 for their own settings."""
+    listed_chunks: _builtins.int
+    """Chunks that the index lists for this node."""
+    listed_digest: _builtins.int
+    """Sum of the first six bytes of their keys, modulo 2^48."""
+    rebuild: _builtins.str
+    """Not empty: this node is to register what lies in the object tier, and to report when it has done so."""
     def __init__(
         self,
         *,
         interval_ms: _builtins.int = ...,
         index_epoch: _builtins.str = ...,
         theta_bytes: _builtins.int = ...,
+        listed_chunks: _builtins.int = ...,
+        listed_digest: _builtins.int = ...,
+        rebuild: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_epoch", b"index_epoch", "interval_ms", b"interval_ms", "theta_bytes", b"theta_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_epoch", b"index_epoch", "interval_ms", b"interval_ms", "listed_chunks", b"listed_chunks", "listed_digest", b"listed_digest", "rebuild", b"rebuild", "theta_bytes", b"theta_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

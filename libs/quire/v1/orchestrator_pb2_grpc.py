@@ -52,6 +52,16 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitResponse.FromString,
                 _registered_method=True)
+        self.CommitObjects = channel.unary_unary(
+                '/quire.v1.OrchestratorService/CommitObjects',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsResponse.FromString,
+                _registered_method=True)
+        self.ForsakeObjects = channel.unary_unary(
+                '/quire.v1.OrchestratorService/ForsakeObjects',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsResponse.FromString,
+                _registered_method=True)
         self.Withdraw = channel.unary_unary(
                 '/quire.v1.OrchestratorService/Withdraw',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawRequest.SerializeToString,
@@ -76,6 +86,26 @@ class OrchestratorServiceStub:
                 '/quire.v1.OrchestratorService/Locate',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.LocateRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.LocateResponse.FromString,
+                _registered_method=True)
+        self.GetListing = channel.unary_unary(
+                '/quire.v1.OrchestratorService/GetListing',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.GetListingRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.GetListingResponse.FromString,
+                _registered_method=True)
+        self.ListHoldings = channel.unary_unary(
+                '/quire.v1.OrchestratorService/ListHoldings',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.ListHoldingsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListHoldingsResponse.FromString,
+                _registered_method=True)
+        self.ReportDamage = channel.unary_unary(
+                '/quire.v1.OrchestratorService/ReportDamage',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.ReportDamageRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ReportDamageResponse.FromString,
+                _registered_method=True)
+        self.ReportRebuilt = channel.unary_unary(
+                '/quire.v1.OrchestratorService/ReportRebuilt',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.ReportRebuiltRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ReportRebuiltResponse.FromString,
                 _registered_method=True)
         self.TakeDrops = channel.unary_unary(
                 '/quire.v1.OrchestratorService/TakeDrops',
@@ -174,6 +204,20 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CommitObjects(self, request, context):
+        """List the object tier in index entries of chunks that were written there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForsakeObjects(self, request, context):
+        """Objects were written for chunks that went meanwhile: have them deleted, unless they are listed by then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Withdraw(self, request, context):
         """Deregister replicas that a storage node found lost or corrupt.
         """
@@ -204,6 +248,34 @@ class OrchestratorServiceServicer:
 
     def Locate(self, request, context):
         """Which live storage nodes hold chunks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetListing(self, request, context):
+        """What the index lists for a node: how many chunks, and a digest of their keys.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListHoldings(self, request, context):
+        """Everything that the index lists for a node, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportDamage(self, request, context):
+        """A node found that the index has lost entries.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportRebuilt(self, request, context):
+        """A node has registered what lies in the object tier.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -325,6 +397,16 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitResponse.SerializeToString,
             ),
+            'CommitObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.CommitObjects,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsResponse.SerializeToString,
+            ),
+            'ForsakeObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForsakeObjects,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsResponse.SerializeToString,
+            ),
             'Withdraw': grpc.unary_unary_rpc_method_handler(
                     servicer.Withdraw,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawRequest.FromString,
@@ -349,6 +431,26 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.Locate,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.LocateRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.LocateResponse.SerializeToString,
+            ),
+            'GetListing': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetListing,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.GetListingRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.GetListingResponse.SerializeToString,
+            ),
+            'ListHoldings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListHoldings,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListHoldingsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.ListHoldingsResponse.SerializeToString,
+            ),
+            'ReportDamage': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportDamage,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ReportDamageRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.ReportDamageResponse.SerializeToString,
+            ),
+            'ReportRebuilt': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportRebuilt,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ReportRebuiltRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.ReportRebuiltResponse.SerializeToString,
             ),
             'TakeDrops': grpc.unary_unary_rpc_method_handler(
                     servicer.TakeDrops,
@@ -514,6 +616,60 @@ class OrchestratorService:
             _registered_method=True)
 
     @staticmethod
+    def CommitObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/CommitObjects',
+            quire_dot_v1_dot_orchestrator__pb2.CommitObjectsRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.CommitObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForsakeObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/ForsakeObjects',
+            quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Withdraw(request,
             target,
             options=(),
@@ -638,6 +794,114 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/Locate',
             quire_dot_v1_dot_orchestrator__pb2.LocateRequest.SerializeToString,
             quire_dot_v1_dot_orchestrator__pb2.LocateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetListing(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/GetListing',
+            quire_dot_v1_dot_orchestrator__pb2.GetListingRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.GetListingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHoldings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/ListHoldings',
+            quire_dot_v1_dot_orchestrator__pb2.ListHoldingsRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.ListHoldingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportDamage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/ReportDamage',
+            quire_dot_v1_dot_orchestrator__pb2.ReportDamageRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.ReportDamageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportRebuilt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/ReportRebuilt',
+            quire_dot_v1_dot_orchestrator__pb2.ReportRebuiltRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.ReportRebuiltResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,10 @@ class OrchestratorServiceStub:
     """Choose storage nodes for chunks that are not stored yet."""
     Commit: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitRequest, _orchestrator_pb2.CommitResponse]
     """Register replicas that a storage node has made durable. Idempotent."""
+    CommitObjects: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitObjectsRequest, _orchestrator_pb2.CommitObjectsResponse]
+    """List the object tier in index entries of chunks that were written there."""
+    ForsakeObjects: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ForsakeObjectsRequest, _orchestrator_pb2.ForsakeObjectsResponse]
+    """Objects were written for chunks that went meanwhile: have them deleted, unless they are listed by then."""
     Withdraw: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]
     """Deregister replicas that a storage node found lost or corrupt."""
     Release: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]
@@ -51,6 +55,14 @@ class OrchestratorServiceStub:
     """A storage node needs room: take chunks out of the index whose last copy it would give up."""
     Locate: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.LocateRequest, _orchestrator_pb2.LocateResponse]
     """Which live storage nodes hold chunks."""
+    GetListing: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GetListingRequest, _orchestrator_pb2.GetListingResponse]
+    """What the index lists for a node: how many chunks, and a digest of their keys."""
+    ListHoldings: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ListHoldingsRequest, _orchestrator_pb2.ListHoldingsResponse]
+    """Everything that the index lists for a node, page by page."""
+    ReportDamage: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ReportDamageRequest, _orchestrator_pb2.ReportDamageResponse]
+    """A node found that the index has lost entries."""
+    ReportRebuilt: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ReportRebuiltRequest, _orchestrator_pb2.ReportRebuiltResponse]
+    """A node has registered what lies in the object tier."""
     TakeDrops: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.TakeDropsRequest, _orchestrator_pb2.TakeDropsResponse]
     """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
@@ -91,6 +103,10 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Choose storage nodes for chunks that are not stored yet."""
     Commit: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitRequest, _orchestrator_pb2.CommitResponse]  # type: ignore[assignment]
     """Register replicas that a storage node has made durable. Idempotent."""
+    CommitObjects: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitObjectsRequest, _orchestrator_pb2.CommitObjectsResponse]  # type: ignore[assignment]
+    """List the object tier in index entries of chunks that were written there."""
+    ForsakeObjects: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ForsakeObjectsRequest, _orchestrator_pb2.ForsakeObjectsResponse]  # type: ignore[assignment]
+    """Objects were written for chunks that went meanwhile: have them deleted, unless they are listed by then."""
     Withdraw: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]  # type: ignore[assignment]
     """Deregister replicas that a storage node found lost or corrupt."""
     Release: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]  # type: ignore[assignment]
@@ -101,6 +117,14 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """A storage node needs room: take chunks out of the index whose last copy it would give up."""
     Locate: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.LocateRequest, _orchestrator_pb2.LocateResponse]  # type: ignore[assignment]
     """Which live storage nodes hold chunks."""
+    GetListing: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GetListingRequest, _orchestrator_pb2.GetListingResponse]  # type: ignore[assignment]
+    """What the index lists for a node: how many chunks, and a digest of their keys."""
+    ListHoldings: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ListHoldingsRequest, _orchestrator_pb2.ListHoldingsResponse]  # type: ignore[assignment]
+    """Everything that the index lists for a node, page by page."""
+    ReportDamage: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ReportDamageRequest, _orchestrator_pb2.ReportDamageResponse]  # type: ignore[assignment]
+    """A node found that the index has lost entries."""
+    ReportRebuilt: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ReportRebuiltRequest, _orchestrator_pb2.ReportRebuiltResponse]  # type: ignore[assignment]
+    """A node has registered what lies in the object tier."""
     TakeDrops: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.TakeDropsRequest, _orchestrator_pb2.TakeDropsResponse]  # type: ignore[assignment]
     """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
@@ -158,6 +182,22 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Register replicas that a storage node has made durable. Idempotent."""
 
     @_abc_1.abstractmethod
+    def CommitObjects(
+        self,
+        request: _orchestrator_pb2.CommitObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.CommitObjectsResponse, _abc.Awaitable[_orchestrator_pb2.CommitObjectsResponse]]:
+        """List the object tier in index entries of chunks that were written there."""
+
+    @_abc_1.abstractmethod
+    def ForsakeObjects(
+        self,
+        request: _orchestrator_pb2.ForsakeObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.ForsakeObjectsResponse, _abc.Awaitable[_orchestrator_pb2.ForsakeObjectsResponse]]:
+        """Objects were written for chunks that went meanwhile: have them deleted, unless they are listed by then."""
+
+    @_abc_1.abstractmethod
     def Withdraw(
         self,
         request: _orchestrator_pb2.WithdrawRequest,
@@ -196,6 +236,38 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.LocateResponse, _abc.Awaitable[_orchestrator_pb2.LocateResponse]]:
         """Which live storage nodes hold chunks."""
+
+    @_abc_1.abstractmethod
+    def GetListing(
+        self,
+        request: _orchestrator_pb2.GetListingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.GetListingResponse, _abc.Awaitable[_orchestrator_pb2.GetListingResponse]]:
+        """What the index lists for a node: how many chunks, and a digest of their keys."""
+
+    @_abc_1.abstractmethod
+    def ListHoldings(
+        self,
+        request: _orchestrator_pb2.ListHoldingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.ListHoldingsResponse, _abc.Awaitable[_orchestrator_pb2.ListHoldingsResponse]]:
+        """Everything that the index lists for a node, page by page."""
+
+    @_abc_1.abstractmethod
+    def ReportDamage(
+        self,
+        request: _orchestrator_pb2.ReportDamageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.ReportDamageResponse, _abc.Awaitable[_orchestrator_pb2.ReportDamageResponse]]:
+        """A node found that the index has lost entries."""
+
+    @_abc_1.abstractmethod
+    def ReportRebuilt(
+        self,
+        request: _orchestrator_pb2.ReportRebuiltRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.ReportRebuiltResponse, _abc.Awaitable[_orchestrator_pb2.ReportRebuiltResponse]]:
+        """A node has registered what lies in the object tier."""
 
     @_abc_1.abstractmethod
     def TakeDrops(

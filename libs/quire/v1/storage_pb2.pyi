@@ -202,20 +202,24 @@ class DropRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
-    FROM_OBJECT_TIER_FIELD_NUMBER: _builtins.int
+    GENERATIONS_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys, 32 bytes each, concatenated."""
-    from_object_tier: _builtins.bool
-    """Also remove them from the object tier."""
+    @_builtins.property
+    def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each key, in order: generation of the index entry that has ended. A chunk that is listed under another one was
+        stored again since, and stays.
+        """
+
     def __init__(
         self,
         *,
         chunk_keys: _builtins.bytes = ...,
-        from_object_tier: _builtins.bool = ...,
+        generations: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "from_object_tier", b"from_object_tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "generations", b"generations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,6 +244,45 @@ class DropResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropResponse: _TypeAlias = DropResponse  # noqa: Y015
+
+@_typing.final
+class DeleteObjectsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    chunk_keys: _builtins.bytes
+    """Keys, 32 bytes each, concatenated."""
+    until_ms: _builtins.int
+    """Until when they may be deleted, Unix epoch in milliseconds: after that others may want them."""
+    def __init__(
+        self,
+        *,
+        chunk_keys: _builtins.bytes = ...,
+        until_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteObjectsRequest: _TypeAlias = DeleteObjectsRequest  # noqa: Y015
+
+@_typing.final
+class DeleteObjectsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteObjectsResponse: _TypeAlias = DeleteObjectsResponse  # noqa: Y015
 
 @_typing.final
 class RaiseRequest(_message.Message):

@@ -50,6 +50,11 @@ class StorageServiceStub:
                 request_serializer=quire_dot_v1_dot_storage__pb2.DropRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_storage__pb2.DropResponse.FromString,
                 _registered_method=True)
+        self.DeleteObjects = channel.unary_unary(
+                '/quire.v1.StorageService/DeleteObjects',
+                request_serializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsResponse.FromString,
+                _registered_method=True)
         self.Raise = channel.unary_unary(
                 '/quire.v1.StorageService/Raise',
                 request_serializer=quire_dot_v1_dot_storage__pb2.RaiseRequest.SerializeToString,
@@ -93,6 +98,13 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteObjects(self, request, context):
+        """Delete chunk objects that no index entry lists, which the caller has claimed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Raise(self, request, context):
         """Make chunks that are here durable at a level, without their bytes being sent again.
         """
@@ -131,6 +143,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.Drop,
                     request_deserializer=quire_dot_v1_dot_storage__pb2.DropRequest.FromString,
                     response_serializer=quire_dot_v1_dot_storage__pb2.DropResponse.SerializeToString,
+            ),
+            'DeleteObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteObjects,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsResponse.SerializeToString,
             ),
             'Raise': grpc.unary_unary_rpc_method_handler(
                     servicer.Raise,
@@ -230,6 +247,33 @@ class StorageService:
             '/quire.v1.StorageService/Drop',
             quire_dot_v1_dot_storage__pb2.DropRequest.SerializeToString,
             quire_dot_v1_dot_storage__pb2.DropResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteObjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.StorageService/DeleteObjects',
+            quire_dot_v1_dot_storage__pb2.DeleteObjectsRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.DeleteObjectsResponse.FromString,
             options,
             channel_credentials,
             insecure,

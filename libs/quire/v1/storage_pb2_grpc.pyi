@@ -41,6 +41,8 @@ class StorageServiceStub:
     """Read chunks out of the client's memory as it produces layers, and keep them."""
     Drop: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DropRequest, _storage_pb2.DropResponse]
     """Forget chunks and free their slots."""
+    DeleteObjects: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DeleteObjectsRequest, _storage_pb2.DeleteObjectsResponse]
+    """Delete chunk objects that no index entry lists, which the caller has claimed."""
     Raise: _grpc.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
     Describe: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]
@@ -61,6 +63,8 @@ class StorageServiceAsyncStub(StorageServiceStub):
     """Read chunks out of the client's memory as it produces layers, and keep them."""
     Drop: _aio.UnaryUnaryMultiCallable[_storage_pb2.DropRequest, _storage_pb2.DropResponse]  # type: ignore[assignment]
     """Forget chunks and free their slots."""
+    DeleteObjects: _aio.UnaryUnaryMultiCallable[_storage_pb2.DeleteObjectsRequest, _storage_pb2.DeleteObjectsResponse]  # type: ignore[assignment]
+    """Delete chunk objects that no index entry lists, which the caller has claimed."""
     Raise: _aio.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]  # type: ignore[assignment]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
     Describe: _aio.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]  # type: ignore[assignment]
@@ -96,6 +100,14 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.DropResponse, _abc.Awaitable[_storage_pb2.DropResponse]]:
         """Forget chunks and free their slots."""
+
+    @_abc_1.abstractmethod
+    def DeleteObjects(
+        self,
+        request: _storage_pb2.DeleteObjectsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.DeleteObjectsResponse, _abc.Awaitable[_storage_pb2.DeleteObjectsResponse]]:
+        """Delete chunk objects that no index entry lists, which the caller has claimed."""
 
     @_abc_1.abstractmethod
     def Raise(

@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from opentelemetry.trace import SpanKind
@@ -16,7 +16,7 @@ from quire.errors import InvalidRequest, QuireError, VersionUnsupported
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.lease import Lease, LeasedRun, LeaseSigner
-from quire.metadata.index import OBJECT_TIER, ChunkRecord, Evicted, records
+from quire.metadata.index import OBJECT_TIER, ChunkRecord, Evicted, Listing, Match, ObjectMark, records
 from quire.nodes import Location, Node, Role, Segment
 from quire.policy import NamespacePolicy, TenantPolicy
 from quire.profile import Profiles
@@ -25,11 +25,13 @@ from quire.rpc.heartbeat import ClusterNews
 from quire.telemetry import counter, logger, meter, names, tracer
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.advice import Advice, advise
+from quire_orchestrator.core.eviction import drops, has_objects, in_object, rebuilder
 from quire_orchestrator.core.placement import first_chunks, newcomer_rate, placed_segments, readable_segments
 from quire_orchestrator.errors import NoDurableNode
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members, PolicyBook
 
 _PIN_TRIES = 3
+_SWEEP_MAX = 256
 _REDIS = {"db.system.name": "redis"}
 _NAMESPACES_COUNTED = 64
 _NOWHERE = Location()
@@ -86,7 +88,10 @@ class Orchestrator:
         self._clock = clock
         self._signer = LeaseSigner(config.cluster_secret.encode())
         self._live: dict[str, Node] = {}
-        self._epoch = ""
+        self._epoch = self._rebuild = ""
+        self._listings: dict[str, Listing] = {}
+        self._seen_s: dict[str, float] = {}
+        self._sweeper: asyncio.Task[None] | None = None
         self._unusable: dict[str, str] = {}
         self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._refresher: asyncio.Task[None] | None = None
@@ -104,9 +109,10 @@ class Orchestrator:
     async def start(self) -> None:
         await self._refresh()
         self._refresher = asyncio.create_task(self._keep_fresh())
+        self._sweeper = asyncio.create_task(self._keep_swept())
 
     async def close(self) -> None:
-        for task in (self._refresher, *self._watchers.values()):
+        for task in (self._refresher, self._sweeper, *self._watchers.values()):
             if task is not None:
                 task.cancel()
 
@@ -117,6 +123,7 @@ class Orchestrator:
             raise InvalidRequest(f"{lease_ttl_ms} ms, {self._config.lease_ttl_ms_max} at most", field="lease_ttl_ms")
         tenant = self._tenant(question.namespace)
         for _ in range(_PIN_TRIES):
+            now_ms = self._clock.now_ms()
             started = time.perf_counter_ns()
             with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
                 match = await self._index.match(keys)
@@ -130,7 +137,9 @@ class Orchestrator:
             if taken == 0 or lease_ttl_ms == 0:
                 return Found(matched, segments, b"", 0, index_us, advice)
             lease = self._lease(keys, taken, segments, lease_ttl_ms, tenant)
-            if await self._index.pin(lease.tip_segment, lease.tip, lease.lease_id, lease.expires_ms, lease_ttl_ms):
+            if await self._index.pin(
+                lease.tip_segment, lease.tip, lease.lease_id, lease.expires_ms, lease_ttl_ms, now_ms
+            ):
                 self._leases.add(1, {"event": "given"})
                 self._leased[lease.lease_id] = lease.expires_ms
                 return Found(matched, segments, self._signer.sign(lease), lease.expires_ms, index_us, advice)
@@ -149,9 +158,10 @@ class Orchestrator:
             raise NoDurableNode("two storage nodes are needed, one is alive")
         if first > len(keys):
             raise InvalidRequest(f"{first}, but there are {len(keys)} keys", field="first_chunk")
-        readable = readable_segments(await self._index.match(keys), self._storage_nodes(), keys)
+        match = await self._index.match(keys)
+        readable = readable_segments(match, self._storage_nodes(), keys)
         if durability is not Durability.MEMORY:
-            readable = await self._raised(readable, keys, durability)
+            readable = await self._raised(match, readable, keys, durability)
         known = sum(segment.chunk_count for segment in readable)
         if known < first:
             raise InvalidRequest(
@@ -162,17 +172,28 @@ class Orchestrator:
             return held + placed_segments(keys, known, nodes), known
         return placed_segments(keys, max(known, first), nodes), known
 
-    async def _raised(self, readable: Sequence[Segment], keys: ChunkKeys, durability: Durability) -> list[Segment]:
-        """What is stored already, raised to the level that is asked for now; up to the first chunk that is not."""
+    async def _raised(
+        self, match: Match, readable: Sequence[Segment], keys: ChunkKeys, durability: Durability
+    ) -> list[Segment]:
+        """What is stored already, raised to the level that is asked for now; up to the first chunk that is not.
+
+        What the object tier has is as durable as anything can be asked to be.
+        """
         live = self._storage_nodes()
+        safe = in_object(match)
 
         async def marks(segment: Segment) -> list[bool]:
-            part = keys.run(segment.first_chunk, segment.chunk_count)
+            first, count = segment.first_chunk, segment.chunk_count
+            mine = safe[first : first + count]
+            if all(mine):
+                return mine
             try:
-                return await self._holders.raise_level(live[segment.node_id], part, durability)
+                part = keys.run(first, count)
+                raised = await self._holders.raise_level(live[segment.node_id], part, durability)
+                return [each or before for each, before in zip(raised, mine, strict=True)]
             except (QuireError, KeyError) as error:
                 logger().warning("chunks could not be made durable", node=segment.node_id, error=str(error))
-                return [False] * segment.chunk_count
+                return mine
 
         raised: list[Segment] = []
         for segment, mine in zip(readable, await asyncio.gather(*map(marks, readable)), strict=True):
@@ -183,14 +204,27 @@ class Orchestrator:
                 break
         return raised
 
-    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], *, only_indexed: bool = False) -> list[bool]:
-        """Index replicas; False where the parent is not indexed, or where the chunk itself is not and must be."""
+    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[int]:
+        """Index replicas; the generations of their entries, 0 where the parent is not indexed."""
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
-            return await self._index.register(node_id, chunks, only_indexed=only_indexed)
+            return await self._index.register(node_id, chunks, self._clock.now_ms())
 
-    async def withdraw(self, node_id: str, chunks: Sequence[ChunkRecord]) -> int:
-        """A node lost chunks, or found them corrupt: look-ups must not promise them any more."""
-        return await self._index.unregister(node_id, chunks)
+    async def commit_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
+        """List the object tier in these very entries."""
+        return await self._index.add_objects(chunks, generations)
+
+    async def forsake_objects(self, chunks: Sequence[ChunkRecord]) -> None:
+        """Have objects deleted that no entry lists, after the time of grace, unless one lists them then."""
+        await self._index.forsake_objects(chunks, self._clock.now_ms() + self._config.object_grace_ms)
+
+    async def withdraw(
+        self, node_id: str, chunks: Sequence[ChunkRecord], *, only_in_object: bool = False
+    ) -> list[bool]:
+        """A node lost chunks, or found them corrupt: look-ups must not promise them any more.
+
+        For each whether the node is not listed now. `only_in_object`: only where the object tier is listed too.
+        """
+        return await self._index.unregister(node_id, chunks, self._clock.now_ms(), only_in_object=only_in_object)
 
     async def release(self, token: bytes) -> bool:
         """Give a lease back, expired or not; whether it was held."""
@@ -215,32 +249,24 @@ class Orchestrator:
     async def evict_chunks(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[bool]:
         """A node needs room and holds the last copy: for each chunk, children first, whether it is out of the index."""
         evicted = await self._evict(chunks, node_id)
-        out = {key for key, _ in evicted.removed} | set(evicted.absent)
+        out = {gone.record.key for gone in evicted.removed} | set(evicted.absent)
         return [chunk.key in out for chunk in chunks]
 
     async def _evict(self, chunks: Sequence[ChunkRecord], asking: str) -> Evicted:
         """Out of the index, and off every node but the one that asks. One that is away hears of it when it is back."""
-        evicted = await self._index.evict(chunks, self._clock.now_ms())
-        by_node: dict[str, list[bytes]] = {}
-        for key, holders in evicted.removed:
-            for holder in holders:
-                if holder not in (asking, OBJECT_TIER):
-                    by_node.setdefault(holder, []).append(key)
-        for node_id, gone in by_node.items():
-            try:
-                await self._holders.drop(self._live[node_id], ChunkKeys(b"".join(gone)))
-            except (QuireError, KeyError) as error:
-                logger().warning(
-                    "a node could not be told to drop chunks", node=node_id, chunks=len(gone), why=str(error)
-                )
-                await self._index.remember_drops(node_id, gone)
-        in_object = [key for key, holders in evicted.removed if OBJECT_TIER in holders]
-        if in_object and (nodes := self._storage_nodes()):
-            try:
-                await self._holders.drop(next(iter(nodes.values())), ChunkKeys(b"".join(in_object)), objects=True)
-            except QuireError as error:
-                logger().warning("objects could not be removed", objects=len(in_object), why=str(error))
+        now_ms = self._clock.now_ms()
+        evicted = await self._index.evict(chunks, now_ms, now_ms + self._config.object_grace_ms)
+        orders = drops(evicted, asking)
+        await asyncio.gather(*(self._drop(node_id, mine) for node_id, mine in orders.items()))
         return evicted
+
+    async def _drop(self, node_id: str, generations: Mapping[bytes, int]) -> None:
+        try:
+            await self._holders.drop(self._live[node_id], generations)
+        except (QuireError, KeyError) as error:
+            count = len(generations)
+            logger().warning("a node could not be told to drop chunks", node=node_id, chunks=count, why=str(error))
+            await self._index.remember_drops(node_id, generations)
 
     async def locate(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         """The live nodes that hold each chunk, and the object tier where it does."""
@@ -248,9 +274,26 @@ class Orchestrator:
         placements = await self._index.holders(chunks)
         return [tuple(name for name in names if name in live or name == OBJECT_TIER) for names in placements]
 
-    async def take_drops(self, node_id: str) -> list[bytes]:
-        """What was evicted while the node was away."""
+    async def take_drops(self, node_id: str) -> dict[bytes, int]:
+        """Entries that ended while the node was away: generations by key."""
         return await self._index.take_drops(node_id)
+
+    async def listing(self, node_id: str) -> Listing:
+        """What the index lists for a node, in two numbers."""
+        return (await self._index.listings()).get(node_id, Listing())
+
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+        """A page of what the index lists for a node, and the next cursor, 0 at the end."""
+        return await self._index.holdings(node_id, cursor)
+
+    async def damaged(self, node_id: str) -> None:
+        """A node found that the index has lost entries."""
+        logger().error("the index has lost entries", node=node_id)
+        await self._index.damaged()
+
+    async def rebuilt(self, token: str) -> None:
+        """The index was told what lies in the object tier."""
+        await self._index.rebuilt(token)
 
     async def set_policy(self, policy: NamespacePolicy) -> None:
         """Bound a namespace; storage nodes hear of it when they next look."""
@@ -272,10 +315,15 @@ class Orchestrator:
     async def heartbeat(self, node: Node) -> tuple[int, ClusterNews]:
         """Keep a member alive; milliseconds until it should report again, and what is new."""
         self._check_version(node)
-        await self._members.renew(node, self._clock.now_ms() + self._config.member_ttl_ms)
+        now_ms = self._clock.now_ms()
+        await self._members.renew(node, now_ms, now_ms + self._config.member_ttl_ms)
         self._live[node.node_id] = node
         self._watch()
-        return self._config.heartbeat_ms, ClusterNews(self._epoch, self._theta_bytes)
+        listing = self._listings.get(node.node_id, Listing())
+        chosen = (
+            self._rebuild if self._rebuild and rebuilder(self._rebuild, self._storage_nodes()) == node.node_id else ""
+        )
+        return self._config.heartbeat_ms, ClusterNews(self._epoch, self._theta_bytes, listing, chosen)
 
     def _check_version(self, node: Node) -> None:
         """Raises `VersionUnsupported`; the log says it once for each start of a node."""
@@ -354,7 +402,12 @@ class Orchestrator:
         # One that an orchestrator of another release let in is not used by this one.
         members = await self._members.live(self._clock.now_ms())
         self._live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
-        self._epoch = await self._index.epoch()
+        epoch = await self._index.epoch()
+        if epoch != self._epoch:
+            await self._index.damaged()  # of a new one nobody knows what lies in the object tier
+        self._epoch, self._rebuild, self._listings = epoch, await self._index.rebuild(), await self._index.listings()
+        for name in self._live:
+            self._seen_s[name] = self._clock.monotonic_s()
         self._tenants, self._theta_bytes = await self._policies.tenants(), await self._policies.theta()
         self._watch()
 
@@ -383,6 +436,49 @@ class Orchestrator:
                 await self._refresh()
             except QuireError as error:
                 logger().warning("membership cannot be read", error=str(error))
+
+    # ---- what nothing refers to any more
+
+    async def _keep_swept(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.sweep_ms / 1000)
+            try:
+                await self.sweep_objects()
+                await self.forget_lost_nodes()
+            except QuireError as error:
+                logger().warning("nothing can be swept now", error=str(error))
+
+    async def sweep_objects(self) -> int:
+        """Have objects deleted whose time of grace is over and that no entry lists; how many."""
+        nodes = [node for node in self._storage_nodes().values() if has_objects(node)]
+        if not nodes:
+            return 0
+        now_ms = self._clock.now_ms()
+        until_ms = now_ms + self._config.object_deletion_ms
+        claimed = await self._index.claim_objects(now_ms, until_ms, _SWEEP_MAX)
+        if claimed:
+            keys = ChunkKeys(b"".join(record.key for record in claimed))
+            await self._holders.delete_objects(nodes[now_ms % len(nodes)], keys, until_ms)
+            await self._index.objects_deleted(claimed, until_ms)
+        return len(claimed)
+
+    async def forget_lost_nodes(self) -> int:
+        """Withdraw what is listed for nodes that were not seen for long; how many chunks. One that returns registers
+        again what it has."""
+        gone = 0
+        now_s = self._clock.monotonic_s()
+        for name, listing in self._listings.items():
+            seen_s = self._seen_s.setdefault(name, now_s)
+            if name == OBJECT_TIER or not listing.count or now_s - seen_s < self._config.node_lost_ms / 1000:
+                continue
+            cursor, more = 0, True
+            while more and name not in self._live:
+                page, cursor = await self._index.holdings(name, cursor)
+                more = cursor != 0
+                await self._index.unregister(name, [record for record, _ in page], self._clock.now_ms())
+                gone += len(page)
+            logger().warning("a node is gone for good: what it held is withdrawn", node=name, chunks=gone)
+        return gone
 
 
 def _clip(segment: Segment, first: int) -> Segment:

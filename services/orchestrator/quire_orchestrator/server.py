@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from quire.errors import InvalidRequest
 from quire.hashing import block_keys, tenant_name
 from quire.keys import ChunkKeys
 from quire.metadata import Images, Membership, Policies, PrefixIndex, connect
+from quire.metadata.index import ChunkRecord
 from quire.nodes import Location
 from quire.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
 from quire.profile import Profiles
@@ -79,16 +81,56 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
-        chunks = [convert.record_from(chunk) for chunk in request.chunks]
-        marks = await self._orchestrator.commit(request.node_id, chunks, only_indexed=request.only_indexed)
-        return orchestrator_pb2.CommitResponse(indexed=bytes(marks))
+        generations = await self._orchestrator.commit(request.node_id, _records(request.chunks))
+        return orchestrator_pb2.CommitResponse(generations=generations)
+
+    async def CommitObjects(
+        self, request: orchestrator_pb2.CommitObjectsRequest, context: Any
+    ) -> orchestrator_pb2.CommitObjectsResponse:
+        marks = await self._orchestrator.commit_objects(_records(request.chunks), list(request.generations))
+        return orchestrator_pb2.CommitObjectsResponse(marks=bytes(mark.value for mark in marks))
+
+    async def ForsakeObjects(
+        self, request: orchestrator_pb2.ForsakeObjectsRequest, context: Any
+    ) -> orchestrator_pb2.ForsakeObjectsResponse:
+        await self._orchestrator.forsake_objects(_records(request.chunks))
+        return orchestrator_pb2.ForsakeObjectsResponse()
 
     async def Withdraw(
         self, request: orchestrator_pb2.WithdrawRequest, context: Any
     ) -> orchestrator_pb2.WithdrawResponse:
-        chunks = [convert.record_from(chunk) for chunk in request.chunks]
-        withdrawn = await self._orchestrator.withdraw(request.node_id, chunks)
-        return orchestrator_pb2.WithdrawResponse(withdrawn_chunks=withdrawn)
+        withdrawn = await self._orchestrator.withdraw(
+            request.node_id, _records(request.chunks), only_in_object=request.only_in_object_tier
+        )
+        return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(withdrawn))
+
+    async def GetListing(
+        self, request: orchestrator_pb2.GetListingRequest, context: Any
+    ) -> orchestrator_pb2.GetListingResponse:
+        listing = await self._orchestrator.listing(request.node_id)
+        return orchestrator_pb2.GetListingResponse(count=listing.count, digest=listing.digest)
+
+    async def ListHoldings(
+        self, request: orchestrator_pb2.ListHoldingsRequest, context: Any
+    ) -> orchestrator_pb2.ListHoldingsResponse:
+        page, cursor = await self._orchestrator.holdings(request.node_id, request.cursor)
+        return orchestrator_pb2.ListHoldingsResponse(
+            chunks=[convert.record_to(record) for record, _ in page],
+            generations=[generation for _, generation in page],
+            cursor=cursor,
+        )
+
+    async def ReportDamage(
+        self, request: orchestrator_pb2.ReportDamageRequest, context: Any
+    ) -> orchestrator_pb2.ReportDamageResponse:
+        await self._orchestrator.damaged(request.node_id)
+        return orchestrator_pb2.ReportDamageResponse()
+
+    async def ReportRebuilt(
+        self, request: orchestrator_pb2.ReportRebuiltRequest, context: Any
+    ) -> orchestrator_pb2.ReportRebuiltResponse:
+        await self._orchestrator.rebuilt(request.rebuild)
+        return orchestrator_pb2.ReportRebuiltResponse()
 
     async def Release(self, request: gateway_pb2.ReleaseRequest, context: Any) -> gateway_pb2.ReleaseResponse:
         return gateway_pb2.ReleaseResponse(released=await self._orchestrator.release(request.lease))
@@ -103,7 +145,12 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     ) -> orchestrator_pb2.HeartbeatResponse:
         interval_ms, news = await self._orchestrator.heartbeat(convert.node_from(request.node))
         return orchestrator_pb2.HeartbeatResponse(
-            interval_ms=interval_ms, index_epoch=news.index_epoch, theta_bytes=news.theta_bytes
+            interval_ms=interval_ms,
+            index_epoch=news.index_epoch,
+            theta_bytes=news.theta_bytes,
+            listed_chunks=news.listing.count,
+            listed_digest=news.listing.digest,
+            rebuild=news.rebuild,
         )
 
     async def EvictChunks(
@@ -120,9 +167,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def TakeDrops(
         self, request: orchestrator_pb2.TakeDropsRequest, context: Any
     ) -> orchestrator_pb2.TakeDropsResponse:
-        return orchestrator_pb2.TakeDropsResponse(
-            chunk_keys=b"".join(await self._orchestrator.take_drops(request.node_id))
-        )
+        dropped = await self._orchestrator.take_drops(request.node_id)
+        return orchestrator_pb2.TakeDropsResponse(chunk_keys=b"".join(dropped), generations=dropped.values())
 
     async def SetPolicy(self, request: gateway_pb2.SetPolicyRequest, context: Any) -> gateway_pb2.SetPolicyResponse:
         tag = convert.namespace_from(request.namespace).digest()[:NAMESPACE_TAG_BYTES]
@@ -183,6 +229,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         role = None if request.role == common_pb2.ROLE_UNSPECIFIED else convert.role_from(request.role)
         nodes = await self._orchestrator.nodes(role)
         return orchestrator_pb2.ListNodesResponse(nodes=[convert.node_to(node) for node in nodes])
+
+
+def _records(chunks: Iterable[orchestrator_pb2.ChunkRecord]) -> list[ChunkRecord]:
+    return [convert.record_from(chunk) for chunk in chunks]
 
 
 def _advice(advice: Advice) -> gateway_pb2.Advice:

@@ -22,7 +22,7 @@ class StorageConfig(ServiceConfig):
     huge_pages: bool = setting(False, "take it from huge pages that were set apart (2 MiB each)")
     slab_bytes: int = setting(64 << 20, "unit in which memory and drives are divided among shapes", minimum=1 << 16)
     staging_bytes: int = setting(
-        128 << 20, "memory that layers pass through on their way from a drive", minimum=1 << 16
+        256 << 20, "memory that layers pass through on their way from a drive", minimum=1 << 16
     )
     block_bytes: int = setting(16 << 20, "what is read, verified and sent at a time; a slice must fit", minimum=1 << 12)
     drives: str = setting("", "folders, one on each drive, separated by commas; empty for memory only")

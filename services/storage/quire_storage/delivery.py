@@ -1,7 +1,7 @@
 """One delivery: this node's stripe of every layer into a client's memory.
 
-The way of a layer: its bands are read from the drives, if they are not in memory, and verified while those before them
-are on the wire; their slices are gathered from the arena straight into the client's memory, no staging copy; the
+The way of a layer: its chunk batches are read from the drives, if they are not in memory, and verified while those before
+them are on the wire; their slices are gathered from the arena straight into the client's memory, no staging copy; the
 layer-ready message follows the completed flush. However it ends, the last thing the client hears is `Quiesced`: from
 then on its memory is its own.
 """
@@ -12,11 +12,10 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 
-from opentelemetry import trace
+from opentelemetry import trace as otel
 
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.errors import DeadlineExceeded, InternalError, PeerLost, QuireError
@@ -25,16 +24,14 @@ from quire.policy import TenantPolicy
 from quire.telemetry import binary_context, logger, names, tracer
 from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
-from quire_storage.bands import Bands, Healer, ReadyBand
+from quire_storage.batches import Batches, Promotions, Reading, ReadyBatch
 from quire_storage.config import StorageConfig
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Copy
 from quire_storage.core.plan import check_shapes, choose_order
-from quire_storage.fair import FairGate, Lane, Wire
+from quire_storage.fair_queue import FairQueue, Lane, Wire
+from quire_storage.layer_trace import LayerTrace
 from quire_storage.ports import AdmissionRequest, Clock
 from quire_storage.rates import Allowance, Rates
-from quire_storage.ring import Ring
-from quire_storage.stages import Stages
-from quire_storage.store import ChunkStore
 
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 256 << 10, 4 << 20
 _QUIESCE_TIMEOUT_S = 5.0
@@ -54,47 +51,47 @@ class DeliverCall:
     tenant: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Workshop:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryParts:
     """What every delivery of a node shares."""
 
     config: StorageConfig
     transport: Transport
-    store: ChunkStore
-    ring: Ring | None
+    reading: Reading
+    promotions: Promotions
     region: Region
     rates: Rates
-    checkers: Executor
     clock: Clock
-    heal: Healer
     wire: Wire
-    chunkwise: FairGate
+    chunkwise: FairQueue
     theta_bytes: Callable[[], int]
 
 
 class Delivery:
-    """Runs once. `layers()` yields each finished layer if the call asks for it; `run()` returns the outcome."""
+    """Runs once. `layers()` yields each finished layer if the call asks for it; `run()` returns the outcome.
+
+    `settled`: nothing of it is in flight any more. `cancelled`: by its caller.
+    """
 
     def __init__(
         self,
-        shop: Workshop,
+        parts: DeliveryParts,
         call: DeliverCall,
         tenant: TenantPolicy,
-        chunks: list[Chunk],
-        on_corrupt: Callable[[list[Chunk]], None],
+        copies: list[Copy],
     ) -> None:
-        self._shop = shop
+        self._parts = parts
         self._call = call
         self._tenant = tenant
-        self._name = delivery_name(shop.config.node_id, call.delivery_id, call.node_index)
-        self._chunks = chunks
-        self._on_corrupt = on_corrupt
-        check_shapes(call.descriptor, chunks)
-        self._layer_bytes = len(chunks) * call.descriptor.slice_bytes
-        self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, shop.theta_bytes())
+        self._name = delivery_name(parts.config.node_id, call.delivery_id, call.node_index)
+        self._copies = copies
+        self.settled = True
+        check_shapes(call.descriptor, copies)
+        self._layer_bytes = len(copies) * call.descriptor.slice_bytes
+        self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, parts.theta_bytes())
         self._finished: asyncio.Queue[int | None] = asyncio.Queue()
         self._writer: asyncio.Task[None] | None = None
-        self._cancelled = False
+        self.cancelled = False
         self._allowance: Allowance | None = None
 
     async def layers(self) -> AsyncIterator[int]:
@@ -104,14 +101,14 @@ class Delivery:
 
     def cancel(self) -> None:
         """Stop soon; `run()` then ends with an outcome that says so."""
-        self._cancelled = True
+        self.cancelled = True
         if self._writer is not None:
             self._writer.cancel()
 
     async def run(self) -> NodeOutcome:
         """Deliver. Raises `TargetInvalid` before the first byte; afterwards every failure is in the outcome."""
         attributes: dict[str, str | int] = {
-            "quire.chunks": len(self._chunks),
+            "quire.chunks": len(self._copies),
             "quire.bytes": self._call.descriptor.num_layers * self._layer_bytes,
             "quire.order": self._order.name,
         }
@@ -121,48 +118,40 @@ class Delivery:
             finally:
                 self._finished.put_nowait(None)
 
-    async def _deliver(self, span: trace.Span) -> NodeOutcome:
-        peer = self._shop.transport.connect(self._call.descriptor.target.worker_address)
-        self._started_s = self._shop.clock.monotonic_s()
-        shop, call = self._shop, self._call
+    async def _deliver(self, span: otel.Span) -> NodeOutcome:
+        peer = self._parts.transport.connect(self._call.descriptor.target.worker_address)
+        self._started_s = self._parts.clock.monotonic_s()
+        parts, call = self._parts, self._call
         remote = peer.remote(call.descriptor.target)
         try:
-            bands = Bands(
-                shop.store,
-                shop.ring,
-                shop.checkers,
-                shop.heal,
-                self._on_corrupt,
-                call.descriptor,
-                call.runs,
-                self._chunks,
-            )
+            batches = Batches(parts.reading, parts.promotions, call.descriptor, call.runs, self._copies)
         except BaseException:
             remote.close()
             raise
-        settled, failure = False, None
+        failure = None
+        self.settled = False
         try:
-            stream = peer.stream(shop.region, remote)
-            failure = await self._attempt(stream, peer, bands, span)
+            stream = peer.stream(parts.region, remote)
+            failure = await self._attempt(stream, peer, batches, span)
             with tracer().start_as_current_span(names.STORAGE_QUIESCE):
-                settled = await self._quiesce(stream, peer, complete=failure is None)
+                self.settled = await self._quiesce(stream, peer, complete=failure is None)
         finally:
             remote.close()
-            if settled:
-                bands.close(complete=failure is None)
+            if self.settled:
+                await batches.close()
             else:
-                logger().error("memory that a dead client's reads may still use is lost until the next start")
+                logger().error("memory that puts in flight may still read is lost until the next start")
             if self._allowance is not None:
-                shop.rates.finish(self._allowance)
-        return self._outcome(stream, failure, settled=settled)
+                parts.rates.finish(self._allowance)
+        return self._outcome(stream, failure)
 
-    async def _attempt(self, stream: PayloadStream, peer: Peer, bands: Bands, span: trace.Span) -> QuireError | None:
+    async def _attempt(self, stream: PayloadStream, peer: Peer, batches: Batches, span: otel.Span) -> QuireError | None:
         """Write everything; what went wrong, if anything did."""
         try:
-            if self._cancelled:
+            if self.cancelled:
                 raise PeerLost("the client cancelled")
-            async with asyncio.timeout(self._shop.config.transfer_timeout_s):
-                self._writer = asyncio.create_task(self._write(stream, bands, span))
+            async with asyncio.timeout(self._parts.config.transfer_timeout_s):
+                self._writer = asyncio.create_task(self._write(stream, batches, span))
                 unwatch = peer.on_failure(self._peer_failed)
                 try:
                     await self._writer
@@ -171,7 +160,7 @@ class Delivery:
         except QuireError as error:
             return error
         except TimeoutError:
-            return DeadlineExceeded(f"not delivered within {self._shop.config.transfer_timeout_s} s")
+            return DeadlineExceeded(f"not delivered within {self._parts.config.transfer_timeout_s} s")
         except asyncio.CancelledError:
             if peer.error is not None:
                 return peer.error
@@ -185,57 +174,59 @@ class Delivery:
         if self._writer is not None:
             self._writer.cancel()
 
-    async def _write(self, stream: PayloadStream, bands: Bands, span: trace.Span) -> None:
+    async def _write(self, stream: PayloadStream, batches: Batches, span: otel.Span) -> None:
         """Layerwise by the rate that the scheduler grants, chunkwise when it is the tenant's turn (§3.4)."""
         layerwise = self._order is DeliveryOrder.LAYERWISE
         if not layerwise:
-            await self._shop.chunkwise.enter(self._tenant.tenant, self._tenant.weight, 1)
-            self._allowance = self._shop.rates.admit_chunkwise(self._admission())
-        lane = self._shop.wire.lane(self._name, self._weight)
+            await self._parts.chunkwise.enter(self._tenant.tenant, self._tenant.weight, 1)
+            self._allowance = self._parts.rates.admit_chunkwise(self._admission())
+        lane = self._parts.wire.lane(self._name, self._weight)
         try:
-            await self._write_all(stream, bands, span, lane, layerwise=layerwise)
+            await self._write_all(stream, batches, span, lane, layerwise=layerwise)
         finally:
             lane.close()
             if not layerwise:
-                self._shop.chunkwise.leave(1)
+                self._parts.chunkwise.leave(1)
 
     async def _write_all(
-        self, stream: PayloadStream, bands: Bands, span: trace.Span, lane: Lane, *, layerwise: bool
+        self, stream: PayloadStream, batches: Batches, span: otel.Span, lane: Lane, *, layerwise: bool
     ) -> None:
-        order = [(layer, band) for layer in range(self._call.descriptor.num_layers) for band in bands.bands]
-        ahead: deque[asyncio.Task[ReadyBand]] = deque()
-        stages = Stages(self._shop.clock)
+        order = [(layer, batch) for layer in range(self._call.descriptor.num_layers) for batch in batches.batches]
+        ahead: deque[asyncio.Task[ReadyBatch]] = deque()
+        trace = LayerTrace(self._parts.clock)
         coming = iter(order)
 
         def look_ahead() -> None:
-            while len(ahead) < bands.ahead and (upcoming := next(coming, None)) is not None:
-                ahead.append(asyncio.create_task(bands.prepare(upcoming[1], upcoming[0], self._due_s(upcoming[0]))))
+            while len(ahead) < batches.ahead and (upcoming := next(coming, None)) is not None:
+                ahead.append(asyncio.create_task(batches.prepare(upcoming[1], upcoming[0], self._due_s(upcoming[0]))))
 
         try:
-            for at, (layer, band) in enumerate(order):
+            if not batches.staged:
                 look_ahead()
-                if layerwise and at == 0:
-                    self._allowance = await self._admit()
-                if band is bands.bands[0]:
-                    stages.begin(span, layer)
+            if layerwise:  # a delivery that waits for its rate holds no staging memory
+                self._allowance = await self._admit()
+            for layer, batch in order:
+                look_ahead()
+                if batch is batches.batches[0]:
+                    trace.begin(span, layer)
                 ready = await ahead[0]
-                stages.passed("ready")
+                trace.passed("ready")
                 ahead.popleft()
                 look_ahead()
-                for piece in band.plan.pieces(layer, ready.shift, self._piece_bytes()):
+                for piece in batch.plan.pieces(layer, ready.shift, self._piece_bytes()):
                     if self._allowance is not None:
-                        await self._shop.rates.until_due(self._allowance, piece.bytes)
-                        stages.passed("pace")
+                        await self._parts.rates.until_due(self._allowance, piece.bytes)
+                        trace.passed("pace")
                     arrived = await lane.turn(piece.bytes)
-                    stages.passed("turn")
+                    trace.passed("turn")
                     await stream.gather(piece.offsets, piece.length, piece.remote_offset)
-                    stages.passed("write")
+                    trace.passed("write")
                     if arrived is not None:
                         stream.announce(b"", arrived)
                 if ready.block is not None:
-                    stream.announce(b"", partial(bands.release, ready))
-                if band is bands.bands[-1]:
-                    ended = stages.end()
+                    stream.announce(b"", partial(batches.release, ready))
+                if batch is batches.batches[-1]:
+                    ended = trace.end()
                     if layerwise:
                         self._announce(stream, layer, span, ended)
                         self._count_layer()
@@ -244,9 +235,9 @@ class Delivery:
             if not layerwise:
                 self._announce(stream, ALL_LAYERS, span)
             with tracer().start_as_current_span(names.STORAGE_DRAIN):
-                await stream.drain(self._shop.config.transfer_timeout_s)
+                await stream.drain(self._parts.config.transfer_timeout_s)
         finally:
-            stages.fail()
+            trace.fail()
             for task in ahead:
                 task.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
@@ -257,7 +248,7 @@ class Delivery:
 
     async def _admit(self) -> Allowance:
         with tracer().start_as_current_span(names.STORAGE_ADMIT):
-            return await self._shop.rates.admit(self._admission())
+            return await self._parts.rates.admit(self._admission())
 
     def _admission(self) -> AdmissionRequest:
         return AdmissionRequest(
@@ -283,7 +274,7 @@ class Delivery:
             self._allowance.layers_left -= 1
 
     def _announce(
-        self, stream: PayloadStream, layer: int, span: trace.Span, ended: Callable[[], None] | None = None
+        self, stream: PayloadStream, layer: int, span: otel.Span, ended: Callable[[], None] | None = None
     ) -> None:
         def arrived() -> None:
             if ended is not None:
@@ -321,17 +312,17 @@ class Delivery:
                 peer.send(encode_message(message))
         return settled
 
-    def _outcome(self, stream: PayloadStream, failure: QuireError | None, *, settled: bool) -> NodeOutcome:
+    def _outcome(self, stream: PayloadStream, failure: QuireError | None) -> NodeOutcome:
         allowance = self._allowance
         return NodeOutcome(
-            self._shop.config.node_id,
+            self._parts.config.node_id,
             self._call.runs,
-            bytes([failure is None]) * len(self._chunks),
+            bytes([failure is None]) * len(self._copies),
             stream.bytes_posted,
             self._order,
             allowance.rate_bytes_per_s if allowance else 0,
             scheduled=allowance is not None and allowance.scheduled,
-            quiesced=settled,
+            quiesced=self.settled,
             error_code=failure.code() if failure else "",
             error_message=str(failure) if failure else "",
         )

@@ -8,14 +8,14 @@ from quire.errors import QuireError
 from quire.policy import NamespacePolicy
 from quire.telemetry import logger
 from quire_storage.ports import Clock, ClusterIndex
-from quire_storage.store import ChunkStore
+from quire_storage.tiers import Tiers
 
 
 class Housekeeping:
     """A quota is shared equally by the storage nodes that are alive: prefixes are spread evenly over them."""
 
-    def __init__(self, store: ChunkStore, index: ClusterIndex, clock: Clock, check_s: float) -> None:
-        self._store = store
+    def __init__(self, tiers: Tiers, index: ClusterIndex, clock: Clock, check_s: float) -> None:
+        self._tiers = tiers
         self._index = index
         self._clock = clock
         self._check_s = check_s
@@ -26,24 +26,21 @@ class Housekeeping:
             await self._clock.sleep(self._check_s)
             try:
                 policies, nodes = await self._index.policies()
+                self._tiers.residency.follow({policy.namespace for policy in policies})
                 for policy in policies:
                     await self._carry_out(policy, max(1, nodes))
             except QuireError as error:
                 logger().warning("policies cannot be carried out now", error=str(error))
 
     async def _carry_out(self, policy: NamespacePolicy, nodes: int) -> None:
-        held = self._store.of_namespace(policy.namespace)
+        book = self._tiers.residency.namespaces
         if policy.ttl_s:
             cutoff_ms = self._clock.now_ms() - 1000 * policy.ttl_s
-            expired = [key for key, _, stored_ms in held if stored_ms < cutoff_ms]
-            await self._evict(list(reversed(expired)), "expired")  # children were stored after their parents
-            held = self._store.of_namespace(policy.namespace) if policy.quota_bytes else []
+            await self._evict(book.expired(policy.namespace, cutoff_ms), "expired")
         if policy.quota_bytes:
-            excess = sum(size for _, size, _ in held) - policy.quota_bytes // nodes
-            if excess > 0:
-                await self._evict(self._store.coldest([key for key, _, _ in held], excess), "over quota")
+            await self._evict(book.excess(policy.namespace, policy.quota_bytes // nodes), "over quota")
 
     async def _evict(self, keys: Sequence[bytes], why: str) -> None:
         if keys:
-            gone = await self._store.evict(keys)
+            gone = await self._tiers.evict(keys)
             logger().info("chunks went by their namespace's policy", why=why, asked=len(keys), gone=gone)

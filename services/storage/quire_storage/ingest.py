@@ -25,10 +25,11 @@ from quire.outcome import ChunkRun
 from quire.telemetry import names, tracer
 from quire.transport import Peer, Region, Remote, Transport
 from quire_storage.core.checksums import slice_checksums
-from quire_storage.core.chunks import Chunk, MemoryPlace
+from quire_storage.core.chunks import Chunk
 from quire_storage.core.extents import extents
 from quire_storage.errors import SlotsUnsettled
 from quire_storage.produced import ProducedLayers
+from quire_storage.tiers import Slots
 
 _READ_BYTES_MAX = 4 << 20
 _READS_MAX = 8
@@ -68,19 +69,11 @@ class IngestCall:
             raise TargetInvalid(f"{self.source.length} bytes, but the chunks have {needed}", field="source.length")
 
 
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """Where a store's chunks go: their `offsets` in the registered arena, and the distance between layers."""
-
-    arena: Bytes
-    region: Region
-    offsets: npt.NDArray[np.int64]
-    layer_stride: int
-
-
 async def pull(
     call: IngestCall,
     slots: Slots,
+    arena: Bytes,
+    region: Region,
     transport: Transport,
     produced: ProducedLayers,
     threads: Executor,
@@ -99,9 +92,9 @@ async def pull(
             if not call.source_complete:
                 await produced.wait(call.store_id, layer, timeout_s)
             with tracer().start_as_current_span(names.STORAGE_PULL, attributes={"quire.layer": layer}):
-                await _pull_layer(call, slots, layer, peer, remote, timeout_s)
+                await _pull_layer(call, slots, region, layer, peer, remote, timeout_s)
                 places = slots.offsets + layer * slots.layer_stride
-                checksums[layer] = await loop.run_in_executor(threads, slice_checksums, slots.arena, places, size)
+                checksums[layer] = await loop.run_in_executor(threads, slice_checksums, arena, places, size)
     finally:
         unwatch()
         remote.close()
@@ -112,16 +105,16 @@ async def pull(
             layers,
             size,
             checksums[:, index].copy(),
-            call.durability,
             call.namespace,
             now_ms,
-            memory=MemoryPlace(int(offset), slots.layer_stride),
         )
-        for index, (record, offset) in enumerate(zip(call.records, slots.offsets, strict=True))
+        for index, record in enumerate(call.records)
     ]
 
 
-async def _pull_layer(call: IngestCall, slots: Slots, layer: int, peer: Peer, remote: Remote, timeout_s: float) -> None:
+async def _pull_layer(
+    call: IngestCall, slots: Slots, region: Region, layer: int, peer: Peer, remote: Remote, timeout_s: float
+) -> None:
     size, shift, at = call.layout.slice_bytes, layer * slots.layer_stride, 0
     for run in call.source_runs:
         source = (layer * call.source_chunks + run.first) * size
@@ -129,7 +122,7 @@ async def _pull_layer(call: IngestCall, slots: Slots, layer: int, peer: Peer, re
         for start in range(0, len(parts), _READS_MAX):
             reads = [
                 peer.get(
-                    slots.region,
+                    region,
                     part.offset + shift,
                     part.count * size,
                     remote,

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from quire.telemetry import counter, logger, names
 from quire_storage.core.checksums import row_checksums
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Chunk, Copy
 from quire_storage.core.striped import Striped
 from quire_storage.ports import Clock
 from quire_storage.ring import Ring
-from quire_storage.store import ChunkStore
+from quire_storage.tiers import Held, Tiers
 
 Bytes = npt.NDArray[np.uint8]
 Copies = Callable[[Chunk], AsyncIterator[Bytes]]
@@ -28,15 +28,15 @@ _AT_ONCE = 4
 class Integrity:
     """`copies` offers a chunk's (L, S) bytes as others have them, nearest first; none of it is believed unseen."""
 
-    def __init__(self, store: ChunkStore, ring: Ring | None, threads: Executor, clock: Clock, copies: Copies) -> None:
-        self._store = store
+    def __init__(self, tiers: Tiers, ring: Ring | None, threads: Executor, clock: Clock, copies: Copies) -> None:
+        self._tiers = tiers
         self._ring = ring
         self._threads = threads
         self._clock = clock
         self._copies = copies
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._scratches: list[Bytes] = []
-        self._healing: dict[bytes, asyncio.Task[Bytes | None]] = {}
+        self._healing: dict[int, asyncio.Task[Bytes | None]] = {}
         self.corrupt = 0
         self.healed = 0
         self.scrubbed = 0
@@ -45,113 +45,109 @@ class Integrity:
 
     async def sound(self, key: bytes) -> tuple[Chunk, Bytes] | None:
         """A chunk that is here with its (L, S) bytes, verified, healed if need be; None if it is not here."""
-        chunk = self._store.find(key)
-        if chunk is None:
-            return None
-        held = self._store.hold_known([key])[0]
-        try:
-            payload = await self._read(held, from_disk=held.memory is None)
-            if payload is None:
-                payload = await self.heal(held)
-            if payload is None:
-                await self.give_up([held])
-                return None
-            return held, payload
-        finally:
-            self._store.let_go([held])
+        async with self._tiers.pinned([key]) as copies:
+            for copy in copies:
+                payload = await self._read(copy, from_disk=copy.memory is None)
+                if payload is None:
+                    payload = await self.heal(copy)
+                if payload is None:
+                    self.give_up([copy])
+                    return None
+                return copy.chunk, payload
+        return None
 
-    async def heal(self, chunk: Chunk) -> Bytes | None:
-        """Put a held chunk right whose bytes do not match, from any copy that does; its bytes, or None for no hope."""
-        key = chunk.record.key
-        task = self._healing.get(key)
+    async def heal(self, copy: Copy) -> Bytes | None:
+        """Put a held copy right whose bytes do not match, from any other that does; its bytes, or None for no hope."""
+        task = self._healing.get(copy.number)
         if task is None:
-            chunk.pins += 1  # its own: whoever asked may be gone before it is done
-            task = asyncio.create_task(self._heal(chunk))
-            task.add_done_callback(lambda _: self._store.let_go([chunk]))
-            self._healing[key] = task
-            task.add_done_callback(lambda _: self._healing.pop(key, None))
+            held = self._tiers.pin_also(copy)  # its own: the caller may be gone before it is done
+            task = self._healing[copy.number] = asyncio.create_task(self._heal(copy, held))
+            task.add_done_callback(lambda _: self._healing.pop(copy.number, None))
         return await asyncio.shield(task)
 
-    async def give_up(self, chunks: list[Chunk]) -> None:
-        """Chunks without a sound copy: misses from now on."""
-        logger().error("chunks are lost to corruption", chunks=[chunk.record.key.hex() for chunk in chunks])
-        await self._store.lose(chunks)
+    def give_up(self, copies: list[Copy]) -> None:
+        """Copies without a sound byte anywhere: misses from now on."""
+        logger().error("chunks are lost to corruption", chunks=[copy.chunk.key.hex() for copy in copies])
+        self._tiers.lose(copies)
 
     async def scrub(self, bytes_per_s: int) -> None:
         """Read everything on the drives again and again, at a pace, and heal what has rotted. Runs until cancelled."""
         while True:
-            keys = self._store.pool.map.keys() if self._store.pool is not None else iter(())
+            keys = self._tiers.pool.map.keys() if self._tiers.pool is not None else iter(())
             for key in list(keys):
-                await self._scrub_one(key)
+                size = await self._scrub_one(key)
                 self.scrubbed += 1
-                chunk = self._store.find(key)
-                await self._clock.sleep(chunk.bytes / bytes_per_s if chunk is not None else 0)
+                await self._clock.sleep(size / bytes_per_s)
             await self._clock.sleep(_IDLE_S)
 
     # ----
 
-    async def _scrub_one(self, key: bytes) -> None:
-        chunk = self._store.find(key)
-        if chunk is None or chunk.disk is None:
-            return
-        held = self._store.hold_known([key])[0]
+    async def _scrub_one(self, key: bytes) -> int:
+        """Bytes that were read."""
+        size = 0
         try:
-            sound = held.disk is None or await self._read(held, from_disk=True) is not None
-            if not sound and await self.heal(held) is None:
-                await self.give_up([held])
+            async with self._tiers.pinned([key]) as copies:
+                for copy in copies:
+                    size = copy.chunk.bytes
+                    sound = copy.disk is None or await self._read(copy, from_disk=True) is not None
+                    if not sound and await self.heal(copy) is None:
+                        self.give_up([copy])
         except Exception as error:  # one chunk must not end the scrubber
             logger().warning("a chunk could not be scrubbed", key=key.hex(), error=str(error))
-        finally:
-            self._store.let_go([held])
+        return size
 
-    async def _heal(self, chunk: Chunk) -> Bytes | None:
+    async def _heal(self, copy: Copy, held: Held) -> Bytes | None:
         self.corrupt += 1
         self._failures.add(1)
-        logger().error("a chunk does not match its checksums", key=chunk.record.key.hex())
-        for from_disk in (False, True):
-            payload = await self._read(chunk, from_disk=from_disk)
-            if payload is not None:
-                return await self._put_right(chunk, payload)
-        async for payload in self._copies(chunk):
-            if await self._matches(chunk, payload):
-                return await self._put_right(chunk, payload)
-        return None
+        logger().error("a chunk does not match its checksums", key=copy.chunk.key.hex())
+        try:
+            for from_disk in (False, True):
+                payload = await self._read(copy, from_disk=from_disk)
+                if payload is not None:
+                    return await self._put_right(copy, payload)
+            async for payload in self._copies(copy.chunk):
+                if await self._matches(copy.chunk, payload):
+                    return await self._put_right(copy, payload)
+            return None
+        finally:
+            self._tiers.unpin(held)
 
-    async def _put_right(self, chunk: Chunk, payload: Bytes) -> Bytes:
-        if chunk.dropped:
-            return payload
-        arena, disk = self._store.arena, chunk.disk
-        if chunk.memory is not None:
-            slices = arena.slices(chunk.memory.offset, chunk.memory.layer_stride, chunk.shape)
+    async def _put_right(self, copy: Copy, payload: Bytes) -> Bytes:
+        """Write what does not match where the copy lies. Both places are its own for as long as it is held."""
+        arena, chunk = self._tiers.arena, copy.chunk
+        if copy.memory is not None:
+            slices = arena.slices(copy.memory.offset, copy.memory.layer_stride, chunk.shape)
             for at, row in zip(slices.tolist(), payload, strict=True):
-                arena.view[at : at + chunk.slice_bytes] = row
-        if disk is not None and self._ring is not None:
+                here = arena.view[at : at + chunk.slice_bytes]
+                if not np.array_equal(here, row):
+                    here[:] = row
+        if copy.disk is not None and self._ring is not None:
             async with self._scratch() as scratch:
-                for first, stop, source in self._groups(chunk):
+                for first, stop, source in self._groups(copy):
                     rows = _rows(scratch, stop - first, chunk)
                     rows[:] = payload[first:stop]
                     await self._ring.write(source.layers(first, stop).moved(int(scratch.ctypes.data)))
-                await self._ring.sync([disk.drive])
+                await self._ring.sync([copy.disk.drive])
         self.healed += 1
         self._repairs.add(1)
-        logger().warning("a chunk was healed from another copy", key=chunk.record.key.hex())
+        logger().warning("a chunk was healed from another copy", key=chunk.key.hex())
         return payload
 
-    async def _read(self, chunk: Chunk, *, from_disk: bool) -> Bytes | None:
+    async def _read(self, copy: Copy, *, from_disk: bool) -> Bytes | None:
         """The chunk's bytes from one of its places; None if it has no such place, or what lies there is not sound."""
+        chunk, arena = copy.chunk, self._tiers.arena
         payload = np.empty((chunk.num_layers, chunk.slice_bytes), dtype=np.uint8)
-        arena = self._store.arena
         if not from_disk:
-            if chunk.memory is None:
+            if copy.memory is None:
                 return None
-            slices = arena.slices(chunk.memory.offset, chunk.memory.layer_stride, chunk.shape)
+            slices = arena.slices(copy.memory.offset, copy.memory.layer_stride, chunk.shape)
             for layer, at in enumerate(slices.tolist()):
                 payload[layer] = arena.view[at : at + chunk.slice_bytes]
         else:
-            if chunk.disk is None or self._ring is None:
+            if copy.disk is None or self._ring is None:
                 return None
             async with self._scratch() as scratch:
-                for first, stop, source in self._groups(chunk):
+                for first, stop, source in self._groups(copy):
                     await self._ring.read(source.layers(first, stop).moved(int(scratch.ctypes.data)))
                     payload[first:stop] = _rows(scratch, stop - first, chunk)
         return payload if await self._matches(chunk, payload) else None
@@ -161,7 +157,7 @@ class Integrity:
         """Memory to read into, of its own: a delivery that waits for a chunk to be healed holds staging blocks."""
         async with self._turns:
             if not self._scratches:
-                size = self._store.arena.block_bytes
+                size = self._tiers.arena.block_bytes
                 self._scratches.append(np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8))
             scratch = self._scratches.pop()
             try:
@@ -169,14 +165,14 @@ class Integrity:
             finally:
                 self._scratches.append(scratch)
 
-    def _groups(self, chunk: Chunk) -> Iterator[tuple[int, int, Striped]]:
+    def _groups(self, copy: Copy) -> Iterator[tuple[int, int, Striped]]:
         """Layers [first, stop) that fit a block together, with a source whose addresses count from its start."""
-        assert self._store.pool is not None, "what is on a drive is in the pool"
-        room = chunk.shape.slice_room
-        most = max(1, self._store.arena.block_bytes // room)
+        assert self._tiers.pool is not None, "what is on a drive is in the pool"
+        chunk, room = copy.chunk, copy.chunk.shape.slice_room
+        most = max(1, self._tiers.arena.block_bytes // room)
         for first in range(0, chunk.num_layers, most):
             addresses, strides = np.array([-first * room]), np.array([room])
-            yield first, min(chunk.num_layers, first + most), self._store.pool.striped([chunk], addresses, strides)
+            yield first, min(chunk.num_layers, first + most), self._tiers.pool.striped([copy], addresses, strides)
 
     async def _matches(self, chunk: Chunk, payload: Bytes) -> bool:
         if payload.shape != (chunk.num_layers, chunk.slice_bytes):

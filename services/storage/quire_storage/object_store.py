@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from opentelemetry.metrics import Observation
 
-from quire.chunk_object import read_chunk_object, write_chunk_object
+from quire.chunk_object import read_chunk_object, record_of, sound_header, write_chunk_object
 from quire.durability import Durability
 from quire.errors import CorruptData, DeadlineExceeded, QuireError
+from quire.metadata.index import ChunkRecord
 from quire.telemetry import background, logger, meter, names
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Chunk, Header
 from quire_storage.core.pool_format import pack_header, unpack_header
 from quire_storage.ports import Clock, ObjectTier
 
@@ -27,6 +28,7 @@ Bytes = npt.NDArray[np.uint8]
 Reader = Callable[[bytes], Awaitable[tuple[Chunk, Bytes] | None]]
 _AT_ONCE: Final = 8
 _ABSENT_MAX: Final = 65_536
+_DELETED_AT_ONCE: Final = 256
 _PAUSE_S, _PAUSE_S_MAX = 0.2, 10.0
 
 
@@ -51,8 +53,9 @@ class ObjectStore:
         lag = [lambda options: [Observation(self.lag_bytes)]]
         meter().create_observable_gauge(names.OBJECT_LAG_BYTES, lag, "By")
 
-    def start(self, read: Reader, stored: Callable[[Sequence[Chunk]], Awaitable[None]]) -> None:
-        """`read` gives a chunk that is here with its verified bytes; `stored` hears of those that are in the tier."""
+    def start(self, read: Reader, stored: Callable[[Chunk], Awaitable[bool]]) -> None:
+        """`read` gives a chunk that is here with its verified bytes; `stored` says whether the index lists the object
+        now, or nobody wants it any more; else it is written again."""
         self._read, self._stored = read, stored
         self._workers = [asyncio.create_task(self._work()) for _ in range(_AT_ONCE)]
 
@@ -125,8 +128,7 @@ class ObjectStore:
                 if sent:
                     self.lag_bytes -= size
                 else:
-                    self._unsent[key] = size
-                    self._unsent.move_to_end(key, last=False)
+                    self._unsent[key] = size  # behind the others: they may have more luck
                 self._failing = not sent
             await self._tell()
             if sent:
@@ -148,22 +150,21 @@ class ObjectStore:
             chunk, payload = found
             await self._tier.put(key, pack_object(chunk, payload))
             self._absent.pop(key, None)
-            await self._stored([chunk])
+            return await self._stored(chunk)
         except QuireError as error:
             logger().warning("the object tier takes no chunk", error=str(error), lag_bytes=self.lag_bytes)
             return False
         except Exception as error:
             logger().error("a chunk could not be written to the object tier", key=key.hex(), exc_info=error)
             return False
-        return True
 
     # ---- reading
 
-    async def fetch(self, keys: Sequence[bytes]) -> AsyncIterator[tuple[Chunk, Bytes]]:
+    async def fetch(self, keys: Sequence[bytes]) -> AsyncIterator[tuple[Header, Bytes]]:
         """Chunks with their (L, S) bytes, verified, as they come. What is not there or not sound is left out."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
-        async def one(key: bytes) -> tuple[Chunk, Bytes] | None:
+        async def one(key: bytes) -> tuple[Header, Bytes] | None:
             async with gate:
                 return await self._fetch_one(key)
 
@@ -177,7 +178,7 @@ class ObjectStore:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _fetch_one(self, key: bytes) -> tuple[Chunk, Bytes] | None:
+    async def _fetch_one(self, key: bytes) -> tuple[Header, Bytes] | None:
         self._absent.pop(key, None)
         try:
             raw = await self._tier.get(key)
@@ -185,7 +186,7 @@ class ObjectStore:
             logger().warning("the object tier cannot be read", error=str(error))
             return None
         found = unpack_object(raw) if raw is not None else None
-        if raw is not None and (found is None or found[0].record.key != key):
+        if raw is not None and (found is None or found[0].chunk.key != key):
             logger().error("an object is not the chunk that it should be", key=key.hex())
             found = None
         if found is None:
@@ -201,22 +202,35 @@ class ObjectStore:
             del self._absent[key]
         return gone
 
-    async def delete(self, keys: Sequence[bytes]) -> None:
-        """Remove objects."""
-        await self._tier.delete(keys)
+    async def delete(self, keys: Sequence[bytes], until_ms: int) -> None:
+        """Remove objects. Raises `DeadlineExceeded` after `until_ms` (Unix epoch): by then others may want them."""
+        for first in range(0, len(keys), _DELETED_AT_ONCE):
+            left_s = until_ms / 1000 - self._clock.now_ms() / 1000
+            if left_s < self._timeout_s:
+                raise DeadlineExceeded("too late to delete objects", field="until_ms")
+            await self._tier.delete(keys[first : first + _DELETED_AT_ONCE])
+
+    async def records(self) -> AsyncIterator[ChunkRecord]:
+        """Of every sound chunk object, from its header."""
+        async for keys in self._tier.list():
+            for first in range(0, len(keys), _AT_ONCE):
+                part = keys[first : first + _AT_ONCE]
+                for key, raw in zip(part, await asyncio.gather(*map(self._tier.header, part)), strict=True):
+                    row = sound_header(raw) if raw is not None else None
+                    if row is not None and row["key"].tobytes() == key:
+                        yield record_of(row)
 
 
 def pack_object(chunk: Chunk, payload: Bytes) -> bytes:
     """`payload`: (L, S)."""
-    return write_chunk_object(payload, pack_header(chunk, 0, 0, 0))
+    return write_chunk_object(payload, pack_header(Header(chunk, Durability.OBJECT, in_object=True)))
 
 
-def unpack_object(raw: bytes) -> tuple[Chunk, Bytes] | None:
+def unpack_object(raw: bytes) -> tuple[Header, Bytes] | None:
     """The chunk and its (L, S) bytes; None if anything of it is not as it was written."""
     try:
         found = read_chunk_object(raw)
     except CorruptData:
         return None
-    chunk = unpack_header(np.frombuffer(found.header, dtype=np.uint8))
-    chunk.in_object, chunk.durability = True, Durability.OBJECT
-    return chunk, found.payload
+    header = unpack_header(np.frombuffer(found.header, dtype=np.uint8))
+    return Header(header.chunk, Durability.OBJECT, in_object=True), found.payload

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.metadata.index import ChunkRecord
 from quire.telemetry import logger
-from quire_storage.core.chunks import Chunk, DiskPlace
+from quire_storage.core.chunks import Copy, DiskPlace, Placed
 from quire_storage.core.iocb import Contexts
 from quire_storage.core.pool_format import (
     HEADERS_OFFSET,
@@ -24,7 +23,7 @@ from quire_storage.core.pool_format import (
     pack_superblock,
     read_superblock,
 )
-from quire_storage.core.pool_map import Pages, Placed, PoolMap
+from quire_storage.core.pool_map import Pages, PoolMap
 from quire_storage.core.slots import Shape
 from quire_storage.core.striped import Striped
 from quire_storage.errors import DriveFailed, DriveUnusable
@@ -68,9 +67,8 @@ class Pool:
         self._superblocks: list[Superblock] = []
         self._failed: set[int] = set()
         self._changes: list[_Change] = []
-        self._undoing: set[asyncio.Task[None]] = set()
         self._committer: asyncio.Task[None] | None = None
-        self._on_lost: Callable[[Sequence[ChunkRecord]], None] = lambda records: None
+        self._on_lost: Callable[[int], None] = lambda drive: None
 
     def open(self) -> list[int]:
         """Open every drive's file, creating those that are not there. Returns file descriptors for the ring.
@@ -113,13 +111,11 @@ class Pool:
         """Read and write through this ring from now on."""
         self._ring = ring
 
-    def on_lost(self, callback: Callable[[Sequence[ChunkRecord]], None]) -> None:
-        """Called with the chunks whose drive failed."""
+    def on_lost(self, callback: Callable[[int], None]) -> None:
+        """Called with a drive that has failed, once."""
         self._on_lost = callback
 
     async def close(self) -> None:
-        while self._undoing:
-            await asyncio.wait(self._undoing)
         if self._committer is not None:
             await self._committer
         await self._ring.close()
@@ -127,60 +123,39 @@ class Pool:
 
     # ---- chunks
 
-    async def store(self, chunks: Sequence[Chunk], addresses: npt.NDArray[np.int64], memory_stride: int) -> None:
-        """Write chunks of one shape from memory and commit them: they survive when this returns, and have a place.
+    async def write(
+        self, placed: Sequence[Placed], addresses: npt.NDArray[np.int64], strides: npt.NDArray[np.int64]
+    ) -> None:
+        """Write chunks of one shape from memory, then their headers: they survive when this returns.
 
-        A drive that fails is used no more and its share goes to the others. Raises `PoolFull`, `DriveFailed`.
+        Raises `DriveFailed`; then none of their headers will come back, except with a drive that has failed.
         """
-        strides = np.full(len(chunks), memory_stride)
-        while True:
-            places = self.map.allocate(chunks[0].shape, len(chunks))
-            placed = list(zip(chunks, places, strict=True))
-            source = self._striped(places, chunks[0].slice_bytes, addresses, strides)
-            try:
-                await self._ring.write(source.layers(0, chunks[0].num_layers))
-                await self._change(placed, commit=True)
-            except DriveFailed as error:
-                self._fail(error)
-                await self._undo(placed)
-                if len(self._failed) == len(self._names):
-                    raise
-                continue
-            except BaseException:
-                # Cancelled: without its header durably gone a slot must not be reused.
-                undoing = asyncio.get_running_loop().create_task(self._undo(placed))
-                self._undoing.add(undoing)
-                undoing.add_done_callback(self._undoing.discard)
-                raise
-            for chunk, place in placed:
-                chunk.disk = place
-            return
+        shape = placed[0].header.chunk.shape
+        source = self._striped([each.place for each in placed], shape.slice_bytes, addresses, strides)
+        try:
+            await self._ring.write(source.layers(0, shape.num_layers))
+            await self._change(placed, commit=True)
+        except DriveFailed as error:
+            self._fail(error)
+            with contextlib.suppress(DriveFailed):
+                await self._change(placed, commit=False)
+            raise
 
-    async def update(self, chunks: Sequence[Chunk]) -> None:
-        """Write the headers of chunks again, whose level or tiers have changed."""
-        await self._change(_placed(chunks), commit=True)
+    async def rewrite(self, placed: Sequence[Placed]) -> None:
+        """Write headers again. Raises `DriveFailed`."""
+        await self._change(placed, commit=True)
 
-    async def forget(self, chunks: Sequence[Chunk]) -> None:
-        """When this returns the chunks will not come back; their slots stay taken until `release`.
-
-        Raises `DriveFailed` if a drive has failed, with which they may come back.
-        """
-        await self._change(_placed(chunks), commit=False)
-
-    def release(self, chunks: Sequence[Chunk]) -> None:
-        """Slots of chunks that were forgotten, and that nobody reads any more, may be taken again."""
-        places = [chunk.disk for chunk in chunks if chunk.disk is not None and chunk.disk.drive not in self._failed]
-        self.map.release(places)
-        for chunk in chunks:
-            chunk.disk = None
+    async def forget(self, placed: Sequence[Placed]) -> None:
+        """When this returns the chunks will not come back. Raises `DriveFailed`: with its drive they may."""
+        await self._change(placed, commit=False)
 
     def striped(
-        self, chunks: Sequence[Chunk], addresses: npt.NDArray[np.int64], memory_strides: npt.NDArray[np.int64]
+        self, copies: Sequence[Copy], addresses: npt.NDArray[np.int64], memory_strides: npt.NDArray[np.int64]
     ) -> Striped:
         """How chunks of one shape are read into, or written from, memory: slice l of each at address + l·stride."""
-        places = [chunk.disk for chunk in chunks if chunk.disk is not None]
-        assert len(places) == len(chunks), "only what lies on a drive is read from one"
-        return self._striped(places, chunks[0].slice_bytes, addresses, memory_strides)
+        places = [copy.disk for copy in copies if copy.disk is not None]
+        assert len(places) == len(copies), "only what lies on a drive is read from one"
+        return self._striped(places, copies[0].chunk.slice_bytes, addresses, memory_strides)
 
     def _striped(
         self,
@@ -209,7 +184,7 @@ class Pool:
             group, self._changes = self._changes, []
             error = await self._commit_while_drives_last(group)
             for change in group:
-                gone = any(place.drive in self._failed for _, place in change.placed)
+                gone = any(each.place.drive in self._failed for each in change.placed)
                 if change.done.done():
                     continue
                 if error is not None or gone:
@@ -234,16 +209,13 @@ class Pool:
                 return None
 
     async def _commit_group(self, group: Sequence[_Change]) -> None:
-        written = {place.drive for each in group if each.commit for _, place in each.placed} - self._failed
+        written = {placed.place.drive for each in group if each.commit for placed in each.placed} - self._failed
         if written:
             await self._ring.sync(sorted(written))
         pages: Pages = {}
         for each in group:
-            placed = [(chunk, place) for chunk, place in each.placed if place.drive not in self._failed]
-            if each.commit:  # what was dropped while it was written gets no header
-                changed = self.map.commit([pair for pair in placed if not pair[0].dropped])
-            else:
-                changed = self.map.forget(placed)
+            placed = [placed for placed in each.placed if placed.place.drive not in self._failed]
+            changed = self.map.commit(placed) if each.commit else self.map.forget(placed)
             for drive, mine in changed.items():
                 pages.setdefault(drive, []).extend(mine)
         if not pages:
@@ -275,19 +247,12 @@ class Pool:
         ]
         await self._ring.write(Contexts.join(parts), at_once=True)
 
-    async def _undo(self, placed: Sequence[Placed]) -> None:
-        """Free the slots of a store that was cancelled."""
-        with contextlib.suppress(DriveFailed):
-            await self._change(placed, commit=False)
-        self.map.release([place for _, place in placed if place.drive not in self._failed])
-
     def _fail(self, error: DriveFailed) -> None:
-        """Use the drives no more that `error` names, and tell whose chunks are lost."""
+        """Use the drives no more that `error` names, and tell of it."""
         for drive in sorted(error.drives - self._failed):
             self._failed.add(drive)
-            lost = self.map.fail(drive)
-            logger().error("a drive is used no more", drive=self._names[drive], chunks=len(lost), error=str(error))
-            self._on_lost(lost)
+            logger().error("a drive is used no more", drive=self._names[drive], error=str(error))
+            self._on_lost(drive)
 
     def _create(self, name: str) -> int:
         settings = self._settings
@@ -298,10 +263,6 @@ class Pool:
             )
         block = pack_superblock(Superblock(settings.node_id, geometry, 1, 0))
         return self._drives.create(name, geometry.file_bytes, block + block)
-
-
-def _placed(chunks: Sequence[Chunk]) -> list[Placed]:
-    return [(chunk, chunk.disk) for chunk in chunks if chunk.disk is not None]
 
 
 def _region(drive: int, first: int, count: int, image: Bytes) -> Contexts:

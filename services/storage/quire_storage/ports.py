@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from quire.clock import Clock
 from quire.descriptor import Descriptor
 from quire.keys import ChunkKeys
-from quire.metadata.index import ChunkRecord
+from quire.metadata.index import ChunkRecord, Listing, ObjectMark
 from quire.nodes import Node
 from quire.outcome import ChunkRun, NodeOutcome
 from quire.policy import NamespacePolicy, TenantPolicy
@@ -25,6 +26,7 @@ __all__ = [
     "ClusterIndex",
     "Drives",
     "Grant",
+    "Listing",
     "ObjectTier",
     "Outer",
     "Peers",
@@ -35,16 +37,26 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class ClusterIndex(Protocol):
-    """The orchestrator, as the place where replicas are registered."""
+    """The orchestrator, as the place where replicas are registered.
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
-        """Register; False for a chunk whose parent is not indexed (yet)."""
+    Every index entry has a generation, drawn anew when it comes into being: what was decided on one entry does not
+    concern the next one of the same key.
+    """
 
-    async def add_object_tier(self, records: Sequence[ChunkRecord]) -> list[bool]:
-        """Register the object tier as a holder; False for a chunk that is not indexed (any more)."""
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
+        """Register; the generation of each entry, 0 for a chunk whose parent is not indexed (yet)."""
+
+    async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
+        """List the object tier in these very entries."""
+
+    async def forsake_objects(self, records: Sequence[ChunkRecord]) -> None:
+        """Have objects deleted that no entry lists, after a time, unless one lists them then."""
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
         """Deregister chunks that are lost or corrupt."""
+
+    async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
+        """Deregister the node where the object tier is listed too; False where it is not."""
 
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         """Take chunks out whose last copy goes, children first; False for one that others extend or a lease pins."""
@@ -52,8 +64,21 @@ class ClusterIndex(Protocol):
     async def locate(self, records: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         """The live nodes that hold each chunk, and `OBJECT_TIER` where it does."""
 
-    async def take_drops(self, node_id: str) -> list[bytes]:
-        """What was evicted while the node was away; asking again tells only what is new."""
+    async def take_drops(self, node_id: str) -> dict[bytes, int]:
+        """Entries that ended while the node was away, by key; asking again tells only what is new."""
+
+    async def listing(self, node_id: str) -> Listing:
+        """What is listed for a node, in two numbers."""
+
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+        """A page of what is listed for a node: records (their parents left empty), generations, and the next cursor,
+        0 at the end. A chunk that is listed all the while is in one page at least."""
+
+    async def damaged(self, node_id: str) -> None:
+        """A node found that the index has lost entries: the object tier must be looked at too."""
+
+    async def rebuilt(self, token: str) -> None:
+        """The index was told of everything in the object tier."""
 
     async def policies(self) -> tuple[list[NamespacePolicy], int]:
         """Policies of namespaces, and how many storage nodes share the quotas."""
@@ -168,6 +193,11 @@ class ObjectTier(Protocol):
         """None if there is no such object."""
 
     async def delete(self, keys: Sequence[bytes]) -> None: ...
+    def list(self) -> AsyncIterator[list[bytes]]:
+        """Keys of all chunk objects, some at a time."""
+
+    async def header(self, key: bytes) -> bytes | None:
+        """The header of a chunk object, without its bytes; None if there is no sound one."""
 
 
 class BlockIOChoice(Protocol):
@@ -178,7 +208,10 @@ class BlockIOChoice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """Everything outside of a node, but for the data plane. `objects` is None for no object tier."""
+    """Everything outside of a node, but for the data plane. `objects` is None for no object tier.
+
+    `threads`: makes an executor of that many for checksums and copies.
+    """
 
     index: ClusterIndex
     rates: RateSource
@@ -187,3 +220,4 @@ class Outer:
     drives: Callable[[], Drives]
     block_io: BlockIOChoice
     clock: Clock
+    threads: Callable[[int], Executor] = lambda count: ThreadPoolExecutor(count, "storage")

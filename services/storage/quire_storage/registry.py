@@ -2,46 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 from quire.errors import QuireError
-from quire.metadata.index import ChunkRecord
+from quire.metadata.index import OBJECT_TIER, ChunkRecord, ObjectMark
 from quire.telemetry import logger
 from quire_storage.core.chunks import Chunk
-from quire_storage.ports import Clock, ClusterIndex
+from quire_storage.ports import Clock, ClusterIndex, Listing
 
-_RETRY_S = 0.02
-_PAUSE_S, _PAUSE_S_MAX = 0.2, 30.0
-_BATCH_CHUNKS = 4096
+_RETRY_S: Final = 0.02
+_BATCH_CHUNKS: Final = 4096
 
 
 class Registry:
-    """Says to the index what the node `node_id` holds."""
+    """Says to the index what the node `node_id` holds. Counts what is under way, so that both can be compared."""
 
     def __init__(self, node_id: str, index: ClusterIndex, clock: Clock, timeout_s: float) -> None:
         self._node_id = node_id
         self._index = index
         self._clock = clock
         self._timeout_s = timeout_s
+        self._under_way = 0
+        self._changed = asyncio.Condition()
+        self._comparing = False
 
-    async def register(self, wanted: Sequence[ChunkRecord]) -> set[bytes]:
-        """Register; the keys that are indexed. Raises what the index raises."""
-        indexed: set[bytes] = set()
-        async for part in self.registering(wanted):
-            indexed |= part
-        return indexed
+    async def registering(self, wanted: Sequence[ChunkRecord]) -> AsyncIterator[dict[bytes, int]]:
+        """Generations of index entries by key, as they are indexed.
 
-    async def add_object_tier(self, stored: Sequence[ChunkRecord]) -> set[bytes]:
-        """Register the object tier as a holder of chunks that are indexed; the keys of those."""
-        marks = await self._index.add_object_tier(stored)
-        return {record.key for record, mark in zip(stored, marks, strict=True) if mark}
-
-    async def registering(self, wanted: Sequence[ChunkRecord]) -> AsyncIterator[set[bytes]]:
-        """Keys as they are indexed. A chunk whose parent is on its way to another node is waited for, for a time."""
+        A chunk whose parent is on its way to another node is waited for, for a time.
+        """
         waiting, deadline_s = list(wanted), self._clock.monotonic_s() + self._timeout_s
         while waiting:
-            marks = await self._index.commit(self._node_id, waiting)
-            indexed = {record.key for record, mark in zip(waiting, marks, strict=True) if mark}
+            indexed: dict[bytes, int] = {}
+            for first in range(0, len(waiting), _BATCH_CHUNKS):
+                part = waiting[first : first + _BATCH_CHUNKS]
+                async with self._operation():
+                    generations = await self._index.commit(self._node_id, part)
+                indexed |= {record.key: each for record, each in zip(part, generations, strict=True) if each}
             yield indexed
             waiting = [record for record in waiting if record.key not in indexed]
             if waiting and self._clock.monotonic_s() > deadline_s:
@@ -49,63 +49,119 @@ class Registry:
             if waiting:
                 await self._clock.sleep(_RETRY_S)
 
-    async def register_all(self, held: AsyncIterator[list[Chunk]]) -> None:
-        """Tell the index everything. Parents may be on nodes that are still coming up: try again, ever less often."""
-        waiting: list[ChunkRecord] = []
-        async for part in held:
-            waiting += await self._refused([chunk.record for chunk in part])
-        pause_s = _PAUSE_S
-        while waiting:
-            await self._clock.sleep(pause_s)
-            before, refused = len(waiting), []
-            for first in range(0, len(waiting), _BATCH_CHUNKS):
-                refused += await self._refused(waiting[first : first + _BATCH_CHUNKS])
-            waiting = refused
-            pause_s = _PAUSE_S if len(waiting) < before else min(2 * pause_s, _PAUSE_S_MAX)
-
-    async def _refused(self, records: list[ChunkRecord]) -> list[ChunkRecord]:
-        """Register; what the index did not take."""
-        try:
-            marks = await self._index.commit(self._node_id, records) if records else []
-        except QuireError as error:
-            logger().warning("the index does not take this node's chunks yet", error=str(error))
-            return records
-        return [record for record, indexed in zip(records, marks, strict=True) if not indexed]
-
     async def withdraw(self, lost: Sequence[ChunkRecord], holder: str = "") -> None:
         """Deregister chunks, at this node or at another holder.
 
-        What the index does not hear now it hears when somebody asks in vain.
+        What the index does not hear now it hears when they are asked for in vain, or when both are compared.
         """
         if not lost:
             return
         try:
-            await self._index.withdraw(holder or self._node_id, lost)
+            async with self._operation():
+                await self._index.withdraw(holder or self._node_id, lost)
         except QuireError as error:
             logger().warning("lost chunks could not be withdrawn", chunks=len(lost), error=str(error))
 
     async def may_go(self, chunks: Sequence[ChunkRecord]) -> set[bytes]:
         """Take last copies, deepest first, out of the index; the keys that are out. None while it does not answer."""
         try:
-            marks = await self._index.evict(self._node_id, chunks)
+            async with self._operation():
+                marks = await self._index.evict(self._node_id, chunks)
         except QuireError as error:
             logger().warning("nothing can be evicted while the index does not answer", error=str(error))
             return set()
         return {chunk.key for chunk, out in zip(chunks, marks, strict=True) if out}
 
-    async def not_registered(self, chunks: Sequence[ChunkRecord]) -> list[bytes]:
-        """Keys of those for which this node is not listed; none while the index does not answer."""
+    async def may_withdraw(self, chunks: Sequence[ChunkRecord]) -> set[bytes]:
+        """Take this node off the entries that list the object tier too; their keys. None while it does not answer."""
         try:
-            holders = await self._index.locate(chunks)
+            async with self._operation():
+                marks = await self._index.withdraw_in_object(self._node_id, chunks)
         except QuireError as error:
-            logger().warning("nobody says what is registered", error=str(error))
-            return []
-        return [chunk.key for chunk, names in zip(chunks, holders, strict=True) if self._node_id not in names]
+            logger().warning("nothing can be withdrawn while the index does not answer", error=str(error))
+            return set()
+        return {chunk.key for chunk, out in zip(chunks, marks, strict=True) if out}
 
-    async def drops(self) -> list[bytes]:
-        """What was evicted while this node was away."""
+    async def drops(self) -> dict[bytes, int]:
+        """What was evicted while this node was away: generations of index entries by key."""
+        return await self._index.take_drops(self._node_id)
+
+    # ---- comparing
+
+    @contextlib.asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """While inside, nothing is under way from this node to the index."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._comparing)
+            self._comparing = True
+            try:
+                await self._changed.wait_for(lambda: not self._under_way)
+            except BaseException:
+                self._comparing = False
+                raise
         try:
-            return await self._index.take_drops(self._node_id)
-        except QuireError as error:
-            logger().warning("what was evicted meanwhile is not known", error=str(error))
-            return []
+            yield
+        finally:
+            async with self._changed:
+                self._comparing = False
+                self._changed.notify_all()
+
+    async def listing(self) -> Listing:
+        """What the index lists for this node."""
+        return await self._index.listing(self._node_id)
+
+    async def holdings(self) -> AsyncIterator[list[tuple[ChunkRecord, int]]]:
+        """Everything that the index lists for this node, page by page: records (without parents) and generations."""
+        cursor = 0
+        while True:
+            page, cursor = await self._index.holdings(self._node_id, cursor)
+            yield page
+            if not cursor:
+                return
+
+    async def damaged(self) -> None:
+        """The index differs from what it acknowledged: the object tier has to be compared with it too."""
+        await self._index.damaged(self._node_id)
+
+    async def rebuilt(self, token: str) -> None:
+        """The index knows what lies in the object tier."""
+        await self._index.rebuilt(token)
+
+    # ---- the object tier
+
+    async def objects_lost(self, stored: Sequence[tuple[Chunk, int]]) -> list[bytes]:
+        """List the object tier for chunks under index entries of these generations; keys of those that it is not
+        listed for, because their entries have ended or their objects are being deleted. Raises what the index raises.
+        """
+        lost: list[bytes] = []
+        for first in range(0, len(stored), _BATCH_CHUNKS):
+            part = stored[first : first + _BATCH_CHUNKS]
+            marks = await self._index.add_objects([chunk.record for chunk, _ in part], [each for _, each in part])
+            lost += [chunk.key for (chunk, _), mark in zip(part, marks, strict=True) if mark is not ObjectMark.LISTED]
+        return lost
+
+    async def forsake(self, records: Sequence[ChunkRecord]) -> None:
+        """Objects that nothing lists: to be deleted, unless they are listed by then. Raises what the index raises."""
+        await self._index.forsake_objects(records)
+
+    async def register_objects(self, records: Sequence[ChunkRecord]) -> int:
+        """Register the object tier as the holder of chunks, parents before children; how many are listed now."""
+        listed = 0
+        for first in range(0, len(records), _BATCH_CHUNKS):
+            generations = await self._index.commit(OBJECT_TIER, records[first : first + _BATCH_CHUNKS])
+            listed += sum(1 for generation in generations if generation)
+        return listed
+
+    @contextlib.asynccontextmanager
+    async def _operation(self) -> AsyncIterator[None]:
+        if self._comparing:
+            async with self._changed:
+                await self._changed.wait_for(lambda: not self._comparing)
+        self._under_way += 1
+        try:
+            yield
+        finally:
+            self._under_way -= 1
+            if self._comparing:
+                async with self._changed:
+                    self._changed.notify_all()

@@ -32,7 +32,7 @@ from quire_storage.core.chunks import Chunk
 from quire_storage.core.pool_format import unpack_header
 from quire_storage.ports import Clock, ClusterIndex, Peers
 from quire_storage.registry import Registry
-from quire_storage.store import ChunkStore
+from quire_storage.tiers import Tiers
 
 Bytes = npt.NDArray[np.uint8]
 _LANDING_BYTES = 32 << 20
@@ -48,7 +48,7 @@ class Replicator:
     def __init__(
         self,
         config: StorageConfig,
-        store: ChunkStore,
+        tiers: Tiers,
         transport: Transport,
         index: ClusterIndex,
         registry: Registry,
@@ -57,7 +57,7 @@ class Replicator:
         me: Callable[[], Node],
     ) -> None:
         self._config = config
-        self._store = store
+        self._tiers = tiers
         self._transport = transport
         self._index = index
         self._registry = registry
@@ -72,17 +72,17 @@ class Replicator:
 
     async def pull(self, source: Node, keys: Sequence[bytes]) -> list[bool]:
         """Keep copies of chunks of another node, on disk and indexed; for each whether it is here now."""
-        missing = [key for key in keys if self._store.find(key) is None]
+        missing = [key for key in keys if self._tiers.find(key) is None]
+        listed: set[bytes] = set()
         for first in range(0, len(missing), _BATCH_CHUNKS):
-            await self._pull_some(source, missing[first : first + _BATCH_CHUNKS])
-        await self._store.raise_level([key for key in keys if self._store.find(key)], Durability.REPLICATED)
-        here = [held.record for key in keys if (held := self._store.find(key)) is not None]
-        indexed = await self._registry.register(here)
-        return [key in indexed for key in keys]
+            listed |= await self._pull_some(source, missing[first : first + _BATCH_CHUNKS])
+        on_drive = await self._tiers.raise_level([key for key in keys if key not in listed], Durability.REPLICATED)
+        listed |= await self._tiers.reregister(on_drive)
+        return [key in listed for key in keys]
 
     async def spread(self, keys: Sequence[bytes]) -> set[bytes]:
         """See to it that each chunk is on a drive of a second live node; those for which that is so."""
-        chunks = [chunk for key in keys if (chunk := self._store.find(key)) is not None]
+        chunks = self._tiers.find_all(keys)
         holders = await self._index.locate([chunk.record for chunk in chunks])
         already = {name for of_chunk in holders for name in of_chunk}
         left, safe = [chunk.record.key for chunk in chunks], set[bytes]()
@@ -111,18 +111,27 @@ class Replicator:
         for node in sorted(others, key=lambda node: here.distance(node.location)):
             async for _, payload in self.fetch(node, [chunk.record.key]):
                 yield payload
-        if self._store.objects is not None:
-            async for _, payload in self._store.objects.fetch([chunk.record.key]):
+        if self._tiers.objects is not None:
+            async for _, payload in self._tiers.objects.fetch([chunk.record.key]):
                 yield payload
 
     async def fetch(self, source: Node, keys: Sequence[bytes]) -> AsyncIterator[tuple[Chunk, Bytes]]:
         """Chunks of another node with their (L, S) bytes, verified; what it has not, or not sound, is left out."""
+        async for batch, payloads in self.fetch_batches(source, keys):
+            for pair in zip(batch, payloads, strict=True):
+                yield pair
+
+    async def fetch_batches(
+        self, source: Node, keys: Sequence[bytes]
+    ) -> AsyncIterator[tuple[list[Chunk], list[Bytes]]]:
+        """The same, as they come: chunks of one shape, and the bytes of each."""
         try:
             headers = await self._peers.describe(source, ChunkKeys(b"".join(keys)))
         except QuireError as error:
             logger().warning("a node does not say what it has", node=source.node_id, error=str(error))
             return
-        chunks = [unpack_header(np.frombuffer(raw, dtype=np.uint8)) for raw in headers if sound_header(raw) is not None]
+        sound = [np.frombuffer(raw, dtype=np.uint8) for raw in headers if sound_header(raw) is not None]
+        chunks = [unpack_header(raw).chunk for raw in sound]
         chunks = [chunk for chunk in chunks if chunk.record.key in set(keys)]
         while chunks:
             shape = chunks[0].shape
@@ -130,8 +139,9 @@ class Replicator:
             batch = [chunk for chunk in chunks if chunk.shape == shape][:count]
             taken = {chunk.record.key for chunk in batch}
             chunks = [chunk for chunk in chunks if chunk.record.key not in taken]
-            async for pair in self._land(source, batch):
-                yield pair
+            landed = [pair async for pair in self._land(source, batch)]
+            if landed:
+                yield [chunk for chunk, _ in landed], [payload for _, payload in landed]
 
     async def keep_replicated(self) -> None:
         """Whenever the storage nodes are others than before, give replicated chunks that are alone a second holder."""
@@ -152,15 +162,13 @@ class Replicator:
     # ----
 
     async def _respread(self) -> bool:
-        keys: list[bytes] = []
-        async for chunks in self._store.walk():
-            keys += [chunk.record.key for chunk in chunks if chunk.durability is Durability.REPLICATED]
+        keys = list(self._tiers.residency.replicated)
         complete = True
         for first in range(0, len(keys), _BATCH_CHUNKS):
             part = keys[first : first + _BATCH_CHUNKS]
             safe = await self.spread(part)
             complete &= len(safe) == len(part)
-            size = sum(chunk.bytes for key in part if (chunk := self._store.find(key)) is not None)
+            size = sum(chunk.bytes for chunk in self._tiers.find_all(part))
             await self._clock.sleep(size / self._config.replication_bytes_per_s)
         return complete
 
@@ -177,23 +185,19 @@ class Replicator:
         nodes = [node for node in await self._peers.storage_nodes() if node.node_id != me.node_id]
         return sorted(nodes, key=preference)
 
-    async def _pull_some(self, source: Node, keys: Sequence[bytes]) -> None:
-        chunks: list[Chunk] = []
-        unowned: dict[int, int] = {}  # slots of chunks that the store does not know (yet)
-        try:
-            async for chunk, payload in self.fetch(source, keys):
-                if await self._store.take_in(chunk, payload) and chunk.memory is not None:
-                    chunks.append(chunk)
-                    unowned[id(chunk)] = chunk.memory.offset
-            async with self._store.keeping(chunks, Durability.REPLICATED) as fresh:
-                for chunk in fresh:
-                    del unowned[id(chunk)]
-                for key in await self._registry.register([chunk.record for chunk in chunks]):
-                    if (now := self._store.find(key)) is not None:
-                        now.indexed = True
-                await self._store.drop_these(fresh)  # those that are not indexed
-        finally:
-            self._store.give_back(list(unowned.values()))
+    async def _pull_some(self, source: Node, keys: Sequence[bytes]) -> set[bytes]:
+        """Keys of those that are listed here now."""
+        listed: set[bytes] = set()
+        async for batch, payloads in self.fetch_batches(source, keys):
+            try:
+                async with self._tiers.reserved(batch[0].shape, len(batch)) as slots:
+                    for index, payload in enumerate(payloads):
+                        self._tiers.lay(slots, index, payload)
+                    async with self._tiers.storing(slots, batch, Durability.REPLICATED) as stored:
+                        listed |= stored.now()
+            except QuireError as error:
+                logger().warning("copies of another node's chunks could not be kept", error=str(error))
+        return listed
 
     async def _land(self, source: Node, batch: Sequence[Chunk]) -> AsyncIterator[tuple[Chunk, Bytes]]:
         """Chunks of one shape, delivered by their node into memory of this one."""
@@ -236,5 +240,4 @@ class Replicator:
         for index, chunk in enumerate(batch):
             payload = np.ascontiguousarray(rows[:, index])
             if np.array_equal(row_checksums(payload), chunk.checksums):
-                chunk.memory, chunk.disk, chunk.in_object = None, None, False
                 yield chunk, payload

@@ -11,6 +11,7 @@ from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.clock import SystemClock
+from quire.errors import InvalidRequest
 from quire.keys import ChunkKeys
 from quire.nodes import Location, Node, Role
 from quire.outcome import NodeOutcome
@@ -82,8 +83,15 @@ class StorageServicer(StorageServiceServicer):
         return pb.IngestResponse(outcome=convert.outcome_to(await self._node.ingest(call)))
 
     async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropResponse:
-        dropped = await self._node.drop(ChunkKeys(request.chunk_keys), objects=request.from_object_tier)
-        return pb.DropResponse(dropped_chunks=dropped)
+        keys = list(ChunkKeys(request.chunk_keys))
+        if len(keys) != len(request.generations):
+            raise InvalidRequest(f"{len(request.generations)} for {len(keys)} keys", field="generations")
+        generations = dict(zip(keys, request.generations, strict=True))
+        return pb.DropResponse(dropped_chunks=await self._node.drop(generations))
+
+    async def DeleteObjects(self, request: pb.DeleteObjectsRequest, context: Any) -> pb.DeleteObjectsResponse:
+        await self._node.delete_objects(ChunkKeys(request.chunk_keys), request.until_ms)
+        return pb.DeleteObjectsResponse()
 
     async def Raise(self, request: pb.RaiseRequest, context: Any) -> pb.RaiseResponse:
         durability = convert.durability_from(request.durability)

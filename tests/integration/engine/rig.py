@@ -7,29 +7,30 @@ import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.clock import SystemClock
 from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.durability import Durability
+from quire.durability import Durability, OnExisting
 from quire.keys import ChunkKeys
 from quire.metadata.index import ChunkRecord
 from quire.outcome import ChunkRun
 from quire_storage.arena import Arena
-from quire_storage.bands import Bands
+from quire_storage.batches import Batches, Promotions, Reading
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
-from quire_storage.core.chunks import Chunk, MemoryPlace
+from quire_storage.core.chunks import Chunk, DiskPlace
+from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slack import SlackLimits
 from quire_storage.core.slots import Shape
-from quire_storage.holdings import Holdings
 from quire_storage.integrity import Integrity
 from quire_storage.pool import Pool, PoolSettings
+from quire_storage.registry import Registry
 from quire_storage.ring import Ring
-from quire_storage.room import Outside
-from quire_storage.store import ChunkStore
+from quire_storage.tiers import Tiers
 from tests.integration.engine.disk import SimDisk
 
 SHAPE = Shape(3, 4096)
@@ -63,21 +64,43 @@ def record_of(number: int, chain: int = 8) -> ChunkRecord:
     return ChunkRecord(key_of(number), parent, key_of(start), key_of(start) if parent else b"")
 
 
+class EngineIndex:
+    """Indexes whatever it is given, and lets go of what is not `pinned`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
+        await asyncio.sleep(0)
+        return [1] * len(records)
+
+    async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
+        await asyncio.sleep(0)
+        marks = [record.key not in self._engine.pinned for record in records]
+        self._engine.evicted += [record.key for record, out in zip(records, marks, strict=True) if out]
+        return marks
+
+    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
+        self._engine.withdrawn += [record.key for record in records]
+
+
 @dataclass
 class Engine:
-    """One life of the engine. `start`, then stores and reads, then `stop`; `copies` are what others have."""
+    """One life of the engine. `start`, then stores and reads, then `stop`; `copies` are what others have.
+
+    The invariants of the residency machine are looked at after every event.
+    """
 
     disk: SimDisk
     config: StorageConfig = CONFIG
     drives: tuple[str, ...] = ("a", "b")
     copies: dict[bytes, Bytes] = field(default_factory=dict)
     evicted: list[bytes] = field(default_factory=list)
-    lost: list[bytes] = field(default_factory=list)
     withdrawn: list[bytes] = field(default_factory=list)
     pinned: set[bytes] = field(default_factory=set)
 
     async def start(self) -> Engine:
-        config = self.config
+        config, clock = self.config, SystemClock()
         self._threads = ThreadPoolExecutor(1)
         self.arena = Arena(config.arena_bytes, config.slab_bytes, config.staging_bytes, config.block_bytes)
         self.arena.map()
@@ -86,91 +109,103 @@ class Engine:
         )
         self.pool = Pool(settings, self.drives, self.disk)
         files = self.pool.open()
-        self.ring = Ring(self.disk, SystemClock(), SlackLimits(age_s_max=0.01))
+        self.ring = Ring(self.disk, clock, SlackLimits(age_s_max=0.01))
         await self.ring.start(files, [self.arena.view])
         await self.pool.recover(self.ring)
-        held = Holdings(self.arena, self.pool, None)
-        held.on_lost = lambda records: self.lost.extend(record.key for record in records)
-        self.store = ChunkStore(config, held, SystemClock(), Outside(self._may_go, self._withdrawn))
-        self.integrity = Integrity(self.store, self.ring, self._threads, SystemClock(), self._copies)
-        held.adopt()
+        shares = ResidencySettings(pool_high_share=config.pool_high_share, pool_low_share=config.pool_low_share)
+        self.residency = Residency(shares, self.arena.slots, self.pool.map, objects=False)
+        index: Any = EngineIndex(self)
+        self.tiers = Tiers(
+            residency=self.residency,
+            arena=self.arena,
+            pool=self.pool,
+            objects=None,
+            registry=Registry("node", index, clock, 1.0),
+            clock=clock,
+            wait_s=config.room_timeout_s,
+            checked=True,
+        )
+        self.integrity = Integrity(self.tiers, self.ring, self._threads, clock, self._copies)
+        self.promotions = Promotions()
         return self
 
     async def stop(self) -> None:
-        await self.store.close()
+        await self.tiers.close()
         await self.pool.close()
         self._threads.shutdown()
 
     async def put(
-        self, numbers: Sequence[int], durability: Durability, version: int = 0, shape: Shape = SHAPE
-    ) -> list[Chunk]:
-        """Store chunks as an ingest does; returning is the acknowledgement."""
-        offsets = await self.store.reserve(shape, len(numbers))
-        stride = self.arena.slots.layer_stride(shape)
-        chunks = []
-        for number, offset in zip(numbers, offsets.tolist(), strict=True):
-            payload = payload_of(number, version, shape)
-            for place, row in zip(self.arena.slices(offset, stride, shape).tolist(), payload, strict=True):
-                self.arena.view[place : place + shape.slice_bytes] = row
-            chunk = Chunk(record_of(number), shape.num_layers, shape.slice_bytes, row_checksums(payload), durability)
-            chunk.memory = MemoryPlace(offset, stride)
-            chunks.append(chunk)
-        fresh: list[Chunk] = []
-        try:
-            async with self.store.keeping(chunks, durability) as fresh:
-                for chunk in fresh:
-                    chunk.indexed = True
-        finally:
-            kept = {id(chunk) for chunk in fresh}
-            mine = zip(chunks, offsets.tolist(), strict=True)
-            self.store.give_back([offset for chunk, offset in mine if id(chunk) not in kept])
-        return fresh
+        self,
+        numbers: Sequence[int],
+        level: Durability,
+        version: int = 0,
+        shape: Shape = SHAPE,
+        on_existing: OnExisting = OnExisting.VERIFY,
+    ) -> set[bytes]:
+        """Store chunks as an ingest does; the keys that are acknowledged."""
+        async with self.tiers.reserved(shape, len(numbers)) as slots:
+            chunks = []
+            for index, number in enumerate(numbers):
+                payload = payload_of(number, version, shape)
+                self.tiers.lay(slots, index, payload)
+                record = record_of(number)
+                chunks.append(Chunk(record, shape.num_layers, shape.slice_bytes, row_checksums(payload)))
+            async with self.tiers.storing(slots, chunks, level, on_existing) as stored:
+                return stored.now()
 
     async def get(self, numbers: Sequence[int], shape: Shape = SHAPE) -> Bytes:
-        """(L, N, S) as a delivery would send it: through bands, verified. Raises `ChunkMissing`, `CorruptData`."""
+        """(L, N, S) as a delivery would send it: in batches, verified. Raises `ChunkMissing`, `CorruptData`."""
         keys = ChunkKeys(b"".join(map(key_of, numbers)))
         target = RdmaTarget(b"w", 4096, len(numbers) * shape.bytes, b"k")
         descriptor = Descriptor(keys, shape.num_layers, 1, shape.slice_bytes, DeliveryOrder.LAYERWISE, target)
         out = np.zeros(descriptor.payload_bytes, dtype=np.uint8)
-        chunks = await self.store.hold(keys)
-        bands = None
-        complete = False
+        held = await self.tiers.pin_all(list(keys))
+        batches = None
         try:
-            runs = (ChunkRun(0, len(numbers)),)
-            bands = Bands(
-                self.store, self.ring, self._threads, self.integrity.heal, self._corrupt, descriptor, runs, chunks
+            reading = Reading(
+                tiers=self.tiers,
+                ring=self.ring,
+                threads=self._threads,
+                heal=self.integrity.heal,
+                on_corrupt=self.integrity.give_up,
             )
+            batches = Batches(reading, self.promotions, descriptor, (ChunkRun(0, len(numbers)),), held.copies)
             for layer in range(shape.num_layers):
-                for band in bands.bands:
-                    ready = await bands.prepare(band, layer, 0.0)
-                    for piece in band.plan.pieces(layer, ready.shift, 1 << 20):
+                for batch in batches.batches:
+                    ready = await batches.prepare(batch, layer, 0.0)
+                    for piece in batch.plan.pieces(layer, ready.shift, 1 << 20):
                         at = piece.remote_offset
                         for offset in piece.offsets.tolist():
                             out[at : at + piece.length] = self.arena.view[offset : offset + piece.length]
                             at += piece.length
-                    bands.release(ready)
-            complete = True
+                    batches.release(ready)
         finally:
-            if bands is not None:
-                bands.close(complete=complete)
-            self.store.let_go(chunks)
+            if batches is not None:
+                await batches.close()
+            self.tiers.unpin(held)
         return out.reshape(shape.num_layers, len(numbers), shape.slice_bytes)
 
-    def _corrupt(self, chunks: list[Chunk]) -> None:
-        self.lost += [chunk.record.key for chunk in chunks]
+    async def drop(self, numbers: Sequence[int]) -> int:
+        """Forget chunks, whatever the index says; how many there were."""
+        return await self.tiers.drop({key_of(number): 0 for number in numbers})
 
-    async def _may_go(self, records: Sequence[ChunkRecord]) -> set[bytes]:
-        await asyncio.sleep(0)
-        out = {record.key for record in records if record.key not in self.pinned}
-        self.evicted += [record.key for record in records if record.key in out]
-        return out
+    def has(self, number: int) -> bool:
+        return key_of(number) in self.residency
 
-    async def _withdrawn(self, records: Sequence[ChunkRecord]) -> None:
-        self.withdrawn += [record.key for record in records]
+    def place(self, number: int) -> DiskPlace | None:
+        """Where on the drives a chunk lies."""
+        placed = self.pool.map.get(key_of(number))
+        return placed.place if placed is not None else None
+
+    async def clean(self) -> None:
+        """Return when nothing lies in memory only."""
+        async with asyncio.timeout(10):
+            while self.residency.dirty_chunks:
+                await asyncio.sleep(0.01)
 
     async def _copies(self, chunk: Chunk) -> AsyncIterator[Bytes]:
-        if chunk.record.key in self.copies:
-            yield self.copies[chunk.record.key]
+        if chunk.key in self.copies:
+            yield self.copies[chunk.key]
 
 
 def with_settings(**changes: object) -> StorageConfig:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quire.durability import Durability
-from quire.errors import CorruptData, PoolFull
+from quire.errors import CorruptData
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.iocb import Contexts, Op
 from quire_storage.core.slots import Shape
@@ -30,10 +30,11 @@ async def _stored(numbers: list[int], **settings: object) -> tuple[SimDisk, Engi
 
 def _place(engine: Engine, number: int, layer: int) -> tuple[str, int]:
     """Drive and offset of a slice."""
-    chunk = engine.store.find(key_of(number))
-    assert chunk is not None and chunk.disk is not None
-    offset = engine.pool.map.data_offset(chunk.disk.drive) + chunk.disk.offset + layer * chunk.disk.layer_stride
-    return engine.drives[chunk.disk.drive], offset
+    place = engine.place(number)
+    assert place is not None
+    return engine.drives[place.drive], engine.pool.map.data_offset(
+        place.drive
+    ) + place.offset + layer * place.layer_stride
 
 
 @pytest.mark.parametrize("layer", range(SHAPE.num_layers))
@@ -61,7 +62,7 @@ async def test_a_flipped_byte_without_another_copy_is_a_miss() -> None:
     engine.copies[key_of(5)] = payload_of(6)
     with pytest.raises(CorruptData):
         await engine.get(list(range(8)))
-    assert engine.lost == [key_of(5)]
+    assert engine.withdrawn == [key_of(5)]
     assert np.array_equal((await engine.get([4, 6]))[:, 1], payload_of(6))
     await engine.stop()
 
@@ -80,7 +81,7 @@ async def test_the_scrubber_finds_and_heals_what_nobody_reads() -> None:
     scrubbing.cancel()
     assert disk.files[name].now[offset] == payload_of(2)[0, 0]
     assert engine.withdrawn == [key_of(6)]
-    assert engine.store.find(key_of(6)) is None
+    assert engine.has(6) is False
     await engine.stop()
 
 
@@ -107,7 +108,7 @@ async def test_a_drive_that_takes_no_writes_is_used_no_more() -> None:
     assert 0 < len(on_first) < 16
     disk.fault = lambda op, file, at, length: -errno.EIO if file == 0 and op is not Op.READ else None
     await engine.put(list(range(16, 32)), Durability.LOCAL)
-    assert sorted(engine.lost) == [key_of(each) for each in on_first]
+    assert sorted(engine.withdrawn) == [key_of(each) for each in on_first]
     disk.fault = lambda op, file, at, length: None
     rest = [each for each in range(32) if each not in on_first]
     assert np.array_equal(await engine.get(rest), np.stack([payload_of(each) for each in rest], axis=1))
@@ -142,10 +143,10 @@ async def test_no_drive_takes_writes() -> None:
     disk.fault = lambda op, file, at, length: -errno.ENOSPC if op is Op.WRITE else None
     with pytest.raises(DriveFailed, match="ENOSPC"):
         await engine.put([8], Durability.LOCAL)
-    assert engine.store.find(key_of(8)) is None
+    assert engine.has(8) is False
     await engine.put([16], Durability.MEMORY)
     assert np.array_equal((await engine.get([16]))[:, 0], payload_of(16))
-    with pytest.raises(PoolFull):
+    with pytest.raises(DriveFailed, match="no drive is left"):
         await engine.put([24], Durability.LOCAL)
     await engine.stop()
 
@@ -160,7 +161,7 @@ async def test_a_full_pool_evicts_leaves_and_keeps_what_is_pinned() -> None:
     for first in range(0, total, 8):
         await engine.put(list(range(first, first + 8)), Durability.LOCAL)
     assert engine.pool.map.used_bytes <= engine.pool.map.capacity_bytes
-    here = {number for number in range(total) if engine.store.find(key_of(number)) is not None}
+    here = {number for number in range(total) if engine.has(number)}
     assert set(range(8)) <= here, "leases pin"
     assert len(here) > capacity // 2
     for number in here:
@@ -182,33 +183,29 @@ async def test_far_more_than_memory_comes_back_whole() -> None:
     assert len(numbers) * SHAPE.slot_bytes > 9 * engine.arena.slots.capacity_bytes
     for _ in range(2):
         assert np.array_equal(await engine.get(numbers), expected)
-    assert engine.store.hits["disk"] > 0
-    async with asyncio.timeout(10):
-        while engine.store.figures["dirty"]:
-            await asyncio.sleep(0.01)
+    assert engine.residency.hits["disk"] > 0
+    await engine.clean()
     # Small enough and used again: it moves into memory and is read from there.
     for _ in range(3):
         await engine.get(numbers[:4])
-    before = engine.store.hits["memory"]
+    before = engine.residency.hits["memory"]
     assert np.array_equal(await engine.get(numbers[:4]), expected[:, :4])
-    assert engine.store.hits["memory"] == before + 4
+    assert engine.residency.hits["memory"] == before + 4
     await engine.stop()
 
 
 async def test_a_drop_does_not_hurt_a_reader() -> None:
     """Chunks held by a delivery keep their slots, in memory and on the drive, until it lets go."""
-    from quire.keys import ChunkKeys
-
     _, engine = await _stored(list(range(8)))
-    held = await engine.store.hold(ChunkKeys(b"".join(map(key_of, range(8)))))
-    assert await engine.store.drop([key_of(number) for number in range(8)]) == 8
+    held = await engine.tiers.pin_all([key_of(number) for number in range(8)])
+    assert await engine.drop(list(range(8))) == 8
     used = engine.pool.map.used_bytes
     await engine.put(list(range(50, 58)), Durability.LOCAL)
     assert engine.pool.map.used_bytes == used + 8 * SHAPE.slot_bytes
-    for index, chunk in enumerate(held):
-        found = await engine.integrity.heal(chunk)
+    for index, copy in enumerate(held.copies):
+        found = await engine.integrity.heal(copy)
         assert found is not None and np.array_equal(found, payload_of(index))
-    engine.store.let_go(held)
+    engine.tiers.unpin(held)
     assert engine.pool.map.used_bytes == used
     await engine.stop()
 
@@ -223,7 +220,7 @@ async def test_a_layer_with_many_layers_and_a_slice_that_fills_a_block() -> None
     again = await Engine(disk, with_settings(arena_bytes=1 << 20, slab_bytes=1 << 16)).start()
     for shape, number in ((Shape(2, 1 << 14), 2), (Shape(7, 100), 3)):
         assert np.array_equal((await again.get([number], shape))[:, 0], payload_of(number, 0, shape))
-    assert again.store.find(key_of(1)) is not None
+    assert again.has(1)
     await again.stop()
 
 
@@ -232,12 +229,12 @@ async def test_an_upload_that_ends_late_does_not_touch_who_has_the_slot_now() ->
     disk, engine = await _stored([1])
     found = await engine.integrity.sound(key_of(1))
     assert found is not None
-    await engine.store.drop([key_of(1)])
+    await engine.drop([1])
     await engine.put([2], Durability.LOCAL)
-    await engine.store.in_object([found[0]])
+    engine.tiers.uploaded(found[0])
     await engine.stop()
     again = await Engine(disk).start()
-    assert again.store.find(key_of(1)) is None
+    assert again.has(1) is False
     assert np.array_equal((await again.get([2]))[:, 0], payload_of(2))
     await again.stop()
 
@@ -257,7 +254,7 @@ async def test_a_heal_that_ends_late_does_not_touch_who_has_the_slot_now() -> No
     await asyncio.sleep(0.05)
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    await engine.store.drop([key_of(1)])
+    await engine.drop([1])
     await engine.put(list(range(2, 12)), Durability.LOCAL)
     come.set()
     await asyncio.sleep(0.05)
@@ -294,7 +291,7 @@ async def test_shapes_may_be_mixed_in_one_store_of_a_node() -> None:
     other = Shape(2, 8192)
     await engine.put([1, 2], Durability.MEMORY)
     await engine.put([9], Durability.MEMORY, shape=other)
-    await engine.store.raise_level([key_of(number) for number in (1, 9, 2)], Durability.LOCAL)
+    await engine.tiers.raise_level([key_of(number) for number in (1, 9, 2)], Durability.LOCAL)
     await engine.stop()
     again = await Engine(disk).start()
     assert np.array_equal((await again.get([9], other))[:, 0], payload_of(9, 0, other))
@@ -310,7 +307,7 @@ async def test_the_loss_of_a_drive_does_not_empty_the_others() -> None:
     await engine.put([100], Durability.LOCAL)
     await asyncio.sleep(0.1)
     assert engine.evicted == []
-    assert all(engine.store.find(key_of(each)) is not None for each in on_good)
+    assert all(engine.has(each) for each in on_good)
     await engine.stop()
 
 
@@ -320,9 +317,7 @@ async def test_what_memory_alone_had_of_a_lost_drive_is_written_to_another() -> 
     await engine.put(list(range(8)), Durability.LOCAL)
     disk.fault = lambda op, file, at, length: -errno.EIO if file == 0 and op is not Op.READ else None
     await engine.put([8], Durability.LOCAL)
-    async with asyncio.timeout(10):
-        while engine.store.figures["dirty"]:
-            await asyncio.sleep(0.01)
+    await engine.clean()
     assert {_place(engine, each, 0)[0] for each in range(8)} == {"b"}
     await engine.stop()
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from quire.durability import Durability
 from quire.errors import ChunkMissing, ContentConflict
 from tests.integration.engine.disk import SimDisk
-from tests.integration.engine.rig import Engine, key_of, payload_of, with_settings
+from tests.integration.engine.rig import Engine, payload_of, with_settings
 
 _CHUNKS = st.lists(st.integers(0, 40), min_size=1, max_size=12, unique=True)
 
@@ -77,7 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(numbers=_CHUNKS)
     def drop(self, numbers: list[int]) -> None:
         known = [number for number in numbers if number in self.durable | self.volatile]
-        assert self.run(self.engine.store.drop([key_of(number) for number in numbers])) == len(known)
+        assert self.run(self.engine.drop(list(numbers))) == len(known)
         self.durable -= set(numbers)
         self.volatile -= set(numbers)
 
@@ -96,7 +96,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.run(self.engine.stop())
         self.disk.crash()
         self.run(self._start())
-        survived = {number for number in self.volatile if self.engine.store.find(key_of(number)) is not None}
+        survived = {number for number in self.volatile if self.engine.has(number)}
         self.durable |= survived
         self.volatile = set()
 

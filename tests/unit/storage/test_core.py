@@ -7,6 +7,7 @@ import math
 import random
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -22,11 +23,11 @@ from quire.keys import ChunkKeys
 from quire.metadata.index import ChunkRecord
 from quire.outcome import ChunkRun
 from quire_storage.core.checksums import combined, mismatches, slice_checksums
-from quire_storage.core.chunks import Chunk, MemoryPlace
+from quire_storage.core.chunks import Chunk, Copy, MemoryPlace
 from quire_storage.core.drr import DeficitRoundRobin
 from quire_storage.core.extents import extents
 from quire_storage.core.pacing import Pacer
-from quire_storage.core.plan import BandPlan, check_shapes, choose_order, cut_runs
+from quire_storage.core.plan import BatchPlan, check_shapes, choose_order, cut_runs
 from quire_storage.core.slots import Shape, SlotAllocator
 
 _CAPACITY, _SLAB = 1 << 20, 1 << 16
@@ -149,20 +150,19 @@ def test_combined_checksum_is_that_of_the_range(size: int, counts: list[int], se
     assert got.tolist() == [zlib.crc32(arena[p.offset : p.offset + p.count * size].tobytes()) for p in parts]
 
 
-def _slices(chunk: Chunk) -> npt.NDArray[np.int64]:
-    assert chunk.memory is not None
-    return chunk.memory.offset + np.arange(chunk.num_layers, dtype=np.int64) * chunk.memory.layer_stride
+def _slices(copy: Copy) -> npt.NDArray[np.int64]:
+    assert copy.memory is not None
+    return copy.memory.offset + np.arange(copy.chunk.num_layers, dtype=np.int64) * copy.memory.layer_stride
 
 
-def _chunk(key: bytes, shape: Shape, offset: int, stride: int, arena: npt.NDArray[np.uint8]) -> Chunk:
-    none = np.zeros(shape.num_layers, dtype=np.uint32)
-    record = ChunkRecord(key, b"", key, b"")
-    chunk = Chunk(record, shape.num_layers, shape.slice_bytes, none, memory=MemoryPlace(offset, stride))
-    chunk.checksums = slice_checksums(arena, _slices(chunk), shape.slice_bytes)
-    return chunk
+def _copy(key: bytes, shape: Shape, offset: int, stride: int, arena: npt.NDArray[np.uint8]) -> Copy:
+    slices = offset + np.arange(shape.num_layers, dtype=np.int64) * stride
+    checksums = slice_checksums(arena, slices, shape.slice_bytes)
+    chunk = Chunk(ChunkRecord(key, b"", key, b""), shape.num_layers, shape.slice_bytes, checksums)
+    return Copy(offset, chunk, MemoryPlace(offset, stride), None)
 
 
-def _scene(order: Sequence[int], layers: int, size: int) -> tuple[npt.NDArray[np.uint8], list[Chunk], Descriptor, int]:
+def _scene(order: Sequence[int], layers: int, size: int) -> tuple[npt.NDArray[np.uint8], list[Copy], Descriptor, int]:
     """Chunks stored in slots taken in `order`, a descriptor for all of them, and the distance between layers."""
     count = len(order)
     allocator = SlotAllocator(1 << 21, 1 << 17)
@@ -171,15 +171,15 @@ def _scene(order: Sequence[int], layers: int, size: int) -> tuple[npt.NDArray[np
     arena = np.random.default_rng(5).integers(0, 256, 1 << 21, dtype=np.uint8)
     keys = [bytes([index]) * 32 for index in range(count)]
     stride = allocator.layer_stride(shape)
-    chunks = [_chunk(key, shape, int(offset), stride, arena) for key, offset in zip(keys, offsets, strict=True)]
+    chunks = [_copy(key, shape, int(offset), stride, arena) for key, offset in zip(keys, offsets, strict=True)]
     target = RdmaTarget(b"w", 4096, count * layers * size, b"k")
     descriptor = Descriptor(ChunkKeys(b"".join(keys)), layers, 16, size, DeliveryOrder.AUTO, target)
     return arena, chunks, descriptor, stride
 
 
-def _plan(descriptor: Descriptor, runs: Sequence[ChunkRun], chunks: Sequence[Chunk]) -> BandPlan:
+def _plan(descriptor: Descriptor, runs: Sequence[ChunkRun], chunks: Sequence[Copy]) -> BatchPlan:
     bases = np.array([int(_slices(chunk)[0]) for chunk in chunks], dtype=np.int64)
-    return BandPlan(descriptor, runs, chunks, bases)
+    return BatchPlan(descriptor, runs, [copy.chunk for copy in chunks], bases)
 
 
 @given(st.permutations(range(14)), st.integers(1, 5), st.sampled_from([100, 4096, 8192]), st.integers(1, 50_000))
@@ -190,11 +190,11 @@ def test_pieces_assemble_the_layer_major_payload(order: list[int], layers: int, 
     written = np.zeros(descriptor.payload_bytes, dtype=np.uint8)
     for runs in ((ChunkRun(0, 3), ChunkRun(9, 5)), (ChunkRun(3, 6),)):
         mine = [chunk for run in runs for chunk in chunks[run.first : run.first + run.count]]
-        bands = [
+        batches = [
             _plan(descriptor, cut_runs(runs, start, start + 3), mine[start : start + 3])
             for start in range(0, len(mine), 3)
         ]
-        for layer, plan in itertools.product(range(layers), bands):
+        for layer, plan in itertools.product(range(layers), batches):
             assert plan.corrupt(arena, layer, layer * stride) == []
             for piece in plan.pieces(layer, layer * stride, bytes_max):
                 at = piece.remote_offset
@@ -221,10 +221,10 @@ def test_one_flipped_bit_is_found_where_it_is(order: list[int], victim: int, lay
 
 def test_plan_refuses_another_shape() -> None:
     arena, chunks, descriptor, _ = _scene(range(3), 2, 100)
-    chunks[1].slice_bytes = 50
+    chunks[1] = replace(chunks[1], chunk=replace(chunks[1].chunk, slice_bytes=50))
     with pytest.raises(DescriptorInvalid, match="layers of"):
         check_shapes(descriptor, chunks)
-    assert mismatches(arena, _slices(chunks[0]), 100, chunks[0].checksums) == []
+    assert mismatches(arena, _slices(chunks[0]), 100, chunks[0].chunk.checksums) == []
 
 
 def test_order_by_threshold() -> None:

@@ -93,6 +93,8 @@ def test_only_leaves_go(
         pinned = set(keys)
         while len(tier) + length - present > capacity and tier.evict(pinned.__contains__) is not None:
             pass
+        for key in keys:
+            tier.release(key)
         for at in reversed(range(present, length)):
             if keys[at] not in tier:
                 tier.insert(keys[at], keys[at - 1] if at else b"", 1)

@@ -12,7 +12,7 @@ from quire.chunk_object import sound_header
 from quire.durability import Durability
 from quire.errors import LayoutInvalid, PoolFull
 from quire.metadata.index import ChunkRecord
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Chunk, Header, Placed
 from quire_storage.core.pool_format import (
     PAGE_BYTES,
     Geometry,
@@ -40,7 +40,7 @@ def _images(count: int = 2, geometry: Geometry = GEOMETRY) -> list[npt.NDArray[n
     return [np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8) for _ in range(count)]
 
 
-def _chunk(number: int, shape: Shape, durability: Durability = Durability.LOCAL) -> Chunk:
+def _chunk(number: int, shape: Shape) -> Chunk:
     key = number.to_bytes(32, "big")
     parent = (number - 1).to_bytes(32, "big") if number % 3 else b""
     sums = np.arange(shape.num_layers, dtype=np.uint32) + np.uint32(number)
@@ -49,16 +49,16 @@ def _chunk(number: int, shape: Shape, durability: Durability = Durability.LOCAL)
         shape.num_layers,
         shape.slice_bytes,
         sums,
-        durability,
         b"n" * 16,
         1234567890123,
     )
 
 
-def _place(pool: PoolMap, chunks: list[Chunk]) -> None:
-    for chunk, place in zip(chunks, pool.allocate(chunks[0].shape, len(chunks)), strict=True):
-        chunk.disk = place
-    pool.commit([(chunk, chunk.disk) for chunk in chunks if chunk.disk is not None])
+def _place(pool: PoolMap, chunks: list[Chunk]) -> list[Placed]:
+    places = pool.allocate(chunks[0].shape, len(chunks))
+    placed = [Placed(Header(chunk), place) for chunk, place in zip(chunks, places, strict=True)]
+    pool.commit(placed)
+    return placed
 
 
 @given(
@@ -69,14 +69,13 @@ def _place(pool: PoolMap, chunks: list[Chunk]) -> None:
     st.integers(0, 2**31),
 )
 def test_a_header_says_everything(layers: int, size: int, durability: Durability, in_object: bool, number: int) -> None:
-    chunk = _chunk(number, Shape(layers, size), durability)
-    chunk.in_object = in_object
-    raw = pack_header(chunk, 5, 7, 99)
+    chunk = _chunk(number, Shape(layers, size))
+    raw = pack_header(Header(chunk, durability, in_object), 5, 7, 99)
     assert len(raw) == header_bytes(layers) <= PAGE_BYTES and sound_header(raw) is not None
     again = unpack_header(np.frombuffer(raw, dtype=np.uint8))
-    assert again.record == chunk.record and again.same_content(chunk)
-    assert (again.durability, again.namespace, again.stored_ms) == (durability, chunk.namespace, chunk.stored_ms)
-    assert again.in_object is in_object
+    assert again.chunk.record == chunk.record and again.chunk.same_content(chunk)
+    assert (again.chunk.namespace, again.chunk.stored_ms) == (chunk.namespace, chunk.stored_ms)
+    assert (again.level, again.in_object) == (durability, in_object)
 
 
 def test_a_thousand_layers_do_not_fit_a_header() -> None:
@@ -120,29 +119,28 @@ def test_recovery_finds_what_is_committed_and_nothing_else(stores: list[tuple[Sh
     """Chunks of several shapes stored and forgotten in any order: a second map, of the same images, has the same."""
     images = _images(2, LARGE)
     pool = _map(images, geometry=LARGE)
-    alive: dict[bytes, Chunk] = {}
+    alive: dict[bytes, Placed] = {}
     number = 0
     for shape, count in stores:
         chunks = [_chunk(number + index, shape) for index in range(count)]
         number += count
-        _place(pool, chunks)
-        alive.update({chunk.record.key: chunk for chunk in chunks})
+        alive.update({placed.header.chunk.key: placed for placed in _place(pool, chunks)})
         for key in [key for key in alive if chance.random() < 0.3]:  # type: ignore[attr-defined]
-            chunk = alive.pop(key)
-            assert chunk.disk is not None
-            pool.forget([(chunk, chunk.disk)])
-            pool.release([chunk.disk])
+            placed = alive.pop(key)
+            pool.forget([placed])
+            pool.release([placed.place])
     again = _map([image.copy() for image in images], geometry=LARGE)
     for drive in range(2):
         assert again.recover(drive, LARGE.header_pages) == []
     assert set(again.keys()) == set(alive) == set(pool.keys())
     assert again.used_bytes == pool.used_bytes
-    for key, chunk in alive.items():
+    for key, placed in alive.items():
         found = again.get(key)
-        assert found is not None and found.disk == chunk.disk and found.same_content(chunk)
-        assert found.record == chunk.record
+        assert found is not None and found.place == placed.place
+        assert found.header.chunk.same_content(placed.header.chunk)
+        assert found.header.chunk.record == placed.header.chunk.record
     assert {entry[0] for entry in again.entries()} == set(alive)
-    taken = {(chunk.disk.drive, chunk.disk.offset) for chunk in alive.values() if chunk.disk}
+    taken = {(placed.place.drive, placed.place.offset) for placed in alive.values()}
     fresh = again.allocate(Shape(3, 4096), 4)
     assert not taken & {(place.drive, place.offset) for place in fresh}
 
@@ -153,11 +151,11 @@ def test_of_two_headers_for_one_key_the_newer_counts() -> None:
     pool = _map(images)
     first, second = _chunk(1, Shape(3, 4096)), _chunk(1, Shape(3, 4096))
     _place(pool, [first])
-    _place(pool, [second])
+    newer = _place(pool, [second])[0]
     again = _map([images[0].copy()])
     assert len(again.recover(0, GEOMETRY.header_pages)) == 1
     found = again.get(first.record.key)
-    assert found is not None and found.disk == second.disk
+    assert found is not None and found.place == newer.place
     assert again.used_bytes == Shape(3, 4096).slot_bytes
     assert len(find_headers(again.image(0)).offsets) == 1
 

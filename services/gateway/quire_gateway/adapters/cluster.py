@@ -166,7 +166,7 @@ class GrpcChunkIndex:
     async def commit_object(self, record: ChunkRecord) -> bool:
         request = orchestrator_pb2.CommitRequest(node_id=OBJECT_TIER, chunks=[convert.record_to(record)])
         answer = await call(self._stub.Commit, request, timeout_s=self._timeout_s)
-        return bool(answer.indexed and answer.indexed[0])
+        return bool(answer.generations and answer.generations[0])
 
     async def evict_object(self, record: ChunkRecord) -> bool:
         request = orchestrator_pb2.EvictChunksRequest(node_id="", chunks=[convert.record_to(record)])

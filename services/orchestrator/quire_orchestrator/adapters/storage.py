@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import grpc
 
 from quire.durability import Durability
@@ -22,11 +24,16 @@ class GrpcChunkHolder:
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
-    async def drop(self, node: Node, keys: ChunkKeys, *, objects: bool = False) -> int:
+    async def drop(self, node: Node, generations: Mapping[bytes, int]) -> int:
         stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
-        request = pb.DropRequest(chunk_keys=keys.packed, from_object_tier=objects)
+        request = pb.DropRequest(chunk_keys=b"".join(generations), generations=generations.values())
         response = await call(stub.Drop, request, timeout_s=_TIMEOUT_S)
         return int(response.dropped_chunks)
+
+    async def delete_objects(self, node: Node, keys: ChunkKeys, until_ms: int) -> None:
+        stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
+        request = pb.DeleteObjectsRequest(chunk_keys=keys.packed, until_ms=until_ms)
+        await call(stub.DeleteObjects, request, timeout_s=_RAISE_TIMEOUT_S, again=False)
 
     async def raise_level(self, node: Node, keys: ChunkKeys, durability: Durability) -> list[bool]:
         stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))

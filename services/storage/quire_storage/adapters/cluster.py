@@ -10,7 +10,7 @@ from quire.clock import Clock
 from quire.descriptor import Descriptor
 from quire.errors import DeadlineExceeded, NodeUnavailable, QuireError, Unavailable
 from quire.keys import ChunkKeys
-from quire.metadata.index import OBJECT_TIER, ChunkRecord
+from quire.metadata.index import ChunkRecord, Listing, ObjectMark
 from quire.nodes import Node
 from quire.outcome import ChunkRun, NodeOutcome
 from quire.permit import PermitSigner
@@ -35,36 +35,57 @@ class GrpcClusterIndex:
     def __init__(self, channels: ChannelPool, address: str) -> None:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(address))
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
         request = orchestrator_pb2.CommitRequest(node_id=node_id, chunks=map(convert.record_to, records))
-        response = await call(self._stub.Commit, request, timeout_s=_INDEX_TIMEOUT_S)
-        return [bool(mark) for mark in response.indexed]
+        return list((await self._call(self._stub.Commit, request)).generations)
 
-    async def add_object_tier(self, records: Sequence[ChunkRecord]) -> list[bool]:
-        request = orchestrator_pb2.CommitRequest(
-            node_id=OBJECT_TIER, chunks=map(convert.record_to, records), only_indexed=True
-        )
-        response = await call(self._stub.Commit, request, timeout_s=_INDEX_TIMEOUT_S)
-        return [bool(mark) for mark in response.indexed]
+    async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
+        chunks = map(convert.record_to, records)
+        request = orchestrator_pb2.CommitObjectsRequest(chunks=chunks, generations=generations)
+        return [ObjectMark(mark) for mark in (await self._call(self._stub.CommitObjects, request)).marks]
+
+    async def forsake_objects(self, records: Sequence[ChunkRecord]) -> None:
+        request = orchestrator_pb2.ForsakeObjectsRequest(chunks=map(convert.record_to, records))
+        await self._call(self._stub.ForsakeObjects, request)
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
         request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=map(convert.record_to, records))
-        await call(self._stub.Withdraw, request, timeout_s=_INDEX_TIMEOUT_S)
+        await self._call(self._stub.Withdraw, request)
+
+    async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
+        chunks = map(convert.record_to, records)
+        request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=chunks, only_in_object_tier=True)
+        return [bool(mark) for mark in (await self._call(self._stub.Withdraw, request)).withdrawn]
 
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         request = orchestrator_pb2.EvictChunksRequest(node_id=node_id, chunks=map(convert.record_to, records))
-        response = await call(self._stub.EvictChunks, request, timeout_s=_INDEX_TIMEOUT_S)
-        return [bool(mark) for mark in response.evicted]
+        return [bool(mark) for mark in (await self._call(self._stub.EvictChunks, request)).evicted]
 
     async def locate(self, records: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         request = orchestrator_pb2.LocateRequest(chunks=map(convert.record_to, records))
         response = await call(self._stub.Locate, request, timeout_s=_INDEX_TIMEOUT_S)
         return [tuple(names.split(",")) if names else () for names in response.holders]
 
-    async def take_drops(self, node_id: str) -> list[bytes]:
+    async def take_drops(self, node_id: str) -> dict[bytes, int]:
         request = orchestrator_pb2.TakeDropsRequest(node_id=node_id)
-        response = await call(self._stub.TakeDrops, request, timeout_s=_INDEX_TIMEOUT_S)
-        return list(ChunkKeys(response.chunk_keys))
+        answer = await self._call(self._stub.TakeDrops, request)
+        return dict(zip(ChunkKeys(answer.chunk_keys), answer.generations, strict=True))
+
+    async def listing(self, node_id: str) -> Listing:
+        answer = await self._call(self._stub.GetListing, orchestrator_pb2.GetListingRequest(node_id=node_id))
+        return Listing(answer.count, answer.digest)
+
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+        request = orchestrator_pb2.ListHoldingsRequest(node_id=node_id, cursor=cursor)
+        answer = await self._call(self._stub.ListHoldings, request)
+        records = map(convert.record_from, answer.chunks)
+        return list(zip(records, answer.generations, strict=True)), answer.cursor
+
+    async def damaged(self, node_id: str) -> None:
+        await self._call(self._stub.ReportDamage, orchestrator_pb2.ReportDamageRequest(node_id=node_id))
+
+    async def rebuilt(self, token: str) -> None:
+        await self._call(self._stub.ReportRebuilt, orchestrator_pb2.ReportRebuiltRequest(rebuild=token))
 
     async def policies(self) -> tuple[list[NamespacePolicy], int]:
         response = await call(
@@ -73,7 +94,10 @@ class GrpcClusterIndex:
         return [convert.policy_from(message) for message in response.policies], int(response.storage_nodes)
 
     async def release(self, lease: bytes) -> None:
-        await call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease), timeout_s=_INDEX_TIMEOUT_S)
+        await self._call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease))
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        return await call(method, request, timeout_s=_INDEX_TIMEOUT_S)
 
 
 class GrpcPeers:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator, Sequence
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
-from quire.chunk_object import object_path
+from quire.chunk_object import header_at_end, object_path
 from quire.objects import open_store
 from quire_storage.errors import ObjectTierFailed
+
+_CHUNK_NAME = re.compile("[0-9a-f]{64}")
+_TAIL_BYTES = 8192
 
 
 class ObstoreTier:
@@ -36,6 +40,22 @@ class ObstoreTier:
         async with _translated():
             with contextlib.suppress(NotFoundError, FileNotFoundError):
                 await obstore.delete_async(self._store, [object_path(key) for key in keys])
+
+    async def list(self) -> AsyncIterator[list[bytes]]:
+        async with _translated():
+            async for page in obstore.list(self._store, prefix="chunks/", chunk_size=1000):
+                names = [str(entry["path"]).rpartition("/")[2] for entry in page]
+                yield [bytes.fromhex(name) for name in names if _CHUNK_NAME.fullmatch(name)]
+
+    async def header(self, key: bytes) -> bytes | None:
+        async with _translated():
+            try:
+                tail = await obstore.get_async(
+                    self._store, object_path(key), options={"range": {"suffix": _TAIL_BYTES}}
+                )
+            except (NotFoundError, FileNotFoundError):
+                return None
+            return header_at_end(bytes(await tail.bytes_async()))
 
 
 @contextlib.asynccontextmanager

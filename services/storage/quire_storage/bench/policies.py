@@ -15,7 +15,7 @@ _USES_MAX = 3
 
 
 class LeafLru(Forest):
-    """Least recently used first, among leaves."""
+    """Least recently used first, among leaves. Looks at what is kept again each time."""
 
     def __init__(self, capacity_bytes: int) -> None:
         super().__init__()
@@ -33,6 +33,9 @@ class LeafLru(Forest):
         if key in self.entries:
             self.leave(key)
             del self._order[key]
+
+    def release(self, key: bytes) -> None:
+        return
 
     def evict(self, kept: Kept) -> bytes | None:
         for key in self._order:
@@ -78,6 +81,9 @@ class S3Fifo:
             if key in self._queues[which]:
                 self._bytes[which] -= self._queues[which].pop(key)
                 del self._uses[key]
+
+    def release(self, key: bytes) -> None:
+        return
 
     def evict(self, kept: Kept) -> bytes | None:
         small, main = self._queues
@@ -187,6 +193,8 @@ def _make_room(tier: Evictor, blocks_max: int, pinned: set[bytes], above: Evicto
     while len(tier) > max(0, blocks_max):
         key = tier.evict(pinned.__contains__)
         if key is None:
-            return
+            break
         if above is not None:
             above.remove(key)
+    for key in pinned:
+        tier.release(key)

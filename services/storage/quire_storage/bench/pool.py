@@ -30,7 +30,7 @@ from quire.layout import Dtype, KvLayout
 from quire.metadata.index import ChunkRecord
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Chunk, Copy, Header, Placed
 from quire_storage.core.iocb import Contexts
 from quire_storage.core.slack import SlackLimits
 from quire_storage.core.slots import Shape
@@ -40,8 +40,8 @@ from quire_storage.ring import Ring
 
 Bytes = npt.NDArray[np.uint8]
 _BLOCK_BYTES = 1 << 20
-_BAND_BYTES = 16 << 20
-_BANDS = 4
+_BATCH_BYTES = 16 << 20
+_BATCHES = 4
 _CLIENTS = 4
 _WARM_UP_S = 1.0
 _MIXED_S = 4.0
@@ -72,10 +72,10 @@ class _Bench:
         self._folders = list(folders)
         self._depth = depth
         self._number = 0
-        self.memory: Bytes = np.frombuffer(mmap.mmap(-1, (_BANDS + 1) * _BAND_BYTES), dtype=np.uint8)
+        self.memory: Bytes = np.frombuffer(mmap.mmap(-1, (_BATCHES + 1) * _BATCH_BYTES), dtype=np.uint8)
         self.memory[:] = np.random.default_rng(1).integers(0, 256, self.memory.nbytes, dtype=np.uint8)
         self.address = int(self.memory.ctypes.data)
-        self.batch = max(1, _BAND_BYTES // self.shape.slot_bytes)
+        self.batch = max(1, _BATCH_BYTES // self.shape.slot_bytes)
 
     async def start(self) -> None:
         slab = max(64 << 20, self.shape.slot_bytes)
@@ -88,9 +88,10 @@ class _Bench:
         self.ring = await self._ring(slack=True)
         await self.pool.recover(self.ring)
         self.naive = await self._ring(slack=False)
-        self.chunks: list[Chunk] = []
+        self.chunks: list[Copy] = []
         while len(self.chunks) < self.chunks_max:
-            self.chunks += await self._store_batch(min(self.batch, self.chunks_max - len(self.chunks)))
+            placed = await self._store_batch(min(self.batch, self.chunks_max - len(self.chunks)))
+            self.chunks += [Copy(0, each.header.chunk, None, each.place) for each in placed]
 
     async def _ring(self, *, slack: bool) -> Ring:
         io = choose_block_io("auto", self._depth, direct=self.drives.direct)
@@ -102,30 +103,31 @@ class _Bench:
         await self.naive.close()
         await self.pool.close()
 
-    async def retrieve(self, ring: Ring, chunks: Sequence[Chunk]) -> int:
-        """Layer after layer, in bands, three of them on their way at a time, as deliveries do it; bytes."""
+    async def retrieve(self, ring: Ring, chunks: Sequence[Copy]) -> int:
+        """Layer after layer, in batches, three of them on their way at a time, as deliveries do it; bytes."""
         room = self.shape.slice_room
-        count = max(1, _BAND_BYTES // room)
-        bands = [chunks[first : first + count] for first in range(0, len(chunks), count)]
+        count = max(1, _BATCH_BYTES // room)
+        batches = [chunks[first : first + count] for first in range(0, len(chunks), count)]
         sources = [
-            self.pool.striped(band, np.arange(len(band)) * room, np.zeros(len(band), dtype=np.int64)) for band in bands
+            self.pool.striped(batch, np.arange(len(batch)) * room, np.zeros(len(batch), dtype=np.int64))
+            for batch in batches
         ]
         ahead: deque[asyncio.Task[None]] = deque()
         order = [source for _ in range(self.shape.num_layers) for source in sources]
         for at, source in enumerate(order):
             layer = at // len(sources)
-            place = self.address + at % _BANDS * _BAND_BYTES
+            place = self.address + at % _BATCHES * _BATCH_BYTES
             ahead.append(asyncio.create_task(ring.read(source.layer(layer).moved(place))))
-            if len(ahead) >= _BANDS - 1:
+            if len(ahead) >= _BATCHES - 1:
                 await ahead.popleft()
         while ahead:
             await ahead.popleft()
         return len(chunks) * self.shape.bytes
 
     async def store(self, ring: Ring, chunks: int, done: Callable[[int], None] = lambda size: None) -> None:
-        """Store that many, synced and committed, some bands at a time as several clients would, and forget them.
+        """Store that many, synced and committed, some batches at a time as several clients would, and forget them.
 
-        `done` hears of the bytes of each band when they are durable.
+        `done` hears of the bytes of each batch when they are durable.
         """
         self.pool.use(ring)
         left = list(range(0, chunks, self.batch))
@@ -136,30 +138,32 @@ class _Bench:
                 fresh = await self._store_batch(count)
                 done(count * self.shape.bytes)
                 await self.pool.forget(fresh)
-                self.pool.release(fresh)
+                self.pool.map.release([placed.place for placed in fresh])
 
         await asyncio.gather(*(client() for _ in range(_CLIENTS)))
 
-    async def _store_batch(self, count: int) -> list[Chunk]:
+    async def _store_batch(self, count: int) -> list[Placed]:
         sums = np.zeros(self.shape.num_layers, dtype=np.uint32)
         chunks = []
         for _ in range(count):
             self._number += 1
             key = self._number.to_bytes(32, "big")
             chunks.append(Chunk(ChunkRecord(key, b"", key, b""), self.shape.num_layers, self.shape.slice_bytes, sums))
-        base = self.address + _BANDS * _BAND_BYTES
+        base = self.address + _BATCHES * _BATCH_BYTES
         addresses = base + np.arange(count, dtype=np.int64) * self.shape.slice_room
-        # The same band of memory for every layer: what is written is of no matter here, only how fast.
-        stride = count * self.shape.slice_room if count * self.shape.slot_bytes <= _BAND_BYTES else 0
-        await self.pool.store(chunks, addresses, stride)
-        return chunks
+        # The same batch of memory for every layer: what is written is of no matter here, only how fast.
+        stride = count * self.shape.slice_room if count * self.shape.slot_bytes <= _BATCH_BYTES else 0
+        places = self.pool.map.allocate(self.shape, count)
+        placed = [Placed(Header(chunk), place) for chunk, place in zip(chunks, places, strict=True)]
+        await self.pool.write(placed, addresses, np.full(count, stride))
+        return placed
 
 
 class _Bare:
     """The same device without an engine: blocks of an ordinary file."""
 
     def __init__(self, folders: Sequence[str], size: int, memory: Bytes, depth: int) -> None:
-        self._size = size // len(folders) // _BAND_BYTES * _BAND_BYTES or _BAND_BYTES
+        self._size = size // len(folders) // _BATCH_BYTES * _BATCH_BYTES or _BATCH_BYTES
         self._memory = memory
         self._depth = depth
         self._rings: dict[str, Ring] = {}
@@ -168,8 +172,8 @@ class _Bare:
         for path in self._paths:
             file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0))
             os.posix_fallocate(file, 0, self._size)
-            for at in range(0, self._size, _BAND_BYTES):
-                os.pwritev(file, [memory[:_BAND_BYTES].data], at)
+            for at in range(0, self._size, _BATCH_BYTES):
+                os.pwritev(file, [memory[:_BATCH_BYTES].data], at)
             os.fsync(file)
             self._files.append(file)
 
@@ -198,10 +202,10 @@ class _Bare:
         started, moved = time.perf_counter(), 0
         ahead: deque[asyncio.Task[None]] = deque()
         while moved < size:
-            contexts = self._band(moved)
+            contexts = self._batch(moved)
             moved += contexts.bytes
             ahead.append(asyncio.create_task(ring.write(contexts) if write else ring.read(contexts)))
-            if len(ahead) >= _BANDS - 1:
+            if len(ahead) >= _BATCHES - 1:
                 await ahead.popleft()
         while ahead:
             await ahead.popleft()
@@ -209,12 +213,12 @@ class _Bare:
             await ring.sync(list(range(len(self._files))))
         return moved / (time.perf_counter() - started)
 
-    def _band(self, moved: int) -> Contexts:
-        """The next band's worth of blocks, in turn from each file."""
-        blocks = _BAND_BYTES // _BLOCK_BYTES
+    def _batch(self, moved: int) -> Contexts:
+        """The next batch's worth of blocks, in turn from each file."""
+        blocks = _BATCH_BYTES // _BLOCK_BYTES
         number = moved // _BLOCK_BYTES + np.arange(blocks, dtype=np.int64)
         offsets = number // len(self._files) * _BLOCK_BYTES % self._size
-        place = int(self._memory.ctypes.data) + moved // _BAND_BYTES % _BANDS * _BAND_BYTES
+        place = int(self._memory.ctypes.data) + moved // _BATCH_BYTES % _BATCHES * _BATCH_BYTES
         addresses = place + np.arange(blocks, dtype=np.int64) * _BLOCK_BYTES
         return Contexts(number % len(self._files), offsets, np.full(blocks, _BLOCK_BYTES), addresses)
 

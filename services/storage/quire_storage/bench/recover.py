@@ -18,13 +18,12 @@ from quire.clock import SystemClock
 from quire.metadata.index import ChunkRecord
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
-from quire_storage.arena import Arena
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Chunk, Header, Placed
 from quire_storage.core.pool_format import HEADERS_OFFSET, PAGE_BYTES, Geometry, Superblock, pack_superblock
 from quire_storage.core.pool_map import PoolMap
+from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slack import SlackLimits
-from quire_storage.core.slots import Shape
-from quire_storage.holdings import Holdings
+from quire_storage.core.slots import Shape, SlotAllocator
 from quire_storage.pool import Pool, PoolSettings
 from quire_storage.ring import Ring
 
@@ -68,7 +67,7 @@ def _write_headers(folder: Path, slots: int) -> int:
             key = number.to_bytes(32, "big")
             parent = (number - 1).to_bytes(32, "big") if number % 100 else b""
             record = ChunkRecord(key, parent, key, key if parent else b"")
-            placed.append((Chunk(record, _SHAPE.num_layers, _SHAPE.slice_bytes, sums), where))
+            placed.append(Placed(Header(Chunk(record, _SHAPE.num_layers, _SHAPE.slice_bytes, sums)), where))
         pool_map.commit(placed)
     block = pack_superblock(Superblock("bench", geometry, 1, geometry.header_pages))
     with (folder / "pool.quire").open("wb") as file:
@@ -106,7 +105,7 @@ async def _recover(folder: str) -> tuple[int, float, float]:
     await ring.start(files, [])
     count = await pool.recover(ring)
     recovered = time.perf_counter()
-    Holdings(Arena(1 << 20, 1 << 16, 1 << 16, 1 << 15), pool, None).adopt()
+    Residency(ResidencySettings(), SlotAllocator(1 << 20, 1 << 16), pool.map, objects=False)
     adopted = time.perf_counter()
     await pool.close()
     return count, recovered - started, adopted - recovered

@@ -1,9 +1,9 @@
-"""What a storage node holds: chunks by key, with the places that have a copy, pinned while somebody reads them."""
+"""What a chunk is, and where a copy of it lies. Content never changes; state is `core.residency`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,27 +33,23 @@ class DiskPlace:
     header: int
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """A stored chunk: a checksum per slice, and where its bytes are: a place counts once the bytes are there.
+    """A stored chunk: its place in the index, its shape, and a CRC-32 for each slice.
 
-    `namespace`: first 16 bytes of the namespace's digest. `stored_ms`: Unix epoch. `indexed`: False while the store
-    that brought it is not sure yet that the index took it.
+    `checksums`: (num_layers,) uint32. `namespace`: first 16 bytes of the namespace's digest. `stored_ms`: Unix epoch.
     """
 
     record: ChunkRecord
     num_layers: int
     slice_bytes: int
     checksums: npt.NDArray[np.uint32]
-    durability: Durability = Durability.MEMORY
     namespace: bytes = NO_NAMESPACE
     stored_ms: int = 0
-    memory: MemoryPlace | None = None
-    disk: DiskPlace | None = None
-    in_object: bool = False
-    indexed: bool = field(default=True, compare=False)
-    pins: int = field(default=0, compare=False)
-    dropped: bool = field(default=False, compare=False)
+
+    @property
+    def key(self) -> bytes:
+        return self.record.key
 
     @property
     def shape(self) -> Shape:
@@ -69,34 +65,32 @@ class Chunk:
             np.array_equal(self.checksums, other.checksums)
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Chunk:
+        return self
 
-class ChunkTable:
-    """Chunks in hand, by key. A dropped chunk that is pinned keeps its places until the last pin is gone."""
 
-    def __init__(self) -> None:
-        self._chunks: dict[bytes, Chunk] = {}
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What is kept with a chunk's bytes: the chunk, the level that it was stored at, whether the object tier has it."""
 
-    def __len__(self) -> int:
-        return len(self._chunks)
+    chunk: Chunk
+    level: Durability = Durability.MEMORY
+    in_object: bool = False
 
-    def __iter__(self) -> Iterator[Chunk]:
-        return iter(self._chunks.values())
 
-    def get(self, key: bytes) -> Chunk | None:
-        return self._chunks.get(key)
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A chunk on a drive, or about to be: its header and its place."""
 
-    def add(self, chunk: Chunk) -> None:
-        """Make a chunk readable."""
-        assert chunk.record.key not in self._chunks, "a key is added once"
-        self._chunks[chunk.record.key] = chunk
+    header: Header
+    place: DiskPlace
 
-    def unpin(self, chunks: Sequence[Chunk]) -> list[Chunk]:
-        """Let go; returns those that nobody holds now."""
-        for chunk in chunks:
-            chunk.pins -= 1
-            assert chunk.pins >= 0, "a pin is given back once"
-        return [chunk for chunk in chunks if chunk.pins == 0]
 
-    def remove(self, key: bytes) -> Chunk | None:
-        """Take a chunk out of the table; it is not `dropped` by that."""
-        return self._chunks.pop(key, None)
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A pinned chunk as it was when it was pinned. `number` names this copy: a key may have several over time."""
+
+    number: int
+    chunk: Chunk
+    memory: MemoryPlace | None
+    disk: DiskPlace | None

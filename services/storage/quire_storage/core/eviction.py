@@ -36,7 +36,13 @@ class Evictor(Protocol):
         """A chunk is gone for another reason; one that is not in is ignored."""
 
     def evict(self, kept: Kept) -> bytes | None:
-        """Take out the next one for which not `kept(key)`; None if there is none."""
+        """Take out the next one for which not `kept(key)`; None if there is none.
+
+        One that is kept is set aside until it is touched or released, so that each is looked at once.
+        """
+
+    def release(self, key: bytes) -> None:
+        """A chunk that may have been set aside is kept no more."""
 
 
 @dataclass(slots=True)
@@ -99,6 +105,7 @@ class LeafArc(Forest):
         self._capacity_bytes = capacity_bytes
         self._lists: tuple[OrderedDict[bytes, None], ...] = (OrderedDict(), OrderedDict())
         self._bytes = [0, 0]
+        self._aside: dict[bytes, None] = {}
         self._gone: tuple[OrderedDict[bytes, int], ...] = (OrderedDict(), OrderedDict())
         self._gone_bytes = [0, 0]
         self._target_bytes = 0.0  # of the first list
@@ -119,17 +126,23 @@ class LeafArc(Forest):
         entry = self.entries.get(key)
         if entry is None:
             return
+        self._take_out(key, entry)
         if not entry.often:
-            del self._lists[0][key]
             self._bytes[0] -= entry.size
             entry.often = True
             self._bytes[1] += entry.size
         self._lists[1][key] = None
-        self._lists[1].move_to_end(key)
+
+    def release(self, key: bytes) -> None:
+        if key in self._aside:
+            del self._aside[key]
+            mine = self._lists[self.entries[key].often]
+            mine[key] = None
+            mine.move_to_end(key, last=False)
 
     def coldest(self) -> Iterator[bytes]:
         """Keys in about the order in which they would go."""
-        return chain(self._lists[0], self._lists[1])
+        return chain(self._aside, self._lists[0], self._lists[1])
 
     def went_lately(self, key: bytes) -> bool:
         """Whether the chunk was evicted a short while ago: had the tier been larger, it would be here."""
@@ -137,20 +150,47 @@ class LeafArc(Forest):
 
     def remove(self, key: bytes) -> None:
         if key in self.entries:
+            self._take_out(key, self.entries[key])
             entry = self.leave(key)
-            del self._lists[entry.often][key]
             self._bytes[entry.often] -= entry.size
+            if entry.parent and self.is_leaf(entry.parent):
+                self.release(entry.parent)
 
     def evict(self, kept: Kept) -> bytes | None:
+        key = self.victim(kept)
+        if key is not None:
+            self.evicted(key)
+        return key
+
+    def victim(self, kept: Kept) -> bytes | None:
+        """The one that `evict` would take out."""
         first = 0 if self._bytes[0] > self._target_bytes else 1
         for which in (first, 1 - first):
-            for key in self._lists[which]:
-                if (not self._leaves_only or self.is_leaf(key)) and not kept(key):
-                    size = self.entries[key].size
-                    self.remove(key)
-                    self._remember(which, key, size)
+            mine = self._lists[which]
+            while mine:
+                key = next(iter(mine))
+                if not kept(key) and (not self._leaves_only or self.is_leaf(key)):
                     return key
+                self.set_aside(key)
         return None
+
+    def evicted(self, key: bytes) -> None:
+        """Take out a chunk because of its age, and remember that it was here."""
+        entry = self.entries[key]
+        self.remove(key)
+        self._remember(int(entry.often), key, entry.size)
+
+    def set_aside(self, key: bytes) -> None:
+        """Do not look at a chunk again until it is touched or released."""
+        entry = self.entries[key]
+        self._take_out(key, entry)
+        self._aside[key] = None
+
+    def _take_out(self, key: bytes, entry: Entry) -> None:
+        if key in self._aside:
+            del self._aside[key]
+        else:
+            del self._lists[entry.often][key]
 
     def _remember(self, which: int, key: bytes, size: int) -> None:
         gone = self._gone[which]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from quire.descriptor import DeliveryOrder, Descriptor
 from quire.errors import DescriptorInvalid
 from quire.outcome import ChunkRun
 from quire_storage.core.checksums import Checksums, combined, mismatches
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Chunk, Copy
 from quire_storage.core.extents import extents
 
 _SCATTERED_BYTES = 256 << 10
@@ -27,9 +27,9 @@ def choose_order(asked: DeliveryOrder, payload_bytes: int, theta_bytes: int) -> 
     return DeliveryOrder.CHUNKWISE if payload_bytes < theta_bytes else DeliveryOrder.LAYERWISE
 
 
-def check_shapes(descriptor: Descriptor, chunks: Sequence[Chunk]) -> None:
+def check_shapes(descriptor: Descriptor, copies: Sequence[Copy]) -> None:
     """Raises `DescriptorInvalid` where a stored chunk has another shape than the descriptor says."""
-    for chunk in chunks:
+    for chunk in (copy.chunk for copy in copies):
         if (chunk.num_layers, chunk.slice_bytes) != (descriptor.num_layers, descriptor.slice_bytes):
             raise DescriptorInvalid(
                 f"{descriptor.num_layers} layers of {descriptor.slice_bytes} bytes, but the chunks have "
@@ -62,8 +62,32 @@ class Piece:
         return len(self.offsets) * self.length
 
 
-class BandPlan:
-    """A band: what some consecutive chunks of a delivery make up of each layer.
+Verification = Callable[[npt.NDArray[np.uint8], int, int], list[int]]
+"""(arena, layer, shift) → indices of the chunks whose slice of the layer does not match. For a thread."""
+
+
+def verification(chunks: Sequence[Chunk], bases: npt.NDArray[np.int64]) -> Verification:
+    """Verifies layers of chunks of one shape; slice l of chunk i lies at bases_i + shift, the layer's."""
+    size = chunks[0].slice_bytes
+    checksums = np.stack([chunk.checksums for chunk in chunks], axis=1)
+    parts = extents(bases, size, _VERIFY_BYTES)
+    known: list[Checksums] = []
+
+    def corrupt(arena: npt.NDArray[np.uint8], layer: int, shift: int) -> list[int]:
+        if not known:
+            known.append(combined(checksums, parts, size))
+        view = memoryview(arena.data)
+        for part, expected in zip(parts, known[0][layer].tolist(), strict=True):
+            start = part.offset + shift
+            if crc32(view[start : start + part.count * size]) != expected:
+                return mismatches(arena, bases + shift, size, checksums[layer])
+        return []
+
+    return corrupt
+
+
+class BatchPlan:
+    """A batch: what some consecutive chunks of a delivery make up of each layer.
 
     `chunks` are those of `runs`, in order. Slice l of chunk i lies at bases_i + shift of the arena, where the caller
     knows the shift of the layer, and goes to (l·N + i)·S there.
@@ -81,23 +105,10 @@ class BandPlan:
         self.bases = bases
         self._layer_bytes = descriptor.layer_bytes
         self._runs = tuple(runs)
-        self._checksums = np.stack([chunk.checksums for chunk in chunks], axis=1)
-        self._parts = extents(self.bases, self.slice_bytes, _VERIFY_BYTES)
-        self._expected: Checksums | None = None
-
-    def corrupt(self, arena: npt.NDArray[np.uint8], layer: int, shift: int) -> list[int]:
-        """Verify the layer: indices of the chunks that do not match. For a thread."""
-        if self._expected is None:
-            self._expected = combined(self._checksums, self._parts, self.slice_bytes)
-        view = memoryview(arena.data)
-        for part, expected in zip(self._parts, self._expected[layer].tolist(), strict=True):
-            start = part.offset + shift
-            if crc32(view[start : start + part.count * self.slice_bytes]) != expected:
-                return mismatches(arena, self.bases + shift, self.slice_bytes, self._checksums[layer])
-        return []
+        self.corrupt = verification(chunks, bases)
 
     def pieces(self, layer: int, shift: int, bytes_max: int) -> Iterator[Piece]:
-        """The band's part of a layer in pieces of at most `bytes_max` (one slice at the least).
+        """The batch's part of a layer in pieces of at most `bytes_max` (one slice at the least).
 
         Chunks that are neighbours in the arena go as one range, scattered ones as a list of slices.
         """

@@ -25,7 +25,7 @@ from isal.isal_zlib import crc32
 from quire.chunk_object import CRC_FROM, HAS_PARENT, HEADER, HEADER_MAGIC, record_of
 from quire.durability import Durability
 from quire.errors import LayoutInvalid
-from quire_storage.core.chunks import Chunk
+from quire_storage.core.chunks import Chunk, Header
 from quire_storage.errors import ForeignPool
 
 Bytes = npt.NDArray[np.uint8]
@@ -36,7 +36,7 @@ HEADERS_OFFSET: Final = 64 << 10
 DATA_ALIGNMENT: Final = 1 << 20
 _MAGIC: Final = b"QUIREPOL"
 IN_OBJECT: Final = 2
-_LEVELS: Final = tuple(Durability)
+LEVELS: Final = tuple(Durability)
 
 _SUPERBLOCK: Final = np.dtype(
     [
@@ -138,13 +138,14 @@ def header_bytes(num_layers: int) -> int:
     return size
 
 
-def pack_header(chunk: Chunk, slab: int, slot: int, generation: int) -> bytes:
-    """`header_bytes(chunk.num_layers)` bytes."""
+def pack_header(header: Header, slab: int = 0, slot: int = 0, generation: int = 0) -> bytes:
+    """`header_bytes(num_layers)` bytes."""
+    chunk = header.chunk
     row, record = np.zeros(1, dtype=HEADER), chunk.record
     row["magic"], row["generation"], row["slab"], row["slot"] = HEADER_MAGIC, generation, slab, slot
     row["num_layers"], row["slice_bytes"] = chunk.num_layers, chunk.slice_bytes
-    row["flags"] = (HAS_PARENT if record.parent else 0) | (IN_OBJECT if chunk.in_object else 0)
-    row["durability"] = _LEVELS.index(chunk.durability)
+    row["flags"] = (HAS_PARENT if record.parent else 0) | (IN_OBJECT if header.in_object else 0)
+    row["durability"] = LEVELS.index(header.level)
     row["stored_ms"] = chunk.stored_ms
     fields = record.key + (record.parent or bytes(32)) + record.segment + (record.parent_segment or bytes(32))
     body = bytearray(row.tobytes())
@@ -194,20 +195,18 @@ def chunk_fields(raw: Bytes) -> tuple[np.void, npt.NDArray[np.uint32]]:
     return row, sums
 
 
-def unpack_header(raw: Bytes) -> Chunk:
-    """The chunk that the sound header at the start of `raw` describes; it has no place yet."""
+def unpack_header(raw: Bytes) -> Header:
+    """What the sound header at the start of `raw` says."""
     row, checksums = chunk_fields(raw)
-    flags = int(row["flags"])
-    return Chunk(
+    chunk = Chunk(
         record_of(row),
         int(row["num_layers"]),
         int(row["slice_bytes"]),
         checksums,
-        _LEVELS[int(row["durability"])],
         row["namespace"].tobytes(),
         int(row["stored_ms"]),
-        in_object=bool(flags & IN_OBJECT),
     )
+    return Header(chunk, LEVELS[int(row["durability"])], bool(int(row["flags"]) & IN_OBJECT))
 
 
 def joined(pages: Sequence[int]) -> list[tuple[int, int]]:

@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.chunk_object import HAS_PARENT
+from quire.durability import Durability
 from quire.errors import PoolFull
-from quire.metadata.index import ChunkRecord
-from quire_storage.core.chunks import Chunk, DiskPlace
+from quire_storage.core.chunks import DiskPlace, Placed
 from quire_storage.core.pool_format import (
-    IN_OBJECT,
+    LEVELS,
     PAGE_BYTES,
+    UNIT_BYTES,
     FoundHeaders,
     Geometry,
     chunk_fields,
@@ -35,7 +36,6 @@ from quire_storage.core.slots import ALIGNMENT, Shape, SlotAllocator
 
 Bytes = npt.NDArray[np.uint8]
 _DRIVE_SHIFT: Final = 48
-Placed = tuple[Chunk, DiskPlace]
 Pages = dict[int, list[int]]
 """By drive: header pages to write."""
 
@@ -51,6 +51,10 @@ class _Drive:
     pages: dict[int, dict[int, int]] = field(default_factory=dict)  # slab → place in the slab → page
     pages_used: int = 0
     failed: bool = False
+    index_generations: npt.NDArray[np.uint64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.index_generations = np.zeros(self.geometry.header_pages * PAGE_BYTES // UNIT_BYTES, dtype=np.uint64)
 
 
 class PoolMap:
@@ -134,61 +138,76 @@ class PoolMap:
         return places
 
     def release(self, places: Iterable[DiskPlace]) -> None:
-        """Let slots be taken again. Only when no sound header for them can come back (see `pool_format`)."""
+        """Let slots be taken again, but for those of failed drives.
+
+        Only when no sound header for them can come back (see `pool_format`).
+        """
         for place in places:
-            self._free(self._drives[place.drive], [place.offset])
+            if not self._drives[place.drive].failed:
+                self.set_generation(place, 0)
+                self._free(self._drives[place.drive], [place.offset])
 
     # ---- headers
 
     def commit(self, placed: Sequence[Placed]) -> Pages:
         """Write the headers of chunks into the image (again, if they are there); the pages that this changes."""
         pages: Pages = {}
-        for chunk, place in placed:
+        for each in placed:
+            chunk, place = each.header.chunk, each.place
             drive = self._drives[place.drive]
-            generation = self._generation_of(chunk, place)
+            generation = self._generation_of(chunk.key, place)
             slab, slot = drive.slots.slot_of(place.offset, chunk.shape)
-            raw = pack_header(chunk, slab, slot, generation)
+            raw = pack_header(each.header, slab, slot, generation)
             drive.image[place.header : place.header + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
-            self._where[chunk.record.key] = place.drive << _DRIVE_SHIFT | place.header
+            self._where[chunk.key] = place.drive << _DRIVE_SHIFT | place.header
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
 
     def forget(self, placed: Sequence[Placed]) -> Pages:
         """Zero headers in the image; the pages that this changes. Slots stay taken until `release`."""
         pages: Pages = {}
-        for chunk, place in placed:
+        for each in placed:
+            chunk, place = each.header.chunk, each.place
             drive = self._drives[place.drive]
             drive.image[place.header : place.header + header_bytes(chunk.num_layers)] = 0
-            if self._where.get(chunk.record.key) == place.drive << _DRIVE_SHIFT | place.header:
-                del self._where[chunk.record.key]
+            if self._where.get(chunk.key) == place.drive << _DRIVE_SHIFT | place.header:
+                del self._where[chunk.key]
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
 
-    def get(self, key: bytes) -> Chunk | None:
-        """A new `Chunk` from its header."""
+    def get(self, key: bytes) -> Placed | None:
+        """What lies on a drive under a key, from its header."""
         where = self._where.get(key)
         if where is None:
             return None
         index, at = where >> _DRIVE_SHIFT, where & ((1 << _DRIVE_SHIFT) - 1)
         drive = self._drives[index]
-        chunk = unpack_header(drive.image[at:])
+        header = unpack_header(drive.image[at:])
         row, _ = chunk_fields(drive.image[at:])
-        offset = drive.slots.offset_of(int(row["slab"]), int(row["slot"]), chunk.shape)
-        chunk.disk = DiskPlace(index, offset, drive.slots.layer_stride(chunk.shape), at)
-        return chunk
+        shape = header.chunk.shape
+        offset = drive.slots.offset_of(int(row["slab"]), int(row["slot"]), shape)
+        return Placed(header, DiskPlace(index, offset, drive.slots.layer_stride(shape), at))
 
-    def entries(self) -> list[tuple[bytes, bytes, int, bool]]:
-        """(key, parent, bytes taken up, in the object tier) of every chunk, the longest stored first."""
+    def generation(self, place: DiskPlace) -> int:
+        """Generation of the index entry that lists the chunk at `place`; 0 for none that is known."""
+        return int(self._drives[place.drive].index_generations[place.header // UNIT_BYTES])
+
+    def set_generation(self, place: DiskPlace, generation: int) -> None:
+        """Kept in memory only: after a restart the index is asked again."""
+        self._drives[place.drive].index_generations[place.header // UNIT_BYTES] = generation
+
+    def entries(self) -> list[tuple[bytes, bytes, int, Durability]]:
+        """(key, parent, bytes taken up, level) of every chunk, the longest stored first."""
         parts = [rows_at(drive.image, self._headers_of(index)) for index, drive in enumerate(self._drives)]
         rows = np.concatenate(parts)
         rows = rows[np.argsort(rows["generation"], kind="stable")]
         sizes = -(-rows["slice_bytes"].astype(np.int64) // ALIGNMENT) * ALIGNMENT * rows["num_layers"]
         keys, parents = np.ascontiguousarray(rows["key"]).tobytes(), np.ascontiguousarray(rows["parent"]).tobytes()
         flags, found = rows["flags"], []
-        columns = (sizes.tolist(), (flags & HAS_PARENT != 0).tolist(), (flags & IN_OBJECT != 0).tolist())
-        for at, (size, parented, in_object) in enumerate(zip(*columns, strict=True)):
+        columns = (sizes.tolist(), (flags & HAS_PARENT != 0).tolist(), rows["durability"].tolist())
+        for at, (size, parented, level) in enumerate(zip(*columns, strict=True)):
             parent = parents[32 * at : 32 * at + 32] if parented else b""
-            found.append((keys[32 * at : 32 * at + 32], parent, size, in_object))
+            found.append((keys[32 * at : 32 * at + 32], parent, size, LEVELS[level]))
         return found
 
     def of_namespace(self, namespace: bytes) -> list[tuple[bytes, int, int]]:
@@ -205,14 +224,14 @@ class PoolMap:
             found += zip(*columns, strict=True)
         return [(key, size, stored_ms) for stored_ms, _, key, size in sorted(found)]
 
-    def fail(self, drive: int) -> list[ChunkRecord]:
+    def fail(self, drive: int) -> list[Placed]:
         """Use a drive no more; the chunks that were on it, which are forgotten."""
         self._drives[drive].failed = True
         lost = [key for key, where in self._where.items() if where >> _DRIVE_SHIFT == drive]
-        chunks = [chunk for key in lost if (chunk := self.get(key)) is not None]
+        found = [placed for key in lost if (placed := self.get(key)) is not None]
         for key in lost:
             del self._where[key]
-        return [chunk.record for chunk in chunks]
+        return found
 
     # ---- recovery
 
@@ -310,9 +329,9 @@ class PoolMap:
 
     # ----
 
-    def _generation_of(self, chunk: Chunk, place: DiskPlace) -> int:
+    def _generation_of(self, key: bytes, place: DiskPlace) -> int:
         """A new one for a new header; one that is written again keeps its own, which tells when it was stored."""
-        if self._where.get(chunk.record.key) == place.drive << _DRIVE_SHIFT | place.header:
+        if self._where.get(key) == place.drive << _DRIVE_SHIFT | place.header:
             row, _ = chunk_fields(self._drives[place.drive].image[place.header :])
             return int(row["generation"])
         self._generation += 1
@@ -322,6 +341,20 @@ class PoolMap:
         """Where the headers of a drive's chunks start in its image."""
         where = [at & ((1 << _DRIVE_SHIFT) - 1) for at in self._where.values() if at >> _DRIVE_SHIFT == index]
         return np.array(where, dtype=np.int64)
+
+    def taken(self) -> set[tuple[int, int]]:
+        """For tests: (drive, offset) of every slot in use on a drive that works."""
+        working = [(index, drive) for index, drive in enumerate(self._drives) if not drive.failed]
+        return {(index, offset) for index, drive in working for offset in drive.slots.taken()}
+
+    def failed_drives(self) -> frozenset[int]:
+        """Those that are used no more."""
+        return frozenset(index for index, drive in enumerate(self._drives) if drive.failed)
+
+    @property
+    def working(self) -> bool:
+        """Whether any drive is left."""
+        return not all(drive.failed for drive in self._drives)
 
     def _free(self, drive: _Drive, offsets: Sequence[int]) -> None:
         for slab in drive.slots.free(offsets):

@@ -109,6 +109,24 @@ class SlotAllocator:
         self.used_bytes += len(taken) * shape.slot_bytes
         return np.array(taken, dtype=np.int64)
 
+    def available(self, shape: Shape) -> int:
+        """Slots of a shape that `take` would find. Raises `LayoutInvalid`."""
+        per_slab = self.slots_per_slab(shape)
+        free = sum(len(self._slabs[index].free) for index in self._open.get(shape, ()))
+        return free + per_slab * len(self._free_slabs)
+
+    def taken(self) -> set[int]:
+        """Offsets of all slots in use."""
+        return {
+            self.offset_of(index, slot, slab.shape)
+            for index, slab in self._slabs.items()
+            for slot, taken in enumerate(slab.taken)
+            if taken
+        }
+
+    def slab_of(self, offset: int) -> int:
+        return offset // self._slab_bytes
+
     def adopt(self, slab: int, shape: Shape, slots: Iterable[int]) -> list[int]:
         """Take the very slots that recovered chunks lie in; returns those that the geometry allows."""
         if slab in self._slabs or slab * self._slab_bytes >= self.capacity_bytes:

@@ -10,8 +10,8 @@ from quire_storage.core.drr import DeficitRoundRobin
 _SLOW_S = 0.02
 
 
-class FairGate:
-    """Lets somebody in while less than `capacity` is inside; those that wait, in weighted deficit round robin."""
+class FairQueue:
+    """Admits requests while less than `capacity` is inside; the rest wait, in weighted deficit round robin."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -46,7 +46,7 @@ class Wire:
     """The way out of this node. While one delivery has it alone nothing waits; several take turns by their rates."""
 
     def __init__(self, window_bytes: int) -> None:
-        self._gate = FairGate(window_bytes)
+        self._gate = FairQueue(window_bytes)
         self._lanes = 0
 
     def lane(self, name: str, weight: Callable[[], float]) -> Lane:

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from quire_storage.fair import FairGate, Wire
+from quire_storage.fair_queue import FairQueue, Wire
 
 
 async def test_tenants_take_turns_at_places() -> None:
     """A tenant with many chunkwise deliveries in line does not keep another's first one waiting."""
-    gate, order = FairGate(1), []
+    gate, order = FairQueue(1), []
 
     async def delivery(tenant: str) -> None:
         await gate.enter(tenant, 1.0, 1)
@@ -29,7 +29,7 @@ async def test_tenants_take_turns_at_places() -> None:
 
 
 async def test_whoever_gives_up_in_line_costs_nobody_a_place() -> None:
-    gate = FairGate(2)
+    gate = FairQueue(2)
     await gate.enter("a", 1.0, 1)
     await gate.enter("a", 1.0, 1)
     waiting = [asyncio.create_task(gate.enter(name, 1.0, 1)) for name in "bcd"]

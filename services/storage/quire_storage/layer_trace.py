@@ -10,7 +10,7 @@ from quire.telemetry import names, tracer
 from quire_storage.ports import Clock
 
 
-class Stages:
+class LayerTrace:
     """A span per layer, with the time that its bytes waited to be `ready` (read, verified), for their rate (`pace`),
     for their `turn` on the wire, and until UCX took them (`write`). It ends when they have arrived.
 

@@ -1,0 +1,260 @@
+"""The prefix index in memory: what `quire.metadata.PrefixIndex` does in Redis, by the same contract suite."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from quire.keys import ChunkKeys
+from quire.metadata.index import (
+    OBJECT_TIER,
+    ChunkRecord,
+    Evicted,
+    Gone,
+    Listing,
+    Match,
+    ObjectMark,
+    PlacedRun,
+)
+
+_DIGEST_MODULUS = 1 << 48
+
+
+@dataclass(slots=True)
+class Entry:
+    """An indexed chunk. `children`: how many indexed chunks extend it."""
+
+    record: ChunkRecord
+    generation: int
+    nodes: tuple[str, ...] = ()
+    children: int = 0
+
+
+@dataclass(slots=True)
+class IndexState:
+    """Everything that the index knows: can be copied, emptied and rolled back, as Redis can be.
+
+    `objects`: objects that no entry lists, by key: when to delete them, or, claimed, until when that runs.
+    """
+
+    entries: dict[bytes, Entry] = field(default_factory=dict)
+    pins: dict[bytes, dict[bytes, int]] = field(default_factory=dict)
+    objects: dict[bytes, tuple[bool, int, bytes]] = field(default_factory=dict)
+    dropped: dict[str, dict[bytes, int]] = field(default_factory=dict)
+    epoch: str = ""
+    rebuild: str = ""
+
+    def copy(self) -> IndexState:
+        """A snapshot."""
+        return IndexState(
+            {key: replace(entry) for key, entry in self.entries.items()},
+            {key: dict(pins) for key, pins in self.pins.items()},
+            dict(self.objects),
+            {name: dict(keys) for name, keys in self.dropped.items()},
+            self.epoch,
+            self.rebuild,
+        )
+
+
+class MemoryIndex:
+    """Methods are those of `PrefixIndex`. `seed` decides the generations that are drawn."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.state = IndexState()
+        self._random = random.Random(seed)
+
+    # ---- look-ups
+
+    async def match(self, keys: ChunkKeys) -> Match:
+        """By bisection, as Redis does it: what lies between two present keys is taken for present."""
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if keys.at(middle - 1) in self.state.entries:
+                low = middle
+            else:
+                high = middle - 1
+        runs: list[PlacedRun] = []
+        for index in range(low):
+            entry = self.state.entries.get(keys.at(index))
+            nodes = entry.nodes if entry is not None else ()
+            count = runs.pop().count if runs and runs[-1].nodes == nodes else 0
+            runs.append(PlacedRun(count + 1, nodes))
+        return Match(tuple(runs))
+
+    async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
+        found = (self.state.entries.get(chunk.key) for chunk in chunks)
+        return [entry.nodes if entry is not None else () for entry in found]
+
+    # ---- entries
+
+    async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int) -> list[int]:
+        return [self._register(node_id, chunk) for chunk in chunks]
+
+    def _register(self, node_id: str, chunk: ChunkRecord) -> int:
+        entry = self.state.entries.get(chunk.key)
+        if entry is None and chunk.parent and chunk.parent not in self.state.entries:
+            return 0
+        if node_id == OBJECT_TIER and chunk.key in self.state.objects:
+            if self.state.objects[chunk.key][0]:
+                return 0
+            del self.state.objects[chunk.key]
+        if entry is None:
+            entry = self.state.entries[chunk.key] = Entry(chunk, self._draw())
+            if chunk.parent:
+                self.state.entries[chunk.parent].children += 1
+        if node_id not in entry.nodes:
+            entry.nodes += (node_id,)
+        return entry.generation
+
+    async def unregister(
+        self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, only_in_object: bool = False
+    ) -> list[bool]:
+        out = []
+        for chunk in chunks:
+            entry = self.state.entries.get(chunk.key)
+            if entry is None:
+                out.append(True)
+                continue
+            if not only_in_object or OBJECT_TIER in entry.nodes:
+                entry.nodes = tuple(name for name in entry.nodes if name != node_id)
+            out.append(node_id not in entry.nodes)
+            self._remove_hollow(entry, now_ms)
+        return out
+
+    async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int) -> Evicted:
+        removed: list[Gone] = []
+        absent: list[bytes] = []
+        for chunk in chunks:
+            entry = self.state.entries.get(chunk.key)
+            if entry is None:
+                absent.append(chunk.key)
+            elif not entry.children and not self._is_pinned(chunk.key, now_ms):
+                removed.append(Gone(chunk, entry.generation, entry.nodes))
+                if OBJECT_TIER in entry.nodes:
+                    self.state.objects[chunk.key] = (False, delete_ms, chunk.segment)
+                self._remove(entry, now_ms)
+        return Evicted(tuple(removed), tuple(absent))
+
+    def _remove(self, entry: Entry, now_ms: int) -> None:
+        del self.state.entries[entry.record.key]
+        parent = self.state.entries.get(entry.record.parent)
+        if parent is not None:
+            parent.children -= 1
+            self._remove_hollow(parent, now_ms)
+
+    def _remove_hollow(self, entry: Entry, now_ms: int) -> None:
+        if not entry.nodes and not entry.children and not self._is_pinned(entry.record.key, now_ms):
+            self._remove(entry, now_ms)
+
+    def _draw(self) -> int:
+        return self._random.getrandbits(64) | 1
+
+    # ---- what nodes are listed for
+
+    async def epoch(self) -> str:
+        self.state.epoch = self.state.epoch or f"{self._random.getrandbits(64):016x}"
+        return self.state.epoch
+
+    async def listings(self) -> dict[str, Listing]:
+        found: dict[str, Listing] = {}
+        for key, entry in self.state.entries.items():
+            for name in entry.nodes:
+                before = found.get(name, Listing())
+                digest = (before.digest + int.from_bytes(key[:6], "big")) % _DIGEST_MODULUS
+                found[name] = Listing(before.count + 1, digest)
+        return found
+
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+        found = [entry for entry in self.state.entries.values() if node_id in entry.nodes]
+        bare = [replace(entry.record, parent=b"", parent_segment=b"") for entry in found]
+        return [(record, entry.generation) for record, entry in zip(bare, found, strict=True)], 0
+
+    async def remember_drops(self, node_id: str, generations: Mapping[bytes, int]) -> None:
+        self.state.dropped.setdefault(node_id, {}).update(generations)
+
+    async def take_drops(self, node_id: str) -> dict[bytes, int]:
+        return self.state.dropped.pop(node_id, {})
+
+    # ---- the object tier
+
+    async def add_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
+        marks = []
+        for chunk, generation in zip(chunks, generations, strict=True):
+            entry, waiting = self.state.entries.get(chunk.key), self.state.objects.get(chunk.key)
+            if waiting is not None and waiting[0]:
+                marks.append(ObjectMark.DELETING)
+            elif entry is None or entry.generation != generation:
+                marks.append(ObjectMark.GONE)
+            else:
+                self.state.objects.pop(chunk.key, None)
+                if OBJECT_TIER not in entry.nodes:
+                    entry.nodes += (OBJECT_TIER,)
+                marks.append(ObjectMark.LISTED)
+        return marks
+
+    async def forsake_objects(self, chunks: Sequence[ChunkRecord], delete_ms: int) -> None:
+        for chunk in chunks:
+            entry = self.state.entries.get(chunk.key)
+            if entry is None or OBJECT_TIER not in entry.nodes:
+                self.state.objects.setdefault(chunk.key, (False, delete_ms, chunk.segment))
+
+    async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
+        claimed: list[ChunkRecord] = []
+        for key, (_, due_ms, segment) in list(self.state.objects.items()):
+            entry = self.state.entries.get(key)
+            if entry is not None and OBJECT_TIER in entry.nodes:
+                del self.state.objects[key]
+            elif due_ms <= now_ms and len(claimed) < limit:
+                self.state.objects[key] = (True, until_ms, segment)
+                claimed.append(ChunkRecord(key, b"", segment, b""))
+        return claimed
+
+    async def objects_deleted(self, chunks: Sequence[ChunkRecord], until_ms: int) -> None:
+        for chunk in chunks:
+            if self.state.objects.get(chunk.key) == (True, until_ms, chunk.segment):
+                del self.state.objects[chunk.key]
+
+    # ---- rebuilding
+
+    async def damaged(self) -> None:
+        self.state.rebuild = self.state.rebuild or f"{self._random.getrandbits(64):016x}"
+
+    async def rebuild(self) -> str:
+        return self.state.rebuild
+
+    async def rebuilt(self, token: str) -> None:
+        if self.state.rebuild == token:
+            self.state.rebuild = ""
+
+    # ---- pins
+
+    async def pin(self, segment: bytes, key: bytes, lease_id: bytes, expires_ms: int, ttl_ms: int, now_ms: int) -> bool:
+        if key not in self.state.entries:
+            return False
+        for each in list(self.state.pins):
+            self._is_pinned(each, now_ms)
+        self.state.pins.setdefault(key, {})[lease_id] = expires_ms
+        return True
+
+    async def unpin(self, segment: bytes, key: bytes, lease_id: bytes) -> bool:
+        mine = self.state.pins.get(key, {})
+        held = mine.pop(lease_id, None) is not None
+        if not mine:
+            self.state.pins.pop(key, None)
+        return held
+
+    async def pins(self, segment: bytes) -> int:
+        """Of all segments together."""
+        return sum(len(pins) for pins in self.state.pins.values())
+
+    def _is_pinned(self, key: bytes, now_ms: int) -> bool:
+        mine = self.state.pins.get(key)
+        if mine is None:
+            return False
+        alive = {lease: expires_ms for lease, expires_ms in mine.items() if expires_ms > now_ms}
+        self.state.pins[key] = alive
+        if not alive:
+            del self.state.pins[key]
+        return bool(alive)

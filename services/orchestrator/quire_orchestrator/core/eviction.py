@@ -1,0 +1,38 @@
+"""What follows from index entries that ended, and who rebuilds an index that was lost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.metadata.index import OBJECT_TIER, Evicted, Match
+from quire.nodes import Node
+from quire_orchestrator.core.placement import rendezvous
+
+
+def drops(evicted: Evicted, asking: str) -> dict[str, dict[bytes, int]]:
+    """What each node is to drop, with the generations of the entries that ended. `asking`: a node that knows it.
+
+    An object is not dropped by that: it is deleted later, when no entry lists it then.
+    """
+    orders: dict[str, dict[bytes, int]] = {}
+    for gone in evicted.removed:
+        for name in gone.nodes:
+            if name not in (asking, OBJECT_TIER):
+                orders.setdefault(name, {})[gone.record.key] = gone.generation
+    return orders
+
+
+def in_object(match: Match) -> list[bool]:
+    """For each chunk whether the object tier is listed."""
+    return [OBJECT_TIER in run.nodes for run in match.runs for _ in range(run.count)]
+
+
+def has_objects(node: Node) -> bool:
+    """Whether a storage node reaches the object tier."""
+    return node.details.get("objects", "none") != "none"
+
+
+def rebuilder(token: str, live: Mapping[str, Node]) -> str:
+    """The name of the node that is to register what lies in the object tier; "" for none."""
+    able = [node for node in live.values() if has_objects(node)]
+    return rendezvous(token.encode(), able)[0].node_id if able else ""

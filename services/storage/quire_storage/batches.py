@@ -1,0 +1,282 @@
+"""The chunk batches of a delivery: where each lies or comes to lie in the arena, its bytes brought there and verified.
+
+Chunks in memory are used where they are. Chunks on a drive pass through a staging block, or, if they are wanted in
+memory from now on, go straight to the slots that they will keep: either way the drive writes each slice where the
+network reads it, and nothing is copied in between. Several deliveries of one prefix share its promotion: one reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.descriptor import Descriptor
+from quire.errors import ChunkMissing, CorruptData
+from quire.outcome import ChunkRun
+from quire.telemetry import names, tracer
+from quire_storage.core.chunks import Chunk, Copy, MemoryPlace
+from quire_storage.core.plan import BatchPlan, cut_runs, verification
+from quire_storage.core.slots import Shape
+from quire_storage.core.striped import Striped
+from quire_storage.ring import Ring
+from quire_storage.tiers import Tiers
+
+Bytes = npt.NDArray[np.uint8]
+_AHEAD_OF_DRIVES = 3
+Healer = Callable[[Copy], Awaitable[Bytes | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What every delivery of a node reads with. `on_corrupt` hears of copies that nothing can put right."""
+
+    tiers: Tiers
+    ring: Ring | None
+    threads: Executor
+    heal: Healer
+    on_corrupt: Callable[[list[Copy]], None]
+
+    async def mend(self, copies: Sequence[Copy], starts: npt.NDArray[np.int64], layer: int, bad: Sequence[int]) -> None:
+        """Put slices right that do not match, from another copy. Raises `CorruptData` where there is none.
+
+        `starts`: where in the arena the slices of `layer` lie.
+        """
+        hopeless = []
+        for index in bad:
+            payload = await self.heal(copies[index])
+            if payload is None:
+                hopeless.append(copies[index])
+                continue
+            at = int(starts[index])
+            self.tiers.arena.view[at : at + copies[index].chunk.slice_bytes] = payload[layer]
+        if hopeless:
+            self.on_corrupt(hopeless)
+            raise CorruptData(f"{len(hopeless)} chunks do not match their checksums in layer {layer}")
+
+
+class Promotion:
+    """Copies on a drive, read into slots of their own, each layer once, for every delivery that wants them."""
+
+    def __init__(self, reading: Reading, number: int, copies: Sequence[Copy], places: Sequence[MemoryPlace]) -> None:
+        self.number = number
+        self._reading = reading
+        self._copies = copies
+        self._bases = np.array([place.offset for place in places], dtype=np.int64)
+        self._stride = places[0].layer_stride
+        pool, arena = reading.tiers.pool, reading.tiers.arena
+        assert pool is not None, "what is on a drive is in the pool"
+        strides = np.full(len(copies), self._stride)
+        self._source = pool.striped(copies, self._bases + arena.address, strides)
+        self._verify = verification([copy.chunk for copy in copies], self._bases)
+        self._layers: dict[int, asyncio.Task[None]] = {}
+        self._sound: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every byte of it was read and verified."""
+        return len(self._sound) == self._copies[0].chunk.num_layers
+
+    async def layer(self, layer: int, due_s: float) -> None:
+        """Return when the layer lies in memory, verified. Raises `CorruptData`."""
+        if layer not in self._layers:
+            self._layers[layer] = asyncio.create_task(self._read(layer, due_s))
+            self._layers[layer].add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._layers[layer])
+
+    async def settle(self) -> None:
+        """Stop; return when nothing is being read any more. The ring holds a cancelled read until the drives let go."""
+        for task in self._layers.values():
+            task.cancel()
+        await asyncio.gather(*self._layers.values(), return_exceptions=True)
+
+    async def _read(self, layer: int, due_s: float) -> None:
+        reading, shift = self._reading, layer * self._stride
+        assert reading.ring is not None, "what is on a drive is read through the ring"
+        with tracer().start_as_current_span(names.STORAGE_READ, attributes={"quire.layer": layer}):
+            await reading.ring.read(self._source.layer(layer), due_s)
+        loop = asyncio.get_running_loop()
+        bad = await loop.run_in_executor(reading.threads, self._verify, reading.tiers.arena.view, layer, shift)
+        if bad:
+            await reading.mend(self._copies, self._bases + shift, layer, bad)
+        self._sound.add(layer)
+
+
+class Promotions:
+    """Those under way at this node."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, Promotion] = {}
+        self._users: dict[int, int] = {}
+
+    def join(self, reading: Reading, copies: Sequence[Copy]) -> tuple[int, dict[int, tuple[Promotion, MemoryPlace]]]:
+        """For copies that are read from a drive: a ticket, and which of them are promoted, by number, and where to."""
+        ticket, found = reading.tiers.promote(copies)
+        groups: dict[int, list[Copy]] = {}
+        for copy in copies:
+            if copy.number in found:
+                groups.setdefault(found[copy.number][0], []).append(copy)
+        for number, mine in groups.items():
+            if number not in self._running:
+                places = [found[copy.number][1] for copy in mine]
+                self._running[number] = Promotion(reading, number, mine, places)
+            self._users[number] = self._users.get(number, 0) + 1
+        return ticket, {each: (self._running[number], place) for each, (number, place) in found.items()}
+
+    async def leave(self, tiers: Tiers, ticket: int, promotion: Promotion) -> None:
+        """A delivery needs a promotion no more."""
+        self._users[promotion.number] -= 1
+        if not self._users[promotion.number]:
+            del self._users[promotion.number], self._running[promotion.number]
+            await promotion.settle()
+        tiers.end_promotion(ticket, promotion.number, complete=promotion.complete)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Some consecutive chunks of a delivery. `stride`: between layers in the arena; 0 for one that is staged."""
+
+    plan: BatchPlan
+    copies: Sequence[Copy]
+    stride: int
+    staged: Striped | None = None
+    promotion: Promotion | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyBatch:
+    """A layer of a batch, verified, at `shift` of its bases; `block` is given back when it has left."""
+
+    batch: Batch
+    layer: int
+    shift: int
+    block: int | None
+
+
+class Batches:
+    """The batches of one delivery of held chunks. `close` when nothing reads the arena for it any more."""
+
+    def __init__(
+        self,
+        reading: Reading,
+        promotions: Promotions,
+        descriptor: Descriptor,
+        runs: Sequence[ChunkRun],
+        copies: Sequence[Copy],
+    ) -> None:
+        self._reading = reading
+        self._arena = reading.tiers.arena
+        self._promotions = promotions
+        self._descriptor = descriptor
+        self._runs = runs
+        self._blocks: set[int] = set()
+        self._joined: list[tuple[int, Promotion]] = []
+        if any(copy.memory is None and copy.disk is None for copy in copies):
+            raise ChunkMissing("a drive has just failed, and chunks with it", field="chunk_keys")
+        self.batches = [batch for start, stop in self._cuts(copies) for batch in self._batch(copies, start, stop)]
+
+    @property
+    def staged(self) -> bool:
+        """Whether some of it passes through staging blocks."""
+        return any(batch.staged is not None for batch in self.batches)
+
+    @property
+    def ahead(self) -> int:
+        """How many to prepare while one is being sent: drives want several reads at a time, checksums only a core."""
+        on_drives = any(batch.staged is not None or batch.promotion is not None for batch in self.batches)
+        return _AHEAD_OF_DRIVES if on_drives else 1
+
+    async def prepare(self, batch: Batch, layer: int, due_s: float) -> ReadyBatch:
+        """Bring a layer of a batch into the arena and verify it. Raises `CorruptData` for what cannot be healed."""
+        shift = layer * batch.stride
+        if batch.promotion is not None:
+            await batch.promotion.layer(layer, due_s)
+            return ReadyBatch(batch, layer, shift, None)
+        block = None
+        if batch.staged is not None:
+            shift = block = await self._arena.take_block(id(self))
+            self._blocks.add(block)
+            await self._read(batch.staged, layer, block, due_s)
+        loop = asyncio.get_running_loop()
+        bad = await loop.run_in_executor(self._reading.threads, batch.plan.corrupt, self._arena.view, layer, shift)
+        if bad:
+            await self._reading.mend(batch.copies, batch.plan.bases + shift, layer, bad)
+        return ReadyBatch(batch, layer, shift, block)
+
+    def release(self, ready: ReadyBatch) -> None:
+        """The bytes of a ready batch have left."""
+        if ready.block is not None and ready.block in self._blocks:
+            self._blocks.discard(ready.block)
+            self._arena.free_block(ready.block, id(self))
+
+    async def close(self) -> None:
+        """Give memory back."""
+        for block in self._blocks:
+            self._arena.free_block(block, id(self))
+        self._blocks.clear()
+        joined, self._joined = self._joined, []
+        for ticket, promotion in joined:
+            await self._promotions.leave(self._reading.tiers, ticket, promotion)
+
+    # ----
+
+    def _cuts(self, copies: Sequence[Copy]) -> list[tuple[int, int]]:
+        """[start, stop) of runs of chunks that are all in memory, or all on drives; the latter fit a block."""
+        most = max(1, self._arena.block_bytes // Shape(1, copies[0].chunk.slice_bytes).slice_room)
+        cuts, start = [], 0
+        for at in range(1, len(copies) + 1):
+            full = copies[start].memory is None and at - start >= most
+            if at == len(copies) or (copies[at].memory is None) != (copies[start].memory is None) or full:
+                cuts.append((start, at))
+                start = at
+        return cuts
+
+    def _batch(self, copies: Sequence[Copy], start: int, stop: int) -> list[Batch]:
+        mine = copies[start:stop]
+        if mine[0].memory is not None:
+            places = [copy.memory for copy in mine if copy.memory is not None]
+            return [self._placed(copies, start, stop, places, None)]
+        ticket, promoted = self._promotions.join(self._reading, mine)
+        self._joined += [
+            (ticket, promotion) for promotion in {id(each): each for each, _ in promoted.values()}.values()
+        ]
+        batches, first = [], start
+        for at in range(start + 1, stop + 1):
+            before, now = (promoted.get(copies[i].number) if i < stop else None for i in (at - 1, at))
+            if at < stop and (before[0] if before else None) is (now[0] if now else None):
+                continue
+            if before is None:
+                batches.append(self._staged(copies, first, at))
+            else:
+                places = [promoted[copy.number][1] for copy in copies[first:at]]
+                batches.append(self._placed(copies, first, at, places, before[0]))
+            first = at
+        return batches
+
+    def _placed(
+        self, copies: Sequence[Copy], start: int, stop: int, places: Sequence[MemoryPlace], promotion: Promotion | None
+    ) -> Batch:
+        bases = np.array([place.offset for place in places], dtype=np.int64)
+        plan = self._plan(copies, start, stop, bases)
+        return Batch(plan, copies[start:stop], places[0].layer_stride, promotion=promotion)
+
+    def _staged(self, copies: Sequence[Copy], start: int, stop: int) -> Batch:
+        """Addresses count from the block that is taken for the layer."""
+        pool, mine = self._reading.tiers.pool, copies[start:stop]
+        assert pool is not None, "what is on a drive is in the pool"
+        bases = np.arange(len(mine), dtype=np.int64) * mine[0].chunk.shape.slice_room
+        source = pool.striped(mine, bases, np.zeros(len(mine), dtype=np.int64))
+        return Batch(self._plan(copies, start, stop, bases), mine, 0, staged=source)
+
+    def _plan(self, copies: Sequence[Copy], start: int, stop: int, bases: npt.NDArray[np.int64]) -> BatchPlan:
+        chunks: list[Chunk] = [copy.chunk for copy in copies[start:stop]]
+        return BatchPlan(self._descriptor, cut_runs(self._runs, start, stop), chunks, bases)
+
+    async def _read(self, source: Striped, layer: int, block: int, due_s: float) -> None:
+        assert self._reading.ring is not None, "what is on a drive is read through the ring"
+        with tracer().start_as_current_span(names.STORAGE_READ, attributes={"quire.layer": layer}):
+            await self._reading.ring.read(source.layer(layer).moved(self._arena.address + block), due_s)

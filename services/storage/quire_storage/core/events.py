@@ -1,0 +1,391 @@
+"""What happens to chunks (events, into `Residency`) and what is to be done about it (instructions, out of it).
+
+Tickets are numbers of the caller's choice, never used twice: a transfer's, a holder's, a request's. Numbers of writes,
+removals and questions are chosen by the machine; the executor gives them back with the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.durability import Durability, OnExisting
+from quire.errors import QuireError
+from quire.metadata.index import ChunkRecord
+from quire_storage.core.chunks import Chunk, Copy, MemoryPlace, Placed
+from quire_storage.core.slots import Shape
+
+# ---- events: slots for a transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """A transfer wants `count` slots of memory. Completes with their offsets, or fails with `PoolFull`."""
+
+    ticket: int
+    shape: Shape
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReservationEnded:
+    """A transfer waits no more, or is over: the slots that no chunk has taken over are free again."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransferUnsettled:
+    """A peer may still touch a transfer's slots: those that no chunk has taken over are quarantined."""
+
+    ticket: int
+
+
+# ---- events: storing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOffered:
+    """Bytes of `chunks` lie at `offsets`, slots of `transfer`. Completes with the keys that are indexed.
+
+    Fails with `ContentConflict`, `PoolFull` or `DriveFailed`: then nothing of it was kept. What is here already with
+    other bytes stays as it is; for `OnExisting.VERIFY` it is a conflict.
+    """
+
+    ticket: int
+    transfer: int
+    chunks: Sequence[Chunk]
+    offsets: Sequence[int]
+    level: Durability
+    on_existing: OnExisting
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """The index lists this node for these keys, each under an entry of that generation; for `ticket`'s chunks."""
+
+    ticket: int
+    generations: Mapping[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexingEnded:
+    """No more answers will come for the chunks of `ticket`; `error`: why not."""
+
+    ticket: int
+    error: QuireError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationWanted:
+    """The index may have lost what is here. Completes as a store does; what is in question is left out."""
+
+    ticket: int
+    keys: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRaised:
+    """Chunks are wanted at a level. Completes with the keys that are here, and on a drive if there is one."""
+
+    ticket: int
+    keys: Sequence[bytes]
+    level: Durability
+
+
+# ---- events: reading
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """Keep chunks where they are, for a holder. Completes with (copies, missing keys).
+
+    `used`: a sign of interest. `fetch`: what is missing here is sought in the object tier first.
+    """
+
+    ticket: int
+    keys: Sequence[bytes]
+    used: bool = True
+    fetch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedAlso:
+    """Keep a copy that is held for one holder more."""
+
+    ticket: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """A holder lets go of everything."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A chunk's bytes came from the object tier, verified, into a slot of `transfer`."""
+
+    chunk: Chunk
+    level: Durability
+    transfer: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    """The object tier does not have a chunk, or not sound, or there is no memory for it."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionWanted:
+    """A holder will read these copies from a drive. Completes with {number: (promotion, place)} for those to be kept.
+
+    Promotions are shared: of several that want the same chunk, one reads.
+    """
+
+    ticket: int
+    numbers: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionEnded:
+    """A holder needs a promotion no more. `complete`: every byte of it lies in memory, verified."""
+
+    ticket: int
+    promotion: int
+    complete: bool
+
+
+# ---- events: what drives, index and object tier did
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A write is durable."""
+
+    write: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteFailed:
+    """A write failed, and no header of it will come back: `DriveLost` came before for the drives concerned."""
+
+    write: int
+    error: QuireError
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Headers are gone from the drives; `error`: their drive has failed, and they may come back with it."""
+
+    removal: int
+    error: QuireError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DriveLost:
+    """A drive is used no more."""
+
+    drive: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The index took these keys out of itself, or this node off their entries; the others stay."""
+
+    question: int
+    out: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The index believes that this node holds these. It is told where that is wrong."""
+
+    records: Sequence[ChunkRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The index has heard, or will not hear, that this node does not hold these any more."""
+
+    keys: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """The object tier has a chunk, and the index lists it there."""
+
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectLost:
+    """The object tier does not have these."""
+
+    keys: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The index entries of these generations have ended; 0 for whatever is here. Completes with how many went.
+
+    A chunk that is listed under another entry stays: it was stored again since. Fails with `DriveFailed` where a drive
+    has failed with which a chunk may come back.
+    """
+
+    ticket: int
+    generations: Mapping[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Copies without a sound byte anywhere."""
+
+    numbers: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionWanted:
+    """A policy wants chunks gone from everywhere, children before parents. Completes with how many went."""
+
+    ticket: int
+    keys: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing happened for a while that was waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """Write what lies in memory only; no trimming any more. Completes when that is done."""
+
+    ticket: int
+
+
+Event = (
+    Reserved | ReservationEnded | TransferUnsettled | StoreOffered | Indexed | IndexingEnded | RegistrationWanted
+    | LevelRaised | Pinned | PinnedAlso | Unpinned | Fetched | FetchFailed | PromotionWanted | PromotionEnded | Written
+    | WriteFailed | Forgotten | DriveLost | Answered | Denied | Withdrawn | Uploaded | ObjectLost | Dropped | Lost
+    | EvictionWanted | TimePassed | Stopping
+)  # fmt: skip
+
+# ---- instructions
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """`ticket` is answered."""
+
+    ticket: int
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """`ticket` is answered with an error."""
+
+    ticket: int
+    error: QuireError
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write chunks from memory to their places, then their headers. → `Written`, `WriteFailed`."""
+
+    write: int
+    placed: Sequence[Placed]
+    sources: Sequence[MemoryPlace]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteHeaders:
+    """Write headers again, whose level or tiers have changed. → `Written`, `WriteFailed`."""
+
+    write: int
+    placed: Sequence[Placed]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Remove headers. → `Forgotten`."""
+
+    removal: int
+    placed: Sequence[Placed]
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Have the index list this node. → `Indexed`, any number of times, then `IndexingEnded`."""
+
+    ticket: int
+    records: Sequence[ChunkRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """This node does not hold these any more. → `Withdrawn`."""
+
+    records: Sequence[ChunkRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class AskToEvict:
+    """The last copies here are to go: take them, deepest first, out of the index. → `Answered`."""
+
+    question: int
+    records: Sequence[ChunkRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class AskToWithdraw:
+    """Take this node off the entries that list the object tier. → `Answered`."""
+
+    question: int
+    records: Sequence[ChunkRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Bring chunks from the object tier. → `Fetched` or `FetchFailed` for each."""
+
+    keys: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Put a chunk into the object tier when there is time, and have the index list it there. → `Uploaded`.
+
+    May come again for a chunk that waits already.
+    """
+
+    key: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelUpload:
+    """A chunk is gone here before it was uploaded."""
+
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send `TimePassed` then (monotonic seconds)."""
+
+    at_s: float
+
+
+Instruction = (
+    Complete | Fail | Write | WriteHeaders | Forget | Register | Withdraw | AskToEvict | AskToWithdraw | Fetch
+    | Upload | CancelUpload | WakeAt
+)  # fmt: skip
+
+PinResult = tuple[list[Copy], list[bytes]]

@@ -1,0 +1,1280 @@
+"""Where every chunk of a node is, and what may happen to it next: the only place that decides it.
+
+A copy of a chunk is ARRIVING while its store makes it durable, RESIDENT while it can be read, LEAVING from the moment
+that it cannot, until its last pin is gone and its header is off the drive. A key has one ARRIVING or RESIDENT copy at
+a time, and any number of LEAVING ones. A copy that lies on a drive alone and that nobody uses is known to the pool's
+map only; it wakes up as a RESIDENT one when an event names it.
+
+Pure: no clock, no I/O, no await. `handle` takes what happened and returns what is to be done; `tiers.py` does it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+from typing import Any, Final
+
+from quire.durability import Durability, OnExisting
+from quire.errors import ContentConflict, KeysInvalid, PoolFull, QuireError
+from quire_storage.core import events as ev
+from quire_storage.core.chunks import Chunk, Copy, DiskPlace, Header, MemoryPlace, Placed
+from quire_storage.core.eviction import LeafArc
+from quire_storage.core.ledger import QUARANTINED, Ledger
+from quire_storage.core.namespaces import NamespaceBook
+from quire_storage.core.pool_map import PoolMap
+from quire_storage.core.slots import Shape, SlotAllocator
+from quire_storage.errors import DriveFailed
+
+GROUP: Final = 64
+_POLICY_GROUP: Final = 512
+_RETRY_S, _PAUSE_S_MAX = 0.5, 30.0
+_RECENT_MAX: Final = 65_536
+_CROWDED: Final = 0.8
+_SLABS_TRIED: Final = 64
+_DIGEST_MODULUS: Final = 1 << 48
+
+
+class Phase(Enum):
+    """See the module's docstring."""
+
+    ARRIVING = 1
+    RESIDENT = 2
+    LEAVING = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One copy of a chunk. `generation`: of the index entry that lists this node for it, 0 for none that is known.
+
+    `provisional`: entered by a store, and no registration has succeeded yet. `ended`: index entries that ended while a
+    registration was under way. `forgotten`: its header is off the drive. `awaited`: holders that
+    will pin it once the rest of their chunks is here.
+    """
+
+    number: int
+    chunk: Chunk
+    level: Durability
+    phase: Phase
+    memory: MemoryPlace | None = None
+    disk: DiskPlace | None = None
+    in_object: bool = False
+    generation: int = 0
+    provisional: bool = False
+    registering: int = 0
+    ended: set[int] = field(default_factory=set)
+    pins: int = 0
+    awaited: int = 0
+    write: int = 0
+    rewrites: int = 0
+    removal: int = 0
+    question: int = 0
+    promotion: int = 0
+    forgotten: bool = False
+
+    @property
+    def key(self) -> bytes:
+        return self.chunk.record.key
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything under way names this copy."""
+        return bool(self.pins or self.awaited or self.write or self.removal or self.question or self.promotion) or (
+            self.registering > 0 or self.rewrites > 0
+        )
+
+    def header(self) -> Header:
+        return Header(self.chunk, self.level, self.in_object)
+
+
+@dataclass(slots=True)
+class _Goal:
+    """What a ticket waits for: writes, then answers of the index. `after`: called once `pending` is empty."""
+
+    ticket: int
+    entries: list[_Entry]
+    after: Callable[[_Goal], None]
+    level: Durability = Durability.MEMORY
+    fresh: list[_Entry] = field(default_factory=list)
+    pending: set[int] = field(default_factory=set)
+    error: QuireError | None = None
+
+
+@dataclass(slots=True)
+class _Write:
+    """Chunks of one shape on their way to the drives; `places` are empty while there is no space for them."""
+
+    number: int
+    entries: list[_Entry]
+    background: bool
+    places: list[DiskPlace] = field(default_factory=list)
+    goals: list[_Goal] = field(default_factory=list)
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class _Question:
+    """Asked of the index: may these go. `ticket`: of a policy, 0 for none."""
+
+    entries: list[_Entry]
+    tier: LeafArc
+    of_object: bool
+    ticket: int = 0
+
+
+@dataclass(slots=True)
+class _Promotion:
+    """Slots that copies on a drive are read into, shared by its holders; `done` once every byte was verified."""
+
+    places: dict[int, tuple[_Entry, MemoryPlace]]
+    holders: set[int]
+    done: bool = False
+
+
+@dataclass(slots=True)
+class _Awaiting:
+    """A holder some of whose chunks come from the object tier."""
+
+    event: ev.Pinned
+    entries: list[_Entry]
+    pending: set[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidencySettings:
+    """High and low watermark of the pool, as shares of its capacity."""
+
+    pool_high_share: float = 0.95
+    pool_low_share: float = 0.90
+
+
+class Residency:
+    """`pool` is None for a node without drives; `objects`: whether there is an object tier."""
+
+    def __init__(
+        self, settings: ResidencySettings, arena: SlotAllocator, pool: PoolMap | None, *, objects: bool
+    ) -> None:
+        self._settings = settings
+        self.ledger = Ledger(arena)
+        self.pool = pool
+        self._objects = objects
+        self._numbers = 1 << 40  # tickets of callers are below
+        self._now_s = 0.0
+        self._out: list[ev.Instruction] = []
+        self._entries: dict[bytes, _Entry] = {}
+        self._copies: dict[int, _Entry] = {}
+        self._leaving: Counter[bytes] = Counter()
+        self._leaving_bytes = 0
+        self.in_memory = LeafArc(arena.capacity_bytes, leaves_only=pool is None)
+        self.on_disk = LeafArc(pool.capacity_bytes if pool is not None else 0)
+        self._dirty: OrderedDict[bytes, None] = OrderedDict()
+        self._reservations: dict[int, ev.Reserved] = {}
+        self._transfers: dict[int, set[int]] = {}
+        self._offers: dict[int, ev.StoreOffered] = {}
+        self._offers_may_go = self._space_freed = False
+        self._holders: dict[int, list[_Entry]] = {}
+        self._goals: dict[int, _Goal] = {}
+        self._writes: dict[int, _Write] = {}
+        self._rewrites: dict[int, tuple[list[_Entry], _Goal | None]] = {}
+        self._removals: dict[int, _Entry] = {}
+        self._removal_waits: list[tuple[int, set[int], int]] = []
+        self._unplaced: list[_Write] = []
+        self._questions: dict[int, _Question] = {}
+        self._asking: set[int] = set()
+        self._trimming = False
+        self._refused, self._trim_pause_s = 0, _RETRY_S
+        self._flush_at_s = self._trim_at_s = 0.0
+        self._stopping = 0
+        self._withdrawing: Counter[bytes] = Counter()
+        self._awaiting: dict[int, _Awaiting] = {}
+        self._fetching: dict[bytes, list[int]] = {}
+        self._promotions: dict[int, _Promotion] = {}
+        self._read_lately: OrderedDict[bytes, None] = OrderedDict()
+        self.listed_count = self.listed_digest = 0
+        self.namespaces = NamespaceBook()
+        self.replicated: dict[bytes, None] = {}
+        self.hits: Counter[str] = Counter()
+        self.evictions: Counter[str] = Counter()
+        if pool is not None:
+            for key, parent, size, level in pool.entries():
+                self.on_disk.insert(key, parent, size)
+                if level is Durability.REPLICATED:
+                    self.replicated[key] = None
+
+    def handle(self, event: ev.Event, now_s: float) -> list[ev.Instruction]:
+        """What is to be done now that this has happened."""
+        self._now_s = now_s
+        _HANDLERS[type(event)](self, event)
+        self._go_on()
+        out, self._out = self._out, []
+        return out
+
+    # ---- what is here
+
+    def __len__(self) -> int:
+        on_drives = len(self.pool) if self.pool is not None else 0
+        return on_drives + sum(1 for entry in self._entries.values() if entry.disk is None)
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether the chunk can be read here."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return self.pool is not None and key in self.pool and key not in self._leaving
+        return entry.phase is Phase.RESIDENT
+
+    def look(self, key: bytes) -> tuple[Header, int] | None:
+        """What is known of a chunk that can be read here, and the generation under which the index lists it."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            return (entry.header(), entry.generation) if entry.phase is Phase.RESIDENT else None
+        placed = self.pool.get(key) if self.pool is not None and key not in self._leaving else None
+        if placed is None or self.pool is None:
+            return None
+        return placed.header, self.pool.generation(placed.place)
+
+    def keys(self) -> list[bytes]:
+        """Everything that can be read here, in about the order in which it was stored."""
+        on_drives = list(self.pool.keys()) if self.pool is not None else []
+        return on_drives + [key for key, entry in self._entries.items() if entry.disk is None]
+
+    def acknowledged(self, ticket: int) -> set[bytes]:
+        """Of a store that has completed: the keys that can be read here and that the index lists, as of now."""
+        mine = self._holders.get(ticket, [])
+        return {entry.key for entry in mine if entry.phase is Phase.RESIDENT and entry.generation}
+
+    def follow(self, namespaces: set[bytes]) -> None:
+        """Keep up the order of these namespaces' chunks (first 16 bytes of their digests), and of no others."""
+        self.namespaces.only(namespaces)
+        for namespace in namespaces:
+            if not self.namespaces.follows(namespace):
+                found = self.pool.of_namespace(namespace) if self.pool is not None else []
+                order = self.on_disk if self.pool is not None else self.in_memory
+                self.namespaces.follow(namespace, found, order.coldest())
+                resident = [entry for entry in self._entries.values() if entry.phase is Phase.RESIDENT]
+                self.namespaces.entered([entry.chunk for entry in resident])
+
+    @property
+    def dirty_chunks(self) -> int:
+        """In memory only, to be written to a drive."""
+        return len(self._dirty)
+
+    # ---- slots for a transfer
+
+    def _reserved(self, event: ev.Reserved) -> None:
+        if event.count * event.shape.slot_bytes > self.ledger.slots.capacity_bytes:
+            self._out.append(ev.Fail(event.ticket, _no_memory(event, self.ledger.slots.used_bytes)))
+        else:
+            self._reservations[event.ticket] = event
+
+    def _serve_reservations(self) -> None:
+        for ticket, wanted in list(self._reservations.items()):
+            if self._clear_memory(wanted.shape, wanted.count):
+                del self._reservations[ticket]
+                offsets = self.ledger.take(wanted.shape, wanted.count, ticket)
+                self._transfers[ticket] = set(offsets)
+                self._out.append(ev.Complete(ticket, offsets))
+
+    def _reservation_ended(self, event: ev.ReservationEnded) -> None:
+        self._reservations.pop(event.ticket, None)
+        self.ledger.free(self._transfers.pop(event.ticket, ()), event.ticket)
+
+    def _transfer_unsettled(self, event: ev.TransferUnsettled) -> None:
+        for offset in self._transfers.pop(event.ticket, ()):
+            self.ledger.move(offset, event.ticket, QUARANTINED)
+
+    def _clear_memory(self, shape: Shape, count: int) -> bool:
+        """Whether there are that many slots of the shape, once copies that lie elsewhere too have given up theirs.
+
+        A slab of another shape is emptied whole or not at all: one slot less of it would help nobody.
+        """
+        slots, skipped = self.ledger.slots, list[bytes]()
+        while slots.available(shape) < count and len(skipped) < _SLABS_TRIED:
+            key = self.in_memory.victim(self._kept_in_memory)
+            if key is None:
+                break
+            entry = self._entries[key]
+            assert entry.memory is not None, "what is in the order of memory has a place there"
+            if entry.chunk.shape == shape:
+                self._leave_memory(entry)
+            elif not self._clear_slab(slots.slab_of(entry.memory.offset)):
+                self.in_memory.set_aside(key)
+                skipped.append(key)
+        for key in reversed(skipped):
+            self.in_memory.release(key)
+        return slots.available(shape) >= count
+
+    def _clear_slab(self, slab: int) -> bool:
+        owners = self.ledger.owners_in(slab)
+        here = [entry for owner in owners if (entry := self._copies.get(owner)) is not None]
+        if len(here) < len(owners) or any(e.phase is not Phase.RESIDENT or self._kept_in_memory(e.key) for e in here):
+            return False
+        for entry in here:
+            self._leave_memory(entry)
+        return True
+
+    def _kept_in_memory(self, key: bytes) -> bool:
+        entry = self._entries[key]
+        if entry.pins or entry.write or entry.question or entry.promotion:
+            return True
+        return entry.disk is None and (not entry.in_object or entry.awaited > 0 or entry.registering > 0)
+
+    def _leave_memory(self, entry: _Entry) -> None:
+        """Give up the slot of a copy that lies elsewhere too."""
+        assert entry.memory is not None, "the caller saw a place"
+        self.in_memory.evicted(entry.key)
+        self.ledger.free([entry.memory.offset], entry.number)
+        entry.memory = None
+        self._dirty.pop(entry.key, None)
+        self.evictions["memory"] += 1
+        if entry.disk is None:  # the object tier has it; this node does not any more
+            self._withdraw([entry])
+        self._rest(entry)
+
+    def _give(self, offset: int, transfer: int, entry: _Entry) -> None:
+        self._transfers[transfer].remove(offset)
+        self.ledger.move(offset, transfer, entry.number)
+
+    # ---- storing
+
+    def _store_offered(self, event: ev.StoreOffered) -> None:
+        self._offers[event.ticket] = event
+        self._offers_may_go = True
+
+    def _admit_offers(self) -> None:
+        while self._offers_may_go:
+            self._offers_may_go = False
+            for ticket, event in list(self._offers.items()):
+                if not any(self._is_busy(chunk.key) for chunk in event.chunks):
+                    del self._offers[ticket]
+                    self._admit(event)
+
+    def _is_busy(self, key: bytes) -> bool:
+        """Whether a store has to wait: for another store, or for what the index says about the copy that is here."""
+        entry = self._entries.get(key)
+        return key in self._withdrawing or (
+            entry is not None and (entry.phase is Phase.ARRIVING or entry.question != 0)
+        )
+
+    def _admit(self, event: ev.StoreOffered) -> None:
+        try:
+            entries = self._enter(event)
+        except QuireError as error:
+            self._out.append(ev.Fail(event.ticket, error))
+            return
+        fresh = [entry for entry in entries if entry.phase is Phase.ARRIVING]
+        self._pin(event.ticket, entries)
+        goal = _Goal(event.ticket, entries, self._publish, event.level, fresh)
+        self._goals[event.ticket] = goal
+        self._raise(goal)
+
+    def _enter(self, event: ev.StoreOffered) -> list[_Entry]:
+        """Entries for all chunks of a store, or none. Raises `KeysInvalid`, `ContentConflict`."""
+        keys = [chunk.key for chunk in event.chunks]
+        if len(set(keys)) < len(keys):
+            raise KeysInvalid("a key appears twice", field="chunk_keys")
+        known = {key: entry for key in keys if (entry := self._find(key)) is not None}
+        other = [
+            chunk for chunk in event.chunks if chunk.key in known and not known[chunk.key].chunk.same_content(chunk)
+        ]
+        if other and event.on_existing is OnExisting.VERIFY:
+            for entry in known.values():
+                self._rest(entry)
+            raise ContentConflict(f"key {other[0].key.hex()} holds other bytes; they were kept", field="chunk_keys")
+        stride = self.ledger.slots.layer_stride(event.chunks[0].shape)
+        entries = []
+        for chunk, offset in zip(event.chunks, event.offsets, strict=True):
+            entry = known.get(chunk.key)
+            if entry is None:
+                entry = self._new_entry(chunk, event.level, Phase.ARRIVING)
+                self._give(offset, event.transfer, entry)
+                entry.memory = MemoryPlace(offset, stride)
+            entries.append(entry)
+        return entries
+
+    def _raise(self, goal: _Goal) -> None:
+        """Bring the goal's chunks to its level: write those that are on no drive, and the headers that change."""
+        changed = []
+        for entry in goal.entries:
+            if _RANK[entry.level] < _RANK[goal.level]:
+                entry.level = goal.level
+                if entry.level is Durability.REPLICATED and entry.phase is Phase.RESIDENT:
+                    self.replicated[entry.key] = None
+                if entry.disk is not None:
+                    changed.append(entry)
+        if changed:
+            self._write_headers(changed, goal)
+        self._advance(goal)
+
+    def _advance(self, goal: _Goal) -> None:
+        """Go on with a goal that waits for nothing: write what is on no drive (its drive may just have failed)."""
+        if goal.pending or goal.ticket not in self._goals:
+            return
+        wanted = []
+        if self.pool is not None and goal.level is not Durability.MEMORY and goal.error is None:
+            wanted = [entry for entry in goal.entries if entry.disk is None and entry.memory is not None]
+            if wanted and not self.pool.working:
+                goal.error = DriveFailed("no drive is left", self.pool.failed_drives())
+        if goal.error is not None:
+            self._fail_goal(goal, goal.error)
+            return
+        for entry in wanted:
+            if entry.write:
+                self._join(goal, self._writes[entry.write])
+        self._start_writes([entry for entry in wanted if not entry.write], goal)
+        if not goal.pending:
+            goal.after(goal)
+
+    def _fail_goal(self, goal: _Goal, error: QuireError) -> None:
+        """Nothing of it is kept."""
+        del self._goals[goal.ticket]
+        self._out.append(ev.Fail(goal.ticket, error))
+        for entry in goal.fresh:
+            self._leave(entry)
+        self._unpin(goal.ticket)
+        self._offers_may_go = True
+
+    def _publish(self, goal: _Goal) -> None:
+        """What a store brought is as durable as this node can make it: readable from now on, and registered."""
+        for entry in goal.fresh:
+            entry.phase, entry.provisional = Phase.RESIDENT, True
+        self._enter_orders(goal.fresh)
+        self._offers_may_go = True
+        self._register(goal)
+
+    def _enter_orders(self, entries: Sequence[_Entry]) -> None:
+        """Make copies subject to eviction. The deepest first, so that it is the oldest."""
+        for entry in reversed(entries):
+            size, parent = entry.chunk.shape.slot_bytes, entry.chunk.record.parent
+            if entry.memory is not None and entry.key not in self.in_memory:
+                self.in_memory.insert(entry.key, parent, size)
+            if entry.disk is not None and entry.key not in self.on_disk:
+                self.on_disk.insert(entry.key, parent, size)
+        self.namespaces.entered([entry.chunk for entry in entries])
+        for entry in entries:
+            if entry.level is Durability.REPLICATED:
+                self.replicated[entry.key] = None
+            if self.pool is not None and entry.disk is None and entry.memory is not None:
+                self._dirty[entry.key] = None
+
+    def _register(self, goal: _Goal) -> None:
+        goal.after = self._acknowledge
+        for entry in goal.entries:
+            entry.registering += 1
+        self._out.append(ev.Register(goal.ticket, [entry.chunk.record for entry in goal.entries]))
+
+    def _registration_wanted(self, event: ev.RegistrationWanted) -> None:
+        """Of what is here and in no question: the index may have lost it."""
+        entries = [e for key in event.keys if (e := self._find(key)) is not None and not self._is_busy(key)]
+        self._pin(event.ticket, entries)
+        goal = self._goals[event.ticket] = _Goal(event.ticket, entries, self._acknowledge)
+        self._register(goal)
+
+    def _indexed(self, event: ev.Indexed) -> None:
+        goal = self._goals.get(event.ticket)
+        mine = {entry.key: entry for entry in goal.entries} if goal is not None else {}
+        for key, generation in event.generations.items():
+            entry = mine[key]
+            if entry.phase is Phase.LEAVING:
+                self._listed_too_late(entry, generation)
+            elif generation not in entry.ended:
+                self._list(entry, generation)
+
+    def _listed_too_late(self, entry: _Entry, generation: int) -> None:
+        """The copy went while the index was asked to list it."""
+        now = self._entries.get(entry.key)
+        if now is None and entry.key not in self:
+            self._withdraw([entry])
+        elif now is not None and now.phase is Phase.RESIDENT and not now.generation:
+            self._list(now, generation)
+
+    def _list(self, entry: _Entry, generation: int) -> None:
+        entry.provisional = False
+        self._set_generation(entry, generation)
+        self._upload(entry)
+
+    def _set_generation(self, entry: _Entry, generation: int) -> None:
+        if bool(entry.generation) != bool(generation):
+            sign = 1 if generation else -1
+            self._count_listed(entry.key, sign)
+        entry.generation = generation
+
+    def _count_listed(self, key: bytes, sign: int) -> None:
+        self.listed_count += sign
+        self.listed_digest = (self.listed_digest + sign * int.from_bytes(key[:6], "big")) % _DIGEST_MODULUS
+
+    def _indexing_ended(self, event: ev.IndexingEnded) -> None:
+        goal = self._goals[event.ticket]
+        for entry in goal.entries:
+            entry.registering -= 1
+            if not entry.registering:
+                entry.ended.clear()
+                if entry.provisional and entry.phase is Phase.RESIDENT:
+                    self._leave(entry)
+        goal.error = event.error
+        goal.after(goal)
+
+    def _acknowledge(self, goal: _Goal) -> None:
+        """The registration has ended. What a store acknowledges is looked at once more then (`acknowledged`)."""
+        del self._goals[goal.ticket]
+        if goal.error is not None:
+            self._out.append(ev.Fail(goal.ticket, goal.error))
+        else:
+            self._out.append(ev.Complete(goal.ticket, {entry.key for entry in goal.entries if entry.generation}))
+        for entry in goal.entries:
+            self._rest(entry)
+
+    def _level_raised(self, event: ev.LevelRaised) -> None:
+        entries = [entry for key in event.keys if (entry := self._find_resident(key)) is not None]
+        self._pin(event.ticket, entries)
+        goal = self._goals[event.ticket] = _Goal(event.ticket, entries, self._raised, event.level)
+        self._raise(goal)
+
+    def _raised(self, goal: _Goal) -> None:
+        del self._goals[goal.ticket]
+        safe = [e.key for e in goal.entries if e.phase is Phase.RESIDENT and (self.pool is None or e.disk is not None)]
+        self._out.append(ev.Complete(goal.ticket, safe))
+        self._unpin(goal.ticket)
+
+    # ---- reading
+
+    def _pinned(self, event: ev.Pinned) -> None:
+        found = [entry for key in event.keys if (entry := self._find_resident(key)) is not None]
+        here = {entry.key for entry in found}
+        missing = [key for key in event.keys if key not in here]
+        if event.used:
+            in_memory = sum(1 for entry in found if entry.memory is not None)
+            self.hits.update(memory=in_memory, disk=len(found) - in_memory, object=len(missing))
+        if not (missing and event.fetch and self._objects):
+            self._complete_pin(event, found)
+            return
+        for entry in found:
+            entry.awaited += 1
+        self._awaiting[event.ticket] = _Awaiting(event, found, set(missing))
+        new = [key for key in missing if key not in self._fetching]
+        for key in missing:
+            self._fetching.setdefault(key, []).append(event.ticket)
+        if new:
+            self._out.append(ev.Fetch(new))
+
+    def _complete_pin(self, event: ev.Pinned, entries: Sequence[_Entry]) -> None:
+        by_key = {entry.key: entry for entry in entries}
+        self._pin(event.ticket, entries)
+        if event.used:
+            for key in reversed(event.keys):
+                self.in_memory.touch(key)
+                self.on_disk.touch(key)
+                if key in by_key:
+                    self.namespaces.used(by_key[key].chunk)
+        ordered = [by_key[key] for key in event.keys if key in by_key]
+        copies = [Copy(entry.number, entry.chunk, entry.memory, entry.disk) for entry in ordered]
+        self._out.append(ev.Complete(event.ticket, (copies, [key for key in event.keys if key not in by_key])))
+
+    def _pinned_also(self, event: ev.PinnedAlso) -> None:
+        self._pin(event.ticket, [self._copies[event.number]])
+
+    def _pin(self, ticket: int, entries: Iterable[_Entry]) -> None:
+        mine = self._holders.setdefault(ticket, [])
+        for entry in entries:
+            entry.pins += 1
+            mine.append(entry)
+
+    def _unpinned(self, event: ev.Unpinned) -> None:
+        self._offers.pop(event.ticket, None)
+        waiting = self._awaiting.pop(event.ticket, None)
+        if waiting is not None:
+            for entry in waiting.entries:
+                entry.awaited -= 1
+                self._rest(entry)
+        self._unpin(event.ticket)
+
+    def _unpin(self, ticket: int) -> None:
+        for entry in self._holders.pop(ticket, ()):
+            entry.pins -= 1
+            assert entry.pins >= 0, "a pin is given back once"
+            self._rest(entry)
+
+    def _fetched(self, event: ev.Fetched) -> None:
+        """The bytes that came are used unless the same ones are here by now; other ones serve those who wait only."""
+        key = event.chunk.key
+        entry = self._find(key)
+        if entry is None or not entry.chunk.same_content(event.chunk):
+            phase = Phase.RESIDENT if entry is None else Phase.LEAVING
+            entry = self._new_entry(event.chunk, event.level, phase)
+            self._give(event.offset, event.transfer, entry)
+            entry.memory = MemoryPlace(event.offset, self.ledger.slots.layer_stride(event.chunk.shape))
+            entry.in_object = True
+            if phase is Phase.RESIDENT:
+                self._enter_orders([entry])
+        self._arrived(key, entry)
+
+    def _fetch_failed(self, event: ev.FetchFailed) -> None:
+        self._arrived(event.key, self._find_resident(event.key))
+
+    def _arrived(self, key: bytes, entry: _Entry | None) -> None:
+        for ticket in self._fetching.pop(key, ()):
+            waiting = self._awaiting.get(ticket)
+            if waiting is None:
+                continue
+            waiting.pending.discard(key)
+            if entry is not None:
+                entry.awaited += 1
+                waiting.entries.append(entry)
+            if not waiting.pending:
+                del self._awaiting[ticket]
+                for each in waiting.entries:
+                    each.awaited -= 1
+                alive = [each for each in waiting.entries if each.memory is not None or each.disk is not None]
+                self._complete_pin(waiting.event, alive)
+        if entry is not None:
+            self._rest(entry)
+
+    def _promotion_wanted(self, event: ev.PromotionWanted) -> None:
+        answer: dict[int, tuple[int, MemoryPlace]] = {}
+        wanted: dict[Shape, list[_Entry]] = {}
+        for number in event.numbers:
+            entry = self._copies[number]
+            if entry.promotion:
+                shared = self._promotions[entry.promotion]
+                shared.holders.add(event.ticket)
+                answer[number] = (entry.promotion, shared.places[number][1])
+            elif entry.phase is Phase.RESIDENT and entry.memory is None and self._is_wanted(entry):
+                wanted.setdefault(entry.chunk.shape, []).append(entry)
+        for shape, entries in wanted.items():
+            self._clear_memory(shape, len(entries))
+            promotion = self._number()
+            offsets = self.ledger.take(shape, len(entries), promotion)
+            if not offsets:
+                continue
+            stride = self.ledger.slots.layer_stride(shape)
+            chosen = [(entry, MemoryPlace(at, stride)) for entry, at in zip(entries, offsets, strict=False)]
+            for entry, place in chosen:
+                entry.promotion = promotion
+                answer[entry.number] = (promotion, place)
+            places = {entry.number: (entry, place) for entry, place in chosen}
+            self._promotions[promotion] = _Promotion(places, {event.ticket})
+        self._out.append(ev.Complete(event.ticket, answer))
+
+    def _is_wanted(self, entry: _Entry) -> bool:
+        """Whether a copy that is read from a drive should stay in memory: it was read before, or there is space."""
+        again = entry.key in self._read_lately or self.in_memory.went_lately(entry.key)
+        self._read_lately[entry.key] = None
+        while len(self._read_lately) > _RECENT_MAX:
+            self._read_lately.popitem(last=False)
+        slots = self.ledger.slots
+        return again or slots.used_bytes + entry.chunk.shape.slot_bytes < _CROWDED * slots.capacity_bytes
+
+    def _promotion_ended(self, event: ev.PromotionEnded) -> None:
+        promotion = self._promotions[event.promotion]
+        promotion.holders.discard(event.ticket)
+        if event.complete and not promotion.done:
+            promotion.done = True
+            for number, (entry, place) in list(promotion.places.items()):
+                if entry.phase is Phase.RESIDENT and entry.memory is None:
+                    del promotion.places[number]
+                    self.ledger.move(place.offset, event.promotion, number)
+                    entry.memory = place
+                    entry.promotion = 0
+                    self._enter_orders([entry])
+                    self._rest(entry)
+        if not promotion.holders:
+            del self._promotions[event.promotion]
+            for entry, place in promotion.places.values():
+                self.ledger.free([place.offset], event.promotion)
+                entry.promotion = 0
+                self._rest(entry)
+
+    # ---- drives
+
+    def _start_writes(self, entries: Sequence[_Entry], goal: _Goal | None = None) -> None:
+        groups: dict[Shape, list[_Entry]] = {}
+        for entry in entries:
+            groups.setdefault(entry.chunk.shape, []).append(entry)
+        for group in groups.values():
+            write = _Write(self._number(), group, goal is None)
+            self._writes[write.number] = write
+            for entry in group:
+                entry.write = write.number
+            if goal is not None:
+                self._join(goal, write)
+            self._place(write)
+
+    def _join(self, goal: _Goal, write: _Write) -> None:
+        if write.number not in goal.pending:
+            goal.pending.add(write.number)
+            write.goals.append(goal)
+
+    def _place(self, write: _Write) -> bool:
+        """Find places for a write and start it; whether there were any."""
+        assert self.pool is not None, "only drives are written to"
+        try:
+            write.places = self.pool.allocate(write.entries[0].chunk.shape, len(write.entries))
+        except PoolFull:
+            if write not in self._unplaced:
+                self._unplaced.append(write)
+            return False
+        headers = [entry.header() for entry in write.entries]
+        sources = [entry.memory for entry in write.entries if entry.memory is not None]
+        assert len(sources) == len(headers), "what is written lies in memory"
+        placed = [Placed(header, place) for header, place in zip(headers, write.places, strict=True)]
+        self._out.append(ev.Write(write.number, placed, sources))
+        return True
+
+    def _write_headers(self, entries: Sequence[_Entry], goal: _Goal | None = None) -> None:
+        number = self._number()
+        for entry in entries:
+            entry.rewrites += 1
+        self._rewrites[number] = (list(entries), goal)
+        if goal is not None:
+            goal.pending.add(number)
+        placed = [Placed(entry.header(), entry.disk) for entry in entries if entry.disk is not None]
+        self._out.append(ev.WriteHeaders(number, placed))
+
+    def _written(self, event: ev.Written) -> None:
+        if event.write in self._rewrites:
+            self._rewritten(event.write, None)
+            return
+        write = self._writes.pop(event.write)
+        assert self.pool is not None, "a drive was written to"
+        failed = self.pool.failed_drives()
+        for entry, place in zip(write.entries, write.places, strict=True):
+            entry.write = 0
+            if place.drive not in failed:
+                entry.disk = place
+                self._dirty.pop(entry.key, None)
+            if entry.phase is Phase.LEAVING:
+                self._remove_header(entry)
+        self._enter_orders([entry for entry in write.entries if entry.phase is Phase.RESIDENT])
+        for entry in write.entries:
+            self._rest(entry)
+        self._end_write(write.goals, write.number, None)
+
+    def _write_failed(self, event: ev.WriteFailed) -> None:
+        if event.write in self._rewrites:
+            self._rewritten(event.write, event.error)
+            return
+        write = self._writes[event.write]
+        assert self.pool is not None, "a drive was written to"
+        self.pool.release(write.places)
+        write.places = []
+        write.tries += 1
+        if isinstance(event.error, DriveFailed) and self.pool.working and write.tries < GROUP:
+            self._place(write)
+        else:
+            self._give_up(write, event.error)
+
+    def _give_up(self, write: _Write, error: QuireError) -> None:
+        del self._writes[write.number]
+        for entry in write.entries:
+            entry.write = 0
+            self._rest(entry)
+        if write.background:
+            self._flush_at_s = self._now_s + _RETRY_S
+            self._out.append(ev.WakeAt(self._flush_at_s))
+        self._end_write(write.goals, write.number, error)
+
+    def _end_write(self, goals: Sequence[_Goal], number: int, error: QuireError | None) -> None:
+        for goal in goals:
+            goal.pending.discard(number)
+            goal.error = goal.error or error
+            self._advance(goal)
+
+    def _rewritten(self, number: int, error: QuireError | None) -> None:
+        entries, goal = self._rewrites.pop(number)
+        for entry in entries:
+            entry.rewrites -= 1
+            self._rest(entry)
+        if goal is not None:
+            self._end_write([goal], number, error)
+
+    def _drive_lost(self, event: ev.DriveLost) -> None:
+        """What is in memory too lives on, the rest is gone."""
+        assert self.pool is not None, "there was a drive"
+        awake = list(self._copies.values())
+        mine = [entry for entry in awake if entry.disk is not None and entry.disk.drive == event.drive]
+        for placed in self.pool.fail(event.drive):
+            key = placed.header.chunk.key
+            self.on_disk.remove(key)
+            self.namespaces.left(placed.header.chunk)
+            self.replicated.pop(key, None)
+            if key not in self._entries and key not in self._leaving:
+                generation = self.pool.generation(placed.place)
+                if generation:
+                    self._count_listed(key, -1)
+                self._out.append(self._withdrawal([placed.header.chunk]))
+        for entry in mine:
+            self._count_leaving(entry, -1)
+            entry.disk = None
+            if entry.phase is Phase.RESIDENT:
+                self.on_disk.remove(entry.key)
+                if entry.memory is not None:
+                    self._enter_orders([entry])
+                else:
+                    self._withdraw([entry])
+                    self._leave(entry)
+            self._rest(entry)
+
+    # ---- what goes
+
+    def _dropped(self, event: ev.Dropped) -> None:
+        going: list[_Entry] = []
+        for key, generation in event.generations.items():
+            entry = self._find_resident(key)
+            if entry is None:
+                continue
+            if not generation or entry.generation == generation:
+                going.append(entry)
+            elif not entry.generation and entry.registering:
+                entry.ended.add(generation)
+            elif not entry.generation:
+                going.append(entry)
+            else:
+                self._rest(entry)
+        for entry in going:
+            self._leave(entry)
+        self._await_removal(event.ticket, going)
+
+    def _await_removal(self, ticket: int, going: Sequence[_Entry]) -> None:
+        pending = {entry.number for entry in going if entry.number in self._copies and (entry.write or entry.removal)}
+        if pending:
+            self._removal_waits.append((ticket, pending, len(going)))
+        else:
+            self._out.append(ev.Complete(ticket, len(going)))
+
+    def _leave(self, entry: _Entry) -> None:
+        """Unreadable from now on; off its places when nothing uses them."""
+        if entry.phase is Phase.LEAVING:
+            return
+        entry.phase = Phase.LEAVING
+        del self._entries[entry.key]
+        self._leaving[entry.key] += 1
+        self.in_memory.remove(entry.key)
+        self.on_disk.remove(entry.key)
+        self._dirty.pop(entry.key, None)
+        self.namespaces.left(entry.chunk)
+        self.replicated.pop(entry.key, None)
+        if self._objects and not entry.in_object:
+            self._out.append(ev.CancelUpload(entry.key))
+        self._set_generation(entry, 0)
+        self._offers_may_go = True
+        self._remove_header(entry)
+        self._rest(entry)
+
+    def _remove_header(self, entry: _Entry) -> None:
+        """Take a leaving copy's header off its drive: only then its slot there may be used again."""
+        if entry.disk is not None and not entry.write:
+            self._count_leaving(entry, 1)
+            entry.removal = self._number()
+            self._removals[entry.removal] = entry
+            self._out.append(ev.Forget(entry.removal, [Placed(entry.header(), entry.disk)]))
+
+    def _forgotten(self, event: ev.Forgotten) -> None:
+        entry = self._removals.pop(event.removal)
+        entry.removal, entry.forgotten = 0, True
+        waits, self._removal_waits = self._removal_waits, []
+        for ticket, pending, count in waits:
+            pending.discard(entry.number)
+            if event.error is not None:
+                self._out.append(ev.Fail(ticket, event.error))
+            elif pending:
+                self._removal_waits.append((ticket, pending, count))
+            else:
+                self._out.append(ev.Complete(ticket, count))
+        self._rest(entry)
+
+    def _count_leaving(self, entry: _Entry, sign: int) -> None:
+        """Bytes on the drives that come free without anything being done about it."""
+        if entry.phase is Phase.LEAVING and entry.disk is not None:
+            self._leaving_bytes += sign * entry.chunk.shape.slot_bytes
+
+    def _lost(self, event: ev.Lost) -> None:
+        found = [entry for number in event.numbers if (entry := self._copies.get(number)) is not None]
+        mine = [entry for entry in found if entry.phase is Phase.RESIDENT]
+        self._withdraw(mine)
+        for entry in mine:
+            self._leave(entry)
+
+    def _withdraw(self, entries: Sequence[_Entry]) -> None:
+        """Tell the index that this node does not hold these; until it has heard, no store of them is admitted."""
+        if entries:
+            self._out.append(self._withdrawal([entry.chunk for entry in entries]))
+            for entry in entries:
+                self._set_generation(entry, 0)
+
+    def _withdrawal(self, chunks: Sequence[Chunk]) -> ev.Withdraw:
+        self._withdrawing.update(chunk.key for chunk in chunks)
+        return ev.Withdraw([chunk.record for chunk in chunks])
+
+    def _denied(self, event: ev.Denied) -> None:
+        absent = [record for record in event.records if record.key not in self._entries and record.key not in self]
+        if absent:
+            self._withdrawing.update(record.key for record in absent)
+            self._out.append(ev.Withdraw(absent))
+
+    def _withdrawn(self, event: ev.Withdrawn) -> None:
+        for key in event.keys:
+            self._withdrawing[key] -= 1
+            if not self._withdrawing[key]:
+                del self._withdrawing[key]
+        self._offers_may_go = True
+
+    # ---- space on the drives, and last copies
+
+    def _ask(self, entries: Sequence[_Entry], tier: LeafArc, *, of_object: bool, ticket: int = 0) -> None:
+        number = self._number()
+        for entry in entries:
+            entry.question = number
+        self._questions[number] = _Question(list(entries), tier, of_object, ticket)
+        records = [entry.chunk.record for entry in entries]
+        self._out.append(ev.AskToWithdraw(number, records) if of_object else ev.AskToEvict(number, records))
+        if not ticket:
+            self._asking.add(number)
+
+    def _answered(self, event: ev.Answered) -> None:
+        question = self._questions.pop(event.question)
+        self._asking.discard(event.question)
+        gone = []
+        for entry in question.entries:
+            entry.question = 0
+            if entry.phase is Phase.LEAVING:
+                self._rest(entry)
+            elif entry.key in event.out:
+                self._leave(entry)
+                gone.append(entry)
+            else:
+                self._stays(entry, question)
+        self.evictions["disk" if question.tier is self.on_disk else "memory"] += len(gone)
+        if question.ticket:
+            self._out.append(ev.Complete(question.ticket, len(gone)))
+        elif gone:
+            self._refused, self._trim_pause_s = 0, _RETRY_S
+        else:
+            self._refused += len(question.entries)
+            if self._refused > len(question.tier):  # everything was asked for
+                self._refused = 0
+                self._give_up_unplaced()
+                self._trim_at_s = self._now_s + self._trim_pause_s
+                self._trim_pause_s = min(_PAUSE_S_MAX, 2 * self._trim_pause_s)
+                self._out.append(ev.WakeAt(self._trim_at_s))
+        self._offers_may_go = True
+
+    def _stays(self, entry: _Entry, question: _Question) -> None:
+        """The index keeps it: leased, or extended by others; or the object tier does not have it after all."""
+        if question.of_object:
+            self._not_in_object(entry)
+        self._enter_orders([entry])
+        question.tier.touch(entry.key)
+        self._rest(entry)
+
+    def _trim(self) -> None:
+        """Ask for the last copies that are to go from the drives, a group at a time."""
+        pool = self.pool
+        if pool is None or self._asking or self._stopping or self._now_s < self._trim_at_s:
+            return
+        capacity, used = pool.capacity_bytes, pool.used_bytes - self._leaving_bytes
+        if used > self._settings.pool_high_share * capacity:
+            self._trimming = True
+        excess = used - self._settings.pool_low_share * capacity if self._trimming else 0
+        wanted = sum(entry.chunk.shape.slot_bytes for write in self._unplaced for entry in write.entries)
+        needed = max(excess, 0 if self._leaving_bytes >= wanted else wanted)
+        self._trimming = excess > 0
+        if needed <= 0:
+            return
+        victims = self._victims(self.on_disk, self._kept_on_disk, needed)
+        if not victims:
+            self._trimming = False
+            if not self._leaving_bytes:
+                self._give_up_unplaced()
+            return
+        self._ask_for(victims, self.on_disk)
+
+    def _ask_for(self, victims: Sequence[_Entry], tier: LeafArc) -> None:
+        in_object = [entry for entry in victims if entry.in_object]
+        last = [entry for entry in victims if not entry.in_object]
+        for group, of_object in ((last, False), (in_object, True)):
+            if group:
+                self._ask(group, tier, of_object=of_object)
+
+    def _give_up_unplaced(self) -> None:
+        unplaced, self._unplaced = self._unplaced, []
+        for write in unplaced:
+            size = sum(entry.chunk.shape.slot_bytes for entry in write.entries)
+            self._give_up(write, PoolFull(f"no space on the drives for {size} bytes, and nothing that may go"))
+
+    def _victims(self, tier: LeafArc, kept: Callable[[bytes], bool], needed: float) -> list[_Entry]:
+        victims: list[_Entry] = []
+        size = 0
+        while size < needed and len(victims) < GROUP:
+            key = tier.evict(kept)
+            if key is None:
+                break
+            entry = self._find_resident(key)
+            assert entry is not None, "what is in an order can be read"
+            victims.append(entry)
+            size += entry.chunk.shape.slot_bytes
+        return victims
+
+    def _kept_on_disk(self, key: bytes) -> bool:
+        entry = self._entries.get(key)
+        return entry is not None and (entry.is_used or entry.phase is not Phase.RESIDENT)
+
+    def _kept_as_last(self, key: bytes) -> bool:
+        entry = self._entries[key]
+        return entry.is_used
+
+    def _eviction_wanted(self, event: ev.EvictionWanted) -> None:
+        entries = [e for key in event.keys if (e := self._find_resident(key)) is not None and not self._is_busy(key)]
+        for entry in entries:
+            self.in_memory.remove(entry.key)
+            self.on_disk.remove(entry.key)
+        if entries:
+            tier = self.on_disk if self.pool is not None else self.in_memory
+            self._ask(entries, tier, of_object=False, ticket=event.ticket)
+        else:
+            self._out.append(ev.Complete(event.ticket, 0))
+
+    # ---- the object tier
+
+    def _upload(self, entry: _Entry) -> None:
+        if self._objects and not entry.in_object and entry.generation:
+            self._out.append(ev.Upload(entry.key, entry.chunk.shape.slot_bytes))
+
+    def _uploaded(self, event: ev.Uploaded) -> None:
+        entry = self._find_resident(event.chunk.key)
+        if entry is None:
+            return
+        if not entry.in_object and entry.chunk.same_content(event.chunk):
+            entry.in_object = True
+            if entry.disk is not None and not entry.write:
+                self._write_headers([entry])
+        self._rest(entry)
+
+    def _object_lost(self, event: ev.ObjectLost) -> None:
+        for key in event.keys:
+            entry = self._find_resident(key)
+            if entry is not None:
+                self._not_in_object(entry)
+                self._rest(entry)
+
+    def _not_in_object(self, entry: _Entry) -> None:
+        if entry.in_object:
+            entry.in_object = False
+            if entry.disk is not None and not entry.write and entry.phase is Phase.RESIDENT:
+                self._write_headers([entry])
+            elif entry.disk is None and self.pool is not None and entry.memory is not None:
+                self._dirty[entry.key] = None
+            self._upload(entry)
+
+    # ---- what goes on by itself
+
+    def _go_on(self) -> None:
+        while True:
+            self._admit_offers()
+            if self._space_freed:
+                self._space_freed = False
+                waiting, self._unplaced = self._unplaced, []
+                for write in waiting:
+                    self._place(write)
+            self._flush()
+            self._trim()
+            if self._reservations:
+                self._serve_reservations()
+                self._ask_for_memory()
+            if not self._offers_may_go and not self._space_freed:
+                break
+        hopeless = self._now_s < self._flush_at_s or self.pool is None or not self.pool.working
+        if self._stopping and not self._flushing and (hopeless or not self._dirty):
+            self._out.append(ev.Complete(self._stopping, None))
+            self._stopping = 0
+
+    @property
+    def _flushing(self) -> bool:
+        return any(write.background for write in self._writes.values())
+
+    def _flush(self) -> None:
+        """Write what lies in memory only, a group at a time."""
+        if self.pool is None or not self._dirty or self._flushing or self._now_s < self._flush_at_s:
+            return
+        first = [self._entries[key] for key in islice(self._dirty, GROUP)]
+        group = [entry for entry in first if not entry.write]
+        if group and self.pool.working:
+            self._start_writes(group)
+
+    def _ask_for_memory(self) -> None:
+        """Without drives: ask for last copies that are to go, so that a reservation can be served."""
+        if self.pool is not None or not self._reservations or self._asking or self._now_s < self._trim_at_s:
+            return
+        wanted = next(iter(self._reservations.values()))
+        needed = wanted.shape.slot_bytes * (wanted.count - self.ledger.slots.available(wanted.shape))
+        victims = self._victims(self.in_memory, self._kept_as_last, needed)
+        if victims:
+            self._ask_for(victims, self.in_memory)
+
+    def _time_passed(self, event: ev.TimePassed) -> None:
+        """What waits for a time looks at it."""
+
+    def _stop(self, event: ev.Stopping) -> None:
+        self._stopping = event.ticket
+
+    # ---- entries
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _new_entry(self, chunk: Chunk, level: Durability, phase: Phase) -> _Entry:
+        entry = _Entry(self._number(), chunk, level, phase)
+        self._copies[entry.number] = entry
+        if phase is Phase.LEAVING:
+            self._leaving[entry.key] += 1
+        else:
+            self._entries[entry.key] = entry
+        return entry
+
+    def _find(self, key: bytes) -> _Entry | None:
+        """The copy of a key that is arriving or resident, woken up if need be. `_rest` it unless something uses it."""
+        entry = self._entries.get(key)
+        if entry is None and self.pool is not None and key not in self._leaving:
+            placed = self.pool.get(key)
+            if placed is not None:
+                entry = self._new_entry(placed.header.chunk, placed.header.level, Phase.RESIDENT)
+                entry.disk, entry.in_object = placed.place, placed.header.in_object
+                entry.generation = self.pool.generation(placed.place)
+        return entry
+
+    def _find_resident(self, key: bytes) -> _Entry | None:
+        entry = self._find(key)
+        return entry if entry is not None and entry.phase is Phase.RESIDENT else None
+
+    def _rest(self, entry: _Entry) -> None:
+        """Nothing more is done with a copy for the moment: free what it need not have."""
+        if entry.is_used or entry.number not in self._copies:
+            return
+        if entry.phase is Phase.LEAVING:
+            self._free(entry)
+        elif entry.phase is Phase.RESIDENT and entry.memory is None and entry.key not in self._leaving:
+            if entry.disk is not None and self.pool is not None:
+                self.pool.set_generation(entry.disk, entry.generation)
+            else:
+                self.namespaces.left(entry.chunk)
+                self.replicated.pop(entry.key, None)
+            del self._entries[entry.key], self._copies[entry.number]
+        if entry.phase is Phase.RESIDENT:
+            self.in_memory.release(entry.key)
+            self.on_disk.release(entry.key)
+
+    def _free(self, entry: _Entry) -> None:
+        """Give up the places of a copy that has left."""
+        if entry.disk is not None and not entry.forgotten:
+            return
+        if entry.memory is not None:
+            self.ledger.free([entry.memory.offset], entry.number)
+        if entry.disk is not None and self.pool is not None:
+            self._count_leaving(entry, -1)
+            self.pool.release([entry.disk])
+            self._space_freed = True
+        del self._copies[entry.number]
+        self._leaving[entry.key] -= 1
+        if not self._leaving[entry.key]:
+            del self._leaving[entry.key]
+            now = self._entries.get(entry.key)
+            if now is not None:
+                self._rest(now)
+
+    # ---- invariants
+
+    def busy(self) -> list[str]:
+        """For tests: what is still held or under way."""
+        found = {
+            "reservations": self._reservations,
+            "transfers": self._transfers,
+            "offers": self._offers,
+            "holders": self._holders,
+            "goals": self._goals,
+            "writes": self._writes,
+            "removals": self._removals,
+            "questions": self._questions,
+            "withdrawals": self._withdrawing,
+            "fetches": self._fetching,
+            "promotions": self._promotions,
+            "leaving": self._leaving,
+        }
+        return [f"{name}: {len(what)}" for name, what in found.items() if what]
+
+    def check(self) -> None:
+        """Raises `AssertionError` where the machine contradicts itself. For tests: walks over everything."""
+        owners = {offset: ticket for ticket, offsets in self._transfers.items() for offset in offsets}
+        owners |= {e.memory.offset: e.number for e in self._copies.values() if e.memory is not None}
+        for number, promotion in self._promotions.items():
+            owners |= {place.offset: number for _, place in promotion.places.values()}
+        self.ledger.check(owners)
+        resident = {key: entry for key, entry in self._entries.items() if entry.phase is Phase.RESIDENT}
+        in_memory = {key for key, entry in resident.items() if entry.memory is not None}
+        asked = {entry.key for question in self._questions.values() for entry in question.entries}
+        assert set(self.in_memory) | asked >= in_memory >= set(self.in_memory), "the order of memory has what is there"
+        pins = Counter(entry.number for mine in self._holders.values() for entry in mine)
+        for entry in self._copies.values():
+            assert entry.pins == pins[entry.number], f"{entry.key.hex()}: {entry.pins} pins, {pins[entry.number]} held"
+            assert entry.is_used or entry.memory is not None or entry.key in self._leaving, "nobody uses it: it sleeps"
+            current = self._entries.get(entry.key) is entry
+            assert current == (entry.phase is not Phase.LEAVING), f"{entry.key.hex()} is {entry.phase.name}"
+        leaving = Counter(entry.key for entry in self._copies.values() if entry.phase is Phase.LEAVING)
+        assert leaving == self._leaving, "what is leaving is counted"
+        self._check_drives(resident, asked)
+
+    def _check_drives(self, resident: dict[bytes, _Entry], asked: set[bytes]) -> None:
+        if self.pool is None:
+            assert all(entry.disk is None for entry in self._copies.values()), "there are no drives"
+            return
+        failed = self.pool.failed_drives()
+        places = [e.disk for e in self._copies.values() if e.disk is not None and e.disk.drive not in failed]
+        places += [place for write in self._writes.values() for place in write.places if place.drive not in failed]
+        asleep = [key for key in list(self.pool.keys()) if key not in self._entries and key not in self._leaving]
+        arriving = {entry.key for write in self._writes.values() for entry in write.entries}
+        found = [placed.place for key in asleep if key not in arriving and (placed := self.pool.get(key)) is not None]
+        claimed = Counter((place.drive, place.offset) for place in [*places, *found])
+        assert not claimed or max(claimed.values()) == 1, "a slot on a drive has one owner"
+        assert set(claimed) == self.pool.taken(), "a slot on a drive is taken if, and only if, it has an owner"
+        on_disk = {key for key, entry in resident.items() if entry.disk is not None} | set(asleep)
+        assert set(self.on_disk) | asked >= on_disk >= set(self.on_disk), "the order of the drives has what is there"
+        dirty = {key for key, e in resident.items() if e.disk is None and e.memory is not None}
+        assert set(self._dirty) == dirty, "what lies in memory only is to be written"
+
+
+def _no_memory(wanted: ev.Reserved, used_bytes: int) -> PoolFull:
+    return PoolFull(f"no memory for {wanted.count} chunks of {wanted.shape.bytes} bytes ({used_bytes} in use)")
+
+
+_RANK: Final = {level: rank for rank, level in enumerate(Durability)}
+_HANDLERS: Final[dict[type, Callable[[Residency, Any], None]]] = {
+    ev.Reserved: Residency._reserved,
+    ev.ReservationEnded: Residency._reservation_ended,
+    ev.TransferUnsettled: Residency._transfer_unsettled,
+    ev.StoreOffered: Residency._store_offered,
+    ev.Indexed: Residency._indexed,
+    ev.IndexingEnded: Residency._indexing_ended,
+    ev.RegistrationWanted: Residency._registration_wanted,
+    ev.LevelRaised: Residency._level_raised,
+    ev.Pinned: Residency._pinned,
+    ev.PinnedAlso: Residency._pinned_also,
+    ev.Unpinned: Residency._unpinned,
+    ev.Fetched: Residency._fetched,
+    ev.FetchFailed: Residency._fetch_failed,
+    ev.PromotionWanted: Residency._promotion_wanted,
+    ev.PromotionEnded: Residency._promotion_ended,
+    ev.Written: Residency._written,
+    ev.WriteFailed: Residency._write_failed,
+    ev.Forgotten: Residency._forgotten,
+    ev.DriveLost: Residency._drive_lost,
+    ev.Answered: Residency._answered,
+    ev.Denied: Residency._denied,
+    ev.Withdrawn: Residency._withdrawn,
+    ev.Uploaded: Residency._uploaded,
+    ev.ObjectLost: Residency._object_lost,
+    ev.Dropped: Residency._dropped,
+    ev.Lost: Residency._lost,
+    ev.EvictionWanted: Residency._eviction_wanted,
+    ev.TimePassed: Residency._time_passed,
+    ev.Stopping: Residency._stop,
+}

@@ -1,0 +1,174 @@
+"""The index and this node kept in step: what the index lost is registered again, what is not here is withdrawn.
+
+Heartbeats bring how many chunks the index lists for this node, and a digest of their keys. Where that stays different
+from what the node believes, it looks at both, one by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from quire.errors import QuireError
+from quire.metadata.index import ChunkRecord
+from quire.rpc.heartbeat import ClusterNews
+from quire.telemetry import logger
+from quire_storage.ports import Clock, Listing
+from quire_storage.registry import Registry
+from quire_storage.tiers import Tiers
+
+_BATCH: Final = 512
+_DIFFERENT_MAX: Final = 3
+_AGAIN_S: Final = 1.0
+_PAUSE_S, _PAUSE_S_MAX = 0.2, 30.0
+
+
+class Reconciler:
+    """`spawn` runs something in the background of the node."""
+
+    def __init__(
+        self,
+        *,
+        tiers: Tiers,
+        registry: Registry,
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._tiers = tiers
+        self._registry = registry
+        self._clock = clock
+        self._spawn = spawn
+        self._epoch = ""
+        self._different = 0
+        self._running = False
+        self._again = False
+        self._rebuilding = ""
+
+    def on_news(self, news: ClusterNews) -> None:
+        """What a heartbeat's answer says of the index."""
+        mine = Listing(self._tiers.residency.listed_count, self._tiers.residency.listed_digest)
+        self._different = self._different + 1 if news.listing != mine else 0
+        if news.index_epoch != self._epoch:
+            self._epoch = news.index_epoch
+            self._start(sure=True)
+        elif self._different >= _DIFFERENT_MAX:
+            self._different = 0
+            self._start(sure=False)
+        if news.rebuild and news.rebuild != self._rebuilding and self._tiers.objects is not None:
+            self._rebuilding = news.rebuild
+            self._spawn(self._rebuild(news.rebuild))
+
+    def _start(self, *, sure: bool) -> None:
+        self._again = self._again or sure
+        if not self._running:
+            self._running = True
+            self._spawn(self._run())
+
+    async def _run(self) -> None:
+        try:
+            if not self._again and not await self._differs():
+                return
+            while True:
+                self._again = False
+                await self._reconcile()
+                if not self._again:
+                    return
+        except QuireError as error:
+            logger().warning("the index cannot be compared with this node now", error=str(error))
+        finally:
+            self._running = False
+
+    async def _differs(self) -> bool:
+        """Whether index and node differ while nothing of this node is under way to the index; asked twice."""
+        for attempt in range(2):
+            if attempt:
+                await self._clock.sleep(_AGAIN_S)
+            async with self._registry.quiet():
+                listed = await self._registry.listing()
+                residency = self._tiers.residency
+                if listed == Listing(residency.listed_count, residency.listed_digest):
+                    return False
+        return True
+
+    async def _reconcile(self) -> None:
+        """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
+        dropped = await self._tiers.drop(await self._registry.drops())
+        listed: dict[bytes, int] = {}
+        gone: list[ChunkRecord] = []
+        async for page in self._registry.holdings():
+            for record, generation in page:
+                found = self._tiers.residency.look(record.key)
+                if found is None:
+                    gone.append(record)
+                elif found[1] == generation:
+                    listed[record.key] = generation
+        self._tiers.deny(gone)
+        missing = [key for key in list(self._tiers.residency.keys()) if key not in listed]
+        logger().info("compared with the index", dropped=dropped, withdrawn=len(gone), unlisted=len(missing))
+        if len(missing) + len(gone):
+            await self._registry.damaged()
+        await self._register(missing)
+        await self._list_objects()
+
+    async def _register(self, keys: list[bytes]) -> None:
+        """Parents may be on nodes that are still coming up: try again, ever less often."""
+        pause_s = _PAUSE_S
+        while keys:
+            before, refused = len(keys), list[bytes]()
+            for first in range(0, len(keys), _BATCH):
+                part = keys[first : first + _BATCH]
+                try:
+                    indexed = await self._tiers.reregister(part)
+                except QuireError as error:
+                    logger().warning("the index does not take this node's chunks yet", error=str(error))
+                    indexed = set()
+                refused += [key for key in part if key not in indexed and key in self._tiers.residency]
+                await asyncio.sleep(0)
+            keys = refused
+            if keys:
+                pause_s = _PAUSE_S if len(keys) < before else min(2 * pause_s, _PAUSE_S_MAX)
+                await self._clock.sleep(pause_s)
+
+    async def _list_objects(self) -> None:
+        """Let the index list the object tier for what this node has put there."""
+        if self._tiers.objects is None:
+            return
+        keys = self._tiers.residency.keys()
+        for first in range(0, len(keys), _BATCH):
+            found = [(key, self._tiers.residency.look(key)) for key in keys[first : first + _BATCH]]
+            mine = [(each[0].chunk, each[1]) for _, each in found if each is not None and each[0].in_object and each[1]]
+            lost = await self._registry.objects_lost(mine)
+            if lost:
+                self._tiers.objects_lost(lost)
+            await asyncio.sleep(0)
+
+    async def _rebuild(self, token: str) -> None:
+        """This node was chosen to tell the index what lies in the object tier."""
+        assert self._tiers.objects is not None, "on_news() looked"
+        try:
+            found = [record async for record in self._tiers.objects.records()]
+            registered = await self._registry.register_objects(parents_first(found))
+            await self._registry.rebuilt(token)
+            logger().info("the index was told what lies in the object tier", objects=len(found), listed=registered)
+        except QuireError as error:
+            logger().warning("the index could not be rebuilt from the object tier", error=str(error))
+        finally:
+            self._rebuilding = ""
+
+
+def parents_first(found: list[ChunkRecord]) -> list[ChunkRecord]:
+    """The records so ordered that none comes before its parent."""
+    by_key = {record.key: record for record in found}
+    ordered: dict[bytes, ChunkRecord] = {}
+    for record in found:
+        chain: list[ChunkRecord] = []
+        at: ChunkRecord | None = record
+        while at is not None and at.key not in ordered and at not in chain[-1:]:
+            chain.append(at)
+            at = by_key.get(at.parent)
+            if len(chain) > len(by_key):
+                break  # a cycle: no such chain was ever stored
+        for each in reversed(chain):
+            ordered.setdefault(each.key, each)
+    return list(ordered.values())

@@ -1,0 +1,127 @@
+"""Stores of this node: bytes in, then as durable as was asked, then acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+from quire.durability import Durability
+from quire.errors import NotImplementedHere, PeerLost, QuireError
+from quire.outcome import NodeOutcome
+from quire.telemetry import binary_context, counter, logger, names, tracer
+from quire.transport import Quiesced, Region, Transport
+from quire.transport.messages import encode_message
+from quire_storage.config import StorageConfig
+from quire_storage.core.slots import Shape
+from quire_storage.errors import NotReplicated, SlotsUnsettled
+from quire_storage.ingest import IngestCall, pull
+from quire_storage.ports import Clock
+from quire_storage.produced import ProducedLayers
+from quire_storage.replication import Replicator
+from quire_storage.tiers import Tiers
+
+
+class Stores:
+    """`region`: the arena as the data plane knows it."""
+
+    def __init__(
+        self,
+        *,
+        config: StorageConfig,
+        tiers: Tiers,
+        transport: Transport,
+        region: Region,
+        replicator: Replicator,
+        produced: ProducedLayers,
+        threads: Executor,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._tiers = tiers
+        self._transport = transport
+        self._region = region
+        self._replicator = replicator
+        self._produced = produced
+        self._threads = threads
+        self._clock = clock
+        self._abandoned: set[bytes] = set()
+        self._counter = counter(names.INGESTED_BYTES, "By", "read from clients' memory")
+        self.ingested_bytes = 0
+
+    def check_level(self, level: Durability) -> None:
+        """Raises `NotImplementedHere` for a level that this node cannot give."""
+        if level in (Durability.LOCAL, Durability.REPLICATED) and self._tiers.pool is None:
+            raise NotImplementedHere("this node has no drive (QUIRE_STORAGE_DRIVES)", field="durability")
+        if level is Durability.OBJECT and self._tiers.objects is None:
+            raise NotImplementedHere("this node has no object tier (QUIRE_STORAGE_OBJECT_URL)", field="durability")
+
+    def abandon(self, store_id: bytes) -> None:
+        """The client has gone: its buffer may hold something else by now."""
+        self._abandoned.add(store_id)
+        self._produced.fail(store_id, PeerLost("the store was abandoned"))
+
+    async def ingest(self, call: IngestCall) -> NodeOutcome:
+        """Read chunks out of the client's memory and keep them; however it ends, the client hears `Quiesced`."""
+        complete = False
+        try:
+            with tracer().start_as_current_span(names.STORAGE_INGEST, attributes={"quire.chunks": len(call.records)}):
+                outcome = await self._pull_and_keep(call)
+            complete = True
+            return outcome
+        finally:
+            self._abandoned.discard(call.store_id)
+            message = Quiesced(call.store_id, call.node_index, complete, binary_context())
+            with contextlib.suppress(QuireError):
+                self._transport.connect(call.source.worker_address).send(encode_message(message))
+
+    async def raise_level(self, keys: Sequence[bytes], level: Durability) -> set[bytes]:
+        """Make chunks that are here durable at a level; the keys that are."""
+        on_drive = await self._tiers.raise_level(keys, level)
+        return await self._secure(set(on_drive), level)
+
+    async def _pull_and_keep(self, call: IngestCall) -> NodeOutcome:
+        shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
+        async with self._tiers.reserved(shape, len(call.records)) as slots:
+            try:
+                chunks = await pull(
+                    call,
+                    slots,
+                    self._tiers.arena.view,
+                    self._region,
+                    self._transport,
+                    self._produced,
+                    self._threads,
+                    self._config.transfer_timeout_s,
+                    self._clock.now_ms(),
+                )
+            except SlotsUnsettled as error:
+                slots.unsettled = True
+                logger().error("slots are lost until the next start", slots=len(slots.offsets), error=str(error))
+                raise
+            if call.store_id in self._abandoned:
+                raise PeerLost("the store was abandoned: its buffer may hold something else by now")
+            with tracer().start_as_current_span(names.STORAGE_COMMIT):
+                async with self._tiers.storing(slots, chunks, call.durability, call.on_existing) as stored:
+                    safe = await self._secure(stored.indexed, call.durability)
+                    acknowledged = stored.now() & safe
+        moved = call.layout.payload_bytes(len(call.records))
+        self.ingested_bytes += moved
+        self._counter.add(moved)
+        present = bytes(record.key in acknowledged for record in call.records)
+        return NodeOutcome(self._config.node_id, call.source_runs, present, moved, quiesced=True)
+
+    async def _secure(self, keys: set[bytes], level: Durability) -> set[bytes]:
+        """What beyond this node's drives the level asks for; the keys that have it."""
+        if level is Durability.REPLICATED and keys:
+            safe = await self._replicator.spread(list(keys))
+            if not safe:
+                raise NotReplicated("no second node took the chunks; they are kept on one")
+            return safe
+        if level is Durability.OBJECT and keys:
+            assert self._tiers.objects is not None, "check_level() looked"
+            await self._tiers.objects.settle(list(keys))
+            await asyncio.sleep(0)  # what was uploaded last is noted now
+            return {key for key in keys if (header := self._tiers.find(key)) is not None and header.in_object}
+        return keys

@@ -1,0 +1,446 @@
+"""Carries out what `core.residency` decides: through the ring, the index and the object tier. Decides nothing.
+
+Whoever wants something of a node's chunks asks here; the answer comes when the machine completes its ticket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.durability import Durability, OnExisting
+from quire.errors import ChunkMissing, PoolFull, QuireError
+from quire.metadata.index import ChunkRecord
+from quire.telemetry import background, counter, logger, names
+from quire_storage.arena import Arena
+from quire_storage.core import events as ev
+from quire_storage.core.chunks import Chunk, Copy, Header, MemoryPlace
+from quire_storage.core.residency import Residency
+from quire_storage.core.slots import Shape
+from quire_storage.errors import DriveFailed
+from quire_storage.object_store import ObjectStore
+from quire_storage.pool import Pool
+from quire_storage.ports import Clock
+from quire_storage.registry import Registry
+
+Bytes = npt.NDArray[np.uint8]
+_FETCH_WAIT_S: Final = 5.0
+_TIERS: Final = tuple({"tier": tier} for tier in ("memory", "disk", "object"))
+
+
+@dataclass(slots=True, eq=False)
+class Slots:
+    """Slots of the arena for one transfer: slice l of slot i lies at `offsets[i]` + l·`layer_stride`.
+
+    `unsettled`: a peer may still touch them, so that they are not used again.
+    """
+
+    ticket: int
+    shape: Shape
+    offsets: npt.NDArray[np.int64]
+    layer_stride: int
+    unsettled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Chunks that stay where they are until `Tiers.unpin`. `missing`: keys that are not here."""
+
+    ticket: int
+    copies: list[Copy]
+    missing: list[bytes]
+
+
+class Tiers:
+    """For one event loop. `checked`: look at the machine's invariants after every event (tests)."""
+
+    def __init__(
+        self,
+        *,
+        residency: Residency,
+        arena: Arena,
+        pool: Pool | None,
+        objects: ObjectStore | None,
+        registry: Registry,
+        clock: Clock,
+        wait_s: float,
+        checked: bool = False,
+    ) -> None:
+        self.residency = residency
+        self.arena = arena
+        self.pool = pool
+        self.objects = objects
+        self._registry = registry
+        self._clock = clock
+        self._wait_s = wait_s
+        self._checked = checked
+        self._tickets = 0
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hits = counter(names.TIER_HITS, "1", "chunks asked for, by where they were", _TIERS)
+        self._evictions = counter(names.EVICTIONS, "1", "chunks that went", _TIERS[:2])
+        self._counted: dict[str, dict[str, int]] = {"hits": {}, "evictions": {}}
+        if pool is not None:
+            pool.on_lost(lambda drive: self.post(ev.DriveLost(drive)))
+
+    async def close(self) -> None:
+        """Write what lies in memory only, as far as the drives have space; then stop."""
+        await self._ask(lambda ticket: ev.Stopping(ticket))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def post(self, event: ev.Event) -> None:
+        """Tell the machine what happened, and start what it says."""
+        for instruction in self.residency.handle(event, self._clock.monotonic_s()):
+            self._carry_out(instruction)
+        if self._checked:
+            self.residency.check()
+
+    # ---- what is here
+
+    def find(self, key: bytes) -> Header | None:
+        """What is known of a chunk that can be read here."""
+        found = self.residency.look(key)
+        return found[0] if found is not None else None
+
+    def find_all(self, keys: Sequence[bytes]) -> list[Chunk]:
+        """Those of the chunks that can be read here."""
+        return [header.chunk for key in keys if (header := self.find(key)) is not None]
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the drives, or of memory if that has more."""
+        return max(self.arena.slots.used_bytes, self.pool.map.used_bytes if self.pool is not None else 0)
+
+    # ---- reading
+
+    async def pin(self, keys: Sequence[bytes], *, used: bool = True, fetch: bool = True) -> Held:
+        """Chunks, kept where they are until `unpin`; `fetch`: those of the object tier alone are brought here first.
+
+        `used`: a sign of interest.
+        """
+        ticket = self._ticket()
+        try:
+            answer = await self._answer(ticket, ev.Pinned(ticket, list(keys), used, fetch))
+        except BaseException:
+            self.post(ev.Unpinned(ticket))
+            raise
+        copies, missing = cast(ev.PinResult, answer)
+        self._count()
+        return Held(ticket, copies, missing)
+
+    async def pin_all(self, keys: Sequence[bytes]) -> Held:
+        """Raises `ChunkMissing` with the first that is nowhere; then nothing is held."""
+        held = await self.pin(keys)
+        if held.missing:
+            self.unpin(held)
+            index = list(keys).index(held.missing[0])
+            raise ChunkMissing(f"chunk {index} of the run, key {held.missing[0].hex()}", field="chunk_keys")
+        return held
+
+    def pin_also(self, copy: Copy) -> Held:
+        """Hold a copy that is held already, for longer."""
+        ticket = self._ticket()
+        self.post(ev.PinnedAlso(ticket, copy.number))
+        return Held(ticket, [copy], [])
+
+    def unpin(self, held: Held) -> None:
+        """Let go."""
+        self.post(ev.Unpinned(held.ticket))
+
+    @contextlib.asynccontextmanager
+    async def pinned(self, keys: Sequence[bytes]) -> AsyncIterator[list[Copy]]:
+        """Those that are here, for a use that is no sign of interest."""
+        held = await self.pin(keys, used=False, fetch=False)
+        try:
+            yield held.copies
+        finally:
+            self.unpin(held)
+
+    def promote(self, copies: Sequence[Copy]) -> tuple[int, dict[int, tuple[int, MemoryPlace]]]:
+        """Slots for held copies that are read from a drive and should stay in memory: a ticket, and by copy's number
+        the promotion that it is part of and the place. End each promotion by `end_promotion`.
+        """
+        ticket = self._ticket()
+        found: dict[int, tuple[int, MemoryPlace]] = {}
+        event = ev.PromotionWanted(ticket, [copy.number for copy in copies])
+        for instruction in self.residency.handle(event, self._clock.monotonic_s()):
+            if isinstance(instruction, ev.Complete) and instruction.ticket == ticket:
+                found = cast(dict[int, tuple[int, MemoryPlace]], instruction.value)
+            else:
+                self._carry_out(instruction)
+        return ticket, found
+
+    def end_promotion(self, ticket: int, promotion: int, *, complete: bool) -> None:
+        """`complete`: every byte of it was read and verified."""
+        self.post(ev.PromotionEnded(ticket, promotion, complete))
+
+    # ---- storing
+
+    @contextlib.asynccontextmanager
+    async def reserved(self, shape: Shape, count: int) -> AsyncIterator[Slots]:
+        """Slots of memory, for as long as no chunk has taken them over. Raises `PoolFull`, `LayoutInvalid`."""
+        self.check_shape(shape)
+        if self.pool is not None and self.objects is not None:
+            await self.objects.wait_for_room()
+        ticket = self._ticket()
+        slots = None
+        try:
+            async with asyncio.timeout(self._wait_s):
+                offsets = await self._answer(ticket, ev.Reserved(ticket, shape, count))
+            stride = self.arena.slots.layer_stride(shape)
+            slots = Slots(ticket, shape, np.array(offsets, dtype=np.int64), stride)
+            yield slots
+        except TimeoutError:
+            if slots is not None:
+                raise
+            used = self.arena.slots.used_bytes
+            raise PoolFull(f"no memory for {count} chunks of {shape.bytes} bytes ({used} in use)") from None
+        finally:
+            unsettled = slots is not None and slots.unsettled
+            self.post(ev.TransferUnsettled(ticket) if unsettled else ev.ReservationEnded(ticket))
+
+    def check_shape(self, shape: Shape) -> None:
+        """Raises `LayoutInvalid` for chunks that this node cannot hold."""
+        self.arena.check(shape)
+        if self.pool is not None:
+            self.pool.map.check(shape)
+
+    @contextlib.asynccontextmanager
+    async def storing(
+        self, slots: Slots, chunks: Sequence[Chunk], level: Durability, on_existing: OnExisting = OnExisting.SKIP
+    ) -> AsyncIterator[Stored]:
+        """Keep chunks whose bytes lie in `slots`, in order: readable, on a drive if the level asks for it, and indexed.
+
+        Inside, all that was indexed is held. That other nodes or the object tier have it is the caller's matter.
+        Raises `ContentConflict`, `PoolFull`, `DriveFailed`: then nothing was kept. What is not indexed is not kept.
+        """
+        ticket = self._ticket()
+        event = ev.StoreOffered(
+            ticket=ticket,
+            transfer=slots.ticket,
+            chunks=chunks,
+            offsets=slots.offsets.tolist(),
+            level=level,
+            on_existing=on_existing,
+        )
+        try:
+            indexed = cast(set[bytes], await self._answer(ticket, event))
+            yield Stored(self, ticket, indexed)
+        finally:
+            self.post(ev.Unpinned(ticket))
+
+    async def raise_level(self, keys: Sequence[bytes], level: Durability) -> list[bytes]:
+        """Put chunks that are here on a drive, and note the level; the keys of those that are on one now.
+
+        Raises `PoolFull`, `DriveFailed`.
+        """
+        return cast(list[bytes], await self._ask(lambda ticket: ev.LevelRaised(ticket, list(keys), level)))
+
+    async def reregister(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Tell the index again of chunks that are here; the keys that are listed. Raises what the index raises."""
+        ticket = self._ticket()
+        try:
+            return cast(set[bytes], await self._answer(ticket, ev.RegistrationWanted(ticket, list(keys))))
+        finally:
+            self.post(ev.Unpinned(ticket))
+
+    # ---- what goes
+
+    async def drop(self, generations: Mapping[bytes, int]) -> int:
+        """Forget chunks whose index entries of these generations ended (0: whatever is here); how many went.
+
+        They are off the drives when this returns. Raises `DriveFailed`: they may come back with their drive.
+        """
+        return cast(int, await self._ask(lambda ticket: ev.Dropped(ticket, dict(generations))))
+
+    async def evict(self, keys: Sequence[bytes]) -> int:
+        """Let chunks go from everywhere, children before parents, as far as the index allows; how many went."""
+        gone = 0
+        for first in range(0, len(keys), _EVICTED_AT_ONCE):
+            part = list(keys[first : first + _EVICTED_AT_ONCE])
+            gone += cast(int, await self._ask(lambda ticket, part=part: ev.EvictionWanted(ticket, part)))
+        return gone
+
+    def lose(self, copies: Sequence[Copy]) -> None:
+        """Copies without a sound byte anywhere: unreadable from now on, and not promised by the index any more."""
+        self.post(ev.Lost([copy.number for copy in copies]))
+
+    def deny(self, records: Sequence[ChunkRecord]) -> None:
+        """Tell the index of those among these, which it lists for this node, that are not here."""
+        self.post(ev.Denied(records))
+
+    def uploaded(self, chunk: Chunk) -> None:
+        """The object tier has a chunk, and the index lists it there."""
+        self.post(ev.Uploaded(chunk))
+
+    def objects_lost(self, keys: Sequence[bytes]) -> None:
+        """The object tier does not have these, or the index does not list them there."""
+        self.post(ev.ObjectLost(keys))
+
+    # ---- instructions
+
+    def _carry_out(self, instruction: ev.Instruction) -> None:
+        match instruction:
+            case ev.Complete(ticket, value):
+                self._resolve(ticket, value, None)
+            case ev.Fail(ticket, error):
+                self._resolve(ticket, None, error)
+            case ev.Write() | ev.WriteHeaders():
+                self._spawn(self._write(instruction))
+            case ev.Forget(removal, placed):
+                self._spawn(self._forget(ev.Forget(removal, placed)))
+            case ev.Register(ticket, records):
+                self._spawn(self._register(ticket, records))
+            case ev.Withdraw(records):
+                self._spawn(self._withdraw(records))
+            case ev.AskToEvict() | ev.AskToWithdraw():
+                self._spawn(self._question(instruction))
+            case ev.Fetch(keys):
+                self._spawn(self._fetch(keys))
+            case ev.Upload(key, size):
+                assert self.objects is not None, "the machine knows that there is an object tier"
+                self.objects.enqueue(key, size)
+            case ev.CancelUpload(key):
+                assert self.objects is not None, "the machine knows that there is an object tier"
+                self.objects.forget(key)
+            case ev.WakeAt(at_s):
+                delay_s = max(0.0, at_s - self._clock.monotonic_s())
+                self._spawn(self._wake(delay_s))
+
+    async def _write(self, instruction: ev.Write | ev.WriteHeaders) -> None:
+        assert self.pool is not None, "the machine knows that there are drives"
+        try:
+            if isinstance(instruction, ev.WriteHeaders):
+                await self.pool.rewrite(instruction.placed)
+            else:
+                places = instruction.sources
+                addresses = np.array([place.offset for place in places], dtype=np.int64) + self.arena.address
+                strides = np.array([place.layer_stride for place in places], dtype=np.int64)
+                await self.pool.write(instruction.placed, addresses, strides)
+        except QuireError as error:
+            if not isinstance(error, DriveFailed):
+                logger().error("a write failed unexpectedly", exc_info=error)
+            self.post(ev.WriteFailed(instruction.write, error))
+        else:
+            self.post(ev.Written(instruction.write))
+
+    async def _forget(self, instruction: ev.Forget) -> None:
+        assert self.pool is not None, "the machine knows that there are drives"
+        try:
+            await self.pool.forget(instruction.placed)
+        except QuireError as error:
+            self.post(ev.Forgotten(instruction.removal, error))
+        else:
+            self.post(ev.Forgotten(instruction.removal))
+
+    async def _register(self, ticket: int, records: Sequence[ChunkRecord]) -> None:
+        failure = None
+        try:
+            async for part in self._registry.registering(records):
+                self.post(ev.Indexed(ticket, part))
+        except QuireError as error:
+            failure = error
+        self.post(ev.IndexingEnded(ticket, failure))
+
+    async def _withdraw(self, records: Sequence[ChunkRecord]) -> None:
+        await self._registry.withdraw(records)
+        self.post(ev.Withdrawn([record.key for record in records]))
+
+    async def _question(self, instruction: ev.AskToEvict | ev.AskToWithdraw) -> None:
+        ask = self._registry.may_go if isinstance(instruction, ev.AskToEvict) else self._registry.may_withdraw
+        out = await ask(instruction.records)
+        self.post(ev.Answered(instruction.question, frozenset(out)))
+        self._count()
+
+    async def _fetch(self, keys: Sequence[bytes]) -> None:
+        assert self.objects is not None, "the machine knows that there is an object tier"
+        left = dict.fromkeys(keys)
+        try:
+            async for header, payload in self.objects.fetch(keys):
+                with contextlib.suppress(PoolFull):
+                    async with self.reserved(header.chunk.shape, 1) as slots:
+                        self.lay(slots, 0, payload)
+                        fetched = ev.Fetched(header.chunk, header.level, slots.ticket, int(slots.offsets[0]))
+                        del left[header.chunk.key]
+                        self.post(fetched)
+        finally:
+            for key in left:
+                self.post(ev.FetchFailed(key))
+
+    async def _wake(self, delay_s: float) -> None:
+        await self._clock.sleep(delay_s)
+        self.post(ev.TimePassed())
+
+    def lay(self, slots: Slots, index: int, payload: Bytes) -> None:
+        """Copy a chunk's (L, S) bytes into a slot."""
+        places = self.arena.slices(int(slots.offsets[index]), slots.layer_stride, slots.shape)
+        for at, row in zip(places.tolist(), payload, strict=True):
+            self.arena.view[at : at + slots.shape.slice_bytes] = row
+
+    # ---- tickets
+
+    def _ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    async def _ask(self, event: Any) -> object:
+        ticket = self._ticket()
+        return await self._answer(ticket, event(ticket))
+
+    async def _answer(self, ticket: int, event: ev.Event) -> object:
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiting[ticket] = answer
+        try:
+            self.post(event)
+            return await answer
+        finally:
+            self._waiting.pop(ticket, None)
+
+    def _resolve(self, ticket: int, value: object, error: QuireError | None) -> None:
+        answer = self._waiting.get(ticket)
+        if answer is None or answer.done():
+            return  # the one who asked has gone
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(value)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine, context=background())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _count(self) -> None:
+        for name, now, metric in (
+            ("hits", self.residency.hits, self._hits),
+            ("evictions", self.residency.evictions, self._evictions),
+        ):
+            before = self._counted[name]
+            for tier, count in now.items():
+                if count != before.get(tier, 0):
+                    metric.add(count - before.get(tier, 0), {"tier": tier})
+                    before[tier] = count
+
+
+_EVICTED_AT_ONCE: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a store brought. `indexed`: keys as the index took them."""
+
+    tiers: Tiers
+    ticket: int
+    indexed: set[bytes]
+
+    def now(self) -> set[bytes]:
+        """The keys that can be read here and are listed at this moment: what may be acknowledged."""
+        return self.tiers.residency.acknowledged(self.ticket) & self.indexed

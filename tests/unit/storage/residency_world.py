@@ -1,0 +1,292 @@
+"""A node around the residency machine, without time: a test says what ends when, and in which order.
+
+Bytes are names: a slot holds the name of the content that was last moved there. They move when an operation ends, not
+when it begins, so that a slot which changes hands in between is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.durability import Durability, OnExisting
+from quire.errors import QuireError
+from quire.metadata.index import ChunkRecord
+from quire_storage.core import events as ev
+from quire_storage.core.chunks import Chunk, Copy
+from quire_storage.core.pool_format import PAGE_BYTES, Geometry
+from quire_storage.core.pool_map import PoolMap
+from quire_storage.core.residency import Residency, ResidencySettings
+from quire_storage.core.slots import Shape, SlotAllocator
+from quire_storage.errors import DriveFailed
+
+SLAB = 1 << 14
+SHAPES = (Shape(1, 4096), Shape(2, 4096))
+
+
+def chunk_of(number: int, version: int = 0) -> Chunk:
+    """Chunks are in chains of four; even chains have another shape than odd ones."""
+    start, shape = number - number % 4, SHAPES[number // 4 % 2]
+    key, parent = number.to_bytes(32, "big"), (number - 1).to_bytes(32, "big") if number % 4 else b""
+    opener = start.to_bytes(32, "big")
+    record = ChunkRecord(key, parent, opener, opener if parent else b"")
+    sums = np.full(shape.num_layers, number * 10 + version, dtype=np.uint32)
+    return Chunk(record, shape.num_layers, shape.slice_bytes, sums)
+
+
+def content_of(chunk: Chunk) -> str:
+    return f"{chunk.key.hex()[-4:]}/{int(chunk.checksums[0])}"
+
+
+@dataclass(slots=True)
+class Operation:
+    """Something under way. `end` makes it happen; `fail` too, where it can."""
+
+    name: str
+    end: Callable[[], None]
+    fail: Callable[[], None] | None = None
+
+
+class World:
+    """`drives`: how many; 0 for a node of memory only. `held`: copies that readers hold, by ticket."""
+
+    def __init__(self, *, drives: int, objects: bool, arena_slabs: int = 3, drive_slabs: int = 3) -> None:
+        geometry = Geometry(SLAB, drive_slabs, 8)
+        images = [np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8) for _ in range(drives)]
+        self.pool = PoolMap([geometry] * drives, images, 4096) if drives else None
+        arena = SlotAllocator(arena_slabs * SLAB, SLAB)
+        self.residency = Residency(ResidencySettings(), arena, self.pool, objects=objects)
+        self.memory: dict[int, str] = {}
+        self.disk: dict[tuple[int, int], str] = {}
+        self.objects: dict[bytes, Chunk] = {}
+        self.listed_objects: set[bytes] = set()
+        self.running: list[Operation] = []
+        self.answers: dict[int, object] = {}
+        self.held: dict[int, list[Copy]] = {}
+        self.registrations: dict[int, list[ChunkRecord]] = {}
+        self.index: dict[bytes, int] = {}
+        self.leased: set[bytes] = set()
+        self.acknowledged: dict[bytes, Chunk] = {}
+        self.events = 0
+        self._tickets = self._generations = 0
+        self.now_s = 0.0
+
+    # ---- what tests do
+
+    def post(self, event: ev.Event) -> None:
+        self.events += 1
+        for instruction in self.residency.handle(event, self.now_s):
+            self._begin(instruction)
+        self.residency.check()
+        self.check_bytes()
+
+    def ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    def store(
+        self, chunks: list[Chunk], level: Durability, on_existing: OnExisting = OnExisting.SKIP
+    ) -> tuple[int, int]:
+        """Reserve slots, lay the bytes, offer: transfer and store, unless there is no memory (store is 0)."""
+        transfer = self.ticket()
+        self.post(ev.Reserved(transfer, chunks[0].shape, len(chunks)))
+        if not isinstance(self.answers.get(transfer), list):
+            self.post(ev.ReservationEnded(transfer))
+            return transfer, 0
+        offsets = self.answers[transfer]
+        assert isinstance(offsets, list)
+        for chunk, offset in zip(chunks, offsets, strict=True):
+            self.memory[offset] = content_of(chunk)
+        store = self.ticket()
+        self.post(
+            ev.StoreOffered(
+                ticket=store,
+                transfer=transfer,
+                chunks=chunks,
+                offsets=offsets,
+                level=level,
+                on_existing=on_existing,
+            )
+        )
+        return transfer, store
+
+    def acknowledge(self, transfer: int, store: int) -> set[bytes]:
+        """The end of a store that was answered; the keys that its client is told are stored."""
+        keys = self.residency.acknowledged(store) if not isinstance(self.answers.get(store), QuireError) else set()
+        for key in keys:
+            found = self.residency.look(key)
+            assert found is not None and key in self.index, "acknowledged means readable and indexed at that moment"
+            self.acknowledged[key] = found[0].chunk
+        self.post(ev.Unpinned(store))
+        self.post(ev.ReservationEnded(transfer))
+        return keys
+
+    def pin(self, numbers: list[int], *, fetch: bool = False) -> int:
+        ticket = self.ticket()
+        self.post(ev.Pinned(ticket, [chunk_of(number).key for number in numbers], True, fetch))
+        return ticket
+
+    def end(self, operation: Operation, *, fail: bool = False) -> None:
+        self.running.remove(operation)
+        (operation.fail if fail and operation.fail is not None else operation.end)()
+
+    def settle(self) -> None:
+        """Let everything end, until nothing is under way."""
+        for _ in range(40):  # what is refused now is asked for again later
+            for _ in range(2_000):
+                if not self.running:
+                    break
+                self.end(self.running[0])
+            assert not self.running, "it never ends"
+            self.now_s += 1.0
+            self.post(ev.TimePassed())
+            if not self.running:
+                return
+
+    def read(self, copy: Copy) -> str:
+        """What a reader of a held copy gets."""
+        if copy.memory is not None:
+            return self.memory[copy.memory.offset]
+        assert copy.disk is not None
+        return self.disk[copy.disk.drive, copy.disk.offset]
+
+    def check_bytes(self) -> None:
+        """What is held, and what lies on the drives under a header, is what it says it is."""
+        for copies in self.held.values():
+            for copy in copies:
+                failed = copy.memory is None and copy.disk is not None and self._failed(copy.disk.drive)
+                assert failed or self.read(copy) == content_of(copy.chunk), "a reader's bytes were overwritten"
+        for key in self.pool.keys() if self.pool is not None else ():
+            placed = self.pool.get(key) if self.pool is not None else None
+            assert placed is not None
+            found = self.disk.get((placed.place.drive, placed.place.offset))
+            assert found == content_of(placed.header.chunk), "a header that names other bytes"
+
+    # ---- what the machine asks for
+
+    def _failed(self, drive: int) -> bool:
+        return self.pool is not None and drive in self.pool.failed_drives()
+
+    def _begin(self, instruction: ev.Instruction) -> None:
+        match instruction:
+            case ev.Complete(ticket, value):
+                self.answers[ticket] = value
+                if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], list):
+                    self.held[ticket] = value[0]
+            case ev.Fail(ticket, error):
+                self.answers[ticket] = error
+            case ev.Write():
+                self._run("write", lambda: self._write(instruction), lambda: self._fail_drive(instruction))
+            case ev.WriteHeaders():
+                self._run("headers", lambda: self._write_headers(instruction))
+            case ev.Forget(removal, placed):
+                self._run("forget", lambda: self._forget(removal, list(placed)))
+            case ev.Register(ticket, records):
+                self.registrations[ticket] = list(records)
+                self._run("register", lambda: self._register(ticket), lambda: self._refuse(ticket))
+            case ev.Withdraw(records):
+                self._run("withdraw", lambda: self._withdraw([record.key for record in records]))
+            case ev.AskToEvict(question, records):
+                keys = [record.key for record in records]
+                self._run("ask", lambda: self._answer(question, keys), lambda: self._answer(question, []))
+            case ev.AskToWithdraw(question, records):
+                keys = [record.key for record in records]
+                self._run("withdraw", lambda: self._let_go(question, keys), lambda: self._let_go(question, []))
+            case ev.Fetch(keys):
+                for key in keys:
+                    self._run("fetch", lambda key=key: self._fetch(key), lambda key=key: self._no_object(key))  # type: ignore[misc]
+            case ev.Upload(key, _):
+                self._run("upload", lambda: self._upload(key))
+
+    def _run(self, name: str, end: Callable[[], None], fail: Callable[[], None] | None = None) -> None:
+        self.running.append(Operation(name, end, fail))
+
+    def _write(self, write: ev.Write) -> None:
+        assert self.pool is not None
+        if any(self._failed(placed.place.drive) for placed in write.placed):
+            self.post(ev.WriteFailed(write.write, DriveFailed("it has failed", self.pool.failed_drives())))
+            return
+        for placed, source in zip(write.placed, write.sources, strict=True):
+            self.disk[placed.place.drive, placed.place.offset] = self.memory[source.offset]
+        self.pool.commit(list(write.placed))
+        self.post(ev.Written(write.write))
+
+    def _fail_drive(self, write: ev.Write) -> None:
+        assert self.pool is not None
+        drive = write.placed[0].place.drive
+        if not self._failed(drive):
+            self.post(ev.DriveLost(drive))
+        self.post(ev.WriteFailed(write.write, DriveFailed("it has failed", frozenset({drive}))))
+
+    def _write_headers(self, write: ev.WriteHeaders) -> None:
+        assert self.pool is not None
+        self.pool.commit([placed for placed in write.placed if not self._failed(placed.place.drive)])
+        self.post(ev.Written(write.write))
+
+    def _forget(self, removal: int, placed: list[ev.Placed]) -> None:
+        assert self.pool is not None
+        self.pool.forget([each for each in placed if not self._failed(each.place.drive)])
+        self.post(ev.Forgotten(removal))
+
+    def _register(self, ticket: int) -> None:
+        generations = {}
+        for record in self.registrations[ticket]:
+            if record.key not in self.index:
+                self._generations += 1
+                self.index[record.key] = self._generations
+            generations[record.key] = self.index[record.key]
+        self.post(ev.Indexed(ticket, generations))
+        self.post(ev.IndexingEnded(ticket))
+
+    def _refuse(self, ticket: int) -> None:
+        self.post(ev.IndexingEnded(ticket))
+
+    def _withdraw(self, keys: list[bytes]) -> None:
+        for key in keys:
+            self.index.pop(key, None)
+            self.acknowledged.pop(key, None)
+        self.post(ev.Withdrawn(keys))
+
+    def _answer(self, question: int, keys: list[bytes]) -> None:
+        out = frozenset(key for key in keys if key not in self.leased)
+        for key in out:
+            self.index.pop(key, None)
+            self.acknowledged.pop(key, None)
+        self.post(ev.Answered(question, out))
+
+    def _let_go(self, question: int, keys: list[bytes]) -> None:
+        """The index takes this node off the entries that list the object tier; those are read from there."""
+        out = frozenset(key for key in keys if key in self.listed_objects)
+        for key in out:
+            self.acknowledged.pop(key, None)
+        self.post(ev.Answered(question, out))
+
+    def _fetch(self, key: bytes) -> None:
+        chunk = self.objects.get(key)
+        if chunk is None:
+            self._no_object(key)
+            return
+        transfer = self.ticket()
+        self.post(ev.Reserved(transfer, chunk.shape, 1))
+        offsets = self.answers.get(transfer)
+        if isinstance(offsets, list):
+            self.memory[offsets[0]] = content_of(chunk)
+            self.post(ev.Fetched(chunk, Durability.OBJECT, transfer, offsets[0]))
+        else:
+            self._no_object(key)
+        self.post(ev.ReservationEnded(transfer))
+
+    def _no_object(self, key: bytes) -> None:
+        self.post(ev.FetchFailed(key))
+
+    def _upload(self, key: bytes) -> None:
+        found = self.residency.look(key)
+        if found is not None:
+            self.objects[key] = found[0].chunk
+            self.listed_objects.add(key)
+            self.post(ev.Uploaded(found[0].chunk))
+
+    def numbers_here(self) -> Iterator[int]:
+        return (int.from_bytes(key, "big") for key in self.residency.keys())
