@@ -134,7 +134,7 @@ async def scene() -> AsyncIterator[Scene]:
     config = StorageConfig(arena_bytes=1 << 20, slab_bytes=1 << 16, index_timeout_s=0.3, cluster_secret="s")
     index, transport, client = ScriptedIndex(), MemoryTransport(), MemoryTransport()
     outer = Outer(index, OpenValve(), Alone(), None, FileDrives, choose_block_io, SystemClock())
-    node = StorageNode(config, transport, outer, lambda: Node("storage-0", Role.STORAGE, "", b"", "", 1), checked=True)
+    node = StorageNode(config, transport, outer, lambda: Node("storage-0", Role.STORAGE, "", b"", "", 1), checked=1)
     await node.start()
     await client.start()
     yield Scene(node, index, client, transport.address)

@@ -78,7 +78,7 @@ class QuireClient:
 
     `transport` is UCX unless given. Every request has a deadline of `timeout_s`. `zone`: where this process runs; of
     several replicas one on this host, else one in this zone serves. `tls`, `token`: how to get in; unless given,
-    QUIRE_CLIENT_CA, _CERT, _KEY (PEM files) and QUIRE_TOKEN say.
+    QUIRE_CLIENT_CA, _CERT, _KEY (PEM files) and QUIRE_TOKEN say. `channels`: another way to the gateway than gRPC.
     """
 
     def __init__(
@@ -90,12 +90,14 @@ class QuireClient:
         zone: str = "",
         tls: Tls | None = None,
         token: str = "",
+        channels: ChannelPool | None = None,
     ) -> None:
         self._address = gateway_address
         self._transport = transport
         self._timeout_s = timeout_s
         self._location = Location(socket.gethostname(), zone)
-        self._channels = ChannelPool(tls or tls_of_environment(), token or os.environ.get("QUIRE_TOKEN", ""))
+        token = token or os.environ.get("QUIRE_TOKEN", "")
+        self._channels = channels or ChannelPool(tls or tls_of_environment(), token)
         self._transfers: dict[bytes, Delivery | StoreSession] = {}
         self._reached = False
 

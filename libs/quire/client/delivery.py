@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from opentelemetry import trace
 
@@ -16,14 +16,10 @@ from quire.client.quiescence import Quiescence
 from quire.errors import InternalError, PeerLost, QuireError, by_code
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
-from quire.permit import TRANSFER_S_MAX
 from quire.rpc.convert import outcome_from
 from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
-
-# Longer than any node takes a permit for a transfer, and then works on it.
-_UNHEARD_S: Final = 2 * TRANSFER_S_MAX + 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +100,8 @@ class Delivery:
             self._task.cancel()
         if not self._asked:
             self._quiescence.everybody()
+        else:  # the request may have got nowhere: then no node will ever say that it is quiet
+            self._quiescence.give_up()
         self._fail(PeerLost("the delivery was cancelled"))
 
     # ---- what the client uses
@@ -151,7 +149,7 @@ class Delivery:
             if not self._outcomes and error.answered and not isinstance(error, InternalError):
                 self._quiescence.everybody()  # turned down by the gateway, before any node heard of it
             else:
-                asyncio.get_running_loop().call_later(_UNHEARD_S, self._quiescence.everybody)
+                self._quiescence.give_up()
             raise
 
     def _ended(self, usable: int, moved: int) -> FetchSummary:

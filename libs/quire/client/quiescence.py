@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from quire.client.buffers import Buffer
-from quire.errors import DeadlineExceeded
+from quire.errors import DeadlineExceeded, PeerLost
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
+from quire.permit import TRANSFER_S_MAX
 from quire.transport import Peer, Transport
+
+# Longer than any node takes a permit for a transfer, and then works on it.
+UNHEARD_S: Final = 2 * TRANSFER_S_MAX + 60
 
 
 class Quiescence:
@@ -28,13 +33,23 @@ class Quiescence:
         self._watches: list[Callable[[], None]] = []
 
     def connect(self) -> list[Peer]:
-        """Watch the nodes' connections. Raises `PeerLost` for a node that cannot be reached."""
-        peers = []
+        """Watch the nodes' connections. Raises `PeerLost` for a node that cannot be reached; the others are watched."""
+        peers, lost = [], None
         for index, node_id in enumerate(self.nodes):
-            peer = self._transport.connect(self._addresses[node_id])
+            try:
+                peer = self._transport.connect(self._addresses[node_id])
+            except PeerLost as error:
+                lost = error
+                continue
             self._watches.append(peer.on_failure(lambda _, index=index: self.node(index)))  # type: ignore[misc]
             peers.append(peer)
+        if lost is not None:
+            raise lost
         return peers
+
+    def give_up(self) -> None:
+        """Nodes may never say that they are quiet: they are so once no permit for the transfer can be used any more."""
+        asyncio.get_running_loop().call_later(UNHEARD_S, self.everybody)
 
     def node(self, index: int) -> None:
         """This node is quiet."""
@@ -52,7 +67,7 @@ class Quiescence:
             self.node(self.nodes.index(outcome.node_id))
 
     def everybody(self) -> None:
-        """No node was ever asked."""
+        """No node was ever asked, or all of them are quiet by now."""
         for index in range(len(self.nodes)):
             self.node(index)
 

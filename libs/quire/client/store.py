@@ -98,14 +98,19 @@ class StoreSession:
             self._quiescence.node(message.node_index)
 
     async def _follow(self, responses: AsyncGenerator[Any, None]) -> StoreSummary:
+        complete = False
         try:
             with tracer().start_as_current_span(names.CLIENT_STORE):
-                return await self._follow_answers(responses)
+                summary = await self._follow_answers(responses)
+            complete = True
+            return summary
         except QuireError as error:
             if not self._placed.done():
                 self._placed.set_exception(error)
             raise
         finally:
+            if not complete and self._quiescence is not None:
+                self._quiescence.give_up()
             if self._quiescence is None or not self._quiescence.nodes:
                 self._buffer.take_back()  # no node was told of a layer, and none reads before it is
                 self._on_quiesced()

@@ -133,7 +133,7 @@ end
 """
 
 # ARGV: 1 node, 2 (digest .. parent) packed; the parent is 32 zero bytes for none, 3 generation of new entries (8
-# bytes), 4 the segment of the first one's parent, where that is another one. Returns for each 9 bytes: "1" indexed, "2" indexed
+# 4 the segment of the first one's parent, where that is another one. Returns for each 9 bytes: "1" indexed, "2" indexed
 # and new, "0" refused (its parent is not indexed, or its object is being deleted); then the generation.
 REGISTER: Final = (
     _SEGMENT

@@ -120,6 +120,9 @@ class ChunkIndex(Protocol):
     async def commit_object(self, record: ChunkRecord) -> bool:
         """A chunk lies in the object tier; whether it is indexed: its parent must be."""
 
+    async def lists_object(self, record: ChunkRecord) -> bool:
+        """Whether the object tier is listed as a holder."""
+
     async def evict_object(self, record: ChunkRecord) -> bool:
         """Whether it is out of the index: nothing extends it, no lease pins it."""
 

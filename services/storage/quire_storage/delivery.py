@@ -1,9 +1,9 @@
 """One delivery: this node's stripe of every layer into a client's memory.
 
-The way of a layer: its chunk batches are read from the drives, if they are not in memory, and verified while those before
-them are on the wire; their slices are gathered from the arena straight into the client's memory, no staging copy; the
-layer-ready message follows the completed flush. However it ends, the last thing the client hears is `Quiesced`: from
-then on its memory is its own.
+The way of a layer: its chunk batches are read from the drives, if they are not in memory, and verified while those
+before them are on the wire; their slices are gathered from the arena straight into the client's memory, no staging
+copy; the layer-ready message follows the completed flush. However it ends, the last thing the client hears is
+`Quiesced`: from then on its memory is its own.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DeliveryParts:
 class Delivery:
     """Runs once. `layers()` yields each finished layer if the call asks for it; `run()` returns the outcome.
 
-    `settled`: nothing of it is in flight any more. `cancelled`: by its caller.
+    `settled`: nothing of it is in flight any more. `cancelled`: by its caller. `peer`: the client, once it is known.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class Delivery:
         self._name = delivery_name(parts.config.node_id, call.delivery_id, call.node_index)
         self._copies = copies
         self.settled = True
+        self.peer: Peer | None = None
         check_shapes(call.descriptor, copies)
         self._layer_bytes = len(copies) * call.descriptor.slice_bytes
         self._order = choose_order(call.descriptor.order, call.descriptor.payload_bytes, parts.theta_bytes())
@@ -119,7 +120,7 @@ class Delivery:
                 self._finished.put_nowait(None)
 
     async def _deliver(self, span: otel.Span) -> NodeOutcome:
-        peer = self._parts.transport.connect(self._call.descriptor.target.worker_address)
+        peer = self.peer = self._parts.transport.connect(self._call.descriptor.target.worker_address)
         self._started_s = self._parts.clock.monotonic_s()
         parts, call = self._parts, self._call
         remote = peer.remote(call.descriptor.target)

@@ -15,7 +15,7 @@ from quire.nodes import Node
 from quire.outcome import NodeOutcome
 from quire.rpc.heartbeat import ClusterNews
 from quire.telemetry import background, logger, meter, names, tracer
-from quire.transport import LayerProduced, Stalled, Transport, decode_message
+from quire.transport import LayerProduced, Peer, Stalled, Transport, decode_message
 from quire_storage.arena import Arena
 from quire_storage.batches import Promotions, Reading
 from quire_storage.config import StorageConfig
@@ -40,9 +40,11 @@ from quire_storage.ring import Ring
 from quire_storage.stores import Stores
 from quire_storage.tiers import Held, Tiers
 
+_DEATH_SEEN_S = 60.0
+
 
 class StorageNode:
-    """`me` describes this node to others; called only after `start`. `checked`: look at invariants always (tests)."""
+    """`me` describes this node to others; called only after `start`. `checked`: see `Tiers`."""
 
     def __init__(
         self,
@@ -51,7 +53,7 @@ class StorageNode:
         outer: Outer,
         me: Callable[[], Node],
         *,
-        checked: bool = False,
+        checked: int = 0,
     ) -> None:
         self._config = config
         self._transport = transport
@@ -350,9 +352,22 @@ class StorageNode:
                 self._tiers.unpin(held)
         self._delivered_bytes += outcome.bytes_moved
         self._delivered.add(outcome.bytes_moved, {"order": outcome.order.name.lower(), "scheduled": outcome.scheduled})
-        if outcome.error_code == PeerLost.code() and not delivery.cancelled:
-            self._spawn(self._release(call.lease))
+        if outcome.error_code == PeerLost.code() and delivery.peer is not None:
+            self._spawn(self._release_if_gone(delivery.peer, call.lease))
         return outcome
+
+    async def _release_if_gone(self, peer: Peer, lease: bytes) -> None:
+        """The lease of a client that died. One that has merely cancelled a delivery keeps it."""
+        gone = asyncio.Event()
+        unwatch = peer.on_failure(lambda error: gone.set())
+        try:
+            async with asyncio.timeout(_DEATH_SEEN_S):
+                await gone.wait()
+            await self._release(lease)
+        except TimeoutError:
+            return
+        finally:
+            unwatch()
 
     async def _release(self, lease: bytes) -> None:
         try:

@@ -1,7 +1,8 @@
 """Drives in memory that behave as badly as real ones: what is not synced may be lost, in part, at any sector.
 
-The `Drives` and `BlockIO` ports in one. Reads see what was written; `crash()` keeps what was synced, and of everything
-written since then a random choice of 512-byte sectors, the last of each write perhaps torn in the middle.
+The `Drives` and `BlockIO` ports in one. Bytes move when an operation ends, not when it is issued. Reads see what was
+written; `crash()` keeps what was synced, and of everything written since then a random choice of 512-byte sectors, the
+last of each write perhaps torn in the middle.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -18,11 +20,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from quire.testing.simulation.loop import SimulatedLoop
 from quire_storage.core.iocb import Iocb, Op
 from quire_storage.errors import DriveUnusable
 from quire_storage.ports import BlockIO
 
 SECTOR = 512
+_SIMULATED_FROM = 1 << 20
+_DESCRIPTORS = itertools.count(_SIMULATED_FROM)
 
 
 @dataclass(slots=True)
@@ -79,10 +84,18 @@ class SimDisk:
         self._chance = random.Random(seed)
         self._open: list[_File] = []
         self._done: list[Iocb] = []
+        self._flying: dict[int, tuple[Iocb, list[tuple[int, int, int, int]]]] = {}
+        self.latency_s: Callable[[], float] = lambda: 0.0
         self.event_fd = -1
 
     def crash(self) -> None:
-        """Lose power; whoever opens the drives next finds what was left."""
+        """Lose power; the next one to open the drives finds what was left. What was on its way may have arrived."""
+        self.dead, self.fail_at = False, None
+        for iocb, rows in self._flying.values():
+            if iocb.op is Op.WRITE and self._chance.random() < 0.5:
+                for row in rows:
+                    self._do(iocb.op, *row)
+        self._flying.clear()
         for file in self.files.values():
             file.crash(self._chance)
         self.dead, self.fail_at = False, None
@@ -129,7 +142,11 @@ class SimDisk:
         return self
 
     def init_queue(self, files: Sequence[int], memories: Sequence[npt.NDArray[np.uint8]]) -> None:
-        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        try:
+            simulated = isinstance(asyncio.get_running_loop(), SimulatedLoop)
+        except RuntimeError:
+            simulated = False
+        self.event_fd = next(_DESCRIPTORS) if simulated else os.eventfd(0, os.EFD_NONBLOCK)
 
     def get_iocb(self) -> Iocb:
         return Iocb()
@@ -143,24 +160,30 @@ class SimDisk:
             contexts.addresses.tolist(),
             strict=True,
         )
-        iocb.results[:] = [self._do(iocb.op, *row) for row in rows]
-        asyncio.get_running_loop().call_later(self.delay_s, self._complete, iocb)
+        self._flying[id(iocb)] = (iocb, list(rows))
+        asyncio.get_running_loop().call_later(self.delay_s + self.latency_s(), self._complete, iocb)
 
     def _complete(self, iocb: Iocb) -> None:
+        _, rows = self._flying.pop(id(iocb))
+        iocb.results[:] = [self._do(iocb.op, *row) for row in rows]
         self._done.append(iocb)
-        if self.event_fd >= 0:
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, SimulatedLoop):
+            loop.signal(self.event_fd)
+        elif self.event_fd >= 0:
             os.eventfd_write(self.event_fd, 1)
 
     def wait_cqe(self) -> list[Iocb]:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.event_fd)
+        if self.event_fd < _SIMULATED_FROM:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.event_fd)
         done, self._done = self._done, []
         return done
 
     def close(self) -> None:
-        if self.event_fd >= 0:
+        if 0 <= self.event_fd < _SIMULATED_FROM:
             os.close(self.event_fd)
-            self.event_fd = -1
+        self.event_fd = -1
 
     def _do(self, op: Op, file: int, offset: int, length: int, address: int) -> int:
         if op is not Op.READ and not self.count():

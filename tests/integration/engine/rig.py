@@ -123,7 +123,7 @@ class Engine:
             registry=Registry("node", index, clock, 1.0),
             clock=clock,
             wait_s=config.room_timeout_s,
-            checked=True,
+            checked=1,
         )
         self.integrity = Integrity(self.tiers, self.ring, self._threads, clock, self._copies)
         self.promotions = Promotions()

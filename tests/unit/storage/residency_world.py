@@ -15,7 +15,7 @@ from quire.durability import Durability, OnExisting
 from quire.errors import QuireError
 from quire.metadata.index import ChunkRecord
 from quire_storage.core import events as ev
-from quire_storage.core.chunks import Chunk, Copy
+from quire_storage.core.chunks import Chunk, Copy, Placed
 from quire_storage.core.pool_format import PAGE_BYTES, Geometry
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.residency import Residency, ResidencySettings
@@ -225,7 +225,7 @@ class World:
         self.pool.commit([placed for placed in write.placed if not self._failed(placed.place.drive)])
         self.post(ev.Written(write.write))
 
-    def _forget(self, removal: int, placed: list[ev.Placed]) -> None:
+    def _forget(self, removal: int, placed: list[Placed]) -> None:
         assert self.pool is not None
         self.pool.forget([each for each in placed if not self._failed(each.place.drive)])
         self.post(ev.Forgotten(removal))
@@ -289,4 +289,4 @@ class World:
             self.post(ev.Uploaded(found[0].chunk))
 
     def numbers_here(self) -> Iterator[int]:
-        return (int.from_bytes(key, "big") for key in self.residency.keys())
+        return (int.from_bytes(key, "big") for key in list(self.residency.keys()))

@@ -168,6 +168,11 @@ class GrpcChunkIndex:
         answer = await call(self._stub.Commit, request, timeout_s=self._timeout_s)
         return bool(answer.generations and answer.generations[0])
 
+    async def lists_object(self, record: ChunkRecord) -> bool:
+        request = orchestrator_pb2.LocateRequest(chunks=[convert.record_to(record)])
+        answer = await call(self._stub.Locate, request, timeout_s=self._timeout_s)
+        return bool(answer.holders) and OBJECT_TIER in answer.holders[0].split(",")
+
     async def evict_object(self, record: ChunkRecord) -> bool:
         request = orchestrator_pb2.EvictChunksRequest(node_id="", chunks=[convert.record_to(record)])
         answer = await call(self._stub.EvictChunks, request, timeout_s=self._timeout_s)

@@ -193,7 +193,7 @@ def signing_key(secret: str, scope: str) -> bytes:
     """By date, region, service."""
     key = f"AWS4{secret}".encode()
     for part in scope.split("/"):
-        key = hmac.digest(key, part.encode(), "sha256")
+        key = hmac.digest(key, part.encode(errors="surrogateescape"), "sha256")
     return key
 
 

@@ -13,8 +13,10 @@ from itertools import product
 from typing import Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
+from isal import isal_zlib
 
-from quire.chunk_object import ChunkObject, read_chunk_object
+from quire.chunk_object import HEADER, ChunkObject, header_at_end, read_chunk_object, record_of, sound_header
 from quire.client import ImageClient
 from quire.errors import CorruptData, ImageMissing, InvalidRequest
 from quire.images import RECORD_BYTES_MAX, ImageEntry
@@ -27,6 +29,7 @@ from quire_gateway.s3.spaces import Described
 
 _CHUNK_BYTES_MAX: Final = 256 << 20
 _PIECE_BYTES: Final = 8 << 20
+_TAIL_BYTES: Final = 8192
 _HEX: Final = "0123456789abcdef"
 
 
@@ -53,14 +56,43 @@ class ChunkSpace:
         return
 
     async def head(self, key: str) -> StoredObject | None:
+        """None too for an object that the index does not list (any more): it is on its way out."""
         raw = _chunk_key(key)
         found = await self._chunks.head(raw) if raw is not None else None
-        return _chunk_entry(key, *found) if found is not None else None
+        if raw is None or found is None:
+            return None
+        header = await self._header(raw, found[0])
+        if header is None or not await self._index.lists_object(record_of(header)):
+            return None
+        return _chunk_entry(key, *found)
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
+        """Whole layers are read and verified, and what was asked for of them is passed on. Raises `CorruptData`."""
         key = bytes.fromhex(entry.key)
-        for at in range(start, end, _PIECE_BYTES):
-            yield await self._chunks.read(key, at, min(end, at + _PIECE_BYTES))
+        header = await self._header(key, entry.size)
+        if header is None:
+            raise CorruptData("a chunk's header that is none, or does not match its checksum")
+        layers, size = int(header["num_layers"]), int(header["slice_bytes"])
+        sums = await self._chunks.read(
+            key, layers * size + HEADER.itemsize, layers * size + HEADER.itemsize + 4 * layers
+        )
+        expected = np.frombuffer(sums, dtype="<u4")
+        at_once = max(1, _PIECE_BYTES // size)
+        for first in range(start // size, min(layers, -(-end // size)), at_once):
+            stop = min(layers, -(-end // size), first + at_once)
+            piece = await self._chunks.read(key, first * size, stop * size)
+            if not await asyncio.to_thread(_sound, piece, size, expected[first:stop]):
+                raise CorruptData("a layer does not match its checksum")
+            yield piece[max(0, start - first * size) : end - first * size]
+        if end > layers * size:
+            yield await self._chunks.read(key, max(start, layers * size), end)
+
+    async def _header(self, key: bytes, size: int) -> np.void | None:
+        """The fixed fields of a chunk's header, if it is this chunk's and sound."""
+        tail = bytes(await self._chunks.read(key, max(0, size - _TAIL_BYTES), size))
+        raw = header_at_end(tail)
+        row = sound_header(raw) if raw is not None else None
+        return row if row is not None and row["key"].tobytes() == key else None
 
     async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
         """Shard by shard: a shard is what the object tier has under two digits."""
@@ -162,6 +194,12 @@ class LatentSpace:
     async def delete(self, key: str, etag: str) -> None:
         _unconditional(etag)
         await self._images.delete(key)
+
+
+def _sound(piece: memoryview, size: int, expected: npt.NDArray[np.uint32]) -> bool:
+    """Whether layers of `size` bytes, one behind the other, match their checksums."""
+    found = [isal_zlib.crc32(piece[at : at + size]) for at in range(0, len(piece), size)]
+    return bool(np.array_equal(np.array(found, dtype=np.uint32), expected))
 
 
 def _page(found: list[StoredObject], limit: int) -> Page:

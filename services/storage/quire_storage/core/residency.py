@@ -11,7 +11,7 @@ Pure: no clock, no I/O, no await. `handle` takes what happened and returns what 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
@@ -1186,7 +1186,7 @@ class Residency:
 
     def busy(self) -> list[str]:
         """For tests: what is still held or under way."""
-        found = {
+        found: dict[str, Sized] = {
             "reservations": self._reservations,
             "transfers": self._transfers,
             "offers": self._offers,

@@ -1,0 +1,171 @@
+"""An asyncio loop on virtual time: waiting costs nothing, and a run with the same seed is the same run.
+
+Randomness belongs into simulated I/O, drawn from `loop.random`; callbacks keep asyncio's first-in-first-out order. A
+callback belongs to the simulated process in whose context it was made: those of a process that has crashed never run,
+those of one that is paused run when it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import random
+import selectors
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+
+class Deadlock(RuntimeError):
+    """Nothing is ready, no timer is set, and the main coroutine has not ended."""
+
+
+class Process:
+    """Something that crashes and pauses as a whole. `skew_ms`: how far its wall clock is off."""
+
+    def __init__(self, name: str, *, skew_ms: int = 0) -> None:
+        self.name = name
+        self.skew_ms = skew_ms
+        self.dead = False
+        self.paused = False
+        self.backlog: list[events.Handle] = []
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run something as this process."""
+        context = contextvars.copy_context()
+        context.run(_PROCESS.set, self)
+        return asyncio.get_running_loop().create_task(coroutine, context=context)
+
+    def crash(self) -> None:
+        """Nothing of it runs ever again."""
+        self.dead = True
+        self.backlog.clear()
+
+    def go_on(self) -> None:
+        """After a pause."""
+        self.paused = False
+        backlog, self.backlog = self.backlog, []
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        loop.resume(backlog)
+
+
+_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+def current_process() -> Process | None:
+    """The process that runs now; None for the simulation itself."""
+    return _PROCESS.get()
+
+
+def _run(handle: Any, run: Callable[[Any], None]) -> None:
+    process = handle._context.get(_PROCESS)
+    if process is None or not (process.dead or process.paused):
+        run(handle)
+    elif not process.dead:
+        process.backlog.append(handle)
+
+
+class _Handle(events.Handle):
+    __slots__ = ()
+
+    def _run(self) -> None:
+        _run(self, events.Handle._run)
+
+
+class _TimerHandle(events.TimerHandle):
+    __slots__ = ()
+
+    def _run(self) -> None:
+        _run(self, events.TimerHandle._run)
+
+
+class _VirtualSelector(selectors.DefaultSelector):
+    """Instead of blocking for `timeout`, moves the loop's clock on by it. Real descriptors are only polled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is not None and timeout <= 0:
+            return []
+        if timeout is None:
+            raise Deadlock("no callback is ready and no timer is set")
+        self.now_s += timeout
+        return []
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """`time()` is virtual; executors run inline, and their results arrive after a delay that is drawn."""
+
+    def __init__(self, seed: int) -> None:
+        self._virtual = _VirtualSelector()
+        self._readers: dict[Any, _Handle] = {}
+        super().__init__(self._virtual)
+        self.random = random.Random(seed)
+        self.failures: list[dict[str, Any]] = []
+        self.set_exception_handler(lambda loop, context: self.failures.append(context))
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+        """A simulated descriptor: `signal` says that it is readable."""
+        self._readers[fd] = _Handle(callback, args, self, None)
+
+    def remove_reader(self, fd: Any) -> bool:
+        return self._readers.pop(fd, None) is not None
+
+    def signal(self, fd: int) -> None:
+        """Call what waits for a simulated descriptor."""
+        handle = self._readers.get(fd)
+        if handle is not None:
+            self._ready.append(handle)  # type: ignore[attr-defined]
+
+    def time(self) -> float:
+        return self._virtual.now_s
+
+    def resume(self, handles: list[events.Handle]) -> None:
+        """Run what a paused process left."""
+        self._ready.extend(handles)  # type: ignore[attr-defined]
+
+    def _call_soon(self, callback: Any, args: Any, context: Any) -> events.Handle:
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)  # type: ignore[attr-defined]
+        return handle
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> events.Handle:
+        return self._call_soon(callback, args, context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> events.TimerHandle:
+        import heapq
+
+        timer = _TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self.create_future()
+
+        def finish() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:
+                future.set_exception(error)
+
+        self.call_later(self.random.uniform(20e-6, 200e-6), finish)
+        return future
+
+
+def simulate(seed: int, main: Callable[[SimulatedLoop], Coroutine[Any, Any, Any]]) -> Any:
+    """Run `main(loop)` to its end on a loop of its own."""
+    loop = SimulatedLoop(seed)
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(main(loop))
+    finally:
+        for task in asyncio.all_tasks(loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        asyncio.set_event_loop(None)
+        loop.close()

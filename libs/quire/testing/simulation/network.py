@@ -1,0 +1,254 @@
+"""Requests between simulated processes: generated stubs on one side, generated servicers on the other, no sockets.
+
+Messages are delayed, reordered among each other, cut off and lost with the connection. A caller hears of a server that
+died after a moment; of a link that was cut it hears nothing until its deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+from grpc.aio import AioRpcError, Metadata
+
+from quire.errors import InternalError, QuireError
+from quire.rpc.status import status_of, trailers_of
+from quire.testing.simulation.loop import Process, SimulatedLoop, current_process
+
+_DEATH_SEEN_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class Network:
+    """Who listens where, and between which processes nothing gets through. `latency_s`: bounds of one way."""
+
+    loop: SimulatedLoop
+    latency_s: tuple[float, float] = (100e-6, 600e-6)
+    servers: dict[str, SimServer] = field(default_factory=dict)
+    cuts: set[frozenset[str]] = field(default_factory=set)
+    slow: dict[str, float] = field(default_factory=dict)
+    messages: int = 0
+
+    def reaches(self, one: Process | None, other: Process | None) -> bool:
+        """Whether messages get from one to the other."""
+        if one is None or other is None or one is other:
+            return True
+        return frozenset((one.name, other.name)) not in self.cuts
+
+    async def travel(self, one: Process | None, other: Process | None) -> None:
+        """One message on its way; for ever while the link is cut."""
+        self.messages += 1
+        extra = sum(self.slow.get(each.name, 0.0) for each in (one, other) if each is not None)
+        await asyncio.sleep(self.loop.random.uniform(*self.latency_s) + extra)
+        while not self.reaches(one, other):
+            await asyncio.sleep(0.2)
+
+
+class SimServer:
+    """What `add_…Servicer_to_server` wants; answers at an address while its process lives."""
+
+    def __init__(self, network: Network, address: str, process: Process) -> None:
+        self.process = process
+        self.handlers: dict[str, Any] = {}
+        network.servers[address] = self
+
+    def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        return
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        self.handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+
+
+class SimChannels:
+    """A `ChannelPool` of the process that opens it."""
+
+    def __init__(self, network: Network, process: Process) -> None:
+        self._network = network
+        self._process = process
+
+    def get(self, address: str) -> SimChannel:
+        return SimChannel(self._network, self._process, address)
+
+    async def close(self) -> None:
+        return
+
+
+class _Context:
+    """What servicers ask of a gRPC context."""
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def peer(self) -> str:
+        return "simulated"
+
+
+class SimChannel:
+    """Calls whatever listens at the address then."""
+
+    def __init__(self, network: Network, process: Process, address: str) -> None:
+        self._network = network
+        self._process = process
+        self._address = address
+
+    def unary_unary(self, path: str, *serializers: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
+        async def ask(request: Any, *, timeout: float | None = None, metadata: Any = None) -> Any:
+            return await self._within(timeout, self._ask(path, request))
+
+        ask._method = path.encode()  # type: ignore[attr-defined]
+        return ask
+
+    def unary_stream(self, path: str, *serializers: Any, **options: Any) -> Callable[..., SimStream]:
+        def ask(request: Any, *, timeout: float | None = None, metadata: Any = None) -> SimStream:
+            return SimStream(self, path, request, timeout)
+
+        ask._method = path.encode()  # type: ignore[attr-defined]
+        return ask
+
+    async def gone(self) -> None:
+        """Return when the server's process is dead."""
+        while (server := self._network.servers.get(self._address)) is not None and not server.process.dead:
+            await asyncio.sleep(_DEATH_SEEN_S)
+
+    async def _within(self, timeout: float | None, answer: Any) -> Any:
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        except TimeoutError:
+            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout} s") from None
+
+    async def _ask(self, path: str, request: Any) -> Any:
+        server = await self._reach()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        copy = type(request)()
+        copy.CopyFrom(request)
+
+        async def serve() -> None:
+            try:
+                result = await server.handlers[path].unary_unary(copy, _Context())
+            except Exception as error:
+                self._settle(answer, None, error)
+            else:
+                self._settle(answer, result, None)
+
+        task = server.process.start(serve())
+        try:
+            result = await self._or_death(server, answer)
+        except asyncio.CancelledError:
+            self._cancel_later(task)
+            raise
+        await self._network.travel(server.process, self._process)
+        return result
+
+    async def _reach(self) -> SimServer:
+        server = self._network.servers.get(self._address)
+        if server is None or server.process.dead:
+            await asyncio.sleep(_DEATH_SEEN_S)
+            raise _error(grpc.StatusCode.UNAVAILABLE, f"{self._address} refuses connections")
+        await self._network.travel(self._process, server.process)
+        if server.process.dead:
+            raise _error(grpc.StatusCode.UNAVAILABLE, f"{self._address} went away")
+        return server
+
+    async def _or_death(self, server: SimServer, answer: asyncio.Future[Any]) -> Any:
+        while not answer.done():
+            await asyncio.wait([answer], timeout=_DEATH_SEEN_S)
+            if server.process.dead and not answer.done():
+                raise _error(grpc.StatusCode.UNAVAILABLE, f"{self._address} went away")
+        return answer.result()
+
+    @staticmethod
+    def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        if answer.done():
+            return
+        if error is None:
+            answer.set_result(result)
+        else:
+            answer.set_exception(translated(error))
+            answer.exception()
+
+    def _cancel_later(self, task: asyncio.Task[Any]) -> None:
+        """The server hears that its caller has gone, unless the link is cut."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._network.loop.random.uniform(*self._network.latency_s), task.cancel)
+
+
+class SimStream:
+    """A server's answers, one after the other."""
+
+    def __init__(self, channel: SimChannel, path: str, request: Any, timeout: float | None) -> None:
+        self._channel = channel
+        self._path = path
+        self._request = type(request)()
+        self._request.CopyFrom(request)
+        self._timeout = timeout
+        self._task: asyncio.Task[None] | None = None
+        self._queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        if self._task is not None and not self._task.done() and not self._cancelled:
+            self._cancelled = True
+            self._channel._cancel_later(self._task)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._timeout if self._timeout is not None else None
+        server = await self._channel._within(self._timeout, self._channel._reach())
+        self._task = server.process.start(self._serve(server))
+        while True:
+            left_s = deadline_s - loop.time() if deadline_s is not None else None
+            if left_s is not None and left_s <= 0:
+                self.cancel()
+                raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no end within {self._timeout} s")
+            kind, value = "", None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(_DEATH_SEEN_S, left_s) if left_s is not None else _DEATH_SEEN_S):
+                    kind, value = await self._queue.get()
+            if kind == "":
+                if server.process.dead and self._queue.empty():
+                    raise _error(grpc.StatusCode.UNAVAILABLE, "the server went away")
+                continue
+            await self._channel._network.travel(server.process, self._channel._process)
+            if kind == "end":
+                return
+            if isinstance(value, Exception):
+                raise value
+            yield value
+
+    async def _serve(self, server: SimServer) -> None:
+        try:
+            async with contextlib.aclosing(
+                server.handlers[self._path].unary_stream(self._request, _Context())
+            ) as answers:
+                async for answer in answers:
+                    self._queue.put_nowait(("answer", answer))
+        except Exception as error:
+            self._queue.put_nowait(("error", translated(error)))
+        else:
+            self._queue.put_nowait(("end", None))
+
+
+def translated(error: Exception) -> Exception:
+    """What the caller gets for an exception of a servicer."""
+    if isinstance(error, AioRpcError):
+        return error
+    if not isinstance(error, QuireError):
+        unexpected.append(error)
+        error = InternalError("internal error; the service's log has the details")
+    return AioRpcError(status_of(error), Metadata(), Metadata(*trailers_of(error)), str(error))
+
+
+unexpected: list[BaseException] = []
+"""Exceptions that no servicer should raise; simulations look here."""
+
+
+def _error(code: grpc.StatusCode, details: str) -> AioRpcError:
+    return AioRpcError(code, Metadata(), Metadata(), details)
+
+
+__all__ = ["Network", "SimChannel", "SimChannels", "SimServer", "current_process", "translated", "unexpected"]

@@ -1,0 +1,328 @@
+"""The data plane between simulated processes. Bytes move when a transfer ends; a write that was posted may still land
+when its writer is dead, or has lost its patience, for as long as the connection stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.descriptor import RdmaTarget
+from quire.errors import DeadlineExceeded, PeerLost, TargetInvalid
+from quire.testing.simulation.loop import Process
+from quire.testing.simulation.network import Network
+from quire.transport.base import PayloadStream, Peer, Region, Remote
+
+Bytes = npt.NDArray[np.uint8]
+_DEATH_SEEN_S: Final = 0.1
+_BYTES_PER_S: Final = 2e9
+
+
+class SimRegion:
+    """Registered memory of one process."""
+
+    def __init__(self, fabric: Fabric, process: Process, buffer: Any) -> None:
+        self.view: Bytes = np.asarray(buffer).reshape(-1).view(np.uint8)
+        self.process = process
+        self.length = self.view.nbytes
+        self.closed = False
+        number = next(fabric.numbers)
+        self.address = number << 32
+        self.remote_key = b"%d" % number
+        self._fabric = fabric
+        fabric.regions[self.remote_key] = self
+
+    def close(self) -> None:
+        self.closed = True
+        self._fabric.regions.pop(self.remote_key, None)
+
+
+@dataclass(slots=True)
+class Fabric:
+    """All members and their memory. `late`: writes that landed in memory which was unregistered."""
+
+    network: Network
+    members: dict[bytes, SimTransport] = field(default_factory=dict)
+    regions: dict[bytes, SimRegion] = field(default_factory=dict)
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    late: list[str] = field(default_factory=list)
+
+
+class SimRemote:
+    """A window of a peer's region."""
+
+    def __init__(self, region: SimRegion, target: RdmaTarget) -> None:
+        start = target.address - region.address
+        if start < 0 or start + target.length > region.length:
+            raise TargetInvalid("outside of the registered range", field="target")
+        self.region = region
+        self._start = start
+        self.length = target.length
+
+    def window(self, offset: int, length: int) -> Bytes:
+        if offset < 0 or offset + length > self.length:
+            raise TargetInvalid(f"[{offset}, {offset + length}) is outside of {self.length} bytes", field="target")
+        return self.region.view[self._start + offset : self._start + offset + length]
+
+    def close(self) -> None:
+        return
+
+
+class SimTransport:
+    """One member of the fabric."""
+
+    name = "simulated"
+
+    def __init__(self, fabric: Fabric, process: Process) -> None:
+        self.fabric = fabric
+        self.process = process
+        self.handler: Callable[[bytes], None] = lambda message: None
+        self._address = b"sim://%d" % next(fabric.numbers)
+        self._peers: dict[bytes, SimPeer] = {}
+        self.closed = False
+
+    @property
+    def description(self) -> str:
+        return "simulated"
+
+    @property
+    def address(self) -> bytes:
+        return self._address
+
+    @property
+    def alive(self) -> bool:
+        return not self.closed and not self.process.dead
+
+    async def start(self) -> None:
+        self.fabric.members[self._address] = self
+
+    async def close(self) -> None:
+        self.closed = True
+
+    def register(self, buffer: Any) -> Region:
+        return SimRegion(self.fabric, self.process, buffer)
+
+    def connect(self, address: bytes) -> Peer:
+        peer = self._peers.get(address)
+        if peer is None or peer.error is not None:
+            other = self.fabric.members.get(address)
+            if other is None or not other.alive:
+                raise PeerLost("no such peer")
+            peer = self._peers[address] = SimPeer(self, other)
+        return peer
+
+    def on_message(self, handler: Callable[[bytes], None]) -> None:
+        self.handler = handler
+
+    def expecting(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class SimPeer:
+    """A connection. Messages keep their order; a peer that dies is noticed after a moment."""
+
+    def __init__(self, mine: SimTransport, other: SimTransport) -> None:
+        self.mine = mine
+        self.other = other
+        self._error: PeerLost | None = None
+        self._watchers: list[Callable[[PeerLost], None]] = []
+        self._until_s = 0.0
+        self.torn = False
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        while self.other.alive and self._error is None:
+            await asyncio.sleep(_DEATH_SEEN_S)
+        self._fail(PeerLost("the peer died"))
+
+    def _fail(self, error: PeerLost) -> None:
+        if self._error is None:
+            self._error = error
+            watchers, self._watchers = self._watchers, []
+            for watcher in watchers:
+                watcher(error)
+
+    @property
+    def error(self) -> PeerLost | None:
+        return self._error
+
+    def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
+        if self._error is not None:
+            callback(self._error)
+            return lambda: None
+        self._watchers.append(callback)
+        return lambda: self._watchers.remove(callback) if callback in self._watchers else None
+
+    def remote(self, target: RdmaTarget) -> Remote:
+        region = self.mine.fabric.regions.get(target.remote_key)
+        if region is None:
+            raise TargetInvalid("unknown key", field="target.remote_key")
+        return SimRemote(region, target)
+
+    def travel_s(self, size: int) -> float:
+        """When what is sent now arrives, in order behind what was sent before (loop time)."""
+        network = self.mine.fabric.network
+        loop = network.loop
+        extra = sum(network.slow.get(each.process.name, 0.0) for each in (self.mine, self.other))
+        latency_s = loop.random.uniform(*network.latency_s) / 4 + extra
+        self._until_s = max(self._until_s, loop.time() + latency_s) + size / _BYTES_PER_S
+        return self._until_s
+
+    async def get(
+        self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *, timeout_s: float
+    ) -> None:
+        assert isinstance(remote, SimRemote) and isinstance(region, SimRegion)
+        source = remote.window(remote_offset, length)
+        target = _local(region, offset, length)
+        done = self.post(length, lambda: target.__setitem__(slice(None), source))
+        try:
+            async with asyncio.timeout(timeout_s):
+                await done
+        except TimeoutError:
+            raise DeadlineExceeded("the peer does not answer") from None
+
+    def post(self, size: int, move: Callable[[], None]) -> asyncio.Future[None]:
+        """Move bytes when they arrive; the future fails if the connection goes before that.
+
+        The network does it: the writer's process may be dead or paused by then.
+        """
+        loop = self.mine.fabric.network.loop
+        done: asyncio.Future[None] = loop.create_future()
+        at_s = self.travel_s(size)
+
+        def arrive() -> None:
+            network = self.mine.fabric.network
+            if self.torn or not self.other.alive:
+                if not done.done():
+                    done.set_exception(PeerLost("the connection broke"))
+                    done.exception()
+            elif not network.reaches(self.mine.process, self.other.process):
+                loop.call_later(0.2, arrive, context=_nobody())
+            else:
+                move()
+                if not done.done():
+                    done.set_result(None)
+
+        loop.call_at(at_s, arrive, context=_nobody())
+        return done
+
+    def stream(self, region: Region, remote: Remote) -> PayloadStream:
+        assert isinstance(remote, SimRemote) and isinstance(region, SimRegion)
+        return SimStreamOfPuts(self, region, remote)
+
+    def send(self, message: bytes) -> None:
+        if self._error is not None:
+            raise self._error
+        other = self.other
+        self.post(len(message), lambda: _hand_over(other, message))
+
+    async def flush(self, timeout_s: float) -> None:
+        await asyncio.sleep(0)
+
+    async def settle(self, timeout_s: float) -> None:
+        if self.torn or self._error is not None:
+            return
+        raise DeadlineExceeded("transfers are in flight")
+
+    async def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        """Tear the connection down: what has not landed by now never lands."""
+        self.torn = True
+        self._fail(PeerLost("the connection was aborted"))
+
+
+class SimStreamOfPuts:
+    """Puts in order; what is announced follows them."""
+
+    def __init__(self, peer: SimPeer, region: SimRegion, remote: SimRemote) -> None:
+        self._peer = peer
+        self._region = region
+        self._remote = remote
+        self._stopped = False
+        self._flying: list[asyncio.Future[None]] = []
+        self.bytes_posted = 0
+
+    async def send(self, offset: int, length: int, remote_offset: int) -> None:
+        await self.gather(np.array([offset], dtype=np.int64), length, remote_offset)
+
+    async def gather(self, offsets: npt.NDArray[np.int64], length: int, remote_offset: int) -> None:
+        if self._stopped:
+            raise PeerLost("the stream was stopped")
+        if self._peer.error is not None:
+            raise self._peer.error
+        window = self._remote.window(remote_offset, length * len(offsets))
+        sources = [_local(self._region, offset, length) for offset in offsets.tolist()]
+        fabric, target = self._peer.mine.fabric, self._remote.region
+
+        def move() -> None:
+            if target.closed:
+                fabric.late.append(f"a write from {self._peer.mine.process.name} landed in unregistered memory")
+            for index, source in enumerate(sources):
+                window[index * length : (index + 1) * length] = source
+
+        self._flying.append(self._peer.post(window.nbytes, move))
+        self.bytes_posted += window.nbytes
+        await asyncio.sleep(0)
+
+    def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
+        other, loop = self._peer.other, asyncio.get_running_loop()
+        before = list(self._flying)
+
+        def arrived() -> None:
+            if any(each.done() and each.exception() is not None for each in before):
+                return
+            if message:
+                _hand_over(other, message)
+
+        sent = self._peer.post(len(message), arrived)
+        if then is not None:
+            sent.add_done_callback(lambda done: loop.call_soon(then) if done.exception() is None else None)
+        self._flying.append(sent)
+
+    async def drain(self, timeout_s: float) -> None:
+        flying = [each for each in self._flying if not each.done()]
+        if flying:
+            _, pending = await asyncio.wait(flying, timeout=timeout_s)
+            if pending:
+                raise DeadlineExceeded("puts are in flight")
+        for each in self._flying:
+            error = each.exception()
+            if error is not None:
+                raise PeerLost(str(error))
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+def _hand_over(member: SimTransport, message: bytes) -> None:
+    """A message to a member's handler, run as its process."""
+    if not member.alive:
+        return
+
+    async def handle() -> None:
+        member.handler(message)
+
+    member.process.start(handle())
+
+
+def _nobody() -> Any:
+    """A context that belongs to no process: the network's."""
+    import contextvars
+
+    return contextvars.Context()
+
+
+def _local(region: SimRegion, offset: int, length: int) -> Bytes:
+    if offset < 0 or offset + length > region.length:
+        raise TargetInvalid(f"[{offset}, {offset + length}) is outside of {region.length} bytes", field="source")
+    return region.view[offset : offset + length]

@@ -1,0 +1,371 @@
+"""The real services of a cluster, in one process on virtual time: wiring, crashes and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from quire import PROTOCOL_VERSION
+from quire.clock import Clock
+from quire.errors import MetadataUnavailable, NameTaken, QuireError
+from quire.nodes import Location, Node, Role
+from quire.permit import PermitSigner
+from quire.policy import NamespacePolicy, TenantPolicy
+from quire.profile import Profiles
+from quire.rpc.heartbeat import Heartbeat
+from quire.rpc.permits import PermitChecker
+from quire.testing.index import IndexState, MemoryIndex
+from quire.testing.simulation import Fabric, Network, Process, SimChannels, SimObjects, SimServer, SimTransport
+from quire.testing.simulation.loop import SimulatedLoop
+from quire.v1.gateway_pb2_grpc import add_GatewayServiceServicer_to_server
+from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_OrchestratorServiceServicer_to_server
+from quire.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from quire.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
+from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
+from quire_gateway.config import GatewayConfig
+from quire_gateway.doorman import Doorman
+from quire_gateway.runtime import Gateway
+from quire_gateway.server import GatewayServicer
+from quire_orchestrator.adapters.storage import GrpcChunkHolder
+from quire_orchestrator.config import OrchestratorConfig
+from quire_orchestrator.runtime import Orchestrator
+from quire_orchestrator.server import OrchestratorServicer
+from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.leadership import Leadership
+from quire_scheduler.runtime import Scheduler
+from quire_scheduler.server import SchedulerServicer
+from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
+from quire_storage.config import StorageConfig
+from quire_storage.ports import Outer
+from quire_storage.runtime import StorageNode
+from quire_storage.server import StorageServicer
+from tests.integration.engine.disk import SimDisk
+
+EPOCH_MS = 1_700_000_000_000
+SECRET = "simulated"
+
+
+class SimClock:
+    """The `Clock` port of one process."""
+
+    def __init__(self, loop: SimulatedLoop, process: Process) -> None:
+        self._loop = loop
+        self._process = process
+
+    def now_ms(self) -> int:
+        return EPOCH_MS + int(self._loop.time() * 1000) + self._process.skew_ms
+
+    def monotonic_s(self) -> float:
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class Metadata:
+    """Redis: the index behind a delay. `down`: it does not answer. Keeps snapshots, to which it can be rolled back."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self.index = MemoryIndex(loop.random.getrandbits(32))
+        self.down = False
+        self._loop = loop
+        self._snapshots: list[tuple[float, IndexState]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.index, name)
+
+        async def call(*arguments: Any, **options: Any) -> Any:
+            await asyncio.sleep(self._loop.random.uniform(50e-6, 300e-6))
+            if self.down:
+                await asyncio.sleep(0.05)
+                raise MetadataUnavailable("Redis does not answer")
+            answer = await method(*arguments, **options)
+            await asyncio.sleep(self._loop.random.uniform(50e-6, 300e-6))
+            return answer
+
+        return call
+
+    def snapshot(self) -> None:
+        self._snapshots = [*self._snapshots[-40:], (self._loop.time(), self.index.state.copy())]
+
+    def empty(self) -> None:
+        """All that it knew is gone."""
+        self.index.state = IndexState()
+
+    def roll_back(self, seconds: float) -> None:
+        """A failover to a replica that had not heard the last seconds."""
+        old = [state for at_s, state in self._snapshots if at_s <= self._loop.time() - seconds]
+        if old:
+            self.index.state = old[-1].copy()
+
+
+class Members:
+    """The `Members` port."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._members: dict[str, tuple[Node, int]] = {}
+
+    async def renew(self, node: Node, now_ms: int, expires_ms: int) -> None:
+        self._check()
+        known = self._members.get(node.node_id)
+        if known is not None and known[1] > now_ms and known[0].incarnation != node.incarnation:
+            raise NameTaken(f"a node named {node.node_id!r} is alive", field="node_id")
+        self._members[node.node_id] = (node, expires_ms)
+
+    async def leave(self, node_id: str, incarnation: str) -> bool:
+        self._check()
+        known = self._members.get(node_id)
+        return known is not None and known[0].incarnation == incarnation and bool(self._members.pop(node_id))
+
+    async def live(self, now_ms: int) -> list[Node]:
+        self._check()
+        return [node for node, expires_ms in self._members.values() if expires_ms > now_ms]
+
+    def _check(self) -> None:
+        if self._metadata.down:
+            raise MetadataUnavailable("Redis does not answer")
+
+
+class Policies:
+    """The `PolicyBook` port: nothing is bounded."""
+
+    async def set(self, policy: NamespacePolicy) -> None: ...
+    async def all(self) -> list[NamespacePolicy]:
+        return []
+
+    async def set_tenant(self, policy: TenantPolicy) -> None: ...
+    async def tenants(self) -> dict[str, TenantPolicy]:
+        return {}
+
+    async def set_theta(self, theta_bytes: int) -> None: ...
+    async def theta(self) -> int:
+        return 0
+
+
+class SimHolders(GrpcChunkHolder):
+    """Watches connections as simulated channels have them."""
+
+    async def gone(self, node: Node) -> None:
+        await cast(Any, self._channels.get(node.grpc_address)).gone()
+
+
+@dataclass(slots=True)
+class Member:
+    """One service: how it starts, and what of it outlives a crash."""
+
+    name: str
+    start: Callable[[Process], Coroutine[Any, Any, Any]]
+    process: Process
+    service: Any = None
+    disk: SimDisk | None = None
+    transport: SimTransport | None = None
+
+
+STORAGE = {
+    "arena_bytes": 1 << 20,
+    "slab_bytes": 1 << 16,
+    "staging_bytes": 1 << 17,
+    "block_bytes": 1 << 14,
+    "drive_bytes": 3 << 20,
+    "stripe_bytes": 8192,
+    "chunk_bytes_min": 8192,
+    "drives": "a,b",
+    "cluster_secret": SECRET,
+    "index_timeout_s": 1.0,
+    "room_timeout_s": 2.0,
+    "transfer_timeout_s": 6.0,
+    "scrub_bytes_per_s": 200_000,
+    "replication_check_s": 0.5,
+    "object_timeout_s": 2.0,
+    "stop_grace_s": 1.0,
+}
+
+
+@dataclass(slots=True)
+class Cluster:
+    """`members` by name: storage-0 …, orchestrator, gateway, scheduler."""
+
+    loop: SimulatedLoop
+    storage_nodes: int = 3
+    objects_on: bool = True
+    checked: int = 16
+    members: dict[str, Member] = field(default_factory=dict)
+    network: Network = field(init=False)
+    fabric: Fabric = field(init=False)
+    metadata: Metadata = field(init=False)
+    objects: SimObjects = field(init=False)
+    _members: Members = field(init=False)
+    _starts: int = 0
+
+    def __post_init__(self) -> None:
+        self.network = Network(self.loop)
+        self.fabric = Fabric(self.network)
+        self.metadata = Metadata(self.loop)
+        self.objects = SimObjects(self.loop)
+        self._members = Members(self.metadata)
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Everything up, and known to everything else."""
+        self._add("orchestrator", self._start_orchestrator)
+        self._add("scheduler", self._start_scheduler)
+        self._add("gateway", self._start_gateway)
+        for number in range(self.storage_nodes):
+            disk = SimDisk(self.loop.random.getrandbits(32))
+            disk.latency_s = lambda: self.loop.random.uniform(50e-6, 500e-6)
+            self._add(f"storage-{number}", self._start_storage, disk)
+        for member in self.members.values():
+            await self.restart(member.name)
+        while len(await self._members.live(self._now_ms())) < self.storage_nodes + 1:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.0)
+
+    def _add(
+        self, name: str, start: Callable[[Process], Coroutine[Any, Any, Any]], disk: SimDisk | None = None
+    ) -> None:
+        self.members[name] = Member(name, start, Process(name), disk=disk)
+
+    async def restart(self, name: str) -> None:
+        """A new life of a member, after a crash or at the beginning."""
+        member = self.members[name]
+        member.process = Process(name, skew_ms=member.process.skew_ms)
+        self._starts += 1
+        done = member.process.start(member.start(member.process))
+        with contextlib.suppress(QuireError):
+            member.service = await done
+
+    def crash(self, name: str) -> None:
+        """Power off: what drives had not synced is lost in part."""
+        member = self.members[name]
+        member.process.crash()
+        if member.disk is not None:
+            member.disk.crash()
+
+    @property
+    def storage(self) -> dict[str, StorageNode]:
+        """The nodes that live."""
+        found = {name: member for name, member in self.members.items() if name.startswith("storage-")}
+        return {
+            name: each.service for name, each in found.items() if not each.process.dead and each.service is not None
+        }
+
+    def _now_ms(self) -> int:
+        return EPOCH_MS + int(self.loop.time() * 1000)
+
+    # ---- services
+
+    async def _start_orchestrator(self, process: Process) -> Orchestrator:
+        config = OrchestratorConfig(
+            cluster_secret=SECRET,
+            heartbeat_ms=250,
+            member_ttl_ms=1500,
+            object_grace_ms=3000,
+            object_deletion_ms=8000,
+            node_lost_ms=60_000,
+            sweep_ms=500,
+        )
+        channels: Any = SimChannels(self.network, process)
+        clock = SimClock(self.loop, process)
+        holders = SimHolders(channels)
+        index: Any = self.metadata
+        orchestrator = Orchestrator(config, index, self._members, Policies(), holders, Profiles(None), clock)
+        nothing: Any = None
+        servicer = OrchestratorServicer(orchestrator, nothing)
+        add_OrchestratorServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "orchestrator", process)))
+        while True:
+            try:
+                await orchestrator.start()
+                return orchestrator
+            except QuireError:
+                await asyncio.sleep(0.2)
+
+    async def _start_scheduler(self, process: Process) -> Scheduler:
+        config = SchedulerConfig(links="default=40000000", policy="stall-opt")
+        clock = SimClock(self.loop, process)
+        leadership = Leadership("scheduler", None, config.lease_ms, clock)
+        scheduler = Scheduler(config, clock, leadership)
+        server: Any = SimServer(self.network, "scheduler", process)
+        add_SchedulerServiceServicer_to_server(SchedulerServicer(scheduler), server)
+
+        def describe() -> Node:
+            return Node("scheduler", Role.SCHEDULER, "scheduler", b"", f"s{self._starts}", PROTOCOL_VERSION)
+
+        self._announce(process, describe, lambda news: None)
+        return scheduler
+
+    async def _start_gateway(self, process: Process) -> Gateway:
+        config = GatewayConfig(
+            cluster_secret=SECRET,
+            orchestrator_address="orchestrator",
+            control_timeout_s=2.0,
+            transfer_timeout_s=8.0,
+            tenant_requests_max=64,
+        )
+        channels: Any = SimChannels(self.network, process)
+        clock = SimClock(self.loop, process)
+        gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock))
+        nothing: Any = None
+        doorman = Doorman(config, nothing, clock)
+        doorman.start()
+        stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get("orchestrator"))
+        servicer = GatewayServicer(config, gateway, nothing, nothing, doorman, stub)
+        add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "gateway", process)))
+        return gateway
+
+    async def _start_storage(self, process: Process) -> StorageNode:
+        member = self.members[process.name]
+        assert member.disk is not None
+        settings: Any = {**STORAGE, "node_id": process.name, "orchestrator_address": "orchestrator"}
+        config = StorageConfig(**settings)
+        channels: Any = SimChannels(self.network, process)
+        clock = SimClock(self.loop, process)
+        permits = PermitSigner(SECRET.encode())
+        transport = member.transport = SimTransport(self.fabric, process)
+        disk, incarnation = member.disk, f"{process.name}/{self._starts}"
+        outer = Outer(
+            GrpcClusterIndex(channels, "orchestrator"),
+            GrpcRateSource(channels, ["scheduler"], "default"),
+            GrpcPeers(channels, "orchestrator", permits, cast(Clock, clock)),
+            self.objects if self.objects_on else None,
+            lambda: disk,
+            cast(Any, disk),
+            clock,
+            cast(Any, lambda count: _NoThreads()),
+        )
+
+        def describe() -> Node:
+            return Node(
+                process.name,
+                Role.STORAGE,
+                process.name,
+                transport.address,
+                incarnation,
+                PROTOCOL_VERSION,
+                node.capacity_bytes,
+                node.used_bytes,
+                location=Location(process.name),
+                details=node.details,
+            )
+
+        node = StorageNode(config, transport, outer, describe, checked=self.checked)
+        await node.start()
+        servicer = StorageServicer(node, process.name, PermitChecker(permits, cast(Clock, clock)))
+        add_StorageServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, process.name, process)))
+        self._announce(process, describe, node.on_news)
+        return node
+
+    def _announce(self, process: Process, describe: Callable[[], Node], on_news: Callable[[Any], None]) -> None:
+        channels: Any = SimChannels(self.network, process)
+        Heartbeat(channels, "orchestrator", describe, on_news).start()
+
+
+class _NoThreads:
+    """The loop runs what executors would."""
+
+    def shutdown(self) -> None:
+        return

@@ -1,0 +1,69 @@
+"""What a cluster has promised, and whether it keeps it. One model for simulated runs and for real processes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.durability import Durability
+
+
+class Violation(AssertionError):
+    """A promise was broken. The message tells the story of the chunk concerned."""
+
+
+@dataclass(slots=True)
+class Promise:
+    """A chunk that was acknowledged at a level."""
+
+    level: Durability
+    since_s: float
+
+
+@dataclass(slots=True)
+class History:
+    """Stores, ends and reads by key, as they happen. `written`: versions that were ever sent under a key."""
+
+    promises: dict[bytes, Promise] = field(default_factory=dict)
+    written: dict[bytes, set[int]] = field(default_factory=dict)
+    ended_s: dict[bytes, float] = field(default_factory=dict)
+    log: deque[tuple[float, str, frozenset[bytes]]] = field(default_factory=lambda: deque(maxlen=20_000))
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def tell(self, now_s: float, text: str, keys: Sequence[bytes] = ()) -> None:
+        """A line of the story; without keys it belongs to all of them."""
+        self.log.append((now_s, text, frozenset(keys)))
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def sent(self, key: bytes, version: int) -> None:
+        """A client offers this content under a key."""
+        self.written.setdefault(key, set()).add(version)
+
+    def acknowledged(self, key: bytes, level: Durability, began_s: float, now_s: float) -> bool:
+        """A store is answered; whether that is a promise: not if the chunk was evicted while it was on its way."""
+        if self.ended_s.get(key, -1.0) >= began_s:
+            return False
+        known = self.promises.get(key)
+        if known is None or list(Durability).index(known.level) < list(Durability).index(level):
+            self.promises[key] = Promise(level, now_s)
+        return True
+
+    def ended(self, key: bytes, now_s: float) -> None:
+        """A chunk left the index by eviction."""
+        self.promises.pop(key, None)
+        self.ended_s[key] = now_s
+
+    def void(self, level: Durability) -> None:
+        """Something happened that chunks of this level need not survive."""
+        self.promises = {key: each for key, each in self.promises.items() if each.level is not level}
+
+    def story(self, key: bytes) -> str:
+        """Everything that was told of a chunk, and of all."""
+        lines = [f"{at_s:10.4f}  {text}" for at_s, text, keys in self.log if not keys or key in keys]
+        return f"the story of {key.hex()[:12]}:\n" + "\n".join(lines[-80:])
+
+    def fail(self, what: str, key: bytes | None = None) -> Violation:
+        return Violation(f"{what}\n{self.story(key)}" if key is not None else what)

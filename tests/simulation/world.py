@@ -1,0 +1,555 @@
+"""Bad days: clients at work on a simulated cluster, faults, and a history that is held against what was promised."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import quire.client.delivery as delivery_module
+import quire.client.quiescence as quiescence_module
+from quire.client import QuireClient
+from quire.client.buffers import Buffer
+from quire.client.delivery import Delivery
+from quire.client.store import StoreSession
+from quire.descriptor import DeliveryOrder
+from quire.durability import Durability, OnExisting
+from quire.errors import KeysInvalid, QuireError
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.layout import Dtype, KvLayout
+from quire.metadata.index import OBJECT_TIER
+from quire.testing.simulation import Process, SimChannels, SimTransport
+from quire.testing.simulation.loop import SimulatedLoop
+from quire.testing.simulation.network import unexpected
+from tests.simulation.cluster import Cluster
+from tests.simulation.history import History
+
+LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
+LEASE_MS = 8_000
+_OPERATION_S = 40.0
+_UNUSED = 0xEE
+_KINDS = (
+    "store",
+    "store",
+    "store",
+    "fetch",
+    "fetch",
+    "fetch",
+    "fetch",
+    "evict",
+    "cancel fetch",
+    "cancel store",
+    "garbage",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A chain of chunks of a tenant."""
+
+    namespace: Namespace
+    keys: ChunkKeys
+
+
+def prefixes(rng: random.Random, tenants: int = 2, roots: int = 5, length: int = 10) -> list[Prefix]:
+    """Chains that share their beginnings; none of two tenants."""
+    found = []
+    for tenant in range(tenants):
+        namespace = Namespace("model", "v1", LAYOUT, f"tenant-{tenant}".encode())
+        for root in range(roots):
+            for branch in range(2):
+                packed, parent = [], namespace.digest()
+                shared = rng.randrange(2, length - 2)
+                for at in range(rng.randrange(length // 2, length + 1)):
+                    label = f"{root}/{branch if at >= shared else 0}/{at}".encode()
+                    parent = hashlib.sha256(parent + label).digest()
+                    packed.append(parent)
+                found.append(Prefix(namespace, ChunkKeys(b"".join(packed))))
+    return found
+
+
+def content(key: bytes, version: int) -> npt.NDArray[np.uint8]:
+    """(layers, slice bytes) of a chunk, as one engine computes it; another version is another engine's."""
+    row = np.frombuffer(hashlib.sha256(key + bytes([version])).digest(), dtype=np.uint8)
+    size = LAYOUT.num_layers * LAYOUT.slice_bytes
+    return np.tile(row, -(-size // len(row)))[:size].reshape(LAYOUT.num_layers, LAYOUT.slice_bytes)
+
+
+class _VirtualTime:
+    """Stands in for `time` where the client reads it."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def monotonic_ns(self) -> int:
+        return int(self._loop.time() * 1e9) + 1
+
+
+@dataclass(slots=True)
+class Day:
+    """One simulated run. `seconds`: of virtual time under load. `faults`: kinds that may happen."""
+
+    loop: SimulatedLoop
+    seconds: float = 20.0
+    clients: int = 4
+    rate: float = 6.0
+    faults: Sequence[str] = ()
+    fault_pause_s: tuple[float, float] = (1.0, 4.0)
+    storage_nodes: int = 3
+    history: History = field(default_factory=History)
+    cluster: Cluster = field(init=False)
+    prefixes: list[Prefix] = field(init=False)
+    rng: random.Random = field(init=False)
+    disturbed: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+    _healers: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.loop.random.getrandbits(64))
+        self.cluster = Cluster(self.loop, self.storage_nodes)
+        self.prefixes = prefixes(self.rng)
+        delivery_module.time = _VirtualTime(self.loop)  # type: ignore[assignment]
+        quiescence_module.UNHEARD_S = 25.0  # type: ignore[misc]  # longer than this cluster's permits and transfers
+        unexpected.clear()
+
+    # ---- the run
+
+    async def run(self) -> None:
+        await self.cluster.start()
+        self._listen()
+        loads = [asyncio.create_task(self._client(number)) for number in range(self.clients)]
+        troubles = asyncio.create_task(self._troubles())
+        snapshots = asyncio.create_task(self._snapshots())
+        try:
+            await asyncio.gather(*loads)
+        finally:
+            for task in (troubles, snapshots):
+                task.cancel()
+            await asyncio.gather(troubles, snapshots, return_exceptions=True)
+        await asyncio.gather(*self._healers)
+        await self._quiet()
+        await self._check_promises()
+        for _ in range(60):  # what the background does comes to an end now and then
+            if not any(node._tiers.residency.busy() for node in self.cluster.storage.values()):
+                break
+            await asyncio.sleep(0.37)
+        self._check_leaks()
+
+    def _listen(self) -> None:
+        """Follow what the index is told."""
+        index, day = self.cluster.metadata.index, self
+        plain = {name: getattr(index, name) for name in ("register", "unregister", "evict", "add_objects")}
+
+        async def register(node_id: str, chunks: Any, now_ms: int) -> Any:
+            answer = await plain["register"](node_id, chunks, now_ms)
+            day.tell(f"index: {node_id} registers: {[bool(each) for each in answer]}", [each.key for each in chunks])
+            return answer
+
+        async def unregister(node_id: str, chunks: Any, now_ms: int, **options: Any) -> Any:
+            answer = await plain["unregister"](node_id, chunks, now_ms, **options)
+            day.tell(f"index: {node_id} withdraws: {answer}", [each.key for each in chunks])
+            return answer
+
+        async def evict(chunks: Any, now_ms: int, delete_ms: int) -> Any:
+            answer = await plain["evict"](chunks, now_ms, delete_ms)
+            keys = [gone.record.key for gone in answer.removed]
+            for key in keys:
+                day.history.ended(key, day.loop.time())
+            day.tell("index: evicted", keys)
+            return answer
+
+        async def add_objects(chunks: Any, generations: Any) -> Any:
+            answer = await plain["add_objects"](chunks, generations)
+            day.tell(f"index: objects {[mark.name for mark in answer]}", [each.key for each in chunks])
+            return answer
+
+        changed: Any = index
+        changed.register, changed.unregister, changed.evict, changed.add_objects = (
+            register,
+            unregister,
+            evict,
+            add_objects,
+        )
+
+    def tell(self, text: str, keys: Sequence[bytes] = ()) -> None:
+        self.history.tell(self.loop.time(), text, keys)
+        self.digest.update(f"{self.loop.time():.6f} {text}".encode())
+
+    # ---- clients
+
+    async def _client(self, number: int) -> None:
+        while self.loop.time() < self.seconds:
+            process = Process(f"client-{number}")
+            task = process.start(self._life(process, number))
+            while not task.done() and not process.dead:
+                await asyncio.wait([task], timeout=0.5)
+            if task.done():
+                task.result()
+
+    async def _life(self, process: Process, number: int) -> None:
+        transport = SimTransport(self.cluster.fabric, process)
+        channels: Any = SimChannels(self.cluster.network, process)
+        client = QuireClient("gateway", transport=transport, timeout_s=9.0, channels=channels)
+        rng = random.Random(self.rng.getrandbits(64))
+        await client.start()
+        crash_s = self.loop.time() + rng.expovariate(1 / 15) if "client" in self.faults else 1e9
+        tasks: set[asyncio.Task[None]] = set()
+        while self.loop.time() < self.seconds:
+            await asyncio.sleep(rng.expovariate(self.rate))
+            if self.loop.time() > crash_s:
+                self.tell(f"fault: client-{number} crashes")
+                process.crash()
+                await asyncio.sleep(1)
+            task = asyncio.create_task(self._operate(client, rng, number))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        await asyncio.gather(*tasks)
+        await self._leave(client)
+
+    async def _leave(self, client: QuireClient) -> None:
+        async with asyncio.timeout(400):
+            while client._transfers:
+                await asyncio.sleep(0.5)
+
+    async def _operate(self, client: QuireClient, rng: random.Random, number: int) -> None:
+        kind, prefix = rng.choice(_KINDS), rng.choice(self.prefixes)
+        began_s = self.loop.time()
+        self.history.count(kind)
+        try:
+            async with asyncio.timeout(_OPERATION_S):
+                outcome = await self._one(kind, client, prefix, rng)
+        except QuireError as error:
+            outcome = type(error).__name__
+        except TimeoutError:
+            raise self.history.fail(f"{kind} by client-{number} was not answered within its deadline") from None
+        took_s = self.loop.time() - began_s
+        if not self.disturbed and outcome not in ("done", "KeysInvalid", "TargetInvalid"):
+            self.history.count(f"{kind}: {outcome}")
+        self.tell(f"client-{number}: {kind} of {prefix.keys.at(0).hex()[:8]}: {outcome} after {took_s:.3f} s")
+
+    async def _one(self, kind: str, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
+        match kind:
+            case "store":
+                return await self._store(client, prefix, rng, cancel=False)
+            case "cancel store":
+                return await self._store(client, prefix, rng, cancel=True)
+            case "fetch":
+                return await self._fetch(client, prefix, rng, cancel=False)
+            case "cancel fetch":
+                return await self._fetch(client, prefix, rng, cancel=True)
+            case "evict":
+                gone = await client.evict(prefix.namespace, prefix.keys, keep_chunks=rng.randrange(len(prefix.keys)))
+                return f"done, {gone} went"
+            case _:
+                return await self._garbage(client, prefix, rng)
+
+    async def _garbage(self, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
+        """Keys that no engine sends: repeated ones are refused, unknown ones in between cost a miss."""
+        keys = list(prefix.keys)
+        if rng.random() < 0.5:
+            repeated = ChunkKeys(b"".join([keys[0], *keys]))
+            buffer = client.allocate(LAYOUT.payload_bytes(len(repeated)))
+            try:
+                if rng.random() < 0.5:
+                    await client.lookup(prefix.namespace, repeated)
+                else:
+                    await (await client.store(prefix.namespace, repeated, 0, buffer)).finish()
+            except KeysInvalid:
+                return "done"
+            except QuireError as error:
+                return type(error).__name__
+            raise self.history.fail("a request that names a key twice was taken", keys[0])
+        keys[len(keys) // 2] = rng.randbytes(32)
+        mixed = Prefix(prefix.namespace, ChunkKeys(b"".join(keys)))
+        return await self._fetch(client, mixed, rng, cancel=False)
+
+    async def _store(self, client: QuireClient, prefix: Prefix, rng: random.Random, *, cancel: bool) -> str:
+        count = rng.randrange(1, len(prefix.keys) + 1)
+        keys = prefix.keys.run(0, count)
+        level = rng.choice(list(Durability))
+        version = int(rng.random() < 0.1)
+        on_existing = OnExisting.VERIFY if rng.random() < 0.2 else OnExisting.SKIP
+        began_s, disturbed = self.loop.time(), self.disturbed
+        async with self._buffer(client, count) as buffer:
+            rows = buffer.layers(LAYOUT.num_layers, count, LAYOUT.slice_bytes)
+            for at, key in enumerate(keys):
+                rows[:, at] = content(key, version)
+                self.history.sent(key, version)
+            session = await client.store(prefix.namespace, keys, 0, buffer, durability=level, on_existing=on_existing)
+            for layer in range(LAYOUT.num_layers):
+                await asyncio.sleep(rng.uniform(0, 0.004))
+                session.layer_produced(layer)
+            if cancel:
+                await asyncio.sleep(rng.uniform(0, 0.02))
+                await session.cancel(20.0)
+                return "done"
+            summary = await self._finish(session)
+            kept = [
+                keys.at(run.first + index)
+                for outcome in summary.outcomes
+                for run, marks in _marks(outcome)
+                for index, mark in enumerate(marks)
+                if mark
+            ]
+            promised = [key for key in kept if self.history.acknowledged(key, level, began_s, self.loop.time())]
+            self.tell(f"acknowledged at {level.value}", kept)
+            if disturbed == self.disturbed:
+                for key in promised:
+                    self._check_readable(key, "acknowledged, and not readable at that moment")
+            return "done"
+
+    @staticmethod
+    async def _finish(session: StoreSession) -> Any:
+        assert session._task is not None
+        summary = await asyncio.shield(session._task)
+        await session.quiesced(20.0)
+        return summary
+
+    async def _fetch(self, client: QuireClient, prefix: Prefix, rng: random.Random, *, cancel: bool) -> str:
+        found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=LEASE_MS)
+        if not found.matched_chunks:
+            return "done"
+        count = found.matched_chunks
+        order = rng.choice([DeliveryOrder.LAYERWISE, DeliveryOrder.CHUNKWISE])
+        window_us = rng.choice([None, 500, 3000])
+        async with self._buffer(client, count) as buffer:
+            delivery = await client.fetch(found, buffer, order=order, compute_window_us=window_us)
+            try:
+                if cancel:
+                    await asyncio.sleep(rng.uniform(0, 0.01))
+                    delivery.cancel()
+                    return "done"
+                return await self._receive(delivery, buffer, prefix, count)
+            finally:
+                await delivery.quiesced(35.0)
+                with contextlib.suppress(QuireError):
+                    await client.release(found)
+
+    async def _receive(self, delivery: Delivery, buffer: Buffer, prefix: Prefix, count: int) -> str:
+        summary = await delivery.summary()
+        rows = buffer.layers(LAYOUT.num_layers, count, LAYOUT.slice_bytes)
+        for outcome in summary.outcomes:
+            for run, marks in _marks(outcome):
+                for index, mark in enumerate(marks):
+                    key = prefix.keys.at(run.first + index)
+                    if mark:
+                        self._check_bytes(key, rows[:, run.first + index])
+        failed = [outcome.error_code for outcome in summary.outcomes if outcome.error_code]
+        return failed[0] if failed else "done"
+
+    def _check_bytes(self, key: bytes, got: npt.NDArray[np.uint8]) -> None:
+        if not any(np.array_equal(got, content(key, version)) for version in self.history.written.get(key, ())):
+            raise self.history.fail("wrong bytes were delivered", key)
+
+    @contextlib.asynccontextmanager
+    async def _buffer(self, client: QuireClient, chunks: int) -> AsyncIterator[Buffer]:
+        """Memory of one transfer, looked at once more when it is the caller's again: nothing may be written then."""
+        buffer = client.allocate(LAYOUT.payload_bytes(chunks))
+        assert buffer.view is not None
+        buffer.view[:] = _UNUSED
+        try:
+            yield buffer
+        finally:
+            if not buffer.is_busy:
+                buffer.view[:] = _UNUSED
+                self.loop.call_later(3.0, self._check_unused, buffer)
+
+    def _check_unused(self, buffer: Buffer) -> None:
+        if buffer.view is not None and not bool((buffer.view == _UNUSED).all()):
+            self.loop.failures.append({"exception": self.history.fail("a buffer was written to after it was returned")})
+
+    # ---- looking at everything at once
+
+    def _check_readable(self, key: bytes, what: str) -> None:
+        entry = self.cluster.metadata.index.state.entries.get(key)
+        if entry is None:
+            raise self.history.fail(f"{what}: the index does not know it", key)
+        alive = self.cluster.storage
+        holders = [name for name in entry.nodes if name in alive and key in alive[name]._tiers.residency]
+        if not holders and not (OBJECT_TIER in entry.nodes and key in self.cluster.objects.objects):
+            raise self.history.fail(f"{what}: it is listed for {entry.nodes}, none of them has it", key)
+
+    async def _check_promises(self) -> None:
+        for key in list(self.history.promises):
+            self._check_readable(key, "acknowledged, and lost")
+        process = Process("inspector")
+        task = process.start(self._inspect(process))
+        await task
+
+    async def _inspect(self, process: Process) -> None:
+        """A client reads everything that was promised."""
+        transport = SimTransport(self.cluster.fabric, process)
+        channels: Any = SimChannels(self.cluster.network, process)
+        client = QuireClient("gateway", transport=transport, timeout_s=20.0, channels=channels)
+        await client.start()
+        rng = random.Random(1)
+        for prefix in self.prefixes:
+            expected = next(
+                (at for at, key in enumerate(prefix.keys) if key not in self.history.promises), len(prefix.keys)
+            )
+            found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=0)
+            if found.matched_chunks < expected:
+                raise self.history.fail("acknowledged, and a look-up misses it", prefix.keys.at(found.matched_chunks))
+            outcome = await self._fetch(client, prefix, rng, cancel=False)
+            if expected and outcome != "done":
+                raise self.history.fail(f"what is promised cannot be read: {outcome}", prefix.keys.at(0))
+
+    async def _quiet(self) -> None:
+        """Everything is healed: wait until nothing is under way, and until nodes and index agree."""
+        await asyncio.sleep(LEASE_MS / 1000 + 3.0)
+        for _ in range(120):
+            await asyncio.sleep(0.5)
+            listings = await self.cluster.metadata.index.listings()
+            agree = all(
+                (listings[name].count, listings[name].digest) == node.listed
+                if name in listings
+                else node.listed[0] == 0
+                for name, node in self.cluster.storage.items()
+            )
+            rebuilt = not self.cluster.metadata.index.state.rebuild or not self.cluster.objects_on
+            uploaded = all(not node._objects or not node._objects.lag_chunks for node in self.cluster.storage.values())
+            if agree and rebuilt and uploaded:
+                return
+        raise self.history.fail(
+            f"index and nodes never agree: {listings}, {[node.listed for node in self.cluster.storage.values()]}"
+        )
+
+    def _check_leaks(self) -> None:
+        """No slot, pin, lease, rate, block or transfer is left when nobody is at work."""
+        for name, node in self.cluster.storage.items():
+            tiers = node._tiers
+            left = tiers.residency.busy()
+            assert not left, f"{name}: {left}"
+            arena = tiers.arena
+            assert arena.free_blocks == arena._blocks, f"{name}: staging blocks are missing"
+            assert not node._deliveries and not node._ingests, f"{name}: transfers are counted that have ended"
+        now_ms = self.cluster._now_ms() + 60_000
+        pins = [until for pins in self.cluster.metadata.index.state.pins.values() for until in pins.values()]
+        assert not [until for until in pins if until > now_ms], "leases that nothing ends"
+        scheduler = self.cluster.members["scheduler"].service
+        scheduler._advance()
+        assert scheduler.admitted == 0, "rates are granted to deliveries that have ended"
+        failures = [each.get("exception") for each in self.loop.failures]
+        broken = [each for each in failures if isinstance(each, AssertionError)]
+        if broken:
+            raise broken[0]
+        assert not unexpected, f"a servicer raised {unexpected[0]!r}"
+        assert not self.cluster.fabric.late, self.cluster.fabric.late[0]
+
+    # ---- faults
+
+    async def _snapshots(self) -> None:
+        while True:
+            self.cluster.metadata.snapshot()
+            await asyncio.sleep(0.25)
+
+    async def _troubles(self) -> None:
+        kinds = [kind for kind in self.faults if kind != "client"]
+        while kinds and self.loop.time() < self.seconds - 1.0:
+            await asyncio.sleep(self.rng.uniform(*self.fault_pause_s))
+            kind = self.rng.choice(kinds)
+            self.disturbed += 1
+            self.history.count(f"fault: {kind}")
+            self._healers.append(asyncio.create_task(self._trouble(kind)))
+
+    async def _trouble(self, kind: str) -> None:
+        rng, cluster = self.rng, self.cluster
+        nodes = [f"storage-{number}" for number in range(self.storage_nodes)]
+        match kind:
+            case "crash":
+                await self._crash(rng.choice(nodes))
+            case "gateway" | "orchestrator" | "scheduler":
+                await self._crash(kind)
+            case "pause":
+                await self._pause(rng.choice(nodes), rng.uniform(0.2, 3.0))
+            case "cut":
+                pair = frozenset(rng.sample([*nodes, "gateway", "orchestrator", "client-0", "client-1"], 2))
+                self.tell(f"fault: cut {sorted(pair)}")
+                cluster.network.cuts.add(pair)
+                await asyncio.sleep(rng.uniform(0.3, 3.0))
+                cluster.network.cuts.discard(pair)
+            case "slow":
+                name = rng.choice([*nodes, "gateway", "client-0"])
+                cluster.network.slow[name] = rng.uniform(0.01, 0.2)
+                await asyncio.sleep(rng.uniform(0.5, 3.0))
+                cluster.network.slow.pop(name, None)
+            case "redis":
+                self.tell("fault: Redis does not answer")
+                cluster.metadata.down = True
+                await asyncio.sleep(rng.uniform(0.2, 2.0))
+                cluster.metadata.down = False
+            case "redis emptied":
+                self.tell("fault: Redis is emptied")
+                cluster.metadata.empty()
+            case "redis rolled back":
+                self.tell("fault: Redis loses its last seconds")
+                cluster.metadata.roll_back(rng.uniform(0.3, 2.0))
+            case "objects":
+                self.tell("fault: the object tier fails")
+                cluster.objects.failing = True
+                await asyncio.sleep(rng.uniform(0.2, 3.0))
+                cluster.objects.failing = False
+            case "objects full":
+                cluster.objects.full = True
+                await asyncio.sleep(rng.uniform(0.2, 3.0))
+                cluster.objects.full = False
+            case "clock":
+                member = cluster.members[rng.choice([*nodes, "gateway"])]
+                member.process.skew_ms = rng.randrange(-2000, 2000)
+        self.disturbed += 1
+
+    async def _crash(self, name: str) -> None:
+        member = self.cluster.members[name]
+        if member.process.dead:
+            return
+        self.tell(f"fault: {name} crashes")
+        if name.startswith("storage"):
+            self.history.void(Durability.MEMORY)
+        self.cluster.crash(name)
+        await asyncio.sleep(self.rng.uniform(0.1, 3.0))
+        await self.cluster.restart(name)
+        self.tell(f"{name} is back")
+
+    async def _pause(self, name: str, seconds: float) -> None:
+        process = self.cluster.members[name].process
+        if process.dead or process.paused:
+            return
+        self.tell(f"fault: {name} stands still for {seconds:.1f} s")
+        process.paused = True
+        await asyncio.sleep(seconds)
+        process.go_on()
+
+
+def _marks(outcome: Any) -> list[tuple[Any, bytes]]:
+    """Runs of an outcome with their part of its marks."""
+    at, found = 0, []
+    for run in outcome.runs:
+        found.append((run, outcome.delivered[at : at + run.count]))
+        at += run.count
+    return found
+
+
+ALL_FAULTS = (
+    "crash",
+    "gateway",
+    "orchestrator",
+    "scheduler",
+    "pause",
+    "cut",
+    "slow",
+    "redis",
+    "redis emptied",
+    "redis rolled back",
+    "objects",
+    "objects full",
+    "clock",
+    "client",
+)
