@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -111,10 +112,13 @@ class Members:
 
     async def renew(self, node: Node, now_ms: int, expires_ms: int) -> None:
         self._check()
-        known = self._members.get(node.node_id)
-        if known is not None and known[1] > now_ms and known[0].incarnation != node.incarnation:
+        if self._is_taken(node, now_ms):
             raise NameTaken(f"a node named {node.node_id!r} is alive", field="node_id")
         self._members[node.node_id] = (node, expires_ms)
+
+    def _is_taken(self, node: Node, now_ms: int) -> bool:
+        known = self._members.get(node.node_id)
+        return known is not None and known[1] > now_ms and known[0].incarnation != node.incarnation
 
     async def leave(self, node_id: str, incarnation: str) -> bool:
         self._check()
@@ -178,7 +182,7 @@ STORAGE = {
     "index_timeout_s": 1.0,
     "room_timeout_s": 2.0,
     "transfer_timeout_s": 6.0,
-    "scrub_bytes_per_s": 200_000,
+    "scrub_bytes_per_s": 40_000,
     "replication_check_s": 0.5,
     "object_timeout_s": 2.0,
     "stop_grace_s": 1.0,
@@ -193,6 +197,7 @@ class Cluster:
     storage_nodes: int = 3
     objects_on: bool = True
     checked: int = 16
+    settings: dict[str, int] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
     network: Network = field(init=False)
     fabric: Fabric = field(init=False)
@@ -249,7 +254,7 @@ class Cluster:
     @property
     def storage(self) -> dict[str, StorageNode]:
         """The nodes that live."""
-        found = {name: member for name, member in self.members.items() if name.startswith("storage-")}
+        found = {name: each for name, each in self.members.items() if re.fullmatch(r"storage-\d+", name)}
         return {
             name: each.service for name, each in found.items() if not each.process.dead and each.service is not None
         }
@@ -317,10 +322,21 @@ class Cluster:
         add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "gateway", process)))
         return gateway
 
-    async def _start_storage(self, process: Process) -> StorageNode:
+    async def twin(self, name: str) -> Process:
+        """A second process of the same name, with drives of its own: a mistake of its operator's."""
+        disk = SimDisk(self.loop.random.getrandbits(32))
+        disk.latency_s = lambda: self.loop.random.uniform(50e-6, 500e-6)
+        process = Process(f"{name}-twin")
+        self._starts += 1
+        self.members[process.name] = Member(process.name, self._start_storage, process, disk=disk)
+        self.members[process.name].service = await process.start(self._start_storage(process, name))
+        return process
+
+    async def _start_storage(self, process: Process, node_id: str = "") -> StorageNode:
         member = self.members[process.name]
         assert member.disk is not None
-        settings: Any = {**STORAGE, "node_id": process.name, "orchestrator_address": "orchestrator"}
+        node_id = node_id or process.name
+        settings: Any = {**STORAGE, **self.settings, "node_id": node_id, "orchestrator_address": "orchestrator"}
         config = StorageConfig(**settings)
         channels: Any = SimChannels(self.network, process)
         clock = SimClock(self.loop, process)
@@ -340,7 +356,7 @@ class Cluster:
 
         def describe() -> Node:
             return Node(
-                process.name,
+                node_id,
                 Role.STORAGE,
                 process.name,
                 transport.address,

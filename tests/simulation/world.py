@@ -102,7 +102,7 @@ class Day:
     clients: int = 4
     rate: float = 6.0
     faults: Sequence[str] = ()
-    fault_pause_s: tuple[float, float] = (1.0, 4.0)
+    fault_pause_s: tuple[float, float] = (0.5, 2.5)
     storage_nodes: int = 3
     history: History = field(default_factory=History)
     cluster: Cluster = field(init=False)
@@ -114,7 +114,8 @@ class Day:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.loop.random.getrandbits(64))
-        self.cluster = Cluster(self.loop, self.storage_nodes)
+        small = {"drive_bytes": self.rng.choice([(1 << 20) + 400_000, 3 << 20]), "arena_bytes": self.rng.choice([1 << 18, 1 << 20])}
+        self.cluster = Cluster(self.loop, self.storage_nodes, settings=small)
         self.prefixes = prefixes(self.rng)
         delivery_module.time = _VirtualTime(self.loop)  # type: ignore[assignment]
         quiescence_module.UNHEARD_S = 25.0  # type: ignore[misc]  # longer than this cluster's permits and transfers
@@ -150,12 +151,14 @@ class Day:
 
         async def register(node_id: str, chunks: Any, now_ms: int) -> Any:
             answer = await plain["register"](node_id, chunks, now_ms)
-            day.tell(f"index: {node_id} registers: {[bool(each) for each in answer]}", [each.key for each in chunks])
+            for chunk, generation in zip(chunks, answer, strict=True):
+                day.tell(f"index: {node_id} registers: {generation:x}", [chunk.key])
             return answer
 
         async def unregister(node_id: str, chunks: Any, now_ms: int, **options: Any) -> Any:
             answer = await plain["unregister"](node_id, chunks, now_ms, **options)
-            day.tell(f"index: {node_id} withdraws: {answer}", [each.key for each in chunks])
+            for chunk, out in zip(chunks, answer, strict=True):
+                day.tell(f"index: {node_id} withdraws: {out}", [chunk.key])
             return answer
 
         async def evict(chunks: Any, now_ms: int, delete_ms: int) -> Any:
@@ -163,12 +166,14 @@ class Day:
             keys = [gone.record.key for gone in answer.removed]
             for key in keys:
                 day.history.ended(key, day.loop.time())
-            day.tell("index: evicted", keys)
+            if keys:
+                day.tell("index: evicted", keys)
             return answer
 
         async def add_objects(chunks: Any, generations: Any) -> Any:
             answer = await plain["add_objects"](chunks, generations)
-            day.tell(f"index: objects {[mark.name for mark in answer]}", [each.key for each in chunks])
+            for chunk, mark in zip(chunks, answer, strict=True):
+                day.tell(f"index: object {mark.name}", [chunk.key])
             return answer
 
         changed: Any = index
@@ -220,7 +225,8 @@ class Day:
                 await asyncio.sleep(0.5)
 
     async def _operate(self, client: QuireClient, rng: random.Random, number: int) -> None:
-        kind, prefix = rng.choice(_KINDS), rng.choice(self.prefixes)
+        kind, count = rng.choice(_KINDS), len(self.prefixes)
+        prefix = self.prefixes[min(rng.randrange(count), rng.randrange(count))]
         began_s = self.loop.time()
         self.history.count(kind)
         try:
@@ -233,7 +239,7 @@ class Day:
         took_s = self.loop.time() - began_s
         if not self.disturbed and outcome not in ("done", "KeysInvalid", "TargetInvalid"):
             self.history.count(f"{kind}: {outcome}")
-        self.tell(f"client-{number}: {kind} of {prefix.keys.at(0).hex()[:8]}: {outcome} after {took_s:.3f} s")
+        self.tell(f"client-{number}: {kind}: {outcome} after {took_s:.3f} s", list(prefix.keys))
 
     async def _one(self, kind: str, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
         match kind:
@@ -275,7 +281,7 @@ class Day:
         count = rng.randrange(1, len(prefix.keys) + 1)
         keys = prefix.keys.run(0, count)
         level = rng.choice(list(Durability))
-        version = int(rng.random() < 0.1)
+        version = int(rng.random() < 0.25)
         on_existing = OnExisting.VERIFY if rng.random() < 0.2 else OnExisting.SKIP
         began_s, disturbed = self.loop.time(), self.disturbed
         async with self._buffer(client, count) as buffer:
@@ -292,6 +298,9 @@ class Day:
                 await session.cancel(20.0)
                 return "done"
             summary = await self._finish(session)
+            codes = [outcome.error_code for outcome in summary.outcomes]
+            if on_existing is OnExisting.SKIP and "ContentConflict" in codes:
+                raise self.history.fail("what is there was to be skipped, and was refused", keys.at(0))
             kept = [
                 keys.at(run.first + index)
                 for outcome in summary.outcomes
@@ -300,7 +309,8 @@ class Day:
                 if mark
             ]
             promised = [key for key in kept if self.history.acknowledged(key, level, began_s, self.loop.time())]
-            self.tell(f"acknowledged at {level.value}", kept)
+            if kept:
+                self.tell(f"acknowledged at {level.value}", kept)
             if disturbed == self.disturbed:
                 for key in promised:
                     self._check_readable(key, "acknowledged, and not readable at that moment")
@@ -392,15 +402,21 @@ class Day:
         await client.start()
         rng = random.Random(1)
         for prefix in self.prefixes:
-            expected = next(
-                (at for at, key in enumerate(prefix.keys) if key not in self.history.promises), len(prefix.keys)
-            )
+            lost = (at for at, key in enumerate(prefix.keys) if key not in self.history.promises)
+            await self._inspect_prefix(client, prefix, next(lost, len(prefix.keys)), rng)
+
+    async def _inspect_prefix(self, client: QuireClient, prefix: Prefix, expected: int, rng: random.Random) -> None:
+        """The first `expected` chunks were promised. What lies behind them may turn out to be missing, once each."""
+        outcome = ""
+        for _ in range(len(prefix.keys) - expected + 1):
             found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=0)
             if found.matched_chunks < expected:
                 raise self.history.fail("acknowledged, and a look-up misses it", prefix.keys.at(found.matched_chunks))
             outcome = await self._fetch(client, prefix, rng, cancel=False)
-            if expected and outcome != "done":
-                raise self.history.fail(f"what is promised cannot be read: {outcome}", prefix.keys.at(0))
+            if outcome == "done":
+                return
+            await asyncio.sleep(1.0)
+        raise self.history.fail(f"what is promised cannot be read: {outcome}", prefix.keys.at(0))
 
     async def _quiet(self) -> None:
         """Everything is healed: wait until nothing is under way, and until nodes and index agree."""
@@ -431,6 +447,10 @@ class Day:
             arena = tiers.arena
             assert arena.free_blocks == arena._blocks, f"{name}: staging blocks are missing"
             assert not node._deliveries and not node._ingests, f"{name}: transfers are counted that have ended"
+        entries = self.cluster.metadata.index.state.entries.values()
+        hollow = [entry.record.key for entry in entries if not entry.nodes and not entry.children]
+        if hollow:
+            raise self.history.fail("an entry that nothing holds or extends pins its parents", hollow[0])
         now_ms = self.cluster._now_ms() + 60_000
         pins = [until for pins in self.cluster.metadata.index.state.pins.values() for until in pins.values()]
         assert not [until for until in pins if until > now_ms], "leases that nothing ends"
@@ -501,6 +521,11 @@ class Day:
                 cluster.objects.full = True
                 await asyncio.sleep(rng.uniform(0.2, 3.0))
                 cluster.objects.full = False
+            case "twin":
+                self.tell("fault: a second storage-0")
+                twin = await cluster.twin("storage-0")
+                await asyncio.sleep(rng.uniform(1.0, 4.0))
+                twin.crash()
             case "clock":
                 member = cluster.members[rng.choice([*nodes, "gateway"])]
                 member.process.skew_ms = rng.randrange(-2000, 2000)
@@ -552,4 +577,5 @@ ALL_FAULTS = (
     "objects full",
     "clock",
     "client",
+    "twin",
 )

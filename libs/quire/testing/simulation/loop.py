@@ -13,7 +13,7 @@ import random
 import selectors
 from asyncio import events
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Final
 
 
 class Deadlock(RuntimeError):
@@ -29,6 +29,8 @@ class Process:
         self.dead = False
         self.paused = False
         self.backlog: list[events.Handle] = []
+        self._watchers: list[asyncio.Future[None]] = []
+        self.tasks: set[asyncio.Task[Any]] = set()  # kept: what is collected as garbage runs its `finally` blocks
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run something as this process."""
@@ -40,6 +42,24 @@ class Process:
         """Nothing of it runs ever again."""
         self.dead = True
         self.backlog.clear()
+        self.wake()
+
+    def wake(self) -> None:
+        """Those who wait for a sign of life look again, after a moment."""
+        loop, watchers = asyncio.get_running_loop(), self._watchers
+        self._watchers = []
+        for watcher in watchers:
+            loop.call_later(_DEATH_SEEN_S, _set, watcher, context=contextvars.Context())
+
+    async def changed(self) -> None:
+        """Return a moment after the process has died, or called `wake`."""
+        watcher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.append(watcher)
+        try:
+            await watcher
+        finally:
+            if watcher in self._watchers:
+                self._watchers.remove(watcher)
 
     def go_on(self) -> None:
         """After a pause."""
@@ -50,6 +70,12 @@ class Process:
         loop.resume(backlog)
 
 
+def _set(watcher: asyncio.Future[None]) -> None:
+    if not watcher.done():
+        watcher.set_result(None)
+
+
+_DEATH_SEEN_S: Final = 0.05
 _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 
 
@@ -104,6 +130,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._readers: dict[Any, _Handle] = {}
         super().__init__(self._virtual)
         self.random = random.Random(seed)
+        self.graves: set[Process] = set()
         self.failures: list[dict[str, Any]] = []
         self.set_exception_handler(lambda loop, context: self.failures.append(context))
 
@@ -119,6 +146,15 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         handle = self._readers.get(fd)
         if handle is not None:
             self._ready.append(handle)  # type: ignore[attr-defined]
+
+    def create_task(self, coroutine: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
+        task = super().create_task(coroutine, name=name, context=context)
+        process = context.get(_PROCESS) if context is not None else _PROCESS.get()
+        if process is not None:
+            process.tasks.add(task)
+            task.add_done_callback(process.tasks.discard)
+            self.graves.add(process)
+        return task
 
     def time(self) -> float:
         return self._virtual.now_s

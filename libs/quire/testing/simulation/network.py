@@ -111,8 +111,9 @@ class SimChannel:
 
     async def gone(self) -> None:
         """Return when the server's process is dead."""
-        while (server := self._network.servers.get(self._address)) is not None and not server.process.dead:
-            await asyncio.sleep(_DEATH_SEEN_S)
+        server = self._network.servers.get(self._address)
+        if server is not None and not server.process.dead:
+            await server.process.changed()
 
     async def _within(self, timeout: float | None, answer: Any) -> Any:
         try:
@@ -155,10 +156,13 @@ class SimChannel:
         return server
 
     async def _or_death(self, server: SimServer, answer: asyncio.Future[Any]) -> Any:
-        while not answer.done():
-            await asyncio.wait([answer], timeout=_DEATH_SEEN_S)
-            if server.process.dead and not answer.done():
-                raise _error(grpc.StatusCode.UNAVAILABLE, f"{self._address} went away")
+        death = asyncio.ensure_future(server.process.changed())
+        try:
+            await asyncio.wait([answer, death], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            death.cancel()
+        if not answer.done():
+            raise _error(grpc.StatusCode.UNAVAILABLE, f"{self._address} went away")
         return answer.result()
 
     @staticmethod
@@ -205,13 +209,8 @@ class SimStream:
             if left_s is not None and left_s <= 0:
                 self.cancel()
                 raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no end within {self._timeout} s")
-            kind, value = "", None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(_DEATH_SEEN_S, left_s) if left_s is not None else _DEATH_SEEN_S):
-                    kind, value = await self._queue.get()
+            kind, value = await self._next(server, left_s)
             if kind == "":
-                if server.process.dead and self._queue.empty():
-                    raise _error(grpc.StatusCode.UNAVAILABLE, "the server went away")
                 continue
             await self._channel._network.travel(server.process, self._channel._process)
             if kind == "end":
@@ -219,6 +218,21 @@ class SimStream:
             if isinstance(value, Exception):
                 raise value
             yield value
+
+    async def _next(self, server: SimServer, left_s: float | None) -> tuple[str, Any]:
+        """What the server sends next; nothing if the deadline passes before that."""
+        coming = asyncio.ensure_future(self._queue.get())
+        death = asyncio.ensure_future(server.process.changed())
+        try:
+            await asyncio.wait([coming, death], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if coming.done():
+                return coming.result()
+            if server.process.dead:
+                raise _error(grpc.StatusCode.UNAVAILABLE, "the server went away")
+            return "", None
+        finally:
+            coming.cancel()
+            death.cancel()
 
     async def _serve(self, server: SimServer) -> None:
         try:

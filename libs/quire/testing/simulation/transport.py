@@ -22,7 +22,6 @@ from quire.testing.simulation.network import Network
 from quire.transport.base import PayloadStream, Peer, Region, Remote
 
 Bytes = npt.NDArray[np.uint8]
-_DEATH_SEEN_S: Final = 0.1
 _BYTES_PER_S: Final = 2e9
 
 
@@ -106,6 +105,7 @@ class SimTransport:
 
     async def close(self) -> None:
         self.closed = True
+        self.process.wake()
 
     def register(self, buffer: Any) -> Region:
         return SimRegion(self.fabric, self.process, buffer)
@@ -140,7 +140,7 @@ class SimPeer:
 
     async def _look(self) -> None:
         while self.other.alive and self._error is None:
-            await asyncio.sleep(_DEATH_SEEN_S)
+            await self.other.process.changed()
         self._fail(PeerLost("the peer died"))
 
     def _fail(self, error: PeerLost) -> None:

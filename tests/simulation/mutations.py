@@ -1,0 +1,149 @@
+"""Known faults, to be put back: the simulator has to find each. The numbers are those of the review's findings."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.keys import ChunkKeys
+from quire.testing.index import MemoryIndex
+from quire_storage.core import residency
+from quire_storage.core.residency import Residency
+from quire_storage.delivery import Delivery
+from quire_storage.reconciler import Reconciler
+from quire_storage.replication import Replicator
+from quire_storage.tiers import Stored
+from tests.simulation.cluster import Members
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """`faults`: the bad days on which it shows; `invariant`: the words of the check that finds it."""
+
+    finding: int
+    what: str
+    edits: tuple[Callable[[], None], ...]
+    faults: tuple[str, ...] = ()
+    invariant: str = ""
+    seconds: float = field(default=8.0)
+
+    def apply(self) -> None:
+        for edit in self.edits:
+            edit()
+
+
+_changed: dict[tuple[type, str], str] = {}
+
+
+def _edit(kind: type, method: str, old: str, new: str) -> Callable[[], None]:
+    """Replace a piece of a method's source."""
+
+    def apply() -> None:
+        plain = getattr(kind, method)
+        source = _changed.get((kind, method)) or textwrap.dedent(inspect.getsource(plain))
+        assert old in source, f"{kind.__name__}.{method} has no {old!r} any more"
+        names: dict[str, Any] = {}
+        source = _changed[kind, method] = source.replace(old, new)
+        exec(source, vars(sys.modules[kind.__module__]), names)
+        setattr(kind, method, names[method])
+        handlers = residency._HANDLERS
+        for event, handler in list(handlers.items()):
+            if handler is plain:
+                handlers[event] = names[method]
+
+    return apply
+
+
+def _any_keys() -> None:
+    ChunkKeys.distinct = lambda self: self  # type: ignore[method-assign]
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "repeated-keys": Mutation(
+        1,
+        "a store that names a key twice is taken",
+        (_any_keys, _edit(Residency, "_enter", "if len(set(keys)) < len(keys):", "if False:")),
+    ),
+    "late-drop": Mutation(
+        2,
+        "a drop does not say which index entry has ended",
+        (_edit(Residency, "_dropped", "entry.generation == generation", "True"),),
+        ("pause", "slow", "cut"),
+    ),
+    "lost-objects": Mutation(
+        3,
+        "what lies in the object tier alone is not told to an index that was lost",
+        (
+            _edit(
+                Reconciler,
+                "_rebuild",
+                "async for record in self._tiers.objects.records()",
+                "async for record in _none()",
+            ),
+        ),
+        ("redis emptied",),
+    ),
+    "unmapped-landing": Mutation(
+        4,
+        "memory for a copy is given back while its writer is silent",
+        (_edit(Replicator, "_land", "if quiesced:", "if True:"),),
+        ("crash",),
+    ),
+    "early-quiesced": Mutation(
+        5,
+        "a delivery says that it is quiet while its writes are in flight",
+        (
+            _edit(Delivery, "_quiesce", "if settled:", "if True:"),
+            _edit(Delivery, "_quiesce", "await stream.drain(_QUIESCE_TIMEOUT_S)", "pass"),
+            _edit(Delivery, "_outcome", "quiesced=self.settled", "quiesced=True"),
+        ),
+        ("slow",),
+    ),
+    "hasty-refusal": Mutation(
+        6,
+        "one store's refusal drops what another is about to acknowledge",
+        (
+            _edit(Residency, "_indexing_ended", "if not entry.registering:", "if True:"),
+            _edit(Stored, "now", "self.tiers.residency.acknowledged(self.ticket) & self.indexed", "self.indexed"),
+        ),
+        ("orchestrator", "redis"),
+    ),
+    "two-of-a-name": Mutation(
+        7,
+        "a second live process of one name is let into the cluster",
+        (lambda: setattr(Members, "_is_taken", lambda self, node, now_ms: False),),
+        ("twin",),
+    ),
+    "hollow-leaves": Mutation(
+        10,
+        "an entry without holders stays, and pins its parents",
+        (lambda: setattr(MemoryIndex, "_remove_hollow", lambda self, entry, now_ms: None),),
+        ("crash",),
+    ),
+    "leaked-pins": Mutation(
+        14,
+        "of a key that is named twice one pin is kept",
+        (
+            _any_keys,
+            _edit(Residency, "_enter", "if len(set(keys)) < len(keys):", "if False:"),
+            _edit(Residency, "_unpin", "self._holders.pop(ticket, ())", "dict.fromkeys(self._holders.pop(ticket, ()))"),
+        ),
+    ),
+    "skip-ignored": Mutation(
+        17,
+        "other bytes under a key are refused although the store says SKIP",
+        (_edit(Residency, "_enter", "if other and event.on_existing is OnExisting.VERIFY:", "if other:"),),
+    ),
+}
+
+
+async def _none() -> Any:
+    return
+    yield
+
+
+vars(sys.modules[Reconciler.__module__])["_none"] = _none

@@ -1,0 +1,140 @@
+"""Simulated days by seed: `python -m tests.simulation.run --seeds 1:200`. Tells the story of each that failed.
+
+A seed decides everything but how Python orders sets of strings: run with PYTHONHASHSEED=0, as `day()` makes sure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import structlog
+
+from quire.testing.simulation import SimulatedLoop, simulate
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.world import ALL_FAULTS, Day
+
+ROOT = Path(__file__).resolve().parents[2]
+_SEEDS_A_PROCESS = 20
+_ENDLESS_S = 900.0  # virtual
+
+
+@dataclass(slots=True)
+class Result:
+    """What a seed showed. `failure`: empty, or what broke and its story. `digest`: of the whole history."""
+
+    seed: int
+    failure: str
+    operations: int
+    faults: int
+    messages: int
+    wall_s: float
+    digest: str
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def day(seed: int, seconds: float, faults: Sequence[str]) -> Result:
+    """Run one seed in this process."""
+    days: list[Day] = []
+
+    async def main(loop: SimulatedLoop) -> None:
+        days.append(Day(loop, seconds=seconds, faults=faults))
+        async with asyncio.timeout(seconds + _ENDLESS_S):
+            await days[0].run()
+
+    started, failure = time.perf_counter(), ""
+    try:
+        simulate(seed, main)
+    except Exception as error:
+        failure = f"{type(error).__name__}: {error}"
+    counts = days[0].history.counts
+    operations = sum(count for name, count in counts.items() if ":" not in name)
+    struck = sum(count for name, count in counts.items() if name.startswith("fault"))
+    wall_s = time.perf_counter() - started
+    messages = days[0].cluster.network.messages
+    return Result(seed, failure, operations, struck, messages, wall_s, days[0].digest.hexdigest(), dict(counts))
+
+
+def days(
+    seeds: Sequence[int],
+    *,
+    seconds: float = 6.0,
+    faults: Sequence[str] = ALL_FAULTS,
+    mutation: str = "",
+    workers: int = 2,
+) -> Iterator[Result]:
+    """Run seeds in processes of their own, some at a time; results as they come."""
+    parts = [seeds[at : at + _SEEDS_A_PROCESS] for at in range(0, len(seeds), _SEEDS_A_PROCESS)]
+
+    def run(part: Sequence[int]) -> list[Result]:
+        command = [sys.executable, "-m", "tests.simulation.run", "--worker", "--seeds", ",".join(map(str, part))]
+        command += ["--seconds", str(seconds), "--faults", ",".join(faults), "--mutation", mutation]
+        environment = {**os.environ, "PYTHONHASHSEED": "0"}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+        found = [Result(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
+        if len(found) < len(part):
+            raise RuntimeError(f"a worker ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        return found
+
+    with ThreadPoolExecutor(workers) as pool:
+        for results in pool.map(run, parts):
+            yield from results
+
+
+def _work(arguments: argparse.Namespace, seeds: Sequence[int]) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.disable(logging.CRITICAL)
+    gc.disable()  # processes that have crashed in the simulation must not run their clean-up
+    if arguments.mutation:
+        MUTATIONS[arguments.mutation].apply()
+    faults = [fault for fault in arguments.faults.split(",") if fault]
+    for seed in seeds:
+        print(json.dumps(asdict(day(seed, arguments.seconds, faults))), flush=True)
+    os._exit(0)
+
+
+def _seeds(text: str) -> list[int]:
+    if ":" in text:
+        first, _, stop = text.partition(":")
+        return list(range(int(first), int(stop)))
+    return [int(part) for part in text.split(",")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="1:201", help="first:stop, or some separated by commas")
+    parser.add_argument("--seconds", type=float, default=20.0, help="virtual seconds of load")
+    parser.add_argument("--faults", default=",".join(ALL_FAULTS))
+    parser.add_argument("--mutation", default="", help="put a known fault back: " + ", ".join(MUTATIONS))
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    seeds = _seeds(arguments.seeds)
+    if arguments.worker:
+        _work(arguments, seeds)
+    totals: Counter[str] = Counter()
+    faults = [fault for fault in arguments.faults.split(",") if fault]
+    for result in days(seeds, seconds=arguments.seconds, faults=faults, mutation=arguments.mutation):
+        totals.update(seeds=1, operations=result.operations, faults=result.faults, messages=result.messages)
+        totals["failed"] += bool(result.failure)
+        if result.failure:
+            print(f"seed {result.seed} after {result.wall_s:.1f} s: {result.failure}")
+        elif totals["seeds"] % 50 == 0:
+            print(f"{totals['seeds']} seeds, {totals['operations']} operations, {totals['faults']} faults", flush=True)
+    print(", ".join(f"{count} {name}" for name, count in totals.items()))
+    return 1 if totals["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
