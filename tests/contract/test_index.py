@@ -122,13 +122,15 @@ async def test_a_leaf_without_holders_leaves_with_its_withdrawal(index: Index) -
     assert await _listing(index, "a") == Listing()
 
 
-async def test_a_leaf_that_is_leased_stays_without_holders(index: Index) -> None:
-    """What is before it is promised to a reader, and protected by it alone."""
+async def test_the_lease_of_a_leaf_without_holders_passes_to_its_parent(index: Index) -> None:
+    """What is before it is promised to a reader, and was protected by it alone."""
     keys = chain(3)
     await _register(index, "a", records(keys, 0, 3))
     assert await index.pin(keys.segment_of(2), keys.at(2), b"l" * 16, 1000, 60_000, 0)
     await index.unregister("a", records(keys, 2, 1), 500)
+    assert await _count(index, keys) == 2
     assert await _evict(index, keys.run(0, 2), 0, now_ms=500) == []
+    assert len(await _evict(index, keys.run(0, 2), 0, now_ms=1000)) == 2
 
 
 async def test_an_entry_that_comes_again_has_another_generation(index: Index) -> None:

@@ -98,9 +98,10 @@ class Metadata:
 
     def roll_back(self, seconds: float) -> None:
         """A failover to a replica that had not heard the last seconds."""
-        old = [state for at_s, state in self._snapshots if at_s <= self._loop.time() - seconds]
+        old = [each for each in self._snapshots if each[0] <= self._loop.time() - seconds]
         if old:
-            self.index.state = old[-1].copy()
+            self._snapshots = old  # what came after them has never been
+            self.index.state = old[-1][1].copy()
 
 
 class Members:

@@ -63,7 +63,7 @@ class History:
     def story(self, key: bytes) -> str:
         """Everything that was told of a chunk, and of all."""
         lines = [f"{at_s:10.4f}  {text}" for at_s, text, keys in self.log if not keys or key in keys]
-        return f"the story of {key.hex()[:12]}:\n" + "\n".join(lines[-80:])
+        return f"the story of {key.hex()[:12]}:\n" + "\n".join(lines[-400:])
 
     def fail(self, what: str, key: bytes | None = None) -> Violation:
         return Violation(f"{what}\n{self.story(key)}" if key is not None else what)

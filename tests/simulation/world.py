@@ -152,7 +152,8 @@ class Day:
         async def register(node_id: str, chunks: Any, now_ms: int) -> Any:
             answer = await plain["register"](node_id, chunks, now_ms)
             for chunk, generation in zip(chunks, answer, strict=True):
-                day.tell(f"index: {node_id} registers: {generation:x}", [chunk.key])
+                if generation:
+                    day.tell(f"index: {node_id} registers: {generation:x}", [chunk.key])
             return answer
 
         async def unregister(node_id: str, chunks: Any, now_ms: int, **options: Any) -> Any:

@@ -92,6 +92,17 @@ local function is_pinned(digest, now)
   end
   return pinned[digest]
 end
+-- A chunk that nothing holds leaves under a lease: what is before it is protected by its parent from now on.
+local function move_pins(digest, parent)
+  local all = redis.call('HGETALL', pins)
+  for i = 1, #all, 2 do
+    if #all[i] > 32 and string.sub(all[i], 1, 32) == digest then
+      redis.call('HDEL', pins, all[i])
+      if parent ~= '' then redis.call('HSET', pins, parent .. string.sub(all[i], 33), all[i + 1]) end
+    end
+  end
+  pinned = nil
+end
 local outside = {}                           -- parents in other segments that lost a child: key, segment, key, ...
 -- Take an entry out, and then each of its ancestors here that has neither a holder nor a child.
 local function remove(digest, now)
@@ -103,11 +114,12 @@ local function remove(digest, now)
     if old ~= uniform then mixed = mixed - 1 end
     for name in string.gmatch(old, '[^,]+') do note(name, digest, -1) end
     local parent, elsewhere = string.sub(about, 9, 40), string.sub(about, 41, 72)
+    if is_pinned(digest, now) then move_pins(digest, elsewhere == '' and parent or '') end
     digest = nil
     if elsewhere ~= '' then outside[#outside + 1] = parent; outside[#outside + 1] = elsewhere
     elseif parent ~= '' then
       local left = redis.call('HINCRBY', key, parent .. 'c', -1)
-      if left <= 0 and redis.call('HGET', key, parent) == '' and not is_pinned(parent, now) then digest = parent end
+      if left <= 0 and redis.call('HGET', key, parent) == '' then digest = parent end
     end
   end
 end
@@ -187,9 +199,7 @@ for at = 1, #digests, 32 do
     note(node, digest, -1)
   end
   mask[#mask + 1] = out and '1' or '0'
-  if old and redis.call('HGET', key, digest) == '' and children(digest) <= 0 and not is_pinned(digest, now) then
-    remove(digest, now)
-  end
+  if old and redis.call('HGET', key, digest) == '' and children(digest) <= 0 then remove(digest, now) end
 end
 save()
 return {table.concat(mask), unpack(outside)}
@@ -229,7 +239,7 @@ COUNT_CHILD: Final = (
 local digest, now = ARGV[1], tonumber(ARGV[3])
 if redis.call('HEXISTS', key, digest) == 0 then return {'0'} end
 local left = redis.call('HINCRBY', key, digest .. 'c', ARGV[2])
-if left <= 0 and redis.call('HGET', key, digest) == '' and not is_pinned(digest, now) then
+if left <= 0 and redis.call('HGET', key, digest) == '' then
   remove(digest, now)
   save()
 end

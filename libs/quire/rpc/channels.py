@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Final
@@ -68,7 +68,8 @@ async def call(method: Any, request: Any, *, timeout_s: float, again: bool = Tru
     that name memory: the first may still be at it.
     """
     span, metadata = _begin(method)
-    began_s = time.monotonic()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
     try:
         try:
             return await method(request, timeout=timeout_s, metadata=metadata)
@@ -76,7 +77,7 @@ async def call(method: Any, request: Any, *, timeout_s: float, again: bool = Tru
             if not again or not went_away(error):
                 raise
             span.add_event(names.EVENT_AGAIN)
-            left_s = max(0.001, timeout_s - (time.monotonic() - began_s))
+            left_s = max(0.001, timeout_s - (loop.time() - began_s))
             return await method(request, timeout=left_s, metadata=metadata)
     except grpc.aio.AioRpcError as error:
         span.set_attribute("rpc.status_code", error.code().name)

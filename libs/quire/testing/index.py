@@ -140,12 +140,15 @@ class MemoryIndex:
     def _remove(self, entry: Entry, now_ms: int) -> None:
         del self.state.entries[entry.record.key]
         parent = self.state.entries.get(entry.record.parent)
+        moved = self.state.pins.pop(entry.record.key, {})
         if parent is not None:
+            if moved and entry.record.parent_segment == entry.record.segment:
+                self.state.pins.setdefault(parent.record.key, {}).update(moved)
             parent.children -= 1
             self._remove_hollow(parent, now_ms)
 
     def _remove_hollow(self, entry: Entry, now_ms: int) -> None:
-        if not entry.nodes and not entry.children and not self._is_pinned(entry.record.key, now_ms):
+        if not entry.nodes and not entry.children:
             self._remove(entry, now_ms)
 
     def _draw(self) -> int:

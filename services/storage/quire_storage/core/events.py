@@ -78,7 +78,7 @@ class IndexingEnded:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationWanted:
-    """The index may have lost what is here. Completes as a store does; what is in question is left out."""
+    """The index does not list what is here. Completes as a store does; what is in question is left out."""
 
     ticket: int
     keys: Sequence[bytes]

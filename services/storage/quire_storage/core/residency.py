@@ -465,8 +465,11 @@ class Residency:
         self._out.append(ev.Register(goal.ticket, [entry.chunk.record for entry in goal.entries]))
 
     def _registration_wanted(self, event: ev.RegistrationWanted) -> None:
-        """Of what is here and in no question: the index may have lost it."""
+        """Of what is here and in no question: the index was seen not to list it."""
         entries = [e for key in event.keys if (e := self._find(key)) is not None and not self._is_busy(key)]
+        for entry in entries:
+            if not entry.registering:
+                self._set_generation(entry, 0)
         self._pin(event.ticket, entries)
         goal = self._goals[event.ticket] = _Goal(event.ticket, entries, self._acknowledge)
         self._register(goal)
