@@ -6,30 +6,26 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from quire.keys import ChunkKeys
 from quire.testing.index import MemoryIndex
 from quire_storage.core import residency
 from quire_storage.core.residency import Residency
-from quire_storage.delivery import Delivery
 from quire_storage.reconciler import Reconciler
-from quire_storage.replication import Replicator
-from quire_storage.tiers import Stored
 from tests.simulation.cluster import Members
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`faults`: the bad days on which it shows; `invariant`: the words of the check that finds it."""
+    """`faults`: the bad days on which it shows; `found_by`: words of the check that finds it."""
 
     finding: int
     what: str
     edits: tuple[Callable[[], None], ...]
     faults: tuple[str, ...] = ()
-    invariant: str = ""
-    seconds: float = field(default=8.0)
+    found_by: str = ""
 
     def apply(self) -> None:
         for edit in self.edits:
@@ -67,12 +63,7 @@ MUTATIONS: dict[str, Mutation] = {
         1,
         "a store that names a key twice is taken",
         (_any_keys, _edit(Residency, "_enter", "if len(set(keys)) < len(keys):", "if False:")),
-    ),
-    "late-drop": Mutation(
-        2,
-        "a drop does not say which index entry has ended",
-        (_edit(Residency, "_dropped", "entry.generation == generation", "True"),),
-        ("pause", "slow", "cut"),
+        found_by="names a key twice",
     ),
     "lost-objects": Mutation(
         3,
@@ -86,43 +77,21 @@ MUTATIONS: dict[str, Mutation] = {
             ),
         ),
         ("redis emptied",),
-    ),
-    "unmapped-landing": Mutation(
-        4,
-        "memory for a copy is given back while its writer is silent",
-        (_edit(Replicator, "_land", "if quiesced:", "if True:"),),
-        ("crash",),
-    ),
-    "early-quiesced": Mutation(
-        5,
-        "a delivery says that it is quiet while its writes are in flight",
-        (
-            _edit(Delivery, "_quiesce", "if settled:", "if True:"),
-            _edit(Delivery, "_quiesce", "await stream.drain(_QUIESCE_TIMEOUT_S)", "pass"),
-            _edit(Delivery, "_outcome", "quiesced=self.settled", "quiesced=True"),
-        ),
-        ("slow",),
-    ),
-    "hasty-refusal": Mutation(
-        6,
-        "one store's refusal drops what another is about to acknowledge",
-        (
-            _edit(Residency, "_indexing_ended", "if not entry.registering:", "if True:"),
-            _edit(Stored, "now", "self.tiers.residency.acknowledged(self.ticket) & self.indexed", "self.indexed"),
-        ),
-        ("orchestrator", "redis"),
+        found_by="acknowledged",
     ),
     "two-of-a-name": Mutation(
         7,
         "a second live process of one name is let into the cluster",
         (lambda: setattr(Members, "_is_taken", lambda self, node, now_ms: False),),
         ("twin",),
+        found_by="acknowledged",
     ),
     "hollow-leaves": Mutation(
         10,
         "an entry without holders stays, and pins its parents",
         (lambda: setattr(MemoryIndex, "_remove_hollow", lambda self, entry, now_ms: None),),
         ("crash",),
+        found_by="pins its parents",
     ),
     "leaked-pins": Mutation(
         14,
@@ -132,11 +101,13 @@ MUTATIONS: dict[str, Mutation] = {
             _edit(Residency, "_enter", "if len(set(keys)) < len(keys):", "if False:"),
             _edit(Residency, "_unpin", "self._holders.pop(ticket, ())", "dict.fromkeys(self._holders.pop(ticket, ()))"),
         ),
+        found_by="names a key twice",
     ),
     "skip-ignored": Mutation(
         17,
         "other bytes under a key are refused although the store says SKIP",
         (_edit(Residency, "_enter", "if other and event.on_existing is OnExisting.VERIFY:", "if other:"),),
+        found_by="to be skipped",
     ),
 }
 

@@ -24,10 +24,11 @@ import structlog
 
 from quire.testing.simulation import SimulatedLoop, simulate
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.world import ALL_FAULTS, Day
+from tests.simulation.troubles import ALL_FAULTS
+from tests.simulation.world import Day
 
 ROOT = Path(__file__).resolve().parents[2]
-_SEEDS_A_PROCESS = 20
+_SEEDS_A_PROCESS = 10
 _ENDLESS_S = 900.0  # virtual
 
 

@@ -22,65 +22,29 @@ from quire.client.store import StoreSession
 from quire.descriptor import DeliveryOrder
 from quire.durability import Durability, OnExisting
 from quire.errors import KeysInvalid, QuireError
-from quire.hashing import Namespace
 from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
 from quire.metadata.index import OBJECT_TIER
 from quire.testing.simulation import Process, SimChannels, SimTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
 from tests.simulation.cluster import Cluster
 from tests.simulation.history import History
+from tests.simulation.prefixes import LAYOUT, Prefix, content, prefixes
+from tests.simulation.troubles import Troubles
 
-LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
 LEASE_MS = 8_000
-_OPERATION_S = 40.0
+_OPERATION_S = 60.0
 _UNUSED = 0xEE
 _KINDS = (
-    "store",
-    "store",
-    "store",
-    "fetch",
-    "fetch",
-    "fetch",
-    "fetch",
+    *("store",) * 3,
+    *("fetch",) * 4,
     "evict",
+    "race",
+    "evict and store",
     "cancel fetch",
     "cancel store",
     "garbage",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """A chain of chunks of a tenant."""
-
-    namespace: Namespace
-    keys: ChunkKeys
-
-
-def prefixes(rng: random.Random, tenants: int = 2, roots: int = 5, length: int = 10) -> list[Prefix]:
-    """Chains that share their beginnings; none of two tenants."""
-    found = []
-    for tenant in range(tenants):
-        namespace = Namespace("model", "v1", LAYOUT, f"tenant-{tenant}".encode())
-        for root in range(roots):
-            for branch in range(2):
-                packed, parent = [], namespace.digest()
-                shared = rng.randrange(2, length - 2)
-                for at in range(rng.randrange(length // 2, length + 1)):
-                    label = f"{root}/{branch if at >= shared else 0}/{at}".encode()
-                    parent = hashlib.sha256(parent + label).digest()
-                    packed.append(parent)
-                found.append(Prefix(namespace, ChunkKeys(b"".join(packed))))
-    return found
-
-
-def content(key: bytes, version: int) -> npt.NDArray[np.uint8]:
-    """(layers, slice bytes) of a chunk, as one engine computes it; another version is another engine's."""
-    row = np.frombuffer(hashlib.sha256(key + bytes([version])).digest(), dtype=np.uint8)
-    size = LAYOUT.num_layers * LAYOUT.slice_bytes
-    return np.tile(row, -(-size // len(row)))[:size].reshape(LAYOUT.num_layers, LAYOUT.slice_bytes)
 
 
 class _VirtualTime:
@@ -110,14 +74,16 @@ class Day:
     rng: random.Random = field(init=False)
     disturbed: int = 0
     digest: Any = field(default_factory=hashlib.sha256)
-    _healers: list[asyncio.Task[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.loop.random.getrandbits(64))
-        small = {"drive_bytes": self.rng.choice([(1 << 20) + 400_000, 3 << 20]), "arena_bytes": self.rng.choice([1 << 18, 1 << 20])}
+        small = {
+            "drive_bytes": self.rng.choice([(1 << 20) + 200_000, 3 << 20]),
+            "arena_bytes": self.rng.choice([1 << 18, 1 << 20]),
+        }
         self.cluster = Cluster(self.loop, self.storage_nodes, settings=small)
         self.prefixes = prefixes(self.rng)
-        delivery_module.time = _VirtualTime(self.loop)  # type: ignore[assignment]
+        vars(delivery_module)["time"] = _VirtualTime(self.loop)
         quiescence_module.UNHEARD_S = 25.0  # type: ignore[misc]  # longer than this cluster's permits and transfers
         unexpected.clear()
 
@@ -127,17 +93,19 @@ class Day:
         await self.cluster.start()
         self._listen()
         loads = [asyncio.create_task(self._client(number)) for number in range(self.clients)]
-        troubles = asyncio.create_task(self._troubles())
-        snapshots = asyncio.create_task(self._snapshots())
+        trouble = Troubles(self)
+        troubles = asyncio.create_task(trouble.troubles())
+        snapshots = asyncio.create_task(trouble.snapshots())
         try:
             await asyncio.gather(*loads)
         finally:
             for task in (troubles, snapshots):
                 task.cancel()
             await asyncio.gather(troubles, snapshots, return_exceptions=True)
-        await asyncio.gather(*self._healers)
+        await asyncio.gather(*trouble.healers)
         await self._quiet()
         await self._check_promises()
+        await asyncio.sleep(16.0)  # longer than a scheduler remembers, and than buffers are watched
         for _ in range(60):  # what the background does comes to an end now and then
             if not any(node._tiers.residency.busy() for node in self.cluster.storage.values()):
                 break
@@ -165,7 +133,7 @@ class Day:
         async def evict(chunks: Any, now_ms: int, delete_ms: int) -> Any:
             answer = await plain["evict"](chunks, now_ms, delete_ms)
             keys = [gone.record.key for gone in answer.removed]
-            for key in keys:
+            for key in day.cut_off(keys):
                 day.history.ended(key, day.loop.time())
             if keys:
                 day.tell("index: evicted", keys)
@@ -184,6 +152,15 @@ class Day:
             evict,
             add_objects,
         )
+
+    def cut_off(self, evicted: Sequence[bytes]) -> set[bytes]:
+        """What was evicted, and what extends it unknown to an index that has just lost its last seconds."""
+        gone, known = set(evicted), self.cluster.metadata.index.state.entries
+        for prefix in self.prefixes:
+            keys = list(prefix.keys)
+            first = next((at for at, key in enumerate(keys) if key in gone), len(keys))
+            gone.update(key for key in keys[first:] if key not in known)
+        return gone
 
     def tell(self, text: str, keys: Sequence[bytes] = ()) -> None:
         self.history.tell(self.loop.time(), text, keys)
@@ -248,6 +225,13 @@ class Day:
                 return await self._store(client, prefix, rng, cancel=False)
             case "cancel store":
                 return await self._store(client, prefix, rng, cancel=True)
+            case "race":
+                stores = [self._store(client, prefix, rng, cancel=False, version=version) for version in (0, 1)]
+                return ", ".join(await asyncio.gather(*stores))
+            case "evict and store":
+                evict = client.evict(prefix.namespace, prefix.keys, keep_chunks=rng.randrange(len(prefix.keys)))
+                _, outcome = await asyncio.gather(evict, self._store(client, prefix, rng, cancel=False))
+                return outcome
             case "fetch":
                 return await self._fetch(client, prefix, rng, cancel=False)
             case "cancel fetch":
@@ -278,11 +262,13 @@ class Day:
         mixed = Prefix(prefix.namespace, ChunkKeys(b"".join(keys)))
         return await self._fetch(client, mixed, rng, cancel=False)
 
-    async def _store(self, client: QuireClient, prefix: Prefix, rng: random.Random, *, cancel: bool) -> str:
+    async def _store(
+        self, client: QuireClient, prefix: Prefix, rng: random.Random, *, cancel: bool, version: int | None = None
+    ) -> str:
         count = rng.randrange(1, len(prefix.keys) + 1)
         keys = prefix.keys.run(0, count)
         level = rng.choice(list(Durability))
-        version = int(rng.random() < 0.25)
+        version = int(rng.random() < 0.1) if version is None else version
         on_existing = OnExisting.VERIFY if rng.random() < 0.2 else OnExisting.SKIP
         began_s, disturbed = self.loop.time(), self.disturbed
         async with self._buffer(client, count) as buffer:
@@ -371,7 +357,7 @@ class Day:
         finally:
             if not buffer.is_busy:
                 buffer.view[:] = _UNUSED
-                self.loop.call_later(3.0, self._check_unused, buffer)
+                self.loop.call_later(15.0, self._check_unused, buffer)
 
     def _check_unused(self, buffer: Buffer) -> None:
         if buffer.view is not None and not bool((buffer.view == _UNUSED).all()):
@@ -457,101 +443,14 @@ class Day:
         assert not [until for until in pins if until > now_ms], "leases that nothing ends"
         scheduler = self.cluster.members["scheduler"].service
         scheduler._advance()
-        assert scheduler.admitted == 0, "rates are granted to deliveries that have ended"
+        left = [name for link in scheduler._links.values() for name in link.rates]
+        assert not left, f"rates are granted to deliveries that have ended: {left}"
         failures = [each.get("exception") for each in self.loop.failures]
         broken = [each for each in failures if isinstance(each, AssertionError)]
         if broken:
             raise broken[0]
         assert not unexpected, f"a servicer raised {unexpected[0]!r}"
         assert not self.cluster.fabric.late, self.cluster.fabric.late[0]
-
-    # ---- faults
-
-    async def _snapshots(self) -> None:
-        while True:
-            self.cluster.metadata.snapshot()
-            await asyncio.sleep(0.25)
-
-    async def _troubles(self) -> None:
-        kinds = [kind for kind in self.faults if kind != "client"]
-        while kinds and self.loop.time() < self.seconds - 1.0:
-            await asyncio.sleep(self.rng.uniform(*self.fault_pause_s))
-            kind = self.rng.choice(kinds)
-            self.disturbed += 1
-            self.history.count(f"fault: {kind}")
-            self._healers.append(asyncio.create_task(self._trouble(kind)))
-
-    async def _trouble(self, kind: str) -> None:
-        rng, cluster = self.rng, self.cluster
-        nodes = [f"storage-{number}" for number in range(self.storage_nodes)]
-        match kind:
-            case "crash":
-                await self._crash(rng.choice(nodes))
-            case "gateway" | "orchestrator" | "scheduler":
-                await self._crash(kind)
-            case "pause":
-                await self._pause(rng.choice(nodes), rng.uniform(0.2, 3.0))
-            case "cut":
-                pair = frozenset(rng.sample([*nodes, "gateway", "orchestrator", "client-0", "client-1"], 2))
-                self.tell(f"fault: cut {sorted(pair)}")
-                cluster.network.cuts.add(pair)
-                await asyncio.sleep(rng.uniform(0.3, 3.0))
-                cluster.network.cuts.discard(pair)
-            case "slow":
-                name = rng.choice([*nodes, "gateway", "client-0"])
-                cluster.network.slow[name] = rng.uniform(0.01, 0.2)
-                await asyncio.sleep(rng.uniform(0.5, 3.0))
-                cluster.network.slow.pop(name, None)
-            case "redis":
-                self.tell("fault: Redis does not answer")
-                cluster.metadata.down = True
-                await asyncio.sleep(rng.uniform(0.2, 2.0))
-                cluster.metadata.down = False
-            case "redis emptied":
-                self.tell("fault: Redis is emptied")
-                cluster.metadata.empty()
-            case "redis rolled back":
-                self.tell("fault: Redis loses its last seconds")
-                cluster.metadata.roll_back(rng.uniform(0.3, 2.0))
-            case "objects":
-                self.tell("fault: the object tier fails")
-                cluster.objects.failing = True
-                await asyncio.sleep(rng.uniform(0.2, 3.0))
-                cluster.objects.failing = False
-            case "objects full":
-                cluster.objects.full = True
-                await asyncio.sleep(rng.uniform(0.2, 3.0))
-                cluster.objects.full = False
-            case "twin":
-                self.tell("fault: a second storage-0")
-                twin = await cluster.twin("storage-0")
-                await asyncio.sleep(rng.uniform(1.0, 4.0))
-                twin.crash()
-            case "clock":
-                member = cluster.members[rng.choice([*nodes, "gateway"])]
-                member.process.skew_ms = rng.randrange(-2000, 2000)
-        self.disturbed += 1
-
-    async def _crash(self, name: str) -> None:
-        member = self.cluster.members[name]
-        if member.process.dead:
-            return
-        self.tell(f"fault: {name} crashes")
-        if name.startswith("storage"):
-            self.history.void(Durability.MEMORY)
-        self.cluster.crash(name)
-        await asyncio.sleep(self.rng.uniform(0.1, 3.0))
-        await self.cluster.restart(name)
-        self.tell(f"{name} is back")
-
-    async def _pause(self, name: str, seconds: float) -> None:
-        process = self.cluster.members[name].process
-        if process.dead or process.paused:
-            return
-        self.tell(f"fault: {name} stands still for {seconds:.1f} s")
-        process.paused = True
-        await asyncio.sleep(seconds)
-        process.go_on()
 
 
 def _marks(outcome: Any) -> list[tuple[Any, bytes]]:
@@ -561,22 +460,3 @@ def _marks(outcome: Any) -> list[tuple[Any, bytes]]:
         found.append((run, outcome.delivered[at : at + run.count]))
         at += run.count
     return found
-
-
-ALL_FAULTS = (
-    "crash",
-    "gateway",
-    "orchestrator",
-    "scheduler",
-    "pause",
-    "cut",
-    "slow",
-    "redis",
-    "redis emptied",
-    "redis rolled back",
-    "objects",
-    "objects full",
-    "clock",
-    "client",
-    "twin",
-)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
 import random
 import selectors
 from asyncio import events
@@ -134,7 +135,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.failures: list[dict[str, Any]] = []
         self.set_exception_handler(lambda loop, context: self.failures.append(context))
 
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
         """A simulated descriptor: `signal` says that it is readable."""
         self._readers[fd] = _Handle(callback, args, self, None)
 
@@ -168,18 +169,20 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> events.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> events.Handle:  # type: ignore[override]
         return self._call_soon(callback, args, context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> events.TimerHandle:
-        import heapq
-
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> events.TimerHandle:
         timer = _TimerHandle(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Any, *args: Any
+    ) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self.create_future()
 
         def finish() -> None:

@@ -19,7 +19,8 @@ from quire.errors import InternalError, QuireError
 from quire.rpc.status import status_of, trailers_of
 from quire.testing.simulation.loop import Process, SimulatedLoop, current_process
 
-_DEATH_SEEN_S: Final = 0.05
+_REFUSED_S: Final = 0.05
+_STRAGGLERS: Final = 0.01  # share of messages that take much longer
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class Network:
         """One message on its way; for ever while the link is cut."""
         self.messages += 1
         extra = sum(self.slow.get(each.name, 0.0) for each in (one, other) if each is not None)
+        if self.loop.random.random() < _STRAGGLERS:
+            extra += self.loop.random.uniform(0.0, 0.1)
         await asyncio.sleep(self.loop.random.uniform(*self.latency_s) + extra)
         while not self.reaches(one, other):
             await asyncio.sleep(0.2)
@@ -148,7 +151,7 @@ class SimChannel:
     async def _reach(self) -> SimServer:
         server = self._network.servers.get(self._address)
         if server is None or server.process.dead:
-            await asyncio.sleep(_DEATH_SEEN_S)
+            await asyncio.sleep(_REFUSED_S)
             raise _error(grpc.StatusCode.UNAVAILABLE, f"{self._address} refuses connections")
         await self._network.travel(self._process, server.process)
         if server.process.dead:
@@ -226,7 +229,8 @@ class SimStream:
         try:
             await asyncio.wait([coming, death], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if coming.done():
-                return coming.result()
+                kind, value = coming.result()
+                return str(kind), value
             if server.process.dead:
                 raise _error(grpc.StatusCode.UNAVAILABLE, "the server went away")
             return "", None

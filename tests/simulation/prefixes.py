@@ -1,0 +1,48 @@
+"""What simulated engines store: chains of chunks that share their beginnings, and the bytes of each."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.hashing import Namespace
+from quire.keys import ChunkKeys
+from quire.layout import Dtype, KvLayout
+
+LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A chain of chunks of a tenant."""
+
+    namespace: Namespace
+    keys: ChunkKeys
+
+
+def prefixes(rng: random.Random, tenants: int = 2, roots: int = 5, length: int = 10) -> list[Prefix]:
+    """Chains that share their beginnings; none of two tenants."""
+    found = []
+    for tenant in range(tenants):
+        namespace = Namespace("model", "v1", LAYOUT, f"tenant-{tenant}".encode())
+        for root in range(roots):
+            for branch in range(2):
+                packed, parent = [], namespace.digest()
+                shared = rng.randrange(2, length - 2)
+                for at in range(rng.randrange(length // 2, length + 1)):
+                    label = f"{root}/{branch if at >= shared else 0}/{at}".encode()
+                    parent = hashlib.sha256(parent + label).digest()
+                    packed.append(parent)
+                found.append(Prefix(namespace, ChunkKeys(b"".join(packed))))
+    return found
+
+
+def content(key: bytes, version: int) -> npt.NDArray[np.uint8]:
+    """(layers, slice bytes) of a chunk, as one engine computes it; another version is another engine's."""
+    row = np.frombuffer(hashlib.sha256(key + bytes([version])).digest(), dtype=np.uint8)
+    size = LAYOUT.num_layers * LAYOUT.slice_bytes
+    return np.tile(row, -(-size // len(row)))[:size].reshape(LAYOUT.num_layers, LAYOUT.slice_bytes)

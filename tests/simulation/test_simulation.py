@@ -1,0 +1,44 @@
+"""Bad days of a whole cluster, by seed; and that the simulator finds the faults that a review found."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.run import days
+
+_SEEDS = int(os.environ.get("QUIRE_SIMULATION_SEEDS", "200"))
+_MUTATION_SEEDS = int(os.environ.get("QUIRE_MUTATION_SEEDS", "60"))
+_STEP = 20
+
+
+@pytest.mark.timeout(900)
+def test_no_seed_breaks_a_promise() -> None:
+    """No wrong byte, nothing acknowledged lost, every request answered, nothing left behind, whatever happens."""
+    failed = [result for result in days(range(1, _SEEDS + 1), seconds=5.0) if result.failure]
+    assert not failed, f"{len(failed)} of {_SEEDS}; seed {failed[0].seed}: {failed[0].failure}"
+
+
+@pytest.mark.timeout(120)
+def test_a_seed_replays() -> None:
+    """The same seed is the same history, in another process too."""
+    first, second = ([result.digest for result in days([seed], seconds=5.0)] for seed in (7, 7))
+    other = [result.digest for result in days([8], seconds=5.0)]
+    assert first == second != other
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_known_fault_is_found(name: str) -> None:
+    """Put back, it breaks a promise within so many seeds, and the check that says so is the one that should."""
+    mutation = MUTATIONS[name]
+    for first in range(1, _MUTATION_SEEDS + 1, _STEP):
+        seeds = range(first, first + _STEP)
+        results = list(days(seeds, seconds=6.0, faults=mutation.faults, mutation=name))
+        found = [result for result in results if mutation.found_by in result.failure and result.failure]
+        if found:
+            print(f"| {mutation.finding} | {mutation.what} | {found[0].seed} | {found[0].wall_s:.1f} |")
+            return
+    pytest.fail(f"{mutation.what}: not found by {_MUTATION_SEEDS} seeds")

@@ -1,0 +1,123 @@
+"""What goes wrong on a simulated day, and how it is mended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire.durability import Durability
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Day
+
+ALL_FAULTS = (
+    "crash",
+    "gateway",
+    "orchestrator",
+    "scheduler",
+    "pause",
+    "cut",
+    "slow",
+    "redis",
+    "redis emptied",
+    "redis rolled back",
+    "objects",
+    "objects full",
+    "clock",
+    "client",
+    "twin",
+)
+
+
+class Troubles:
+    """Strikes at random, of the kinds that the day allows. `healers`: what is still to be mended."""
+
+    def __init__(self, day: Day) -> None:
+        self._day = day
+        self.healers: list[asyncio.Task[None]] = []
+
+    async def snapshots(self) -> None:
+        while True:
+            self._day.cluster.metadata.snapshot()
+            await asyncio.sleep(0.25)
+
+    async def troubles(self) -> None:
+        kinds = [kind for kind in self._day.faults if kind != "client"]
+        while kinds and self._day.loop.time() < self._day.seconds - 1.0:
+            await asyncio.sleep(self._day.rng.uniform(*self._day.fault_pause_s))
+            kind = self._day.rng.choice(kinds)
+            self._day.disturbed += 1
+            self._day.history.count(f"fault: {kind}")
+            self.healers.append(asyncio.create_task(self._trouble(kind)))
+
+    async def _trouble(self, kind: str) -> None:
+        rng, cluster = self._day.rng, self._day.cluster
+        nodes = [f"storage-{number}" for number in range(self._day.storage_nodes)]
+        match kind:
+            case "crash":
+                await self._crash(rng.choice(nodes))
+            case "gateway" | "orchestrator" | "scheduler":
+                await self._crash(kind)
+            case "pause":
+                await self._pause(rng.choice(nodes), rng.uniform(0.2, 3.0))
+            case "cut":
+                pair = frozenset(rng.sample([*nodes, "gateway", "orchestrator", "client-0", "client-1"], 2))
+                self._day.tell(f"fault: cut {sorted(pair)}")
+                cluster.network.cuts.add(pair)
+                await asyncio.sleep(rng.uniform(0.3, 3.0) if rng.random() < 0.7 else rng.uniform(3.0, 12.0))
+                cluster.network.cuts.discard(pair)
+            case "slow":
+                name = rng.choice([*nodes, "gateway", "client-0"])
+                cluster.network.slow[name] = rng.uniform(0.01, 0.2)
+                await asyncio.sleep(rng.uniform(0.5, 3.0))
+                cluster.network.slow.pop(name, None)
+            case "redis":
+                self._day.tell("fault: Redis does not answer")
+                cluster.metadata.down = True
+                await asyncio.sleep(rng.uniform(0.2, 2.0))
+                cluster.metadata.down = False
+            case "redis emptied":
+                self._day.tell("fault: Redis is emptied")
+                cluster.metadata.empty()
+            case "redis rolled back":
+                self._day.tell("fault: Redis loses its last seconds")
+                cluster.metadata.roll_back(rng.uniform(0.3, 2.0))
+            case "objects":
+                self._day.tell("fault: the object tier fails")
+                cluster.objects.failing = True
+                await asyncio.sleep(rng.uniform(0.2, 3.0))
+                cluster.objects.failing = False
+            case "objects full":
+                cluster.objects.full = True
+                await asyncio.sleep(rng.uniform(0.2, 3.0))
+                cluster.objects.full = False
+            case "twin":
+                self._day.tell("fault: a second storage-0")
+                twin = await cluster.twin("storage-0")
+                await asyncio.sleep(rng.uniform(1.0, 4.0))
+                twin.crash()
+            case "clock":
+                member = cluster.members[rng.choice([*nodes, "gateway"])]
+                member.process.skew_ms = rng.randrange(-2000, 2000)
+        self._day.disturbed += 1
+
+    async def _crash(self, name: str) -> None:
+        member = self._day.cluster.members[name]
+        if member.process.dead:
+            return
+        self._day.tell(f"fault: {name} crashes")
+        if name.startswith("storage"):
+            self._day.history.void(Durability.MEMORY)
+        self._day.cluster.crash(name)
+        await asyncio.sleep(self._day.rng.uniform(0.1, 3.0))
+        await self._day.cluster.restart(name)
+        self._day.tell(f"{name} is back")
+
+    async def _pause(self, name: str, seconds: float) -> None:
+        process = self._day.cluster.members[name].process
+        if process.dead or process.paused:
+            return
+        self._day.tell(f"fault: {name} stands still for {seconds:.1f} s")
+        process.paused = True
+        await asyncio.sleep(seconds)
+        process.go_on()
