@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         namespace = convert.namespace_from(request.namespace)
         if request.tokens and request.chunk_keys:
             raise InvalidRequest("give either keys or tokens", field="chunk_keys")
-        keys = block_keys(namespace, request.tokens) if request.tokens else ChunkKeys(request.chunk_keys)
+        if request.tokens:  # hashing takes a second per MiB: not on the loop that keeps members alive
+            keys = await asyncio.to_thread(block_keys, namespace, request.tokens)
+        else:
+            keys = ChunkKeys(request.chunk_keys)
         question = Question(
             namespace,
             keys,
