@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import quire_orchestrator.server as server
-from quire.hashing import Namespace
+from quire.hashing import Namespace, block_keys
 from quire.keys import ChunkKeys
 from quire.layout import Dtype, KvLayout
 from quire.rpc import convert
@@ -24,11 +24,10 @@ class _Orchestrator:
 async def test_a_look_up_by_tokens_hashes_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding 13: a MiB of tokens took 1.3 s of the event loop, and the membership expires after three."""
     seen: list[threading.Thread] = []
-    plain = vars(server)["block_keys"]
 
     def hashed(namespace: Namespace, tokens: Any) -> ChunkKeys:
         seen.append(threading.current_thread())
-        return plain(namespace, tokens)
+        return block_keys(namespace, tokens)
 
     monkeypatch.setattr(server, "block_keys", hashed)
     nothing: Any = _Orchestrator()
