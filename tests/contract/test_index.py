@@ -204,6 +204,26 @@ async def test_a_claim_that_nobody_fulfils_passes_to_the_next(index: Index) -> N
     assert len(await index.claim_objects(20, 30, 10)) == 1
 
 
+async def test_rebuilding_does_not_bring_back_what_was_evicted(index: Index) -> None:
+    """Its object still lies there for a time; who stores it again means it."""
+    keys = chain(1)
+    first = records(keys, 0, 1)
+    await index.add_objects(first, await index.register("a", first, 0))
+    await index.evict(first, 0, 100)
+    assert await index.register("@object", first, 1, rebuilding=True) == [0]
+    assert await _count(index, keys) == 0
+    assert all(await index.register("@object", first, 1))
+
+
+async def test_a_new_index_wants_to_be_told_what_lies_in_the_object_tier(index: Index) -> None:
+    """Once: an orchestrator that starts does not make it new."""
+    name = await index.epoch()
+    token = await index.rebuild()
+    assert token
+    await index.rebuilt(token)
+    assert await index.epoch() == name and await index.rebuild() == ""
+
+
 async def test_a_node_may_let_go_of_what_the_object_tier_has(index: Index) -> None:
     """Finding 2: a note of one's own that the object exists is not enough."""
     keys = chain(2)

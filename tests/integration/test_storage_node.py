@@ -46,7 +46,7 @@ class ScriptedIndex:
     withdrawn: list[bytes] = field(default_factory=list)
     evicted: list[bytes] = field(default_factory=list)
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, rebuilding: bool = False) -> list[int]:
         await asyncio.sleep(0)
         answer = self.script.pop(0) if self.script else [True] * len(records)
         if isinstance(answer, Exception):

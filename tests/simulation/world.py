@@ -117,8 +117,8 @@ class Day:
         index, day = self.cluster.metadata.index, self
         plain = {name: getattr(index, name) for name in ("register", "unregister", "evict", "add_objects")}
 
-        async def register(node_id: str, chunks: Any, now_ms: int) -> Any:
-            answer = await plain["register"](node_id, chunks, now_ms)
+        async def register(node_id: str, chunks: Any, now_ms: int, **options: Any) -> Any:
+            answer = await plain["register"](node_id, chunks, now_ms, **options)
             for chunk, generation in zip(chunks, answer, strict=True):
                 if generation:
                     day.tell(f"index: {node_id} registers: {generation:x}", [chunk.key])

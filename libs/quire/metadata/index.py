@@ -150,15 +150,17 @@ class PrefixIndex:
             runs.append(PlacedRun(count, nodes))
         return Match(tuple(runs))
 
-    async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int) -> list[int]:
+    async def register(
+        self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, rebuilding: bool = False
+    ) -> list[int]:
         """List `node_id` as a holder of `chunks`, parents before children; the generations of their entries.
 
         0 for a chunk whose parent is not indexed, because indexing it would break the closure, and for the object tier
-        where the object is being deleted.
+        where the object is being deleted, or, `rebuilding`, is to be.
         """
         generations: list[int] = []
         for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
-            generations += await self._register_segment(node_id, segment, list(group), now_ms)
+            generations += await self._register_segment(node_id, segment, list(group), now_ms, rebuilding)
         return generations
 
     async def unregister(
@@ -210,9 +212,13 @@ class PrefixIndex:
             return [_nodes(placement or b"") for placement in await pipeline.execute()]
 
     async def epoch(self) -> str:
-        """Random name of this index, given when it is first asked for: an index that was lost has another."""
+        """Random name of this index, given when it is first asked for: an index that was lost has another.
+
+        A new one does not know what lies in the object tier.
+        """
         async with metadata_errors():
-            await self._client.set(_EPOCH_KEY, self._draw(8).hex(), nx=True)
+            if await self._client.set(_EPOCH_KEY, self._draw(8).hex(), nx=True):
+                await self.damaged()
             return str(cast(bytes, await self._client.get(_EPOCH_KEY)).decode())
 
     # ---- what nodes are listed for
@@ -347,7 +353,7 @@ class PrefixIndex:
     # ----
 
     async def _register_segment(
-        self, node_id: str, segment: bytes, chunks: list[ChunkRecord], now_ms: int
+        self, node_id: str, segment: bytes, chunks: list[ChunkRecord], now_ms: int, rebuilding: bool
     ) -> list[int]:
         opener, counted = chunks[0], False
         crosses = bool(opener.parent) and opener.parent_segment != segment
@@ -359,7 +365,8 @@ class PrefixIndex:
                 return [0] * len(chunks)
         packed = b"".join(chunk.key + (chunk.parent or _NO_PARENT) for chunk in chunks)
         fresh = (int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
-        arguments = [node_id, packed, fresh, opener.parent_segment if crosses else b""]
+        elsewhere = opener.parent_segment if crosses else b""
+        arguments = [node_id, packed, fresh, elsewhere, "1" if rebuilding else ""]
         marks = await self._change("register", segment, arguments)
         if counted and marks[:1] != b"2":  # another one was quicker and counted as well, or it was refused
             await self._count_child(opener.parent, opener.parent_segment, -1, now_ms)

@@ -89,15 +89,17 @@ class MemoryIndex:
 
     # ---- entries
 
-    async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int) -> list[int]:
-        return [self._register(node_id, chunk) for chunk in chunks]
+    async def register(
+        self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, rebuilding: bool = False
+    ) -> list[int]:
+        return [self._register(node_id, chunk, rebuilding) for chunk in chunks]
 
-    def _register(self, node_id: str, chunk: ChunkRecord) -> int:
+    def _register(self, node_id: str, chunk: ChunkRecord, rebuilding: bool) -> int:
         entry = self.state.entries.get(chunk.key)
         if entry is None and chunk.parent and chunk.parent not in self.state.entries:
             return 0
         if node_id == OBJECT_TIER and chunk.key in self.state.objects:
-            if self.state.objects[chunk.key][0]:
+            if self.state.objects[chunk.key][0] or rebuilding:
                 return 0
             del self.state.objects[chunk.key]
         if entry is None:
@@ -157,7 +159,9 @@ class MemoryIndex:
     # ---- what nodes are listed for
 
     async def epoch(self) -> str:
-        self.state.epoch = self.state.epoch or f"{self._random.getrandbits(64):016x}"
+        if not self.state.epoch:
+            self.state.epoch = f"{self._random.getrandbits(64):016x}"
+            await self.damaged()
         return self.state.epoch
 
     async def listings(self) -> dict[str, Listing]:

@@ -89,8 +89,11 @@ class CommitRequest(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
+    REBUILDING_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that holds the chunks; "@object" for the object tier."""
+    rebuilding: _builtins.bool
+    """The index is being rebuilt: objects that are to be deleted stay out."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """Chunks, parents before children."""
@@ -100,10 +103,11 @@ class CommitRequest(_message.Message):
         *,
         node_id: _builtins.str = ...,
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
+        rebuilding: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "rebuilding", b"rebuilding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -204,10 +204,13 @@ class Orchestrator:
                 break
         return raised
 
-    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[int]:
-        """Index replicas; the generations of their entries, 0 where the parent is not indexed."""
+    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], *, rebuilding: bool = False) -> list[int]:
+        """Index replicas; the generations of their entries, 0 where the parent is not indexed.
+
+        `rebuilding`: objects that are to be deleted stay out.
+        """
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
-            return await self._index.register(node_id, chunks, self._clock.now_ms())
+            return await self._index.register(node_id, chunks, self._clock.now_ms(), rebuilding=rebuilding)
 
     async def commit_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""
@@ -402,10 +405,8 @@ class Orchestrator:
         # One that an orchestrator of another release let in is not used by this one.
         members = await self._members.live(self._clock.now_ms())
         self._live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
-        epoch = await self._index.epoch()
-        if epoch != self._epoch:
-            await self._index.damaged()  # of a new one nobody knows what lies in the object tier
-        self._epoch, self._rebuild, self._listings = epoch, await self._index.rebuild(), await self._index.listings()
+        self._epoch, self._rebuild = await self._index.epoch(), await self._index.rebuild()
+        self._listings = await self._index.listings()
         for name in self._live:
             self._seen_s[name] = self._clock.monotonic_s()
         self._tenants, self._theta_bytes = await self._policies.tenants(), await self._policies.theta()

@@ -85,7 +85,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         )
 
     async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
-        generations = await self._orchestrator.commit(request.node_id, _records(request.chunks))
+        chunks = _records(request.chunks)
+        generations = await self._orchestrator.commit(request.node_id, chunks, rebuilding=request.rebuilding)
         return orchestrator_pb2.CommitResponse(generations=generations)
 
     async def CommitObjects(

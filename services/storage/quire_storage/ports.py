@@ -43,8 +43,11 @@ class ClusterIndex(Protocol):
     concern the next one of the same key.
     """
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
-        """Register; the generation of each entry, 0 for a chunk whose parent is not indexed (yet)."""
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, rebuilding: bool = False) -> list[int]:
+        """Register; the generation of each entry, 0 for a chunk whose parent is not indexed (yet).
+
+        `rebuilding`: objects that are to be deleted stay out.
+        """
 
     async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""

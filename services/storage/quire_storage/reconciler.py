@@ -106,10 +106,29 @@ class Reconciler:
         self._tiers.deny(gone)
         missing = [key for key in list(self._tiers.residency.keys()) if key not in listed]
         logger().info("compared with the index", dropped=dropped, withdrawn=len(gone), unlisted=len(missing))
-        if len(missing) + len(gone):
+        if await self._was_lost(missing):
             await self._registry.damaged()
         await self._register(missing)
         await self._list_objects()
+
+    async def _was_lost(self, keys: list[bytes]) -> bool:
+        """Whether the index has lost any of these, which it had acknowledged: not what is being evicted just now."""
+        suspects = await self._believed(keys)
+        if suspects:
+            await self._clock.sleep(_AGAIN_S)
+            suspects = await self._believed([record.key for record in suspects])
+        return bool(suspects) and bool(await self._registry.unlisted(suspects[:_BATCH]))
+
+    async def _believed(self, keys: list[bytes]) -> list[ChunkRecord]:
+        """Of these the ones that this node believes to be listed."""
+        found = []
+        for at, key in enumerate(keys):
+            known = self._tiers.residency.look(key)
+            if known is not None and known[1]:
+                found.append(known[0].chunk.record)
+            if at % _BATCH == 0:
+                await asyncio.sleep(0)
+        return found
 
     async def _register(self, keys: list[bytes]) -> None:
         """Parents may be on nodes that are still coming up: try again, ever less often."""

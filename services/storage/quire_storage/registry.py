@@ -119,6 +119,11 @@ class Registry:
             if not cursor:
                 return
 
+    async def unlisted(self, records: Sequence[ChunkRecord]) -> list[bytes]:
+        """Keys of those for which this node is not listed."""
+        holders = await self._index.locate(records)
+        return [each.key for each, names in zip(records, holders, strict=True) if self._node_id not in names]
+
     async def damaged(self) -> None:
         """The index differs from what it acknowledged: the object tier has to be compared with it too."""
         await self._index.damaged(self._node_id)
@@ -148,7 +153,8 @@ class Registry:
         """Register the object tier as the holder of chunks, parents before children; how many are listed now."""
         listed = 0
         for first in range(0, len(records), _BATCH_CHUNKS):
-            generations = await self._index.commit(OBJECT_TIER, records[first : first + _BATCH_CHUNKS])
+            part = records[first : first + _BATCH_CHUNKS]
+            generations = await self._index.commit(OBJECT_TIER, part, rebuilding=True)
             listed += sum(1 for generation in generations if generation)
         return listed
 

@@ -70,7 +70,7 @@ class EngineIndex:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, rebuilding: bool = False) -> list[int]:
         await asyncio.sleep(0)
         return [1] * len(records)
 

@@ -35,8 +35,9 @@ class GrpcClusterIndex:
     def __init__(self, channels: ChannelPool, address: str) -> None:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(address))
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
-        request = orchestrator_pb2.CommitRequest(node_id=node_id, chunks=map(convert.record_to, records))
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, rebuilding: bool = False) -> list[int]:
+        chunks = map(convert.record_to, records)
+        request = orchestrator_pb2.CommitRequest(node_id=node_id, chunks=chunks, rebuilding=rebuilding)
         return list((await self._call(self._stub.Commit, request)).generations)
 
     async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
