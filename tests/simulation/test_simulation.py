@@ -10,7 +10,7 @@ from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import days
 
 _SEEDS = int(os.environ.get("QUIRE_SIMULATION_SEEDS", "200"))
-_MUTATION_SEEDS = int(os.environ.get("QUIRE_MUTATION_SEEDS", "60"))
+_MUTATION_SEEDS = int(os.environ.get("QUIRE_MUTATION_SEEDS", "200"))
 _STEP = 20
 
 

@@ -198,9 +198,16 @@ class Day:
         await self._leave(client)
 
     async def _leave(self, client: QuireClient) -> None:
-        async with asyncio.timeout(400):
-            while client._transfers:
-                await asyncio.sleep(0.5)
+        for _ in range(200):
+            if not client._transfers:
+                return
+            await asyncio.sleep(0.5)
+        left = [
+            f"{type(each).__name__} quiet at {each._quiescence._quiet}"
+            for each in client._transfers.values()
+            if each._quiescence
+        ]
+        raise self.history.fail(f"transfers that never become quiet: {left}")
 
     async def _operate(self, client: QuireClient, rng: random.Random, number: int) -> None:
         kind, count = rng.choice(_KINDS), len(self.prefixes)

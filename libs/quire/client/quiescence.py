@@ -62,8 +62,10 @@ class Quiescence:
             self._on_quiet()
 
     def ended(self, outcome: NodeOutcome) -> None:
-        """A node's last word through the gateway."""
-        if outcome.quiesced and outcome.node_id in self.nodes:
+        """A node's last word through the gateway; where it is the gateway's, the node may never have been asked."""
+        if not outcome.quiesced:
+            self.give_up()
+        elif outcome.node_id in self.nodes:
             self.node(self.nodes.index(outcome.node_id))
 
     def everybody(self) -> None:

@@ -156,7 +156,7 @@ def verify(request: Request, claim: Claim, secret: str, now_s: float) -> bytes:
         )
     key = signing_key(secret, claim.scope)
     expected = sign(key, string_to_sign(request, claim))
-    if not hmac.compare_digest(expected, claim.signature):
+    if not hmac.compare_digest(expected.encode(), claim.signature.encode(errors="surrogateescape")):
         raise S3Error(
             "SignatureDoesNotMatch",
             "The request signature we calculated does not match the signature you provided. Check your key and signing "
@@ -198,7 +198,7 @@ def signing_key(secret: str, scope: str) -> bytes:
 
 
 def sign(key: bytes, text: str) -> str:
-    return hmac.digest(key, text.encode(), "sha256").hex()
+    return hmac.digest(key, text.encode(errors="surrogateescape"), "sha256").hex()
 
 
 def _raw_parameters(query: str) -> list[tuple[bytes, bytes]]:

@@ -47,7 +47,7 @@ class Pacer:
         self._fill(now_s)
         if self._rate == 0:
             return math.inf
-        return -self._credit / self._rate if self._credit <= -1.0 else 0.0  # less than a byte is rounding
+        return -self._credit / self._rate if self._credit < -1e-3 else 0.0  # less than that is rounding
 
     def leave(self, size: int) -> None:
         """Something has left."""
