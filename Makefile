@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-s3 fuzz test-containers chaos soak simulate mutations check format settings proto bench clean
+.PHONY: demo test test-s3 fuzz test-containers chaos soak simulate explore mutations check format settings proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,11 +40,15 @@ chaos: $(STAMP)         ## faults at random under load: make chaos SECONDS=300 S
 	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 tests/e2e/test_graceful.py
 
 SEEDS ?= 2000
+STATES ?= 200000
 simulate: $(STAMP)      ## a cluster's bad days on virtual time, by seed: make simulate SEEDS=20000
 	$(BIN)/python -m tests.simulation.run --seeds 1:$(SEEDS)
 
 mutations: $(STAMP)     ## known faults put back: the simulator has to find each within a thousand seeds
 	QUIRE_MUTATION_SEEDS=1000 $(BIN)/python -m pytest -s tests/simulation -k known_fault
+
+explore: $(STAMP)       ## every order of events of a tiny cluster, breadth first: make explore STATES=200000
+	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.exploration --states $(STATES)
 
 soak: $(STAMP)          ## kill -9 under load, the engine against its model, an hour of a production trace in ten minutes
 	QUIRE_SOAK_SECONDS=600 QUIRE_SOAK_TRACE_S=3600 $(BIN)/python -m pytest -s tests/chaos/test_soak.py

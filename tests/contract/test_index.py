@@ -198,10 +198,27 @@ async def test_an_object_is_deleted_only_after_a_time_and_only_if_nothing_lists_
 
 async def test_a_claim_that_nobody_fulfils_passes_to_the_next(index: Index) -> None:
     keys = chain(1)
-    await index.forsake_objects(records(keys, 0, 1), 10)
+    assert await index.expect_objects(records(keys, 0, 1), 10) == [True]
     assert len(await index.claim_objects(10, 20, 10)) == 1
     assert await index.claim_objects(19, 30, 10) == []
     assert len(await index.claim_objects(20, 30, 10)) == 1
+
+
+async def test_an_object_that_is_expected_stays_until_it_is_listed(index: Index) -> None:
+    """Announced, it is not deleted before its time; never listed, it is deleted then; while it goes, it is refused."""
+    keys = chain(2)
+    both = records(keys, 0, 2)
+    generations = await index.register("a", both, 0)
+    await index.add_objects(both, generations)
+    await index.evict(list(reversed(both)), 0, 100)
+    assert await index.expect_objects(both, 200) == [True, True]
+    assert await index.expect_objects(both, 150) == [True, True], "the latest time counts"
+    assert await index.claim_objects(150, 180, 10) == []
+    again = await index.register("a", both[:1], 150)
+    await index.add_objects(both[:1], again)
+    assert await index.expect_objects(both[:1], 300) == [True], "it is listed"
+    assert [record.key for record in await index.claim_objects(200, 250, 10)] == [keys.at(1)]
+    assert await index.expect_objects(both, 300) == [True, False]
 
 
 async def test_rebuilding_does_not_bring_back_what_was_evicted(index: Index) -> None:

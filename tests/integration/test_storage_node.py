@@ -57,7 +57,8 @@ class ScriptedIndex:
     async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         return [ObjectMark.LISTED] * len(records)
 
-    async def forsake_objects(self, records: Sequence[ChunkRecord]) -> None: ...
+    async def expect_objects(self, records: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
+        return [True] * len(records), 60_000
 
     async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         return [True] * len(records)

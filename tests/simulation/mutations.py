@@ -11,21 +11,29 @@ from typing import Any
 
 from quire.keys import ChunkKeys
 from quire.testing.index import MemoryIndex
+from quire_storage.arena import Arena
 from quire_storage.core import residency
 from quire_storage.core.residency import Residency
+from quire_storage.delivery import Delivery
 from quire_storage.reconciler import Reconciler
+from quire_storage.replication import Replicator
 from tests.simulation.cluster import Members
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """`faults`: the bad days on which it shows; `found_by`: words of the check that finds it."""
+    """`faults`: the bad days on which it shows; `found_by`: words of the check that finds it. `explored`: the
+    scenario in which the exploration finds it, for one that the simulator need not find. `finding`: 0 for one that the
+    exploration itself has found.
+    """
 
     finding: int
     what: str
     edits: tuple[Callable[[], None], ...]
     faults: tuple[str, ...] = ()
     found_by: str = ""
+    explored: str = ""
+    reads_only: bool = False
 
     def apply(self) -> None:
         for edit in self.edits:
@@ -79,6 +87,20 @@ MUTATIONS: dict[str, Mutation] = {
         ("redis emptied",),
         found_by="acknowledged",
     ),
+    "unmapped-landing": Mutation(
+        4,
+        "memory that copies land in is unmapped although their source may still write",
+        (_edit(Replicator, "_land", "if quiesced:", "if True:"),),
+        ("stuck",),
+        found_by="unregistered memory",
+    ),
+    "not-settled": Mutation(
+        5,
+        "a delivery says that it is quiesced while puts are in flight",
+        (_edit(Delivery, "_outcome", "quiesced=self.settled", "quiesced=True"),),
+        ("stuck",),
+        found_by="written to after it was returned",
+    ),
     "two-of-a-name": Mutation(
         7,
         "a second live process of one name is let into the cluster",
@@ -92,6 +114,42 @@ MUTATIONS: dict[str, Mutation] = {
         (lambda: setattr(MemoryIndex, "_remove_hollow", lambda self, entry, now_ms: None),),
         ("crash",),
         found_by="pins its parents",
+    ),
+    "late-drop": Mutation(
+        2,
+        "a drop takes the chunk that was stored again since",
+        (_edit(Residency, "_dropped", "if not generation or entry.generation == generation:", "if True:"),),
+        explored="stored again beside an eviction",
+        found_by="was acknowledged",
+    ),
+    "unchecked-acknowledgement": Mutation(
+        6,
+        "what is acknowledged is not looked at once more",
+        (_edit(Residency, "acknowledged", "if entry.phase is Phase.RESIDENT and entry.generation", "if True"),),
+        explored="stored again beside an eviction",
+        found_by="cannot be read at that moment",
+    ),
+    "overtaken": Mutation(
+        0,
+        "two registrations of one chunk at a time: their answers overtake each other",
+        (_edit(Residency, "_is_busy", " or entry.registering > 0", ""),),
+        explored="on drives",
+        found_by="was acknowledged",
+    ),
+    "objects-of-before": Mutation(
+        0,
+        "an object that was written for an entry that has ended counts for the next one",
+        (_edit(Residency, "_set_generation", "if entry.generation != generation:", "if False:"),),
+        explored="an object beside an eviction",
+        found_by="acknowledged in the object tier",
+    ),
+    "staging-without-shares": Mutation(
+        12,
+        "slow clients hold all staging blocks",
+        (_edit(Arena, "_serve", "self._taken.get(owner, 0) >= max(1, self._blocks // (2 * clients + 2))", "False"),),
+        ("slow client",),
+        reads_only=True,
+        found_by="with nothing wrong but slow clients",
     ),
     "leaked-pins": Mutation(
         14,

@@ -46,12 +46,12 @@ class Result:
     counts: dict[str, int] = field(default_factory=dict)
 
 
-def day(seed: int, seconds: float, faults: Sequence[str]) -> Result:
+def day(seed: int, seconds: float, faults: Sequence[str], *, reads_only: bool = False) -> Result:
     """Run one seed in this process."""
     days: list[Day] = []
 
     async def main(loop: SimulatedLoop) -> None:
-        days.append(Day(loop, seconds=seconds, faults=faults))
+        days.append(Day(loop, seconds=seconds, faults=faults, reads_only=reads_only))
         async with asyncio.timeout(seconds + _ENDLESS_S):
             await days[0].run()
 
@@ -74,6 +74,7 @@ def days(
     seconds: float = 6.0,
     faults: Sequence[str] = ALL_FAULTS,
     mutation: str = "",
+    reads_only: bool = False,
     workers: int = 2,
 ) -> Iterator[Result]:
     """Run seeds in processes of their own, some at a time; results as they come."""
@@ -82,6 +83,7 @@ def days(
     def run(part: Sequence[int]) -> list[Result]:
         command = [sys.executable, "-m", "tests.simulation.run", "--worker", "--seeds", ",".join(map(str, part))]
         command += ["--seconds", str(seconds), "--faults", ",".join(faults), "--mutation", mutation]
+        command += ["--reads-only"] if reads_only else []
         environment = {**os.environ, "PYTHONHASHSEED": "0"}
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
         found = [Result(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -102,7 +104,8 @@ def _work(arguments: argparse.Namespace, seeds: Sequence[int]) -> None:
         MUTATIONS[arguments.mutation].apply()
     faults = [fault for fault in arguments.faults.split(",") if fault]
     for seed in seeds:
-        print(json.dumps(asdict(day(seed, arguments.seconds, faults))), flush=True)
+        result = day(seed, arguments.seconds, faults, reads_only=arguments.reads_only)
+        print(json.dumps(asdict(result)), flush=True)
     os._exit(0)
 
 
@@ -119,6 +122,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="virtual seconds of load")
     parser.add_argument("--faults", default=",".join(ALL_FAULTS))
     parser.add_argument("--mutation", default="", help="put a known fault back: " + ", ".join(MUTATIONS))
+    parser.add_argument("--reads-only", action="store_true", help="everything is stored on drives first")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     seeds = _seeds(arguments.seeds)
@@ -126,7 +130,14 @@ def main() -> int:
         _work(arguments, seeds)
     totals: Counter[str] = Counter()
     faults = [fault for fault in arguments.faults.split(",") if fault]
-    for result in days(seeds, seconds=arguments.seconds, faults=faults, mutation=arguments.mutation):
+    found = days(
+        seeds,
+        seconds=arguments.seconds,
+        faults=faults,
+        mutation=arguments.mutation,
+        reads_only=arguments.reads_only,
+    )
+    for result in found:
         totals.update(seeds=1, operations=result.operations, faults=result.faults, messages=result.messages)
         totals["failed"] += bool(result.failure)
         if result.failure:

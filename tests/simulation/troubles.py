@@ -17,6 +17,8 @@ ALL_FAULTS = (
     "scheduler",
     "pause",
     "cut",
+    "stuck",
+    "slow client",
     "slow",
     "redis",
     "redis emptied",
@@ -46,9 +48,12 @@ class Troubles:
         while kinds and self._day.loop.time() < self._day.seconds - 1.0:
             await asyncio.sleep(self._day.rng.uniform(*self._day.fault_pause_s))
             kind = self._day.rng.choice(kinds)
-            self._day.disturbed += 1
             self._day.history.count(f"fault: {kind}")
-            self.healers.append(asyncio.create_task(self._trouble(kind)))
+            if kind == "slow client":
+                self.healers.append(asyncio.create_task(self._slow_client()))
+            else:
+                self._day.disturbed += 1
+                self.healers.append(asyncio.create_task(self._trouble(kind)))
 
     async def _trouble(self, kind: str) -> None:
         rng, cluster = self._day.rng, self._day.cluster
@@ -66,6 +71,13 @@ class Troubles:
                 cluster.network.cuts.add(pair)
                 await asyncio.sleep(rng.uniform(0.3, 3.0) if rng.random() < 0.7 else rng.uniform(3.0, 12.0))
                 cluster.network.cuts.discard(pair)
+            case "stuck":
+                peer = rng.choice([*nodes, "client-0", "client-1", "client-2"])
+                pair = frozenset((peer, rng.choice([name for name in nodes if name != peer])))
+                self._day.tell(f"fault: stuck {sorted(pair)}")
+                cluster.network.stuck.add(pair)
+                await asyncio.sleep(rng.uniform(7.5, 11.0))
+                cluster.network.stuck.discard(pair)
             case "slow":
                 name = rng.choice([*nodes, "gateway", "client-0"])
                 cluster.network.slow[name] = rng.uniform(0.01, 0.2)
@@ -100,6 +112,16 @@ class Troubles:
                 member = cluster.members[rng.choice([*nodes, "gateway"])]
                 member.process.skew_ms = rng.randrange(-2000, 2000)
         self._day.disturbed += 1
+
+    async def _slow_client(self) -> None:
+        """Nothing reaches its memory, or comes from there: that costs its own requests only."""
+        name = f"client-{self._day.rng.randrange(self._day.clients)}"
+        self._day.tell(f"fault: {name} is slow")
+        self._day.slow.add(name)
+        pairs = {frozenset((name, f"storage-{number}")) for number in range(self._day.storage_nodes)}
+        self._day.cluster.network.stuck |= pairs
+        await asyncio.sleep(self._day.rng.uniform(2.0, 5.0))
+        self._day.cluster.network.stuck -= pairs
 
     async def _crash(self, name: str) -> None:
         member = self._day.cluster.members[name]

@@ -27,6 +27,8 @@ from quire.metadata.index import OBJECT_TIER
 from quire.testing.simulation import Process, SimChannels, SimTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
+from quire_storage import delivery as delivery_at_node
+from quire_storage.adapters import cluster as cluster_at_node
 from tests.simulation.cluster import Cluster
 from tests.simulation.history import History
 from tests.simulation.prefixes import LAYOUT, Prefix, content, prefixes
@@ -34,6 +36,7 @@ from tests.simulation.troubles import Troubles
 
 LEASE_MS = 8_000
 _OPERATION_S = 60.0
+_UNDISTURBED_S = 3.0  # longer than a store waits for memory
 _UNUSED = 0xEE
 _KINDS = (
     *("store",) * 3,
@@ -59,7 +62,10 @@ class _VirtualTime:
 
 @dataclass(slots=True)
 class Day:
-    """One simulated run. `seconds`: of virtual time under load. `faults`: kinds that may happen."""
+    """One simulated run. `seconds`: of virtual time under load. `faults`: kinds that may happen.
+
+    `reads_only`: everything is stored on drives first, and memory holds next to nothing of it.
+    """
 
     loop: SimulatedLoop
     seconds: float = 20.0
@@ -68,11 +74,13 @@ class Day:
     faults: Sequence[str] = ()
     fault_pause_s: tuple[float, float] = (0.5, 2.5)
     storage_nodes: int = 3
+    reads_only: bool = False
     history: History = field(default_factory=History)
     cluster: Cluster = field(init=False)
     prefixes: list[Prefix] = field(init=False)
     rng: random.Random = field(init=False)
     disturbed: int = 0
+    slow: set[str] = field(default_factory=set)
     digest: Any = field(default_factory=hashlib.sha256)
 
     def __post_init__(self) -> None:
@@ -81,10 +89,15 @@ class Day:
             "drive_bytes": self.rng.choice([(1 << 20) + 200_000, 3 << 20]),
             "arena_bytes": self.rng.choice([1 << 18, 1 << 20]),
         }
+        if self.reads_only:
+            small = {"drive_bytes": 3 << 20, "arena_bytes": 1 << 16}
         self.cluster = Cluster(self.loop, self.storage_nodes, settings=small)
         self.prefixes = prefixes(self.rng)
         vars(delivery_module)["time"] = _VirtualTime(self.loop)
+        # As everything in this cluster is some ten times quicker than configured by default.
         quiescence_module.UNHEARD_S = 25.0  # type: ignore[misc]  # longer than this cluster's permits and transfers
+        vars(delivery_at_node)["_QUIESCE_TIMEOUT_S"] = 0.4
+        vars(cluster_at_node)["_COPY_TIMEOUT_S"] = 7.0
         unexpected.clear()
 
     # ---- the run
@@ -92,6 +105,8 @@ class Day:
     async def run(self) -> None:
         await self.cluster.start()
         self._listen()
+        if self.reads_only:
+            await self._store_all()
         loads = [asyncio.create_task(self._client(number)) for number in range(self.clients)]
         trouble = Troubles(self)
         troubles = asyncio.create_task(trouble.troubles())
@@ -111,6 +126,30 @@ class Day:
                 break
             await asyncio.sleep(0.37)
         self._check_leaks()
+
+    async def _store_all(self) -> None:
+        """Every prefix on a drive, by a client of its own."""
+        process = Process("storer")
+        await process.start(self._store_each(self._client_of(process)))
+
+    async def _store_each(self, client: QuireClient) -> None:
+        await client.start()
+        for prefix in self.prefixes:
+            count = len(prefix.keys)
+            async with self._buffer(client, count) as buffer:
+                rows = buffer.layers(LAYOUT.num_layers, count, LAYOUT.slice_bytes)
+                for at, key in enumerate(prefix.keys):
+                    rows[:, at] = content(key, 0)
+                    self.history.sent(key, 0)
+                session = await client.store(prefix.namespace, prefix.keys, 0, buffer, durability=Durability.LOCAL)
+                for layer in range(LAYOUT.num_layers):
+                    session.layer_produced(layer)
+                await self._finish(session)
+
+    def _client_of(self, process: Process, timeout_s: float = 20.0) -> QuireClient:
+        channels: Any = SimChannels(self.cluster.network, process)
+        transport = SimTransport(self.cluster.fabric, process)
+        return QuireClient("gateway", transport=transport, timeout_s=timeout_s, channels=channels)
 
     def _listen(self) -> None:
         """Follow what the index is told."""
@@ -178,9 +217,7 @@ class Day:
                 task.result()
 
     async def _life(self, process: Process, number: int) -> None:
-        transport = SimTransport(self.cluster.fabric, process)
-        channels: Any = SimChannels(self.cluster.network, process)
-        client = QuireClient("gateway", transport=transport, timeout_s=9.0, channels=channels)
+        client = self._client_of(process, timeout_s=9.0)
         rng = random.Random(self.rng.getrandbits(64))
         await client.start()
         crash_s = self.loop.time() + rng.expovariate(1 / 15) if "client" in self.faults else 1e9
@@ -191,9 +228,11 @@ class Day:
                 self.tell(f"fault: client-{number} crashes")
                 process.crash()
                 await asyncio.sleep(1)
-            task = asyncio.create_task(self._operate(client, rng, number))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            many = f"client-{number}" in self.slow and rng.random() < 0.2
+            for _ in range(4 if many else 1):
+                task = asyncio.create_task(self._operate(client, rng, number, "read at once" if many else ""))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
         await asyncio.gather(*tasks)
         await self._leave(client)
 
@@ -209,8 +248,9 @@ class Day:
         ]
         raise self.history.fail(f"transfers that never become quiet: {left}")
 
-    async def _operate(self, client: QuireClient, rng: random.Random, number: int) -> None:
-        kind, count = rng.choice(_KINDS), len(self.prefixes)
+    async def _operate(self, client: QuireClient, rng: random.Random, number: int, kind: str) -> None:
+        kind = kind or ("fetch" if self.reads_only else rng.choice(_KINDS))
+        count = len(self.prefixes)
         prefix = self.prefixes[min(rng.randrange(count), rng.randrange(count))]
         began_s = self.loop.time()
         self.history.count(kind)
@@ -222,6 +262,10 @@ class Day:
         except TimeoutError:
             raise self.history.fail(f"{kind} by client-{number} was not answered within its deadline") from None
         took_s = self.loop.time() - began_s
+        alone = set(self.faults) == {"slow client"} and f"client-{number}" not in self.slow
+        if alone and took_s > _UNDISTURBED_S and not kind.startswith("cancel"):  # memory comes back later
+            what = f"{kind} by client-{number} took {took_s:.1f} s"
+            raise self.history.fail(f"{what}, with nothing wrong but slow clients")
         if not self.disturbed and outcome not in ("done", "KeysInvalid", "TargetInvalid"):
             self.history.count(f"{kind}: {outcome}")
         self.tell(f"client-{number}: {kind}: {outcome} after {took_s:.3f} s", list(prefix.keys))
@@ -241,6 +285,8 @@ class Day:
                 return outcome
             case "fetch":
                 return await self._fetch(client, prefix, rng, cancel=False)
+            case "read at once":
+                return await self._fetch(client, prefix, rng, cancel=False, order=DeliveryOrder.LAYERWISE)
             case "cancel fetch":
                 return await self._fetch(client, prefix, rng, cancel=True)
             case "evict":
@@ -317,12 +363,20 @@ class Day:
         await session.quiesced(20.0)
         return summary
 
-    async def _fetch(self, client: QuireClient, prefix: Prefix, rng: random.Random, *, cancel: bool) -> str:
+    async def _fetch(
+        self,
+        client: QuireClient,
+        prefix: Prefix,
+        rng: random.Random,
+        *,
+        cancel: bool,
+        order: DeliveryOrder | None = None,
+    ) -> str:
         found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=LEASE_MS)
         if not found.matched_chunks:
             return "done"
         count = found.matched_chunks
-        order = rng.choice([DeliveryOrder.LAYERWISE, DeliveryOrder.CHUNKWISE])
+        order = order or rng.choice([DeliveryOrder.LAYERWISE, DeliveryOrder.CHUNKWISE])
         window_us = rng.choice([None, 500, 3000])
         async with self._buffer(client, count) as buffer:
             delivery = await client.fetch(found, buffer, order=order, compute_window_us=window_us)
@@ -390,9 +444,7 @@ class Day:
 
     async def _inspect(self, process: Process) -> None:
         """A client reads everything that was promised."""
-        transport = SimTransport(self.cluster.fabric, process)
-        channels: Any = SimChannels(self.cluster.network, process)
-        client = QuireClient("gateway", transport=transport, timeout_s=20.0, channels=channels)
+        client = self._client_of(process)
         await client.start()
         rng = random.Random(1)
         for prefix in self.prefixes:
@@ -425,7 +477,8 @@ class Day:
                 for name, node in self.cluster.storage.items()
             )
             rebuilt = not self.cluster.metadata.index.state.rebuild or not self.cluster.objects_on
-            uploaded = all(not node._objects or not node._objects.lag_chunks for node in self.cluster.storage.values())
+            nodes = self.cluster.storage.values()
+            uploaded = all(not node._write_behind or not node._write_behind.lag_chunks for node in nodes)
             if agree and rebuilt and uploaded:
                 return
         raise self.history.fail(

@@ -126,7 +126,7 @@ class PrefixIndex:
             "evict": scripts.EVICT,
             "count_child": scripts.COUNT_CHILD,
             "add_objects": scripts.ADD_OBJECTS,
-            "forsake": scripts.FORSAKE,
+            "expect": scripts.EXPECT,
             "claim": scripts.CLAIM,
             "deleted": scripts.DELETED,
             "pin": scripts.PIN,
@@ -275,15 +275,26 @@ class PrefixIndex:
             packed = b"".join(each.to_bytes(8, "big") for _, each in part)
             mask = await self._change("add_objects", segment, [b"".join(chunk.key for chunk, _ in part), packed])
             marks += [_OBJECT_MARKS[mark] for mark in mask]
+            listed = [segment + chunk.key for (chunk, _), mark in zip(part, mask, strict=True) if mark == ord("1")]
+            if listed:
+                async with metadata_errors():
+                    await self._client.zrem(_DUE_KEY, *listed)
         return marks
 
-    async def forsake_objects(self, chunks: Sequence[ChunkRecord], delete_ms: int) -> None:
-        """Objects that no entry lists: to be deleted at `delete_ms`, unless one lists them by then."""
-        due = {chunk.segment + chunk.key: delete_ms for chunk in chunks}
-        async with metadata_errors():
-            await self._client.zadd(_DUE_KEY, due)
+    async def expect_objects(self, chunks: Sequence[ChunkRecord], delete_ms: int) -> list[bool]:
+        """Objects that are about to be written, or that no entry lists: to be deleted at `delete_ms` or later, unless
+        one lists them by then. False for one that is being deleted just now.
+        """
+        marks: list[bool] = []
         for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
-            await self._change("forsake", segment, [b"".join(chunk.key for chunk in group), delete_ms])
+            part = list(group)
+            mask = await self._change("expect", segment, [b"".join(chunk.key for chunk in part), delete_ms])
+            noted = [segment + chunk.key for chunk, mark in zip(part, mask, strict=True) if mark == ord("1")]
+            if noted:
+                async with metadata_errors():
+                    await self._client.zadd(_DUE_KEY, dict.fromkeys(noted, delete_ms))
+            marks += [mark != ord("!") for mark in mask]
+        return marks
 
     async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
         """Objects whose time has come: to be deleted by the caller, who has until `until_ms`. Until then, or until

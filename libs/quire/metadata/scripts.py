@@ -274,16 +274,23 @@ return table.concat(mask)
 """
 )
 
-# ARGV: 1 digests packed, 2 when to delete. Notes objects that no entry lists; one that is noted keeps its time.
-FORSAKE: Final = (
+# ARGV: 1 digests packed, 2 when to delete them. Notes objects that no entry lists. Returns a mask: "1" noted,
+# "2" listed already, "!" it is being deleted.
+EXPECT: Final = (
     _SEGMENT
     + """
+local mask = {}
 for at = 1, #ARGV[1], 32 do
   local digest = string.sub(ARGV[1], at, at + 31)
-  local old = redis.call('HGET', key, digest)
-  if not (old and listed(old, '@object')) then redis.call('HSETNX', objects, digest, ARGV[2]) end
+  local old, object = redis.call('HGET', key, digest), redis.call('HGET', objects, digest)
+  if object and string.sub(object, 1, 1) == '!' then mask[#mask + 1] = '!'
+  elseif old and listed(old, '@object') then mask[#mask + 1] = '2'
+  else
+    if not object or tonumber(object) < tonumber(ARGV[2]) then redis.call('HSET', objects, digest, ARGV[2]) end
+    mask[#mask + 1] = '1'
+  end
 end
-return 1
+return table.concat(mask)
 """
 )
 

@@ -201,11 +201,17 @@ class MemoryIndex:
                 marks.append(ObjectMark.LISTED)
         return marks
 
-    async def forsake_objects(self, chunks: Sequence[ChunkRecord], delete_ms: int) -> None:
-        for chunk in chunks:
-            entry = self.state.entries.get(chunk.key)
-            if entry is None or OBJECT_TIER not in entry.nodes:
-                self.state.objects.setdefault(chunk.key, (False, delete_ms, chunk.segment))
+    async def expect_objects(self, chunks: Sequence[ChunkRecord], delete_ms: int) -> list[bool]:
+        return [self._expect(chunk, delete_ms) for chunk in chunks]
+
+    def _expect(self, chunk: ChunkRecord, delete_ms: int) -> bool:
+        entry, before = self.state.entries.get(chunk.key), self.state.objects.get(chunk.key)
+        if before is not None and before[0]:
+            return False
+        if entry is None or OBJECT_TIER not in entry.nodes:
+            due_ms = max(delete_ms, before[1]) if before is not None else delete_ms
+            self.state.objects[chunk.key] = (False, due_ms, chunk.segment)
+        return True
 
     async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
         claimed: list[ChunkRecord] = []

@@ -162,13 +162,13 @@ class CommitObjectsResponse(_message.Message):
 Global___CommitObjectsResponse: _TypeAlias = CommitObjectsResponse  # noqa: Y015
 
 @_typing.final
-class ForsakeObjectsRequest(_message.Message):
+class ExpectObjectsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
-        """Chunks whose objects nothing lists."""
+        """Chunks whose objects nothing lists yet."""
 
     def __init__(
         self,
@@ -181,22 +181,31 @@ class ForsakeObjectsRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ForsakeObjectsRequest: _TypeAlias = ForsakeObjectsRequest  # noqa: Y015
+Global___ExpectObjectsRequest: _TypeAlias = ExpectObjectsRequest  # noqa: Y015
 
 @_typing.final
-class ForsakeObjectsResponse(_message.Message):
+class ExpectObjectsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    MARKS_FIELD_NUMBER: _builtins.int
+    KEPT_MS_FIELD_NUMBER: _builtins.int
+    marks: _builtins.bytes
+    """For each 1, or 0 if its object is being deleted: try later."""
+    kept_ms: _builtins.int
+    """How long the objects are kept unlisted."""
     def __init__(
         self,
+        *,
+        marks: _builtins.bytes = ...,
+        kept_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept_ms", b"kept_ms", "marks", b"marks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ForsakeObjectsResponse: _TypeAlias = ForsakeObjectsResponse  # noqa: Y015
+Global___ExpectObjectsResponse: _TypeAlias = ExpectObjectsResponse  # noqa: Y015
 
 @_typing.final
 class GetListingRequest(_message.Message):

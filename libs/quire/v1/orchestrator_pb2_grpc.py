@@ -57,10 +57,10 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsResponse.FromString,
                 _registered_method=True)
-        self.ForsakeObjects = channel.unary_unary(
-                '/quire.v1.OrchestratorService/ForsakeObjects',
-                request_serializer=quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsResponse.FromString,
+        self.ExpectObjects = channel.unary_unary(
+                '/quire.v1.OrchestratorService/ExpectObjects',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.ExpectObjectsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ExpectObjectsResponse.FromString,
                 _registered_method=True)
         self.Withdraw = channel.unary_unary(
                 '/quire.v1.OrchestratorService/Withdraw',
@@ -211,8 +211,9 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ForsakeObjects(self, request, context):
-        """Objects were written for chunks that went meanwhile: have them deleted, unless they are listed by then.
+    def ExpectObjects(self, request, context):
+        """Objects are about to be written, or were written for chunks that went meanwhile: have them deleted after a time,
+        unless they are listed by then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -402,10 +403,10 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.CommitObjectsResponse.SerializeToString,
             ),
-            'ForsakeObjects': grpc.unary_unary_rpc_method_handler(
-                    servicer.ForsakeObjects,
-                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsResponse.SerializeToString,
+            'ExpectObjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExpectObjects,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ExpectObjectsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.ExpectObjectsResponse.SerializeToString,
             ),
             'Withdraw': grpc.unary_unary_rpc_method_handler(
                     servicer.Withdraw,
@@ -643,7 +644,7 @@ class OrchestratorService:
             _registered_method=True)
 
     @staticmethod
-    def ForsakeObjects(request,
+    def ExpectObjects(request,
             target,
             options=(),
             channel_credentials=None,
@@ -656,9 +657,9 @@ class OrchestratorService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/quire.v1.OrchestratorService/ForsakeObjects',
-            quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsRequest.SerializeToString,
-            quire_dot_v1_dot_orchestrator__pb2.ForsakeObjectsResponse.FromString,
+            '/quire.v1.OrchestratorService/ExpectObjects',
+            quire_dot_v1_dot_orchestrator__pb2.ExpectObjectsRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.ExpectObjectsResponse.FromString,
             options,
             channel_credentials,
             insecure,

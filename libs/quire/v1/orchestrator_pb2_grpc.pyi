@@ -43,8 +43,10 @@ class OrchestratorServiceStub:
     """Register replicas that a storage node has made durable. Idempotent."""
     CommitObjects: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitObjectsRequest, _orchestrator_pb2.CommitObjectsResponse]
     """List the object tier in index entries of chunks that were written there."""
-    ForsakeObjects: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ForsakeObjectsRequest, _orchestrator_pb2.ForsakeObjectsResponse]
-    """Objects were written for chunks that went meanwhile: have them deleted, unless they are listed by then."""
+    ExpectObjects: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ExpectObjectsRequest, _orchestrator_pb2.ExpectObjectsResponse]
+    """Objects are about to be written, or were written for chunks that went meanwhile: have them deleted after a time,
+    unless they are listed by then.
+    """
     Withdraw: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]
     """Deregister replicas that a storage node found lost or corrupt."""
     Release: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]
@@ -105,8 +107,10 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """Register replicas that a storage node has made durable. Idempotent."""
     CommitObjects: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitObjectsRequest, _orchestrator_pb2.CommitObjectsResponse]  # type: ignore[assignment]
     """List the object tier in index entries of chunks that were written there."""
-    ForsakeObjects: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ForsakeObjectsRequest, _orchestrator_pb2.ForsakeObjectsResponse]  # type: ignore[assignment]
-    """Objects were written for chunks that went meanwhile: have them deleted, unless they are listed by then."""
+    ExpectObjects: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ExpectObjectsRequest, _orchestrator_pb2.ExpectObjectsResponse]  # type: ignore[assignment]
+    """Objects are about to be written, or were written for chunks that went meanwhile: have them deleted after a time,
+    unless they are listed by then.
+    """
     Withdraw: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]  # type: ignore[assignment]
     """Deregister replicas that a storage node found lost or corrupt."""
     Release: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]  # type: ignore[assignment]
@@ -190,12 +194,14 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         """List the object tier in index entries of chunks that were written there."""
 
     @_abc_1.abstractmethod
-    def ForsakeObjects(
+    def ExpectObjects(
         self,
-        request: _orchestrator_pb2.ForsakeObjectsRequest,
+        request: _orchestrator_pb2.ExpectObjectsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_orchestrator_pb2.ForsakeObjectsResponse, _abc.Awaitable[_orchestrator_pb2.ForsakeObjectsResponse]]:
-        """Objects were written for chunks that went meanwhile: have them deleted, unless they are listed by then."""
+    ) -> _typing.Union[_orchestrator_pb2.ExpectObjectsResponse, _abc.Awaitable[_orchestrator_pb2.ExpectObjectsResponse]]:
+        """Objects are about to be written, or were written for chunks that went meanwhile: have them deleted after a time,
+        unless they are listed by then.
+        """
 
     @_abc_1.abstractmethod
     def Withdraw(

@@ -216,9 +216,12 @@ class Orchestrator:
         """List the object tier in these very entries."""
         return await self._index.add_objects(chunks, generations)
 
-    async def forsake_objects(self, chunks: Sequence[ChunkRecord]) -> None:
-        """Have objects deleted that no entry lists, after the time of grace, unless one lists them then."""
-        await self._index.forsake_objects(chunks, self._clock.now_ms() + self._config.object_grace_ms)
+    async def expect_objects(self, chunks: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
+        """Objects are about to be written, or no entry lists them: they are deleted after the time of grace, unless
+        one lists them then. False for one that is being deleted; and the time of grace in ms.
+        """
+        grace_ms = self._config.object_grace_ms
+        return await self._index.expect_objects(chunks, self._clock.now_ms() + grace_ms), grace_ms
 
     async def withdraw(
         self, node_id: str, chunks: Sequence[ChunkRecord], *, only_in_object: bool = False

@@ -95,11 +95,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         marks = await self._orchestrator.commit_objects(_records(request.chunks), list(request.generations))
         return orchestrator_pb2.CommitObjectsResponse(marks=bytes(mark.value for mark in marks))
 
-    async def ForsakeObjects(
-        self, request: orchestrator_pb2.ForsakeObjectsRequest, context: Any
-    ) -> orchestrator_pb2.ForsakeObjectsResponse:
-        await self._orchestrator.forsake_objects(_records(request.chunks))
-        return orchestrator_pb2.ForsakeObjectsResponse()
+    async def ExpectObjects(
+        self, request: orchestrator_pb2.ExpectObjectsRequest, context: Any
+    ) -> orchestrator_pb2.ExpectObjectsResponse:
+        marks, kept_ms = await self._orchestrator.expect_objects(_records(request.chunks))
+        return orchestrator_pb2.ExpectObjectsResponse(marks=bytes(marks), kept_ms=kept_ms)
 
     async def Withdraw(
         self, request: orchestrator_pb2.WithdrawRequest, context: Any

@@ -30,9 +30,9 @@ class Arena:
         count = max(2, staging_bytes // block_bytes)
         self._size = self._slot_bytes + count * block_bytes
         self._free = [self._slot_bytes + index * block_bytes for index in range(count)]
-        self._taken: defaultdict[int, int] = defaultdict(int)
+        self._taken: defaultdict[bytes, int] = defaultdict(int)
         self._blocks = count
-        self._waiters: deque[tuple[int, asyncio.Future[int]]] = deque()
+        self._waiters: deque[tuple[bytes, asyncio.Future[int]]] = deque()
 
     def map(self, *, reserved: bool = False) -> None:
         """Get the memory; `reserved`: of the huge pages that were set apart. Raises `ConfigInvalid` if they are not."""
@@ -67,11 +67,11 @@ class Arena:
         """Offsets of a slot's slices, layer 0 first."""
         return offset + np.arange(shape.num_layers, dtype=np.int64) * stride
 
-    async def take_block(self, owner: int) -> int:
-        """Offset of a block, for a delivery. Give it back with `free_block`.
+    async def take_block(self, owner: bytes) -> int:
+        """Offset of a block, for a client (its data plane's address). Give it back with `free_block`.
 
-        The more deliveries want blocks, the fewer one may have, so that those whose clients are slow leave some to the
-        rest. Of those that wait the one is served that has fewest, and of these the first.
+        The more clients want blocks, the fewer one may have, so that those that are slow leave some to the rest. Of
+        those that wait the one is served that has fewest, and of these the first.
         """
         turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiters.append((owner, turn))
@@ -83,7 +83,7 @@ class Arena:
                 self.free_block(turn.result(), owner)
             raise
 
-    def free_block(self, offset: int, owner: int) -> None:
+    def free_block(self, offset: int, owner: bytes) -> None:
         self._taken[owner] -= 1
         if not self._taken[owner]:
             del self._taken[owner]
@@ -94,8 +94,8 @@ class Arena:
         self._waiters = deque((owner, turn) for owner, turn in self._waiters if not turn.done())
         while self._free and self._waiters:
             owner, turn = min(self._waiters, key=lambda waiter: self._taken.get(waiter[0], 0))
-            deliveries = len(self._taken.keys() | {each for each, _ in self._waiters})
-            if self._taken.get(owner, 0) >= max(1, self._blocks // (2 * deliveries + 2)):
+            clients = len(self._taken.keys() | {each for each, _ in self._waiters})
+            if self._taken.get(owner, 0) >= max(1, self._blocks // (2 * clients + 2)):
                 return
             self._waiters.remove((owner, turn))
             self._taken[owner] += 1

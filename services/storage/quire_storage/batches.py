@@ -172,6 +172,7 @@ class Batches:
         self._arena = reading.tiers.arena
         self._promotions = promotions
         self._descriptor = descriptor
+        self._client = descriptor.target.worker_address
         self._runs = runs
         self._blocks: set[int] = set()
         self._joined: list[tuple[int, Promotion]] = []
@@ -198,7 +199,7 @@ class Batches:
             return ReadyBatch(batch, layer, shift, None)
         block = None
         if batch.staged is not None:
-            shift = block = await self._arena.take_block(id(self))
+            shift = block = await self._arena.take_block(self._client)
             self._blocks.add(block)
             await self._read(batch.staged, layer, block, due_s)
         loop = asyncio.get_running_loop()
@@ -211,12 +212,12 @@ class Batches:
         """The bytes of a ready batch have left."""
         if ready.block is not None and ready.block in self._blocks:
             self._blocks.discard(ready.block)
-            self._arena.free_block(ready.block, id(self))
+            self._arena.free_block(ready.block, self._client)
 
     async def close(self) -> None:
         """Give memory back."""
         for block in self._blocks:
-            self._arena.free_block(block, id(self))
+            self._arena.free_block(block, self._client)
         self._blocks.clear()
         joined, self._joined = self._joined, []
         for ticket, promotion in joined:

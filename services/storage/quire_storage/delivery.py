@@ -35,6 +35,8 @@ from quire_storage.rates import Allowance, Rates
 
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 256 << 10, 4 << 20
 _QUIESCE_TIMEOUT_S = 5.0
+_LINGER_S = 60.0
+_TURN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +143,24 @@ class Delivery:
             if self.settled:
                 await batches.close()
             else:
-                logger().error("memory that puts in flight may still read is lost until the next start")
+                logger().error("memory that puts in flight may still read is kept until they end")
+                self._left = stream, batches
             if self._allowance is not None:
                 parts.rates.finish(self._allowance)
         return self._outcome(stream, failure)
+
+    async def linger(self) -> None:
+        """Of a delivery that is not settled: wait until nothing of it is in flight, and give its memory back."""
+        stream, batches = self._left
+        while not self.settled:
+            try:
+                await stream.drain(_LINGER_S)
+            except DeadlineExceeded:
+                continue
+            except QuireError:
+                pass  # in flight no more
+            self.settled = True
+        await batches.close()
 
     async def _attempt(self, stream: PayloadStream, peer: Peer, batches: Batches, span: otel.Span) -> QuireError | None:
         """Write everything; what went wrong, if anything did."""
@@ -177,17 +193,17 @@ class Delivery:
 
     async def _write(self, stream: PayloadStream, batches: Batches, span: otel.Span) -> None:
         """Layerwise by the rate that the scheduler grants, chunkwise when it is the tenant's turn (§3.4)."""
-        layerwise = self._order is DeliveryOrder.LAYERWISE
+        layerwise, leave = self._order is DeliveryOrder.LAYERWISE, None
         if not layerwise:
-            await self._parts.chunkwise.enter(self._tenant.tenant, self._tenant.weight, 1)
+            leave = await self._parts.chunkwise.enter(self._tenant.tenant, self._tenant.weight, 1, _TURN_S)
             self._allowance = self._parts.rates.admit_chunkwise(self._admission())
         lane = self._parts.wire.lane(self._name, self._weight)
         try:
             await self._write_all(stream, batches, span, lane, layerwise=layerwise)
         finally:
             lane.close()
-            if not layerwise:
-                self._parts.chunkwise.leave(1)
+            if leave is not None:
+                leave()
 
     async def _write_all(
         self, stream: PayloadStream, batches: Batches, span: otel.Span, lane: Lane, *, layerwise: bool

@@ -18,8 +18,25 @@ class FairQueue:
         self._inside = 0
         self._waiting: DeficitRoundRobin[asyncio.Future[None]] = DeficitRoundRobin()
 
-    async def enter(self, flow: str, weight: float, size: int) -> None:
-        """Return when it is this one's turn."""
+    async def enter(self, flow: str, weight: float, size: int, longest_s: float) -> Callable[[], None]:
+        """Wait for a turn; call the result when it is over.
+
+        One whose client is slow, or gone, has its turn for `longest_s` and no longer: it goes on, and another one too.
+        """
+        await self._wait(flow, weight, size)
+        left = False
+
+        def leave() -> None:
+            nonlocal left
+            timer.cancel()
+            if not left:
+                left = True
+                self._leave(size)
+
+        timer = asyncio.get_running_loop().call_later(longest_s, leave)
+        return leave
+
+    async def _wait(self, flow: str, weight: float, size: int) -> None:
         if self._inside < self._capacity and not len(self._waiting):
             self._inside += size
             return
@@ -29,10 +46,10 @@ class FairQueue:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self.leave(size)
+                self._leave(size)
             raise
 
-    def leave(self, size: int) -> None:
+    def _leave(self, size: int) -> None:
         """What went in is out again."""
         self._inside -= size
         while len(self._waiting) and self._inside < self._capacity:
@@ -59,20 +76,8 @@ class Wire:
         return self._lanes > 1
 
     async def enter(self, flow: str, weight: float, size: int) -> Callable[[], None]:
-        """Wait for a turn; call the result when the bytes have arrived. A client that is slow to take them, or that
-        is gone, holds its turn for 20 ms and no longer."""
-        await self._gate.enter(flow, weight, size)
-        left = False
-
-        def leave() -> None:
-            nonlocal left
-            timer.cancel()
-            if not left:
-                left = True
-                self._gate.leave(size)
-
-        timer = asyncio.get_running_loop().call_later(_SLOW_S, leave)
-        return leave
+        """Wait for a turn; call the result when the bytes have arrived."""
+        return await self._gate.enter(flow, weight, size, _SLOW_S)
 
     def closed(self) -> None:
         self._lanes -= 1

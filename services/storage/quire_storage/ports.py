@@ -52,8 +52,10 @@ class ClusterIndex(Protocol):
     async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""
 
-    async def forsake_objects(self, records: Sequence[ChunkRecord]) -> None:
-        """Have objects deleted that no entry lists, after a time, unless one lists them then."""
+    async def expect_objects(self, records: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
+        """Objects are about to be written, or no entry lists them: they are deleted after a time, unless one lists
+        them then. False for one that is being deleted just now; and that time in ms.
+        """
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
         """Deregister chunks that are lost or corrupt."""

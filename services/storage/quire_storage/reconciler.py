@@ -109,7 +109,6 @@ class Reconciler:
         if await self._was_lost(missing):
             await self._registry.damaged()
         await self._register(missing)
-        await self._list_objects()
 
     async def _was_lost(self, keys: list[bytes]) -> bool:
         """Whether the index has lost any of these, which it had acknowledged: not what is being evicted just now."""
@@ -148,19 +147,6 @@ class Reconciler:
             if keys:
                 pause_s = _PAUSE_S if len(keys) < before else min(2 * pause_s, _PAUSE_S_MAX)
                 await self._clock.sleep(pause_s)
-
-    async def _list_objects(self) -> None:
-        """Let the index list the object tier for what this node has put there."""
-        if self._tiers.objects is None:
-            return
-        keys = self._tiers.residency.keys()
-        for first in range(0, len(keys), _BATCH):
-            found = [(key, self._tiers.residency.look(key)) for key in keys[first : first + _BATCH]]
-            mine = [(each[0].chunk, each[1]) for _, each in found if each is not None and each[0].in_object and each[1]]
-            lost = await self._registry.objects_lost(mine)
-            if lost:
-                self._tiers.objects_lost(lost)
-            await asyncio.sleep(0)
 
     async def _rebuild(self, token: str) -> None:
         """This node was chosen to tell the index what lies in the object tier."""

@@ -134,20 +134,23 @@ class Registry:
 
     # ---- the object tier
 
-    async def objects_lost(self, stored: Sequence[tuple[Chunk, int]]) -> list[bytes]:
-        """List the object tier for chunks under index entries of these generations; keys of those that it is not
-        listed for, because their entries have ended or their objects are being deleted. Raises what the index raises.
-        """
-        lost: list[bytes] = []
-        for first in range(0, len(stored), _BATCH_CHUNKS):
-            part = stored[first : first + _BATCH_CHUNKS]
-            marks = await self._index.add_objects([chunk.record for chunk, _ in part], [each for _, each in part])
-            lost += [chunk.key for (chunk, _), mark in zip(part, marks, strict=True) if mark is not ObjectMark.LISTED]
-        return lost
+    async def list_objects(self, stored: Sequence[tuple[Chunk, int]]) -> list[tuple[Chunk, int]]:
+        """List the object tier for chunks under index entries of these generations; those for which it is listed now.
 
-    async def forsake(self, records: Sequence[ChunkRecord]) -> None:
-        """Objects that nothing lists: to be deleted, unless they are listed by then. Raises what the index raises."""
-        await self._index.forsake_objects(records)
+        Not where entries have ended or objects are being deleted. Raises what the index raises.
+        """
+        if not stored:
+            return []
+        marks = await self._index.add_objects([chunk.record for chunk, _ in stored], [each for _, each in stored])
+        return [pair for pair, mark in zip(stored, marks, strict=True) if mark is ObjectMark.LISTED]
+
+    async def expect_objects(self, records: Sequence[ChunkRecord]) -> float:
+        """Objects are about to be written, or to be listed: seconds for which they stay, 0 while any is being deleted.
+
+        What is not listed by then is deleted. Raises what the index raises.
+        """
+        marks, kept_ms = await self._index.expect_objects(records)
+        return kept_ms / 1000 if all(marks) else 0.0
 
     async def register_objects(self, records: Sequence[ChunkRecord]) -> int:
         """Register the object tier as the holder of chunks, parents before children; how many are listed now."""

@@ -19,7 +19,6 @@ from quire.transport import LayerProduced, Peer, Stalled, Transport, decode_mess
 from quire_storage.arena import Arena
 from quire_storage.batches import Promotions, Reading
 from quire_storage.config import StorageConfig
-from quire_storage.core.chunks import Chunk
 from quire_storage.core.pool_format import pack_header
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slack import SlackLimits
@@ -39,6 +38,7 @@ from quire_storage.replication import Replicator
 from quire_storage.ring import Ring
 from quire_storage.stores import Stores
 from quire_storage.tiers import Held, Tiers
+from quire_storage.write_behind import WriteBehind
 
 _DEATH_SEEN_S = 60.0
 
@@ -70,6 +70,7 @@ class StorageNode:
         self._ring: Ring | None = None
         self._pool: Pool | None = None
         self._objects: ObjectStore | None = None
+        self._write_behind: WriteBehind | None = None
         self._deliveries = 0
         self._ingests = 0
         self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By", "written into clients' memory")
@@ -93,8 +94,9 @@ class StorageNode:
         if config.drive_folders:
             await self._open_pool(arena)
         if self._outer.objects is not None:
-            self._objects = ObjectStore(
-                self._outer.objects, self._clock, config.object_lag_bytes, config.object_timeout_s
+            self._objects = ObjectStore(self._outer.objects, self._clock, config.object_timeout_s)
+            self._write_behind = WriteBehind(
+                self._objects, self._registry, self._clock, config.object_lag_bytes, config.object_timeout_s
             )
         pool_map = self._pool.map if self._pool is not None else None
         settings = ResidencySettings(pool_high_share=config.pool_high_share, pool_low_share=config.pool_low_share)
@@ -104,6 +106,7 @@ class StorageNode:
             arena=arena,
             pool=self._pool,
             objects=self._objects,
+            write_behind=self._write_behind,
             registry=self._registry,
             clock=self._clock,
             wait_s=config.room_timeout_s,
@@ -159,8 +162,8 @@ class StorageNode:
             theta_bytes=lambda: self._theta_bytes,
         )
         self._reconciler = Reconciler(tiers=tiers, registry=self._registry, clock=self._clock, spawn=self._spawn)
-        if self._objects is not None:
-            self._objects.start(self._integrity.sound, self._uploaded)
+        if self._write_behind is not None:
+            self._write_behind.start(tiers, self._integrity.sound)
         self._spawn(Housekeeping(tiers, self._outer.index, self._clock, config.policy_check_s).run())
         if self._pool is not None:
             self._spawn(self._integrity.scrub(config.scrub_bytes_per_s))
@@ -174,8 +177,8 @@ class StorageNode:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._objects is not None:
-            await self._objects.close()
+        if self._write_behind is not None:
+            await self._write_behind.close()
         await self._parts.rates.close()
         await self._tiers.close()
         await self._transport.close()
@@ -201,7 +204,7 @@ class StorageNode:
     @property
     def figures(self) -> dict[str, float]:
         residency = self._tiers.residency
-        lag = {"object lag": self._objects.lag_chunks} if self._objects is not None else {}
+        lag = {"object lag": self._write_behind.lag_chunks} if self._write_behind is not None else {}
         return {
             "chunks": len(residency),
             "memory MiB": self._tiers.arena.slots.used_bytes // 2**20,
@@ -350,11 +353,17 @@ class StorageNode:
             self._deliveries -= 1
             if delivery.settled:
                 self._tiers.unpin(held)
+            else:
+                self._spawn(self._linger(delivery, held))
         self._delivered_bytes += outcome.bytes_moved
         self._delivered.add(outcome.bytes_moved, {"order": outcome.order.name.lower(), "scheduled": outcome.scheduled})
         if outcome.error_code == PeerLost.code() and delivery.peer is not None:
             self._spawn(self._release_if_gone(delivery.peer, call.lease))
         return outcome
+
+    async def _linger(self, delivery: Delivery, held: Held) -> None:
+        await delivery.linger()
+        self._tiers.unpin(held)
 
     async def _release_if_gone(self, peer: Peer, lease: bytes) -> None:
         """The lease of a client that died. One that has merely cancelled a delivery keeps it."""
@@ -375,20 +384,7 @@ class StorageNode:
         except QuireError as error:
             logger().warning("the lease of a lost client could not be released", error=str(error))
 
-    # ---- the object tier
-
-    async def _uploaded(self, chunk: Chunk) -> bool:
-        """An object was written: have the index list it. False where it must be written again."""
-        found = self._tiers.residency.look(chunk.key)
-        if found is None or not found[0].chunk.same_content(chunk):
-            await self._registry.forsake([chunk.record])
-            return True
-        if not found[1]:
-            return False  # the index is being told of the chunk itself
-        if await self._registry.objects_lost([(chunk, found[1])]):
-            return False
-        self._tiers.uploaded(chunk)
-        return True
+    # ----
 
     async def _open_pool(self, arena: Arena) -> None:
         config = self._config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -83,6 +82,8 @@ class Stores:
 
     async def _pull_and_keep(self, call: IngestCall) -> NodeOutcome:
         shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
+        if self._tiers.write_behind is not None and self._tiers.pool is not None:
+            await self._tiers.write_behind.wait_for_room()
         async with self._tiers.reserved(shape, len(call.records)) as slots:
             try:
                 chunks = await pull(
@@ -120,8 +121,7 @@ class Stores:
                 raise NotReplicated("no second node took the chunks; they are kept on one")
             return safe
         if level is Durability.OBJECT and keys:
-            assert self._tiers.objects is not None, "check_level() looked"
-            await self._tiers.objects.settle(list(keys))
-            await asyncio.sleep(0)  # what was uploaded last is noted now
-            return {key for key in keys if (header := self._tiers.find(key)) is not None and header.in_object}
+            assert self._tiers.write_behind is not None, "check_level() looked"
+            await self._tiers.write_behind.settle(list(keys))
+            return {key for key in keys if self._tiers.residency.in_object(key)}
         return keys

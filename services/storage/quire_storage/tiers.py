@@ -28,6 +28,7 @@ from quire_storage.object_store import ObjectStore
 from quire_storage.pool import Pool
 from quire_storage.ports import Clock
 from quire_storage.registry import Registry
+from quire_storage.write_behind import WriteBehind
 
 Bytes = npt.NDArray[np.uint8]
 _FETCH_WAIT_S: Final = 5.0
@@ -67,6 +68,7 @@ class Tiers:
         arena: Arena,
         pool: Pool | None,
         objects: ObjectStore | None,
+        write_behind: WriteBehind | None,
         registry: Registry,
         clock: Clock,
         wait_s: float,
@@ -76,6 +78,7 @@ class Tiers:
         self.arena = arena
         self.pool = pool
         self.objects = objects
+        self.write_behind = write_behind
         self._registry = registry
         self._clock = clock
         self._wait_s = wait_s
@@ -190,8 +193,6 @@ class Tiers:
     async def reserved(self, shape: Shape, count: int) -> AsyncIterator[Slots]:
         """Slots of memory, for as long as no chunk has taken them over. Raises `PoolFull`, `LayoutInvalid`."""
         self.check_shape(shape)
-        if self.pool is not None and self.objects is not None:
-            await self.objects.wait_for_room()
         ticket = self._ticket()
         slots = None
         try:
@@ -279,13 +280,17 @@ class Tiers:
         """Tell the index of those among these, which it lists for this node, that are not here."""
         self.post(ev.Denied(records))
 
-    def uploaded(self, chunk: Chunk) -> None:
-        """The object tier has a chunk, and the index lists it there."""
-        self.post(ev.Uploaded(chunk))
+    def listed(self, key: bytes) -> tuple[Header, int] | None:
+        """What is known of a chunk that can be read here, and the generation of the index entry that lists it."""
+        return self.residency.look(key)
 
-    def objects_lost(self, keys: Sequence[bytes]) -> None:
-        """The object tier does not have these, or the index does not list them there."""
-        self.post(ev.ObjectLost(keys))
+    def wants_object(self, key: bytes) -> bool:
+        """Whether a chunk that is here and listed is not in the object tier, as far as is known."""
+        return self.residency.wants_object(key)
+
+    def uploaded(self, chunk: Chunk, generation: int) -> None:
+        """The object tier has a chunk, and the index entry of that generation lists it there."""
+        self.post(ev.Uploaded(chunk, generation))
 
     # ---- instructions
 
@@ -307,12 +312,12 @@ class Tiers:
                 self._spawn(self._question(instruction))
             case ev.Fetch(keys):
                 self._spawn(self._fetch(keys))
-            case ev.Upload(key, size):
-                assert self.objects is not None, "the machine knows that there is an object tier"
-                self.objects.enqueue(key, size)
+            case ev.Upload(key, size, written):
+                assert self.write_behind is not None, "the machine knows that there is an object tier"
+                self.write_behind.enqueue(key, size, written=written)
             case ev.CancelUpload(key):
-                assert self.objects is not None, "the machine knows that there is an object tier"
-                self.objects.forget(key)
+                assert self.write_behind is not None, "the machine knows that there is an object tier"
+                self.write_behind.forget(key)
             case ev.WakeAt(at_s):
                 delay_s = max(0.0, at_s - self._clock.monotonic_s())
                 self._spawn(self._wake(delay_s))

@@ -120,6 +120,7 @@ class Engine:
             arena=self.arena,
             pool=self.pool,
             objects=None,
+            write_behind=None,
             registry=Registry("node", index, clock, 1.0),
             clock=clock,
             wait_s=config.room_timeout_s,

@@ -231,7 +231,7 @@ async def test_an_upload_that_ends_late_does_not_touch_who_has_the_slot_now() ->
     assert found is not None
     await engine.drop([1])
     await engine.put([2], Durability.LOCAL)
-    engine.tiers.uploaded(found[0])
+    engine.tiers.uploaded(found[0], 1)
     await engine.stop()
     again = await Engine(disk).start()
     assert again.has(1) is False

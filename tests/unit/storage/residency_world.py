@@ -197,7 +197,7 @@ class World:
             case ev.Fetch(keys):
                 for key in keys:
                     self._run("fetch", lambda key=key: self._fetch(key), lambda key=key: self._no_object(key))  # type: ignore[misc]
-            case ev.Upload(key, _):
+            case ev.Upload(key, _, _):
                 self._run("upload", lambda: self._upload(key))
 
     def _run(self, name: str, end: Callable[[], None], fail: Callable[[], None] | None = None) -> None:
@@ -286,7 +286,7 @@ class World:
         if found is not None:
             self.objects[key] = found[0].chunk
             self.listed_objects.add(key)
-            self.post(ev.Uploaded(found[0].chunk))
+            self.post(ev.Uploaded(found[0].chunk, found[1]))
 
     def numbers_here(self) -> Iterator[int]:
         return (int.from_bytes(key, "big") for key in list(self.residency.keys()))

@@ -8,16 +8,18 @@ import pytest
 
 from quire_storage.fair_queue import FairQueue, Wire
 
+_LONG_S = 60.0
+
 
 async def test_tenants_take_turns_at_places() -> None:
     """A tenant with many chunkwise deliveries in line does not keep another's first one waiting."""
     gate, order = FairQueue(1), []
 
     async def delivery(tenant: str) -> None:
-        await gate.enter(tenant, 1.0, 1)
+        leave = await gate.enter(tenant, 1.0, 1, _LONG_S)
         order.append(tenant)
         await asyncio.sleep(0)
-        gate.leave(1)
+        leave()
 
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
         for _ in range(10):
@@ -30,20 +32,20 @@ async def test_tenants_take_turns_at_places() -> None:
 
 async def test_whoever_gives_up_in_line_costs_nobody_a_place() -> None:
     gate = FairQueue(2)
-    await gate.enter("a", 1.0, 1)
-    await gate.enter("a", 1.0, 1)
-    waiting = [asyncio.create_task(gate.enter(name, 1.0, 1)) for name in "bcd"]
+    leave_first = await gate.enter("a", 1.0, 1, _LONG_S)
+    leave_second = await gate.enter("a", 1.0, 1, _LONG_S)
+    waiting = [asyncio.create_task(gate.enter(name, 1.0, 1, _LONG_S)) for name in "bcd"]
     await asyncio.sleep(0)
     waiting[0].cancel()
-    gate.leave(1)
+    leave_first()
     waiting[1].cancel()  # at the moment when it was let in
     await asyncio.gather(*waiting[:2], return_exceptions=True)
     async with asyncio.timeout(5):
-        await waiting[2]
-    gate.leave(1)
-    gate.leave(1)
+        leave_third = await waiting[2]
+    leave_second()
+    leave_third()
     async with asyncio.timeout(5):
-        await gate.enter("e", 1.0, 2)
+        await gate.enter("e", 1.0, 2, _LONG_S)
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (3.0, 1.0), (10.0, 1.0)])

@@ -25,12 +25,16 @@ _STRAGGLERS: Final = 0.01  # share of messages that take much longer
 
 @dataclass(slots=True)
 class Network:
-    """Who listens where, and between which processes nothing gets through. `latency_s`: bounds of one way."""
+    """Who listens where, and between which processes nothing gets through. `latency_s`: bounds of one way.
+
+    `stuck`: data does not pass between these, and their connections cannot be torn down: what was posted lands later.
+    """
 
     loop: SimulatedLoop
     latency_s: tuple[float, float] = (100e-6, 600e-6)
     servers: dict[str, SimServer] = field(default_factory=dict)
     cuts: set[frozenset[str]] = field(default_factory=set)
+    stuck: set[frozenset[str]] = field(default_factory=set)
     slow: dict[str, float] = field(default_factory=dict)
     messages: int = 0
 

@@ -141,6 +141,10 @@ class SimPeer:
     async def _look(self) -> None:
         while self.other.alive and self._error is None:
             await self.other.process.changed()
+        while self._is_stuck():  # the end of a connection comes behind what was sent on it
+            await asyncio.sleep(0.2)
+            if not self._is_stuck():
+                await asyncio.sleep(0.25)
         self._fail(PeerLost("the peer died"))
 
     def _fail(self, error: PeerLost) -> None:
@@ -204,7 +208,7 @@ class SimPeer:
                 if not done.done():
                     done.set_exception(PeerLost("the connection broke"))
                     done.exception()
-            elif not network.reaches(self.mine.process, self.other.process):
+            elif self._is_stuck() or not network.reaches(self.mine.process, self.other.process):
                 loop.call_later(0.2, arrive, context=_nobody())
             else:
                 move()
@@ -213,6 +217,9 @@ class SimPeer:
 
         loop.call_at(at_s, arrive, context=_nobody())
         return done
+
+    def _is_stuck(self) -> bool:
+        return frozenset((self.mine.process.name, self.other.process.name)) in self.mine.fabric.network.stuck
 
     def stream(self, region: Region, remote: Remote) -> PayloadStream:
         assert isinstance(remote, SimRemote) and isinstance(region, SimRegion)
@@ -228,7 +235,7 @@ class SimPeer:
         await asyncio.sleep(0)
 
     async def settle(self, timeout_s: float) -> None:
-        if self.torn or self._error is not None:
+        if self.torn or (self._error is not None and not self.other.alive):
             return
         raise DeadlineExceeded("transfers are in flight")
 
@@ -236,8 +243,8 @@ class SimPeer:
         self.abort()
 
     def abort(self) -> None:
-        """Tear the connection down: what has not landed by now never lands."""
-        self.torn = True
+        """Tear the connection down: what has not landed by now never lands, unless the link is stuck."""
+        self.torn = not self._is_stuck()
         self._fail(PeerLost("the connection was aborted"))
 
 

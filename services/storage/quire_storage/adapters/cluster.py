@@ -45,9 +45,10 @@ class GrpcClusterIndex:
         request = orchestrator_pb2.CommitObjectsRequest(chunks=chunks, generations=generations)
         return [ObjectMark(mark) for mark in (await self._call(self._stub.CommitObjects, request)).marks]
 
-    async def forsake_objects(self, records: Sequence[ChunkRecord]) -> None:
-        request = orchestrator_pb2.ForsakeObjectsRequest(chunks=map(convert.record_to, records))
-        await self._call(self._stub.ForsakeObjects, request)
+    async def expect_objects(self, records: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
+        request = orchestrator_pb2.ExpectObjectsRequest(chunks=map(convert.record_to, records))
+        response = await self._call(self._stub.ExpectObjects, request)
+        return [bool(mark) for mark in response.marks], response.kept_ms
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
         request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=map(convert.record_to, records))

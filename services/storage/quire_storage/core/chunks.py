@@ -71,7 +71,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is kept with a chunk's bytes: the chunk, the level that it was stored at, whether the object tier has it."""
+    """What is kept with a chunk's bytes: the chunk, the level that it was stored at, whether an object of it was
+    written. That one may be gone: its index entry may have ended since.
+    """
 
     chunk: Chunk
     level: Durability = Durability.MEMORY

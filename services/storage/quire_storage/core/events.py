@@ -218,16 +218,10 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """The object tier has a chunk, and the index lists it there."""
+    """The object tier has a chunk, and the index entry of that generation lists it there."""
 
     chunk: Chunk
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectLost:
-    """The object tier does not have these."""
-
-    keys: Sequence[bytes]
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +266,7 @@ class Stopping:
 Event = (
     Reserved | ReservationEnded | TransferUnsettled | StoreOffered | Indexed | IndexingEnded | RegistrationWanted
     | LevelRaised | Pinned | PinnedAlso | Unpinned | Fetched | FetchFailed | PromotionWanted | PromotionEnded | Written
-    | WriteFailed | Forgotten | DriveLost | Answered | Denied | Withdrawn | Uploaded | ObjectLost | Dropped | Lost
+    | WriteFailed | Forgotten | DriveLost | Answered | Denied | Withdrawn | Uploaded | Dropped | Lost
     | EvictionWanted | TimePassed | Stopping
 )  # fmt: skip
 
@@ -362,11 +356,12 @@ class Fetch:
 class Upload:
     """Put a chunk into the object tier when there is time, and have the index list it there. → `Uploaded`.
 
-    May come again for a chunk that waits already.
+    `written`: an object of it was written before, and may still be there. May come again for a chunk that waits.
     """
 
     key: bytes
     size: int
+    written: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,9 +52,12 @@ class _Drive:
     pages_used: int = 0
     failed: bool = False
     index_generations: npt.NDArray[np.uint64] = field(init=False)
+    in_object: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.index_generations = np.zeros(self.geometry.header_pages * PAGE_BYTES // UNIT_BYTES, dtype=np.uint64)
+        headers = self.geometry.header_pages * PAGE_BYTES // UNIT_BYTES
+        self.index_generations = np.zeros(headers, dtype=np.uint64)
+        self.in_object = np.zeros(headers, dtype=np.bool_)
 
 
 class PoolMap:
@@ -144,7 +147,7 @@ class PoolMap:
         """
         for place in places:
             if not self._drives[place.drive].failed:
-                self.set_generation(place, 0)
+                self.set_listing(place, 0, False)
                 self._free(self._drives[place.drive], [place.offset])
 
     # ---- headers
@@ -188,13 +191,17 @@ class PoolMap:
         offset = drive.slots.offset_of(int(row["slab"]), int(row["slot"]), shape)
         return Placed(header, DiskPlace(index, offset, drive.slots.layer_stride(shape), at))
 
-    def generation(self, place: DiskPlace) -> int:
-        """Generation of the index entry that lists the chunk at `place`; 0 for none that is known."""
-        return int(self._drives[place.drive].index_generations[place.header // UNIT_BYTES])
+    def listing(self, place: DiskPlace) -> tuple[int, bool]:
+        """Generation of the index entry that lists the chunk at `place`, 0 for none that is known, and whether that
+        entry lists the object tier too.
+        """
+        drive, at = self._drives[place.drive], place.header // UNIT_BYTES
+        return int(drive.index_generations[at]), bool(drive.in_object[at])
 
-    def set_generation(self, place: DiskPlace, generation: int) -> None:
+    def set_listing(self, place: DiskPlace, generation: int, in_object: bool) -> None:
         """Kept in memory only: after a restart the index is asked again."""
-        self._drives[place.drive].index_generations[place.header // UNIT_BYTES] = generation
+        drive, at = self._drives[place.drive], place.header // UNIT_BYTES
+        drive.index_generations[at], drive.in_object[at] = generation, in_object
 
     def entries(self) -> list[tuple[bytes, bytes, int, Durability]]:
         """(key, parent, bytes taken up, level) of every chunk, the longest stored first."""

@@ -49,6 +49,8 @@ class Phase(Enum):
 class _Entry:
     """One copy of a chunk. `generation`: of the index entry that lists this node for it, 0 for none that is known.
 
+    `in_object`: that entry lists the object tier too. `written`: an object of it was written once.
+
     `provisional`: entered by a store, and no registration has succeeded yet. `ended`: index entries that ended while a
     registration was under way. `forgotten`: its header is off the drive. `awaited`: holders that
     will pin it once the rest of their chunks is here.
@@ -61,6 +63,7 @@ class _Entry:
     memory: MemoryPlace | None = None
     disk: DiskPlace | None = None
     in_object: bool = False
+    written: bool = False
     generation: int = 0
     provisional: bool = False
     registering: int = 0
@@ -86,7 +89,7 @@ class _Entry:
         )
 
     def header(self) -> Header:
-        return Header(self.chunk, self.level, self.in_object)
+        return Header(self.chunk, self.level, self.written)
 
 
 @dataclass(slots=True)
@@ -232,7 +235,20 @@ class Residency:
         placed = self.pool.get(key) if self.pool is not None and key not in self._leaving else None
         if placed is None or self.pool is None:
             return None
-        return placed.header, self.pool.generation(placed.place)
+        return placed.header, self.pool.listing(placed.place)[0]
+
+    def in_object(self, key: bytes) -> bool:
+        """Whether the object tier has a chunk that can be read here, under the index entry that lists this node."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            return entry.phase is Phase.RESIDENT and entry.in_object and entry.generation != 0
+        placed = self.pool.get(key) if self.pool is not None and key not in self._leaving else None
+        return placed is not None and self.pool is not None and self.pool.listing(placed.place)[1]
+
+    def wants_object(self, key: bytes) -> bool:
+        """Whether a chunk that is here and listed is not in the object tier, as far as is known."""
+        found = self.look(key)
+        return self._objects and found is not None and found[1] != 0 and not self.in_object(key)
 
     def keys(self) -> list[bytes]:
         """Everything that can be read here, in about the order in which it was stored."""
@@ -351,10 +367,13 @@ class Residency:
                     self._admit(event)
 
     def _is_busy(self, key: bytes) -> bool:
-        """Whether a store has to wait: for another store, or for what the index says about the copy that is here."""
+        """Whether a store has to wait: for another store, or for what the index says about the copy that is here.
+
+        One registration at a time: the answers of two could come in another order than the entries they speak of.
+        """
         entry = self._entries.get(key)
         return key in self._withdrawing or (
-            entry is not None and (entry.phase is Phase.ARRIVING or entry.question != 0)
+            entry is not None and (entry.phase is Phase.ARRIVING or entry.question != 0 or entry.registering > 0)
         )
 
     def _admit(self, event: ev.StoreOffered) -> None:
@@ -501,6 +520,8 @@ class Residency:
         if bool(entry.generation) != bool(generation):
             sign = 1 if generation else -1
             self._count_listed(entry.key, sign)
+        if entry.generation != generation:
+            entry.in_object = False  # what is known of it is another entry's
         entry.generation = generation
 
     def _count_listed(self, key: bytes, sign: int) -> None:
@@ -516,6 +537,7 @@ class Residency:
                 if entry.provisional and entry.phase is Phase.RESIDENT:
                     self._leave(entry)
         goal.error = event.error
+        self._offers_may_go = True
         goal.after(goal)
 
     def _acknowledge(self, goal: _Goal) -> None:
@@ -607,7 +629,7 @@ class Residency:
             entry = self._new_entry(event.chunk, event.level, phase)
             self._give(event.offset, event.transfer, entry)
             entry.memory = MemoryPlace(event.offset, self.ledger.slots.layer_stride(event.chunk.shape))
-            entry.in_object = True
+            entry.in_object = entry.written = True
             if phase is Phase.RESIDENT:
                 self._enter_orders([entry])
         self._arrived(key, entry)
@@ -802,8 +824,7 @@ class Residency:
             self.namespaces.left(placed.header.chunk)
             self.replicated.pop(key, None)
             if key not in self._entries and key not in self._leaving:
-                generation = self.pool.generation(placed.place)
-                if generation:
+                if self.pool.listing(placed.place)[0]:
                     self._count_listed(key, -1)
                 self._out.append(self._withdrawal([placed.header.chunk]))
         for entry in mine:
@@ -964,8 +985,9 @@ class Residency:
 
     def _stays(self, entry: _Entry, question: _Question) -> None:
         """The index keeps it: leased, or extended by others; or the object tier does not have it after all."""
-        if question.of_object:
-            self._not_in_object(entry)
+        if question.of_object and entry.in_object:
+            entry.in_object = False
+            self._upload(entry)
         self._enter_orders([entry])
         question.tier.touch(entry.key)
         self._rest(entry)
@@ -1040,34 +1062,24 @@ class Residency:
     # ---- the object tier
 
     def _upload(self, entry: _Entry) -> None:
-        if self._objects and not entry.in_object and entry.generation:
-            self._out.append(ev.Upload(entry.key, entry.chunk.shape.slot_bytes))
+        if self._wants_object(entry):
+            self._out.append(ev.Upload(entry.key, entry.chunk.shape.slot_bytes, entry.written))
+
+    def _wants_object(self, entry: _Entry) -> bool:
+        return self._objects and entry.phase is Phase.RESIDENT and entry.generation != 0 and not entry.in_object
 
     def _uploaded(self, event: ev.Uploaded) -> None:
         entry = self._find_resident(event.chunk.key)
         if entry is None:
             return
-        if not entry.in_object and entry.chunk.same_content(event.chunk):
-            entry.in_object = True
-            if entry.disk is not None and not entry.write:
-                self._write_headers([entry])
+        if entry.chunk.same_content(event.chunk):
+            if entry.generation == event.generation:
+                entry.in_object = True
+            if not entry.written:
+                entry.written = True
+                if entry.disk is not None and not entry.write:
+                    self._write_headers([entry])
         self._rest(entry)
-
-    def _object_lost(self, event: ev.ObjectLost) -> None:
-        for key in event.keys:
-            entry = self._find_resident(key)
-            if entry is not None:
-                self._not_in_object(entry)
-                self._rest(entry)
-
-    def _not_in_object(self, entry: _Entry) -> None:
-        if entry.in_object:
-            entry.in_object = False
-            if entry.disk is not None and not entry.write and entry.phase is Phase.RESIDENT:
-                self._write_headers([entry])
-            elif entry.disk is None and self.pool is not None and entry.memory is not None:
-                self._dirty[entry.key] = None
-            self._upload(entry)
 
     # ---- what goes on by itself
 
@@ -1142,8 +1154,8 @@ class Residency:
             placed = self.pool.get(key)
             if placed is not None:
                 entry = self._new_entry(placed.header.chunk, placed.header.level, Phase.RESIDENT)
-                entry.disk, entry.in_object = placed.place, placed.header.in_object
-                entry.generation = self.pool.generation(placed.place)
+                entry.disk, entry.written = placed.place, placed.header.in_object
+                entry.generation, entry.in_object = self.pool.listing(placed.place)
         return entry
 
     def _find_resident(self, key: bytes) -> _Entry | None:
@@ -1158,7 +1170,7 @@ class Residency:
             self._free(entry)
         elif entry.phase is Phase.RESIDENT and entry.memory is None and entry.key not in self._leaving:
             if entry.disk is not None and self.pool is not None:
-                self.pool.set_generation(entry.disk, entry.generation)
+                self.pool.set_listing(entry.disk, entry.generation, entry.in_object)
             else:
                 self.namespaces.left(entry.chunk)
                 self.replicated.pop(entry.key, None)
@@ -1274,7 +1286,6 @@ _HANDLERS: Final[dict[type, Callable[[Residency, Any], None]]] = {
     ev.Denied: Residency._denied,
     ev.Withdrawn: Residency._withdrawn,
     ev.Uploaded: Residency._uploaded,
-    ev.ObjectLost: Residency._object_lost,
     ev.Dropped: Residency._dropped,
     ev.Lost: Residency._lost,
     ev.EvictionWanted: Residency._eviction_wanted,
