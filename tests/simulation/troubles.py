@@ -51,6 +51,11 @@ class Troubles:
             self._day.history.count(f"fault: {kind}")
             if kind == "slow client":
                 self.healers.append(asyncio.create_task(self._slow_client()))
+            elif kind == "twin":  # while the one of that name is well: else the second one would be the one
+                await asyncio.wait([*self.healers, asyncio.create_task(asyncio.sleep(1.5))])
+                await asyncio.sleep(1.5)
+                self._day.disturbed += 1
+                await self._trouble(kind)
             else:
                 self._day.disturbed += 1
                 self.healers.append(asyncio.create_task(self._trouble(kind)))

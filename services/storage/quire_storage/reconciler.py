@@ -44,6 +44,9 @@ class Reconciler:
         self._running = False
         self._again = False
         self._rebuilding = ""
+        self._unlisted: dict[bytes, None] = {}
+        self._registering = False
+        self._more = asyncio.Event()
 
     def on_news(self, news: ClusterNews) -> None:
         """What a heartbeat's answer says of the index."""
@@ -108,7 +111,11 @@ class Reconciler:
         logger().info("compared with the index", dropped=dropped, withdrawn=len(gone), unlisted=len(missing))
         if await self._was_lost(missing):
             await self._registry.damaged()
-        await self._register(missing)
+        self._unlisted.update(dict.fromkeys(missing))
+        self._more.set()
+        if not self._registering:
+            self._registering = True
+            self._spawn(self._register())
 
     async def _was_lost(self, keys: list[bytes]) -> bool:
         """Whether the index has lost any of these, which it had acknowledged: not what is being evicted just now."""
@@ -129,24 +136,32 @@ class Reconciler:
                 await asyncio.sleep(0)
         return found
 
-    async def _register(self, keys: list[bytes]) -> None:
-        """Parents may be on nodes that are still coming up: try again, ever less often."""
+    async def _register(self) -> None:
+        """Parents may be on nodes that are still coming up: try again, ever less often. Comparisons go on beside it."""
         pause_s = _PAUSE_S
-        while keys:
-            before, refused = len(keys), list[bytes]()
-            for first in range(0, len(keys), _BATCH):
-                part = keys[first : first + _BATCH]
-                try:
-                    indexed = await self._tiers.reregister(part)
-                except QuireError as error:
-                    logger().warning("the index does not take this node's chunks yet", error=str(error))
-                    indexed = set()
-                refused += [key for key in part if key not in indexed and key in self._tiers.residency]
-                await asyncio.sleep(0)
-            keys = refused
-            if keys:
-                pause_s = _PAUSE_S if len(keys) < before else min(2 * pause_s, _PAUSE_S_MAX)
-                await self._clock.sleep(pause_s)
+        try:
+            while self._unlisted:
+                self._more.clear()
+                keys = list(self._unlisted)
+                for first in range(0, len(keys), _BATCH):
+                    await self._register_some(keys[first : first + _BATCH])
+                self._unlisted = {key: None for key in self._unlisted if not self._is_settled(key)}
+                pause_s = _PAUSE_S if len(self._unlisted) < len(keys) else min(2 * pause_s, _PAUSE_S_MAX)
+                if self._unlisted and not self._more.is_set():
+                    await self._clock.sleep(pause_s)
+        finally:
+            self._registering = False
+
+    async def _register_some(self, keys: list[bytes]) -> None:
+        try:
+            await self._tiers.reregister(keys)
+        except QuireError as error:
+            logger().warning("the index does not take this node's chunks yet", error=str(error))
+
+    def _is_settled(self, key: bytes) -> bool:
+        """Whether a chunk is listed, or not here any more."""
+        found = self._tiers.residency.look(key)
+        return found is None or found[1] != 0
 
     async def _rebuild(self, token: str) -> None:
         """This node was chosen to tell the index what lies in the object tier."""
