@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from quire.client.buffers import Buffer
-from quire.client.held import HeldBuffers
+from quire.client.quarantine import Quarantine, may_be_in_use
 from quire.descriptor import RdmaTarget
 from quire.errors import ResourceExhausted, TargetInvalid
 from quire.transport import Transport
@@ -20,34 +20,34 @@ class Exchange:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._held = HeldBuffers()
+        self._quarantine = Quarantine()
 
     async def push(self, data: bytes | memoryview, target: RdmaTarget) -> None:
         if len(data) > target.length:
             raise TargetInvalid(f"{target.length} bytes, but {len(data)} are needed", field="target")
-        with self._lent(self._filled(data)) as buffer:
-            peer = self._transport.connect(target.worker_address)
-            remote = peer.remote(target)
-            try:
+        peer = self._transport.connect(target.worker_address)
+        remote = peer.remote(target)
+        try:
+            with self._lent(self._filled(data), target.worker_address) as buffer:
                 stream = peer.stream(buffer.region, remote)
                 await stream.send(0, len(data), 0)
                 stream.announce(b"")
                 await stream.drain(_TIMEOUT_S)
-            finally:
-                remote.close()
+        finally:
+            remote.close()
 
     async def pull(self, target: RdmaTarget, length: int) -> bytes:
         if length > target.length:
             raise TargetInvalid(f"{target.length} bytes, but {length} are asked for", field="target")
-        with self._lent(Buffer.allocate(self._transport, length)) as buffer:
-            peer = self._transport.connect(target.worker_address)
-            remote = peer.remote(target)
-            try:
+        peer = self._transport.connect(target.worker_address)
+        remote = peer.remote(target)
+        try:
+            with self._lent(Buffer.allocate(self._transport, length), target.worker_address) as buffer:
                 await peer.get(buffer.region, 0, length, remote, 0, timeout_s=_TIMEOUT_S)
-            finally:
-                remote.close()
-            assert buffer.view is not None, "host memory"
-            return buffer.view[:length].tobytes()
+                assert buffer.view is not None, "host memory"
+                return buffer.view[:length].tobytes()
+        finally:
+            remote.close()
 
     @contextlib.contextmanager
     def lend(self, data: bytes) -> Iterator[RdmaTarget]:
@@ -61,17 +61,20 @@ class Exchange:
             yield buffer.target(), memoryview(buffer.view.data)
 
     @contextlib.contextmanager
-    def _lent(self, buffer: Buffer) -> Iterator[Buffer]:
-        """Memory that a peer was told of, or that is in flight. If that failed somebody may still be at it."""
+    def _lent(self, buffer: Buffer, peer: bytes = b"") -> Iterator[Buffer]:
+        """Memory that a peer is told of, or that is in flight. After a failure the peer may still use it."""
         try:
-            self._held.check()
+            self._quarantine.check(peer)
         except ResourceExhausted:
             buffer.close()
             raise
         try:
             yield buffer
-        except BaseException:
-            self._held.hold(buffer)
+        except BaseException as error:
+            if may_be_in_use(error):
+                self._quarantine.add(buffer, peer)
+            else:
+                buffer.close()
             raise
         buffer.close()
 

@@ -12,15 +12,13 @@ from typing import Any, Final
 
 from quire.client.buffers import Buffer
 from quire.client.client import QuireClient
-from quire.client.held import HeldBuffers
+from quire.client.quarantine import Quarantine, may_be_in_use
 from quire.durability import Durability
 from quire.errors import (
     ChunkMissing,
     CorruptData,
     DeadlineExceeded,
-    InternalError,
     InvalidRequest,
-    QuireError,
     TargetInvalid,
     Unavailable,
 )
@@ -55,7 +53,7 @@ class ImageClient:
 
     def __init__(self, client: QuireClient) -> None:
         self._client = client
-        self._held = HeldBuffers()
+        self._quarantine = Quarantine()
         # How large images are, so that memory for one can be had before anybody is asked. What is old shows as too
         # small a buffer.
         self._seen: OrderedDict[str, ImageEntry] = OrderedDict()
@@ -208,19 +206,15 @@ class ImageClient:
 
     @contextlib.contextmanager
     def _lent(self, length: int) -> Iterator[Buffer]:
-        """Memory for one request. If that ends so that somebody may still be at it, it is held back."""
-        self._held.check()
-        buffer, free = self._client.allocate(length), False
+        """Memory for one request. If that ends so that a peer may still use it, it is quarantined."""
+        self._quarantine.check()
+        buffer = self._client.allocate(length)
         try:
             yield buffer
-            free = True
-        except (Unavailable, DeadlineExceeded, InternalError):
-            raise
-        except QuireError:
-            free = True  # somebody has said no: nobody is at it
-            raise
-        finally:
-            if free:
-                buffer.close()
+        except BaseException as error:
+            if may_be_in_use(error):
+                self._quarantine.add(buffer)
             else:
-                self._held.hold(buffer)
+                buffer.close()
+            raise
+        buffer.close()

@@ -30,7 +30,7 @@ class SchedulerConfig(ServiceConfig):
     margin_share: float = setting(0.05, "calibration margin δ of Eq. 7, as a share of the link's budget", minimum=0)
     at_once: bool = setting(False, "share anew whenever a delivery comes or goes, not at the next epoch")
     epoch_ms: int = setting(100, "length of an epoch", minimum=20)
-    lease_ms: int = setting(100, "how long a silent leader stays leader", minimum=10)
+    lease_ms: int = setting(1000, "how long a silent leader stays leader", minimum=10)
     deliveries_max: int = setting(65_536, "deliveries at the same time; more are refused", minimum=1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(2.0, "time for running requests at SIGTERM", minimum=0)

@@ -16,6 +16,8 @@ _RENEWALS_PER_LEASE = 4
 class Leadership:
     """`lease` is None for a scheduler that is alone: it leads.
 
+    One that was late, and finds that nobody else led meanwhile, leads on in the same term.
+
     The time for which it leads is counted from before it asked, on its own clock: it stops before the lease ends.
     """
 
@@ -66,14 +68,16 @@ class Leadership:
         asked_s = self._clock.monotonic_s()
         try:
             async with asyncio.timeout(self._ttl_ms / 1000):
-                self._leader = await lease.hold(self._name, self._ttl_ms)
+                self._leader, before = await lease.hold(self._name, self._ttl_ms)
         except Exception as error:  # whatever it is: to stop asking would leave the cluster without a leader
             logger().warning("nobody says who leads", error=str(error) or type(error).__name__)
             return
         was_leading = self.leading
         if self._leader == self._name:
             self._until_s = asked_s + self._ttl_ms / 1000
-            if not was_leading:
+            if not was_leading and (before != self._name or not self.term):
                 self.term += 1
                 self.since_s = asked_s
                 logger().info("leads", scheduler=self._name, term=self.term)
+            elif not was_leading:
+                logger().warning("was too slow to keep the lease, and nobody took it", scheduler=self._name)

@@ -10,8 +10,11 @@ from quire.clock import Clock
 class LeaderLease(Protocol):
     """Held by one at a time."""
 
-    async def hold(self, name: str, ttl_ms: int) -> str:
-        """Take or keep it for `ttl_ms` unless somebody else has it; who has it now. Raises `MetadataUnavailable`."""
+    async def hold(self, name: str, ttl_ms: int) -> tuple[str, str]:
+        """Take or keep it for `ttl_ms` unless somebody else has it; who has it now, and who took it last before.
+
+        Raises `MetadataUnavailable`.
+        """
 
     async def release(self, name: str) -> None:
         """Give it up if it is held under that name."""

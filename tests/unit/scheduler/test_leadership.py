@@ -23,12 +23,13 @@ class SharedLease:
         self._holder, self._until_s = "", 0.0
         self.away = False
 
-    async def hold(self, name: str, ttl_ms: int) -> str:
+    async def hold(self, name: str, ttl_ms: int) -> tuple[str, str]:
         if self.away:
             raise MetadataUnavailable("away")
+        before = self._holder
         if self._clock.monotonic_s() >= self._until_s or self._holder == name:
             self._holder, self._until_s = name, self._clock.monotonic_s() + ttl_ms / 1000
-        return self._holder
+        return self._holder, before
 
     async def release(self, name: str) -> None:
         if self._holder == name:
@@ -85,6 +86,22 @@ async def test_nobody_leads_longer_than_it_knows() -> None:
     lease.away = False
     await clock.advance(0.05)
     assert leadership.leading
+    await leadership.close()
+
+
+async def test_one_that_was_late_and_alone_forgets_nothing() -> None:
+    """Finding 23: a busy machine's pause cost the leader its lease, and with it all that it had learned."""
+    clock = FakeClock()
+    lease = SharedLease(clock)
+    leadership = Leadership("only", lease, 100, clock)
+    scheduler = Scheduler(SchedulerConfig(links="default=1000000"), clock, leadership)
+    await leadership.start()
+    scheduler.admit("default", _demand("a"))
+    clock._now_s += 0.5  # it stood still
+    assert not leadership.leading
+    await clock.advance(0.05)
+    assert leadership.leading and leadership.term == 1
+    assert [grant.delivery for grant in scheduler.renew({"a": 12})] == ["a"]
     await leadership.close()
 
 
@@ -147,12 +164,12 @@ async def test_asking_goes_on_whatever_the_store_does() -> None:
     leadership = Leadership("only", lease, 50, clock)
     hold = lease.hold
 
-    async def broken(name: str, ttl_ms: int) -> str:
+    async def broken(name: str, ttl_ms: int) -> tuple[str, str]:
         raise RuntimeError("the transport is closed")
 
-    async def hanging(name: str, ttl_ms: int) -> str:
+    async def hanging(name: str, ttl_ms: int) -> tuple[str, str]:
         await asyncio.sleep(3600)
-        return ""
+        return "", ""
 
     lease.hold = broken  # type: ignore[method-assign]
     await leadership.start()
