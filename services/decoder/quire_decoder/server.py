@@ -58,7 +58,7 @@ async def serve(config: DecoderConfig) -> None:
     folders = [Path(folder) for folder in config.model_folders]
     if DEMO_FOLDER.is_dir():
         folders.append(DEMO_FOLDER)
-    vaes = DiffusersVaes(folders, config.device, config.model_bytes, config.engine)
+    vaes = DiffusersVaes(folders, config.device, config.model_bytes, config.engine, config.decode_bytes)
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     if config.warm:
         await asyncio.to_thread(vaes.warm)

@@ -15,6 +15,7 @@ from quire.local.pictures import VAE_FOLDER, encode, pictures
 from quire_decoder.adapters.engines import make_engine
 from quire_decoder.adapters.vae import DiffusersVaes
 from quire_decoder.bench.fidelity import psnr, ssim
+from quire_decoder.errors import DeviceFull
 
 
 @pytest.mark.parametrize("engine", ["eager", "channels_last", "compile", "graphs"])
@@ -61,3 +62,18 @@ def test_measures_of_fidelity() -> None:
     # Without variance or covariance only luminance is left: (2·100·110 + C1) / (100² + 110² + C1).
     c1 = (0.01 * 255) ** 2
     assert ssim(flat, flat + np.uint8(10)) == pytest.approx((22000 + c1) / (22100 + c1))
+
+
+def test_an_image_too_large_for_its_memory_is_decoded_in_tiles() -> None:
+    """Finding 19: the estimate keeps the decoder alive; tiles make nearly the same picture."""
+    originals = pictures(2, 512)
+    latents = encode(originals)
+    info = latents[0][1]
+    inputs = [denormalised(*latent) for latent in latents]
+    whole = DiffusersVaes([VAE_FOLDER], "cpu", 1 << 30, "eager")
+    tiling = DiffusersVaes([VAE_FOLDER], "cpu", 1 << 30, "eager", decode_bytes=1 << 20)
+    assert whole.build != tiling.build, "their pixels differ: neither decodes for the other"
+    made = tiling.decode(inputs[:1], info)[0]
+    assert psnr(made, whole.decode(inputs[:1], info)[0]) > 30
+    with pytest.raises(DeviceFull, match="QUIRE_DECODER_DECODE_BYTES"):
+        tiling.decode(inputs, info)

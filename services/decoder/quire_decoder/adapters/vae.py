@@ -24,26 +24,32 @@ from quire_decoder.errors import DeviceFull
 from quire_decoder.ports import Pixels
 
 _CLASSES = ("AutoencoderKL", "AutoencoderTiny")
+_TILE = 64  # latent pixels
 DEMO_FOLDER = Path(quire.__file__).parent / "assets" / "demo_vae"
 
 
 class DiffusersVaes:
     """The `VaeRunner` port. Each folder has config.json and one .safetensors file, as diffusers saves them.
 
-    VAEs are loaded when they are first needed; beyond `bytes_max` of weights the least recently used go. Raises
-    `ConfigInvalid` for a folder that has no VAE.
+    VAEs are loaded when they are first needed; beyond `bytes_max` of weights the least recently used go. An image whose
+    decoding would take more than `decode_bytes` is decoded in tiles. Raises `ConfigInvalid` for a folder that has no
+    VAE.
     """
 
-    def __init__(self, folders: Sequence[Path], device: str, bytes_max: int, engine: str = "auto") -> None:
+    def __init__(
+        self, folders: Sequence[Path], device: str, bytes_max: int, engine: str = "auto", decode_bytes: int = 16 << 30
+    ) -> None:
         self._wanted = device
         self._engine: Engine = make_engine(engine, self._device_type)
         self._bytes_max = bytes_max
+        self._decode_bytes = decode_bytes
         self._known = {weights_digest(folder): folder for folder in folders}
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
 
     @property
     def build(self) -> str:
-        return f"torch {version('torch')}, diffusers {version('diffusers')}, {self._device_name}, {self._engine.name}"
+        libraries = f"torch {version('torch')}, diffusers {version('diffusers')}"
+        return f"{libraries}, {self._device_name}, {self._engine.name}, tiles above {self._decode_bytes >> 20} MiB"
 
     @cached_property
     def _device(self) -> Any:
@@ -107,7 +113,7 @@ class DiffusersVaes:
         try:
             with torch.inference_mode():
                 tensor = torch.from_numpy(np.stack(latents)).to(self._device)
-                samples = loaded.decode(tensor.to(loaded.dtype)).float()
+                samples = self._decoder(loaded, len(latents), info)(tensor.to(loaded.dtype)).float()
                 pixels = (samples / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
                 return list(np.asarray(pixels.permute(0, 2, 3, 1).contiguous().cpu().numpy(), dtype=np.uint8))
         except RuntimeError as error:  # torch.OutOfMemoryError is one; on the CPU there is no class of its own
@@ -117,6 +123,18 @@ class DiffusersVaes:
                 self._loaded.clear()
             torch.cuda.empty_cache()
             raise DeviceFull(f"no memory for {len(latents)} latents of {latent.shape}") from None
+
+    def _decoder(self, loaded: _Loaded, count: int, info: LatentInfo) -> Decode:
+        """The whole image at once, or in tiles that overlap and are blended. Raises `DeviceFull` for too many."""
+        needed = count * info.height * info.width * loaded.pixel_bytes
+        if needed <= self._decode_bytes:
+            return loaded.decode
+        if count > 1:
+            raise DeviceFull(
+                f"{count} of {info.height} × {info.width} need some {needed >> 20} MiB, more than "
+                f"QUIRE_DECODER_DECODE_BYTES ({self._decode_bytes >> 20} MiB)"
+            )
+        return loaded.tiled
 
     def _load(self, info: LatentInfo) -> _Loaded:
         """In the dtype that the record asks for."""
@@ -136,7 +154,11 @@ class DiffusersVaes:
             self._loaded.popitem(last=False)
         blocks = getattr(vae.config, "decoder_block_out_channels", None) or vae.config.block_out_channels
         channels = int(vae.config.latent_channels)
-        loaded = _Loaded(self._engine.prepare(vae), channels, 2 ** (len(blocks) - 1), vae.dtype, size)
+        scale = 2 ** (len(blocks) - 1)
+        # The last stage is the widest: a block's input and output, and what lies between them, at full resolution.
+        pixel_bytes = 2 * sum(blocks[:2]) * vae.dtype.itemsize
+        tiled = _tiled(vae, scale)
+        loaded = _Loaded(self._engine.prepare(vae), tiled, channels, scale, vae.dtype, size, pixel_bytes)
         self._loaded[name] = loaded
         logger().info("vae loaded", folder=str(folder), bytes=size, device=str(self._device), engine=self._engine.name)
         return loaded
@@ -144,13 +166,32 @@ class DiffusersVaes:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A VAE on the device: latent channels, factor from latent to pixels, bytes of its weights."""
+    """A VAE on the device: latent channels, factor from latent to pixels, bytes of its weights.
+
+    `pixel_bytes`: about what decoding takes for each pixel.
+    """
 
     decode: Decode
+    tiled: Decode
     channels: int
     scale: int
     dtype: Any
     size: int
+    pixel_bytes: int
+
+
+def _tiled(vae: Any, scale: int) -> Decode:
+    vae.tile_latent_min_size, vae.tile_sample_min_size = _TILE, _TILE * scale
+    vae.spatial_scale_factor = scale  # AutoencoderTiny's own counts colours instead of blocks
+
+    def decode(latents: Any) -> Any:
+        vae.enable_tiling()
+        try:
+            return vae.decode(latents, return_dict=False)[0]
+        finally:
+            vae.disable_tiling()
+
+    return decode
 
 
 def weights_digest(folder: Path) -> str:
