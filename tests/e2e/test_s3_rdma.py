@@ -15,6 +15,7 @@ import pytest
 from quire.client import ImageClient, QuireClient
 from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.durability import Durability
+from quire.errors import InvalidRequest
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.latents import LatentInfo, Vae, encode_record
@@ -46,6 +47,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         async def keys() -> list[tuple[str, str]]:
             client = connect(cluster.redis_url)
             made = AccessKeys(client, cluster.secret.encode())
+            with pytest.raises(InvalidRequest, match="Quire's own"):
+                await made.create("quire")
             grants = tuple(Grant("quire", name, "", Level.ADMIN) for name in ("quire-kv", "quire-latents"))
             found = [await made.create("alice", grants, rdma=True), await made.create("mallory", grants)]
             await client.aclose()
@@ -109,6 +112,11 @@ async def test_a_prefix_by_descriptor(scene: Scene, client: QuireClient, order: 
         "GET", f"{scene.url}/quire-kv", scene.stranger, _headers() | {"x-quire-descriptor": here}
     )
     assert status == 403 and b"AccessDenied" in raw, "a key that may read, but not name memory"
+    foreign = _headers(replace(SPACE, tenant_salt=bytes(16)))
+    for method in ("GET", "PUT"):
+        asked = foreign | {"x-quire-descriptor": here}
+        status, _, raw = await request(method, f"{scene.url}/quire-kv", scene.key, asked)
+        assert status == 403 and b"another tenant" in raw
 
 
 async def test_one_chunk_directly_and_one_object_staged(scene: Scene, client: QuireClient) -> None:

@@ -19,6 +19,9 @@ import redis.asyncio as redis
 from quire.errors import InvalidRequest
 from quire.metadata.connection import metadata_errors
 
+SYSTEM_TENANT: Final = "quire"
+"""Owns the buckets of chunks and latents."""
+
 _KEY: Final = "quire:s3:access"
 _SECRET_CHARS: Final = 40
 
@@ -68,6 +71,8 @@ class AccessKeys:
     ) -> AccessKey:
         if not tenant or "/" in tenant or not tenant.isprintable():
             raise InvalidRequest(f"{tenant!r} is empty, or has a slash", field="tenant")
+        if tenant == SYSTEM_TENANT:
+            raise InvalidRequest(f"{tenant!r} is Quire's own name; grant single buckets of it instead", field="tenant")
         name = "QK" + base64.b32encode(secrets.token_bytes(11)).decode().rstrip("=")
         key = AccessKey(name, tenant, grants, read_only=read_only, rdma=rdma)
         await self._write(key)

@@ -117,6 +117,12 @@ class Leased:
 class ChunkIndex(Protocol):
     """The orchestrator, as far as single chunks go."""
 
+    async def expect_object(self, record: ChunkRecord) -> bool:
+        """An object is about to be written: it stays for a time, and goes if it is not committed by then.
+
+        False while it is being deleted.
+        """
+
     async def commit_object(self, record: ChunkRecord) -> bool:
         """A chunk lies in the object tier; whether it is indexed: its parent must be."""
 

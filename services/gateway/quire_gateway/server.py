@@ -259,7 +259,7 @@ def _s3_door(
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
     house = House(Buckets(redis), blobs, special, clock, whole_bodies)
-    rdma = RdmaRequests(house, gateway, leases, Exchange(client.transport))
+    rdma = RdmaRequests(house, gateway, leases, Exchange(client.transport), keys.salt)
     return S3Door(config, authenticator, house, rdma)
 
 

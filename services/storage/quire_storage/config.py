@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire.config import ServiceConfig, setting
 from quire.permit import TRANSFER_S_MAX
+from quire_storage.core.slots import ALIGNMENT
 
 PREFIX = "QUIRE_STORAGE_"
 
@@ -67,6 +68,14 @@ class StorageConfig(ServiceConfig):
     ingests_max: int = setting(64, "stores at the same time; more are refused", minimum=1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(10.0, "time for running transfers at SIGTERM", minimum=0)
+
+    def problems(self) -> list[str]:
+        found = ServiceConfig.problems(self)
+        if self.slab_bytes % ALIGNMENT:
+            found.append(
+                f"QUIRE_STORAGE_SLAB_BYTES={self.slab_bytes}: must be a multiple of {ALIGNMENT}, as drives are"
+            )
+        return found
 
     @property
     def drive_folders(self) -> list[str]:

@@ -163,6 +163,11 @@ class GrpcChunkIndex:
         self._timeout_s = config.control_timeout_s
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
+    async def expect_object(self, record: ChunkRecord) -> bool:
+        request = orchestrator_pb2.ExpectObjectsRequest(chunks=[convert.record_to(record)])
+        answer = await call(self._stub.ExpectObjects, request, timeout_s=self._timeout_s)
+        return all(answer.marks)
+
     async def commit_object(self, record: ChunkRecord) -> bool:
         request = orchestrator_pb2.CommitRequest(node_id=OBJECT_TIER, chunks=[convert.record_to(record)])
         answer = await call(self._stub.Commit, request, timeout_s=self._timeout_s)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quire.clock import Clock
-from quire.metadata.access import AccessKey, Level
+from quire.metadata.access import SYSTEM_TENANT, AccessKey, Level
 from quire_gateway.core.aws_chunked import Signing
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import Request, read_claim, verify
@@ -16,7 +16,6 @@ from quire_gateway.keyring import KeyRing
 CHUNKS_BUCKET: Final = "quire-kv"
 LATENTS_BUCKET: Final = "quire-latents"
 RESERVED: Final = (CHUNKS_BUCKET, LATENTS_BUCKET)
-SYSTEM_TENANT: Final = "quire"
 _NOBODY: Final = secrets.token_hex(20)
 
 

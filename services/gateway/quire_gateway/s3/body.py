@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import tempfile
 from collections.abc import AsyncIterator
-from typing import Final, Protocol
+from typing import IO, Final, Protocol
 
 from quire_gateway.core.aws_chunked import AwsChunked
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.checksums import BodyChecks
 
 IDLE_S: Final = 60.0
+LONGEST_S = 12 * 3600.0
+"""Shorter than blobs which nothing refers to are kept: none is swept while the rest of its body still comes."""
 _RATE_MIN: Final = 16 << 10
 _INLINE_BYTES: Final = 32 << 10
+_SPOOLED_BYTES: Final = 1 << 20
 
 
 class Content(Protocol):
@@ -66,9 +71,22 @@ class Body:
 
     async def whole(self, most: int) -> bytes:
         """All of it, at most so many bytes. Raises `S3Error` EntityTooLarge."""
+        self._check_length(most)
+        return b"".join([piece async for piece in self.pieces(max(1, most))])
+
+    @contextlib.asynccontextmanager
+    async def spooled(self, most: int) -> AsyncIterator[IO[bytes]]:
+        """All of it in a temporary file, from its start: a client may take its time. Raises as `whole` does."""
+        self._check_length(most)
+        with await asyncio.to_thread(tempfile.TemporaryFile) as spool:
+            async for piece in self.pieces(_SPOOLED_BYTES):
+                await asyncio.to_thread(spool.write, piece)
+            await asyncio.to_thread(spool.seek, 0)
+            yield spool
+
+    def _check_length(self, most: int) -> None:
         if self._length > most:
             raise S3Error("EntityTooLarge", f"{self._length} bytes; {most} at most here")
-        return b"".join([piece async for piece in self.pieces(max(1, most))])
 
     def finish(self) -> tuple[str, dict[str, str]]:
         """MD5 and checksums. Raises `S3Error` if the body is not what was announced."""
@@ -82,6 +100,8 @@ class Body:
         loop = asyncio.get_running_loop()
         started, received = loop.time(), 0
         while True:
+            if loop.time() > started + LONGEST_S:
+                raise S3Error("RequestTimeout", f"A body may take {LONGEST_S / 3600:.0f} hours; upload it in parts")
             try:
                 # Idle for a minute, or slower than a modem on the whole.
                 async with asyncio.timeout_at(min(loop.time(), started + received / _RATE_MIN) + IDLE_S):

@@ -10,11 +10,11 @@ from typing import Any, Final
 from aiohttp import web
 
 from quire.errors import QuireError
-from quire.metadata.access import Level
+from quire.metadata.access import SYSTEM_TENANT, Level
 from quire.metadata.buckets import StoredObject
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.s3 import xml
-from quire_gateway.s3.access import RESERVED, SYSTEM_TENANT
+from quire_gateway.s3.access import RESERVED
 from quire_gateway.s3.call import Call, check_bucket_name
 from quire_gateway.s3.house import House
 from quire_gateway.s3.listing import Listing, list_objects

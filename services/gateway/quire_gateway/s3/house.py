@@ -8,11 +8,11 @@ from typing import Final
 
 from quire.clock import Clock
 from quire.errors import QuireError
-from quire.metadata.access import Level
+from quire.metadata.access import SYSTEM_TENANT, Level
 from quire.metadata.buckets import Buckets
 from quire.telemetry import logger
 from quire_gateway.core.s3_errors import S3Error
-from quire_gateway.s3.access import RESERVED, SYSTEM_TENANT, Caller
+from quire_gateway.s3.access import RESERVED, Caller
 from quire_gateway.s3.spaces import Blobs, BlobSpace, Space
 
 _SWEEP_MAX: Final = 500

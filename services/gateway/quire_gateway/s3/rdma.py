@@ -17,8 +17,10 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import hmac
 import json
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -27,7 +29,7 @@ from aiohttp import web
 from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.durability import Durability, OnExisting
 from quire.errors import DescriptorInvalid, InvalidRequest, QuireError, TargetInvalid
-from quire.hashing import Namespace
+from quire.hashing import Namespace, tenant_name
 from quire.keys import KEY_BYTES, ChunkKeys
 from quire.metadata.access import Level
 from quire.outcome import NodeOutcome
@@ -64,13 +66,16 @@ class Staging(Protocol):
 
 
 class RdmaRequests:
-    """Every method answers one kind of request."""
+    """Every method answers one kind of request. `salt`: a tenant's."""
 
-    def __init__(self, house: House, gateway: Gateway, leases: Leases, staging: Staging) -> None:
+    def __init__(
+        self, house: House, gateway: Gateway, leases: Leases, staging: Staging, salt: Callable[[str], bytes]
+    ) -> None:
         self._house = house
         self._gateway = gateway
         self._leases = leases
         self._staging = staging
+        self._salt = salt
 
     # ---- one object
 
@@ -98,7 +103,7 @@ class RdmaRequests:
         """`x-quire-length` bytes of the client's memory, all of it without that."""
         target = _target(call)
         if call.bucket == CHUNKS_BUCKET:
-            namespace = _namespace(call)
+            namespace = self._namespace(call)
             layout = namespace.layout
             order = DeliveryOrder.AUTO
             keys = ChunkKeys(_chunk_key(call.key))
@@ -131,7 +136,7 @@ class RdmaRequests:
     async def _get_chunk(self, call: Call, target: RdmaTarget) -> web.StreamResponse:
         """S3RDMA Direct: from the storage node into the client's memory. The chunk is the first of its prefix."""
         self._house.space(call.caller, CHUNKS_BUCKET, call.key, Level.READ)
-        namespace = _namespace(call)
+        namespace = self._namespace(call)
         layout = namespace.layout
         descriptor = Descriptor(
             ChunkKeys(_chunk_key(call.key)),
@@ -191,10 +196,24 @@ class RdmaRequests:
             Durability[durability.upper()],
             OnExisting.SKIP,
             source_complete=True,
+            tenant=tenant_name(namespace.tenant_salt) if namespace.tenant_salt else call.caller.key.tenant,
         )
         done = await self._gateway.store_whole(store)
         headers = {_REPLY: "200", _MOVED: str(done.bytes_moved), "x-quire-stored": str(done.stored_chunks)}
         return web.Response(headers=headers)
+
+    def _namespace(self, call: Call) -> Namespace:
+        """Raises `S3Error` AccessDenied for another tenant's; one without a salt is everybody's."""
+        text = call.header(NAMESPACE)
+        try:
+            raw = base64.b64decode(text, altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raise InvalidRequest("not base64url", field=NAMESPACE) from None
+        namespace = Namespace.from_json(raw)
+        salt = namespace.tenant_salt
+        if salt and not hmac.compare_digest(salt, self._salt(call.caller.key.tenant)):
+            raise S3Error("AccessDenied", "The namespace has another tenant's salt (quire keys tells yours)")
+        return namespace
 
     async def _described(self, call: Call) -> tuple[Descriptor, Namespace]:
         """Out of the header, or the body of a POST; and the namespace, whose layout it must have."""
@@ -204,7 +223,7 @@ class RdmaRequests:
             text = (await call.xml()).decode("ascii", "replace")
         if not text:
             raise DescriptorInvalid("there is none", field=DESCRIPTOR)
-        descriptor, namespace = Descriptor.from_header(text), _namespace(call)
+        descriptor, namespace = Descriptor.from_header(text), self._namespace(call)
         layout = namespace.layout
         said = (descriptor.num_layers, descriptor.chunk_tokens, descriptor.slice_bytes)
         if said != (layout.num_layers, layout.chunk_tokens, layout.slice_bytes):
@@ -249,15 +268,6 @@ def _described(call: Call) -> Described:
     if call.caller.payload_hash not in (UNSIGNED, "") and call.header("Content-Length") not in ("", "0"):
         raise InvalidRequest("a request with a token has no body", field=TOKEN)
     return call.described()
-
-
-def _namespace(call: Call) -> Namespace:
-    text = call.header(NAMESPACE)
-    try:
-        raw = base64.b64decode(text, altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidRequest("not base64url", field=NAMESPACE) from None
-    return Namespace.from_json(raw)
 
 
 def _delivery_id(call: Call) -> bytes:

@@ -109,16 +109,16 @@ class ChunkSpace:
         return _page(found, limit)
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
-        async with self._whole:
-            await self._put(key, body)
+        async with body.spooled(_CHUNK_BYTES_MAX) as spool:
+            body.finish()
+            async with self._whole:  # only once it is here: a slow client holds no turn
+                await self._put(key, await asyncio.to_thread(spool.read))
         found = await self.head(key)
         if found is None:
             raise S3Error("ServiceUnavailable", "The chunk was evicted at once")
         return found
 
-    async def _put(self, key: str, body: Body) -> None:
-        raw = await body.whole(_CHUNK_BYTES_MAX)
-        body.finish()
+    async def _put(self, key: str, raw: bytes) -> None:
         try:
             chunk = await asyncio.to_thread(read_chunk_object, raw)
         except CorruptData as error:
@@ -126,13 +126,15 @@ class ChunkSpace:
         name = chunk.record.key
         if name != _chunk_key(key):
             raise S3Error("InvalidRequest", "The chunk in the body has another key than the object")
+        if not await self._index.expect_object(chunk.record):
+            raise S3Error("SlowDown", "An older object of that key is being deleted; try again")
         before = await self._stored(name)
         if before is not None and not np.array_equal(before.payload, chunk.payload):
             raise S3Error("ConditionalRequestConflict", "Other bytes are stored under that key")
         if before is None:
             await self._chunks.write(name, raw)
         if not await self._index.commit_object(chunk.record):
-            # The object may stay: it is what its name says, and somebody may just be storing its parent.
+            # The object stays for a time: somebody may just be storing its parent.
             raise S3Error("InvalidRequest", "The chunk extends one that is not stored; store that one before")
 
     async def _stored(self, name: bytes) -> ChunkObject | None:
