@@ -9,9 +9,10 @@ import time
 
 import pytest
 
-from tests.simulation.exploration import SCENARIOS, Scenario, explore
+from tests.simulation.exploration import SCENARIOS, explore
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import ROOT
+from tests.simulation.tiny.model import Scenario
 
 _STATES = int(os.environ.get("QUIRE_EXPLORED_STATES", "2500"))
 

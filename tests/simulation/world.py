@@ -31,6 +31,7 @@ from quire_storage import delivery as delivery_at_node
 from quire_storage.adapters import cluster as cluster_at_node
 from tests.simulation.cluster import Cluster
 from tests.simulation.history import History
+from tests.simulation.listening import listen
 from tests.simulation.prefixes import LAYOUT, Prefix, content, prefixes
 from tests.simulation.troubles import Troubles
 
@@ -104,7 +105,7 @@ class Day:
 
     async def run(self) -> None:
         await self.cluster.start()
-        self._listen()
+        listen(self)
         if self.reads_only:
             await self._store_all()
         loads = [asyncio.create_task(self._client(number)) for number in range(self.clients)]
@@ -150,56 +151,6 @@ class Day:
         channels: Any = SimChannels(self.cluster.network, process)
         transport = SimTransport(self.cluster.fabric, process)
         return QuireClient("gateway", transport=transport, timeout_s=timeout_s, channels=channels)
-
-    def _listen(self) -> None:
-        """Follow what the index is told."""
-        index, day = self.cluster.metadata.index, self
-        plain = {name: getattr(index, name) for name in ("register", "unregister", "evict", "add_objects")}
-
-        async def register(node_id: str, chunks: Any, now_ms: int, **options: Any) -> Any:
-            answer = await plain["register"](node_id, chunks, now_ms, **options)
-            for chunk, generation in zip(chunks, answer, strict=True):
-                if generation:
-                    day.tell(f"index: {node_id} registers: {generation:x}", [chunk.key])
-            return answer
-
-        async def unregister(node_id: str, chunks: Any, now_ms: int, **options: Any) -> Any:
-            answer = await plain["unregister"](node_id, chunks, now_ms, **options)
-            for chunk, out in zip(chunks, answer, strict=True):
-                day.tell(f"index: {node_id} withdraws: {out}", [chunk.key])
-            return answer
-
-        async def evict(chunks: Any, now_ms: int, delete_ms: int) -> Any:
-            answer = await plain["evict"](chunks, now_ms, delete_ms)
-            keys = [gone.record.key for gone in answer.removed]
-            for key in day.cut_off(keys):
-                day.history.ended(key, day.loop.time())
-            if keys:
-                day.tell("index: evicted", keys)
-            return answer
-
-        async def add_objects(chunks: Any, generations: Any) -> Any:
-            answer = await plain["add_objects"](chunks, generations)
-            for chunk, mark in zip(chunks, answer, strict=True):
-                day.tell(f"index: object {mark.name}", [chunk.key])
-            return answer
-
-        changed: Any = index
-        changed.register, changed.unregister, changed.evict, changed.add_objects = (
-            register,
-            unregister,
-            evict,
-            add_objects,
-        )
-
-    def cut_off(self, evicted: Sequence[bytes]) -> set[bytes]:
-        """What was evicted, and what extends it unknown to an index that has just lost its last seconds."""
-        gone, known = set(evicted), self.cluster.metadata.index.state.entries
-        for prefix in self.prefixes:
-            keys = list(prefix.keys)
-            first = next((at for at, key in enumerate(keys) if key in gone), len(keys))
-            gone.update(key for key in keys[first:] if key not in known)
-        return gone
 
     def tell(self, text: str, keys: Sequence[bytes] = ()) -> None:
         self.history.tell(self.loop.time(), text, keys)
