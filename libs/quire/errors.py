@@ -23,6 +23,7 @@ QuireError
 │   ├── NoDecoder               no live decoder can make the image
 │   ├── NodeUnavailable         a node of the cluster does not answer
 │   ├── MetadataUnavailable     Redis does not answer
+│   ├── PartlyStored            not all chunks of a store were acknowledged
 │   └── PeerLost                the data plane to a client or node broke
 ├── DeadlineExceeded            not done in the time that the caller gave
 ├── NotImplementedHere          this deployment does not offer it
@@ -144,6 +145,15 @@ class MetadataUnavailable(Unavailable):
 
 class PeerLost(Unavailable):
     """The data plane to a client or node broke."""
+
+
+class PartlyStored(Unavailable):
+    """Not all chunks of a store were acknowledged: some were evicted at once, or their parents were. The others stay.
+
+    `stored_chunks`: how many were.
+    """
+
+    stored_chunks = 0
 
 
 class DeadlineExceeded(QuireError):

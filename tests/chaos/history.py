@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from quire.durability import Durability
 from quire.hashing import Namespace, block_keys
 from quire.keys import ChunkKeys
 from quire.layout import Dtype, KvLayout
+from tests.simulation.history import History
 
 LAYOUT = KvLayout(4, 16, 8, 64, Dtype.BF16)
 """128 KiB a chunk."""
@@ -104,6 +106,21 @@ def promised(events: list[Event], levels: Sequence[str] = ONE_NODE) -> dict[int,
     """By prefix: stores that were acknowledged at one of the levels."""
     kept = [event for event in events if event.op == "store" and not event.error and event.level in levels]
     return {event.prefix: event for event in kept}
+
+
+def missed(events: list[Event]) -> list[str]:
+    """Fetches that missed, while faults went on, what was acknowledged in the object tier before they began."""
+    model, found = History(), []
+    for event in sorted(events, key=lambda each: each.ended_s):
+        key = event.prefix.to_bytes(8, "big")
+        if event.op == "store" and not event.error:
+            model.acknowledged(key, Durability[event.level], event.began_s, event.ended_s)
+        promise = model.promises.get(key)
+        if event.op != "fetch" or event.error or promise is None or promise.level is not Durability.OBJECT:
+            continue
+        if promise.since_s < event.began_s and event.got < event.chunks:
+            found.append(f"acknowledged in the object tier, and missed: {event}")
+    return found
 
 
 def promised_objects(events: list[Event]) -> dict[int, bool]:

@@ -62,11 +62,12 @@ class Worker:
         async def work() -> int:
             payload = history.payload_of(self._seed, prefix, chunks)
             keys = history.keys_of(self._seed, prefix, chunks)
-            await store(client, history.namespace(self._seed), keys, payload, durability=level)
-            return chunks
+            summary = await store(client, history.namespace(self._seed), keys, payload, durability=level)
+            return summary.stored_chunks + summary.known_chunks
 
         event = await self._tried("store", prefix, chunks, level.name, work())
         if not event.error:
+            assert event.got == chunks, "a store that is acknowledged in part says so"
             self._stored[prefix] = chunks
 
     async def _fetch(self, client: QuireClient) -> None:

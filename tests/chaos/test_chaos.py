@@ -59,6 +59,7 @@ def test_any_plug_can_be_pulled(tmp_path: Path, seed: int, kind: str, capsys: py
             for line in faults:
                 print(f"  {line}")
         assert not history.problems(events)
+        assert lossy or not history.missed(events)
         assert sum(event.op == "fetch" and not event.error for event in events) > 20
         command = [
             sys.executable,
@@ -170,6 +171,9 @@ def test_the_model_notices_what_must_not_happen() -> None:
     gone = history.Event("get", 1, 0, "", 0.0, 1.0, 0, "HTTP 404")
     away = history.Event("get", 1, 0, "", 0.0, 1.0, 0, "HTTP 503")
     assert len(history.problems([good, late, wrong, silent, bug, gone, away])) == 5
+    kept = history.Event("store", 4, 2, "OBJECT", 0.0, 1.0, 2)
+    before, after = history.Event("fetch", 4, 2, "", 0.5, 2.0, 1), history.Event("fetch", 4, 2, "", 1.5, 3.0, 1)
+    assert len(history.missed([kept, before, after])) == 1
     stored = history.Event("store", 1, 2, "LOCAL", 0.0, 1.0, 2)
     lost = history.Event("store", 2, 2, "MEMORY", 0.0, 1.0, 2)
     failed = history.Event("store", 3, 2, "LOCAL", 0.0, 1.0, 0, "Unavailable")

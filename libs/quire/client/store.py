@@ -11,7 +11,7 @@ from typing import Any
 from quire.client.buffers import Buffer
 from quire.client.delivery import seen
 from quire.client.quiescence import Quiescence
-from quire.errors import InternalError, QuireError, by_code
+from quire.errors import InternalError, PartlyStored, QuireError, by_code
 from quire.nodes import Segment
 from quire.outcome import NodeOutcome
 from quire.rpc.convert import outcome_from, segment_from
@@ -61,12 +61,20 @@ class StoreSession:
                 peer.send(message)
 
     async def finish(self) -> StoreSummary:
-        """Wait for the acknowledgement. Raises the first node's failure; what other nodes stored stays stored."""
+        """Wait for the acknowledgement: every chunk is stored as was asked.
+
+        Raises the first node's failure, or `PartlyStored`; what was acknowledged stays stored.
+        """
         assert self._task is not None, "start() comes first"
         summary = await asyncio.shield(self._task)
         for outcome in summary.outcomes:
             if outcome.error_code:
                 raise by_code(outcome.error_code)(outcome.error_message)
+        marks = b"".join(outcome.delivered for outcome in summary.outcomes)
+        if not all(marks):
+            error = PartlyStored(f"{sum(map(bool, marks))} of {len(marks)} chunks were acknowledged")
+            error.stored_chunks = summary.stored_chunks
+            raise error
         return summary
 
     async def cancel(self, timeout_s: float = 10.0) -> None:
