@@ -52,12 +52,20 @@ class Operation:
 class World:
     """`drives`: how many; 0 for a node of memory only. `held`: copies that readers hold, by ticket."""
 
-    def __init__(self, *, drives: int, objects: bool, arena_slabs: int = 3, drive_slabs: int = 3) -> None:
+    def __init__(
+        self,
+        *,
+        drives: int,
+        objects: bool,
+        arena_slabs: int = 3,
+        drive_slabs: int = 3,
+        settings: ResidencySettings | None = None,
+    ) -> None:
         geometry = Geometry(SLAB, drive_slabs, 8)
         images = [np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8) for _ in range(drives)]
         self.pool = PoolMap([geometry] * drives, images, 4096) if drives else None
         arena = SlotAllocator(arena_slabs * SLAB, SLAB)
-        self.residency = Residency(ResidencySettings(), arena, self.pool, objects=objects)
+        self.residency = Residency(settings or ResidencySettings(), arena, self.pool, objects=objects)
         self.memory: dict[int, str] = {}
         self.disk: dict[tuple[int, int], str] = {}
         self.objects: dict[bytes, Chunk] = {}

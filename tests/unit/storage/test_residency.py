@@ -14,6 +14,7 @@ from quire.durability import Durability, OnExisting
 from quire.errors import ContentConflict, KeysInvalid, PoolFull
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy
+from quire_storage.core.residency import ResidencySettings
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_world import Operation, World, chunk_of, content_of
 
@@ -285,6 +286,24 @@ def test_a_new_shape_empties_one_slab_and_no_more() -> None:
     world.settle()
     assert len(world.acknowledge(transfer, store)) == 1
     assert world.residency.evictions["memory"] - before <= 4
+
+
+def test_a_new_shape_empties_one_slab_of_a_drive_and_no_more() -> None:
+    """Finding 11, on drives: the chunks that went lay in slabs of another shape, a few in each."""
+    full = ResidencySettings(pool_high_share=1.0, pool_low_share=1.0)
+    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=8, settings=full)
+    for at in range(4):  # four to a slab, of four chains
+        for first in range(0, 64, 8):
+            transfer, store = world.store([chunk_of(first + at)], Durability.LOCAL)
+            world.settle()
+            assert world.acknowledge(transfer, store)
+    assert world.pool is not None and world.pool.used_bytes == world.pool.capacity_bytes
+    for tail in (3, 35, 11, 43, 19, 51, 27, 59):  # the coldest lie in two slabs by turns
+        world.post(ev.Unpinned(world.pin([tail])))
+    transfer, store = world.store([chunk_of(4)], Durability.LOCAL)
+    world.settle()
+    assert world.acknowledge(transfer, store) == {chunk_of(4).key}
+    assert world.residency.evictions["disk"] == 4
 
 
 def test_many_readers_of_one_object_fetch_it_once() -> None:

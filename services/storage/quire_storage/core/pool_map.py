@@ -203,6 +203,16 @@ class PoolMap:
         drive, at = self._drives[place.drive], place.header // UNIT_BYTES
         drive.index_generations[at], drive.in_object[at] = generation, in_object
 
+    def keys_beside(self, placed: Placed) -> list[bytes]:
+        """Of all chunks in the same slab."""
+        drive = self._drives[placed.place.drive]
+        slab, _ = drive.slots.slot_of(placed.place.offset, placed.header.chunk.shape)
+        found: list[bytes] = []
+        for page in drive.pages[slab].values():
+            rows = find_headers(drive.image[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]).rows
+            found += [row["key"].tobytes() for row in rows]
+        return found
+
     def entries(self) -> list[tuple[bytes, bytes, int, Durability]]:
         """(key, parent, bytes taken up, level) of every chunk, the longest stored first."""
         parts = [rows_at(drive.image, self._headers_of(index)) for index, drive in enumerate(self._drives)]

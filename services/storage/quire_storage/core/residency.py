@@ -25,6 +25,7 @@ from quire_storage.core.eviction import LeafArc
 from quire_storage.core.ledger import QUARANTINED, Ledger
 from quire_storage.core.namespaces import NamespaceBook
 from quire_storage.core.pool_map import PoolMap
+from quire_storage.core.slab_victims import SlabVictims
 from quire_storage.core.slots import Shape, SlotAllocator
 from quire_storage.errors import DriveFailed
 
@@ -187,6 +188,7 @@ class Residency:
         self._questions: dict[int, _Question] = {}
         self._asking: set[int] = set()
         self._trimming = False
+        self._slabs = SlabVictims(self.on_disk, pool)
         self._refused, self._trim_pause_s = 0, _RETRY_S
         self._flush_at_s = self._trim_at_s = 0.0
         self._stopping = 0
@@ -968,6 +970,7 @@ class Residency:
                 gone.append(entry)
             else:
                 self._stays(entry, question)
+                self._slabs.refused()
         self.evictions["disk" if question.tier is self.on_disk else "memory"] += len(gone)
         if question.ticket:
             self._out.append(ev.Complete(question.ticket, len(gone)))
@@ -1002,11 +1005,15 @@ class Residency:
             self._trimming = True
         excess = used - self._settings.pool_low_share * capacity if self._trimming else 0
         wanted = sum(entry.chunk.shape.slot_bytes for write in self._unplaced for entry in write.entries)
-        needed = max(excess, 0 if self._leaving_bytes >= wanted else wanted)
+        needed = max(excess, 0 if self._leaving_bytes else wanted)
         self._trimming = excess > 0
         if needed <= 0:
             return
-        victims = self._victims(self.on_disk, self._kept_on_disk, needed)
+        victims: list[_Entry] = []
+        if excess <= 0 and self._unplaced:
+            shape = self._unplaced[0].entries[0].chunk.shape
+            victims = self._woken(self._slabs.victims(shape, self._kept_on_disk, GROUP))
+        victims = victims or self._victims(self.on_disk, self._kept_on_disk, needed)
         if not victims:
             self._trimming = False
             if not self._leaving_bytes:
@@ -1034,19 +1041,21 @@ class Residency:
             key = tier.evict(kept)
             if key is None:
                 break
-            entry = self._find_resident(key)
-            assert entry is not None, "what is in an order can be read"
-            victims.append(entry)
-            size += entry.chunk.shape.slot_bytes
+            victims += self._woken([key])
+            size += victims[-1].chunk.shape.slot_bytes
         return victims
+
+    def _woken(self, keys: Iterable[bytes]) -> list[_Entry]:
+        """Entries of keys that were in an order: they can be read."""
+        entries = [self._find_resident(key) for key in keys]
+        return [entry for entry in entries if entry is not None]
 
     def _kept_on_disk(self, key: bytes) -> bool:
         entry = self._entries.get(key)
         return entry is not None and (entry.is_used or entry.phase is not Phase.RESIDENT)
 
     def _kept_as_last(self, key: bytes) -> bool:
-        entry = self._entries[key]
-        return entry.is_used
+        return self._entries[key].is_used
 
     def _eviction_wanted(self, event: ev.EvictionWanted) -> None:
         entries = [e for key in event.keys if (e := self._find_resident(key)) is not None and not self._is_busy(key)]
@@ -1125,9 +1134,6 @@ class Residency:
         victims = self._victims(self.in_memory, self._kept_as_last, needed)
         if victims:
             self._ask_for(victims, self.in_memory)
-
-    def _time_passed(self, event: ev.TimePassed) -> None:
-        """What waits for a time looks at it."""
 
     def _stop(self, event: ev.Stopping) -> None:
         self._stopping = event.ticket
@@ -1289,6 +1295,6 @@ _HANDLERS: Final[dict[type, Callable[[Residency, Any], None]]] = {
     ev.Dropped: Residency._dropped,
     ev.Lost: Residency._lost,
     ev.EvictionWanted: Residency._eviction_wanted,
-    ev.TimePassed: Residency._time_passed,
+    ev.TimePassed: lambda machine, event: None,  # what waits for a time looks at it
     ev.Stopping: Residency._stop,
 }

@@ -1,0 +1,66 @@
+"""Which chunks leave a drive when slots of one shape are wanted: such as lie together, so that a slab comes free.
+
+Bytes here and there, in slabs of other shapes, would help nobody. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from quire_storage.core.eviction import Kept, LeafArc
+from quire_storage.core.pool_map import PoolMap
+from quire_storage.core.slots import Shape
+
+_SLABS_TRIED: Final = 64
+
+
+class SlabVictims:
+    """Goes on with the slab that it has begun with, until nothing of it can go, or the index refused some of it."""
+
+    def __init__(self, order: LeafArc, pool: PoolMap | None) -> None:
+        self._order = order
+        self._pool = pool
+        self._beside: list[bytes] = []
+
+    def victims(self, shape: Shape, kept: Kept, most: int) -> list[bytes]:
+        """Keys, children first, taken out of the order: the coldest one if it has the shape, else some of its slab.
+
+        None where no such slab has anything that can go.
+        """
+        skipped: list[bytes] = []
+        found: list[bytes] = []
+        while not found and len(skipped) < _SLABS_TRIED and self._pool is not None:
+            if not self._beside:
+                key = self._order.victim(kept)
+                placed = self._pool.get(key) if key is not None else None
+                if key is None or placed is None:
+                    break
+                if placed.header.chunk.shape == shape:
+                    self._order.evicted(key)
+                    found = [key]
+                    break
+                self._beside = self._pool.keys_beside(placed)
+                self._order.set_aside(key)
+                skipped.append(key)
+            found = self._leaves(self._beside, kept, most)
+            if not found:
+                self._beside = []
+        for key in reversed(skipped):
+            self._order.release(key)
+        return found
+
+    def refused(self) -> None:
+        """The index keeps some of what was chosen: try another slab."""
+        self._beside = []
+
+    def _leaves(self, keys: Sequence[bytes], kept: Kept, most: int) -> list[bytes]:
+        found: list[bytes] = []
+        before = -1
+        while len(found) > before and len(found) < most:
+            before = len(found)
+            for key in keys:
+                if key in self._order and self._order.is_leaf(key) and not kept(key):
+                    self._order.evicted(key)
+                    found.append(key)
+        return found
