@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from redis import Redis
 
 from quire.client import AdminClient, QuireClient
 from quire.durability import Durability
-from quire.errors import QuireError
+from quire.errors import NodeUnavailable, QuireError
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.layout import Dtype, KvLayout
@@ -268,9 +269,10 @@ async def test_what_was_evicted_while_a_node_was_away_does_not_come_back_with_it
             assert (await client.lookup(gone, keys)).matched_chunks == 0
 
 
+@pytest.mark.skipif("QUIRE_SOAK_ROUNDS" not in os.environ, reason="a part of make soak; tests/simulation crashes nodes")
 async def test_kill_minus_nine_again_and_again_under_load(tmp_path: Path) -> None:
     """Stores run while the node is killed at random: whatever was acknowledged local is there in the end, whole."""
-    rounds = int(os.environ.get("QUIRE_SOAK_ROUNDS", "4"))
+    rounds = int(os.environ["QUIRE_SOAK_ROUNDS"])
     acknowledged: dict[Namespace, int] = {}
     chance = random.Random(5)
     with small_cluster(tmp_path, QUIRE_STORAGE_INDEX_TIMEOUT_S="2") as cluster:
@@ -302,12 +304,18 @@ async def test_kill_minus_nine_again_and_again_under_load(tmp_path: Path) -> Non
             for namespace, number in acknowledged.items():
                 expected = random_payload(namespace, 24, number)
 
-                async def whole(namespace: Namespace = namespace) -> bool:
-                    found = await client.lookup(namespace, some_keys(namespace, 24), lease_ttl_ms=0)
-                    return found.matched_chunks == 24
+                async def whole(namespace: Namespace = namespace, expected: Any = expected) -> bool:
+                    keys = some_keys(namespace, 24)
+                    if (await client.lookup(namespace, keys, lease_ttl_ms=0)).matched_chunks < 24:
+                        return False
+                    try:
+                        got = await _fetched(client, namespace, keys)
+                    except NodeUnavailable:  # as it was before the restart
+                        return False
+                    assert np.array_equal(got, expected)
+                    return True
 
                 await _until(whole)
-                assert np.array_equal(await _fetched(client, namespace, some_keys(namespace, 24)), expected)
 
 
 async def test_a_namespace_keeps_to_its_quota_and_its_time(tmp_path: Path) -> None:

@@ -112,8 +112,8 @@ MUTATIONS: dict[str, Mutation] = {
         10,
         "an entry without holders stays, and pins its parents",
         (lambda: setattr(MemoryIndex, "_remove_hollow", lambda self, entry, now_ms: None),),
-        ("crash",),
         found_by="pins its parents",
+        explored="stored again beside an eviction",
     ),
     "late-drop": Mutation(
         2,

@@ -78,7 +78,8 @@ def days(
     workers: int = 2,
 ) -> Iterator[Result]:
     """Run seeds in processes of their own, some at a time; results as they come."""
-    parts = [seeds[at : at + _SEEDS_A_PROCESS] for at in range(0, len(seeds), _SEEDS_A_PROCESS)]
+    size = min(_SEEDS_A_PROCESS, -(-len(seeds) // workers))
+    parts = [seeds[at : at + size] for at in range(0, len(seeds), size)]
 
     def run(part: Sequence[int]) -> list[Result]:
         command = [sys.executable, "-m", "tests.simulation.run", "--worker", "--seeds", ",".join(map(str, part))]

@@ -11,7 +11,7 @@ from tests.simulation.run import days
 
 _SEEDS = int(os.environ.get("QUIRE_SIMULATION_SEEDS", "200"))
 _MUTATION_SEEDS = int(os.environ.get("QUIRE_MUTATION_SEEDS", "200"))
-_STEP = 20
+_STEP = 6
 
 
 @pytest.mark.timeout(900)

@@ -306,6 +306,21 @@ def test_a_new_shape_empties_one_slab_of_a_drive_and_no_more() -> None:
     assert world.residency.evictions["disk"] == 4
 
 
+def test_a_namespace_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding 20: every look at a policy walked over all chunks. From then on what comes and goes is followed."""
+    world = World(drives=1, objects=False)
+    _stored(world, 0, 2)
+    assert world.pool is not None
+    walks: list[bytes] = []
+    walk = world.pool.of_namespace
+    monkeypatch.setattr(world.pool, "of_namespace", lambda name: [walks.append(name), walk(name)][1])
+    for first in (8, 16):
+        world.residency.follow({bytes(16)})
+        _stored(world, first, 2)
+    world.residency.follow({bytes(16)})
+    assert walks == [bytes(16)]
+
+
 def test_many_readers_of_one_object_fetch_it_once() -> None:
     world = World(drives=1, objects=True)
     world.objects[chunk_of(0).key] = chunk_of(0)
