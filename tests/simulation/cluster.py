@@ -43,7 +43,7 @@ from quire_storage.config import StorageConfig
 from quire_storage.ports import Outer
 from quire_storage.runtime import StorageNode
 from quire_storage.server import StorageServicer
-from tests.integration.engine.disk import SimDisk
+from tests.integration.engine.disk import SimDisk, no_fault
 
 EPOCH_MS = 1_700_000_000_000
 SECRET = "simulated"
@@ -240,6 +240,9 @@ class Cluster:
         """A new life of a member, after a crash or at the beginning."""
         member = self.members[name]
         member.process = Process(name, skew_ms=member.process.skew_ms)
+        if member.disk is not None and member.disk.fault is not no_fault:
+            member.disk.fault = no_fault
+            del member.disk.files[next(iter(member.disk.files))]
         self._starts += 1
         done = member.process.start(member.start(member.process))
         with contextlib.suppress(QuireError):

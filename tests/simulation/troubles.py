@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import TYPE_CHECKING
 
 from quire.durability import Durability
+from tests.integration.engine.disk import no_fault
 
 if TYPE_CHECKING:
     from tests.simulation.world import Day
@@ -15,6 +17,7 @@ ALL_FAULTS = (
     "gateway",
     "orchestrator",
     "scheduler",
+    "drive",
     "pause",
     "cut",
     "stuck",
@@ -37,6 +40,7 @@ class Troubles:
     def __init__(self, day: Day) -> None:
         self._day = day
         self.healers: list[asyncio.Task[None]] = []
+        self._drives_lost = 0
 
     async def snapshots(self) -> None:
         while True:
@@ -68,6 +72,8 @@ class Troubles:
                 await self._crash(rng.choice(nodes))
             case "gateway" | "orchestrator" | "scheduler":
                 await self._crash(kind)
+            case "drive":
+                await self._lose_drive(rng.choice(nodes))
             case "pause":
                 await self._pause(rng.choice(nodes), rng.uniform(0.2, 3.0))
             case "cut":
@@ -139,6 +145,21 @@ class Troubles:
         await asyncio.sleep(self._day.rng.uniform(0.1, 3.0))
         await self._day.cluster.restart(name)
         self._day.tell(f"{name} is back")
+
+    async def _lose_drive(self, name: str) -> None:
+        """One of a node's two drives fails for good; after the node's next start there is a new one in its place."""
+        member = self._day.cluster.members[name]
+        assert member.disk is not None
+        if member.process.dead or member.disk.fault is not no_fault:
+            return
+        self._day.tell(f"fault: a drive of {name} fails")
+        member.disk.fault = lambda op, file, offset, length: -errno.EIO if file == 0 else None
+        lost = [Durability.LOCAL] + [Durability.REPLICATED] * (self._drives_lost > 0)
+        self._drives_lost += 1
+        for _ in range(2):  # again for what was being acknowledged then
+            for level in lost:
+                self._day.history.void(level)
+            await asyncio.sleep(2.0)
 
     async def _pause(self, name: str, seconds: float) -> None:
         process = self._day.cluster.members[name].process

@@ -403,9 +403,11 @@ class Day:
             await self._inspect_prefix(client, prefix, next(lost, len(prefix.keys)), rng)
 
     async def _inspect_prefix(self, client: QuireClient, prefix: Prefix, expected: int, rng: random.Random) -> None:
-        """The first `expected` chunks were promised. What lies behind them may turn out to be missing, once each."""
+        """The first `expected` chunks were promised. What lies behind them may turn out to be missing, once each; and
+        a drive may turn out to have failed, once at each node.
+        """
         outcome = ""
-        for _ in range(len(prefix.keys) - expected + 1):
+        for _ in range(len(prefix.keys) - expected + self.storage_nodes + 1):
             found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=0)
             if found.matched_chunks < expected:
                 raise self.history.fail("acknowledged, and a look-up misses it", prefix.keys.at(found.matched_chunks))

@@ -15,6 +15,7 @@ from quire.telemetry import counter, logger, names
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk, Copy
 from quire_storage.core.striped import Striped
+from quire_storage.errors import DriveFailed
 from quire_storage.ports import Clock
 from quire_storage.ring import Ring
 from quire_storage.tiers import Held, Tiers
@@ -113,7 +114,10 @@ class Integrity:
             self._tiers.unpin(held)
 
     async def _put_right(self, copy: Copy, payload: Bytes) -> Bytes:
-        """Write what does not match where the copy lies. Both places are its own for as long as it is held."""
+        """Write what does not match where the copy lies. Both places are its own for as long as it is held.
+
+        A drive that does not take it is used no more; who reads gets the bytes all the same.
+        """
         arena, chunk = self._tiers.arena, copy.chunk
         if copy.memory is not None:
             slices = arena.slices(copy.memory.offset, copy.memory.layer_stride, chunk.shape)
@@ -121,17 +125,28 @@ class Integrity:
                 here = arena.view[at : at + chunk.slice_bytes]
                 if not np.array_equal(here, row):
                     here[:] = row
-        if copy.disk is not None and self._ring is not None:
-            async with self._scratch() as scratch:
-                for first, stop, source in self._groups(copy):
-                    rows = _rows(scratch, stop - first, chunk)
-                    rows[:] = payload[first:stop]
-                    await self._ring.write(source.layers(first, stop).moved(int(scratch.ctypes.data)))
-                await self._ring.sync([copy.disk.drive])
+        if copy.disk is not None:
+            try:
+                await self._put_right_on_drive(copy, payload)
+            except DriveFailed as error:
+                assert self._tiers.pool is not None, "what lies on a drive is in the pool"
+                self._tiers.pool.lose(error)
+                return payload
         self.healed += 1
         self._repairs.add(1)
         logger().warning("a chunk was healed from another copy", key=chunk.key.hex())
         return payload
+
+    async def _put_right_on_drive(self, copy: Copy, payload: Bytes) -> None:
+        """Raises `DriveFailed`."""
+        if self._ring is None or copy.disk is None:
+            return
+        async with self._scratch() as scratch:
+            for first, stop, source in self._groups(copy):
+                rows = _rows(scratch, stop - first, copy.chunk)
+                rows[:] = payload[first:stop]
+                await self._ring.write(source.layers(first, stop).moved(int(scratch.ctypes.data)))
+            await self._ring.sync([copy.disk.drive])
 
     async def _read(self, copy: Copy, *, from_disk: bool) -> Bytes | None:
         """The chunk's bytes from one of its places; None if it has no such place, or what lies there is not sound."""

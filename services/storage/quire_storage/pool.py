@@ -136,7 +136,7 @@ class Pool:
             await self._ring.write(source.layers(0, shape.num_layers))
             await self._change(placed, commit=True)
         except DriveFailed as error:
-            self._fail(error)
+            self.lose(error)
             with contextlib.suppress(DriveFailed):
                 await self._change(placed, commit=False)
             raise
@@ -201,7 +201,7 @@ class Pool:
             except DriveFailed as error:
                 if error.drives <= self._failed:
                     return error
-                self._fail(error)
+                self.lose(error)
             except Exception as error:
                 logger().error("a group commit failed unexpectedly", exc_info=error)
                 return error
@@ -247,7 +247,7 @@ class Pool:
         ]
         await self._ring.write(Contexts.join(parts), at_once=True)
 
-    def _fail(self, error: DriveFailed) -> None:
+    def lose(self, error: DriveFailed) -> None:
         """Use the drives no more that `error` names, and tell of it."""
         for drive in sorted(error.drives - self._failed):
             self._failed.add(drive)

@@ -64,6 +64,11 @@ Fault = Callable[[Op, int, int, int], int | None]
 """(op, file, offset, length) → a negative errno or a number of bytes instead of doing it; None: do it."""
 
 
+def no_fault(op: Op, file: int, offset: int, length: int) -> int | None:
+    """Everything works."""
+    return None
+
+
 class SimDisk:
     """Files by drive name. `delay_s`: how long each batch takes.
 
@@ -76,7 +81,7 @@ class SimDisk:
 
     def __init__(self, seed: int = 0) -> None:
         self.files: dict[str, _File] = {}
-        self.fault: Fault = lambda op, file, offset, length: None
+        self.fault: Fault = no_fault
         self.fail_at: int | None = None
         self.delay_s = 0.0
         self.operations = 0

@@ -266,6 +266,18 @@ async def test_a_heal_that_ends_late_does_not_touch_who_has_the_slot_now() -> No
     await again.stop()
 
 
+async def test_a_drive_that_died_unnoticed_is_found_by_a_reader() -> None:
+    """Nothing was written since: the reader gets its bytes from another copy, and the drive is used no more."""
+    disk, engine = await _stored([1])
+    (name, _) = _place(engine, 1, 0)
+    file = list(disk.files).index(name)
+    disk.fault = lambda op, which, offset, length: -errno.EIO if which == file else None
+    engine.copies[key_of(1)] = payload_of(1)
+    assert np.array_equal((await engine.get([1]))[:, 0], payload_of(1))
+    assert engine.pool.map.failed_drives() == {file}
+    await engine.stop()
+
+
 async def test_raising_waits_for_a_write_that_is_on_its_way() -> None:
     """A chunk that the flusher is writing is not on the drive yet: who asks for `local` is told so only when it is."""
     disk = SimDisk()

@@ -313,7 +313,12 @@ def test_a_namespace_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.pool is not None
     walks: list[bytes] = []
     walk = world.pool.of_namespace
-    monkeypatch.setattr(world.pool, "of_namespace", lambda name: [walks.append(name), walk(name)][1])
+
+    def counted(name: bytes) -> list[tuple[bytes, int, int]]:
+        walks.append(name)
+        return walk(name)
+
+    monkeypatch.setattr(world.pool, "of_namespace", counted)
     for first in (8, 16):
         world.residency.follow({bytes(16)})
         _stored(world, first, 2)
