@@ -29,7 +29,7 @@ class DecoderConfig(ServiceConfig):
     engine: str = setting("auto", "eager, channels_last, compile, graphs or tensorrt; auto by the device")
     batch_max: int = setting(8, "latents decoded together, where that pays and changes no pixel", minimum=1)
     model_bytes: int = setting(2 << 30, "memory for loaded VAEs; the least used go", minimum=1)
-    decode_bytes: int = setting(16 << 30, "memory for decoding an image; larger ones are decoded in tiles", minimum=1)
+    decode_bytes: int = setting(4 << 30, "memory for decoding an image; larger ones are decoded in tiles", minimum=1)
     cache_bytes: int = setting(256 << 20, "memory for images and latents together", minimum=0)
     alpha: float = setting(0.5, "the images' part of it at first (LatentBox, §4.2)", minimum=0)
     tune: bool = setting(True, "let the split tune itself")

@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from isal import isal_zlib
 
 from quire.metadata.index import ChunkRecord
 from quire_gateway.core.s3_errors import S3Error
@@ -74,8 +75,6 @@ def _body(content: _Content, length: int) -> Body:
 
 def _object() -> bytes:
     payload = np.arange(2 * 4096, dtype=np.uint8).reshape(2, 4096)
-    from isal import isal_zlib
-
     sums = np.array([isal_zlib.crc32(row.tobytes()) for row in payload], dtype=np.uint32)
     return pack_object(Chunk(ChunkRecord(_KEY, b"", _KEY, b""), 2, 4096, sums), payload)
 

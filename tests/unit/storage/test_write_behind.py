@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from isal import isal_zlib
 
+from quire.chunk_object import header_at_end
 from quire.durability import Durability
 from quire.metadata.index import ChunkRecord, ObjectMark
 from quire.testing import FakeClock
@@ -43,8 +45,6 @@ class _Tier:
         return self.objects.get(key)
 
     async def header(self, key: bytes) -> bytes | None:
-        from quire.chunk_object import header_at_end
-
         return header_at_end(self.objects[key][-8192:]) if key in self.objects else None
 
     async def delete(self, keys: Sequence[bytes]) -> None:
@@ -143,8 +143,6 @@ async def test_what_was_written_before_is_looked_for_first(there: bool) -> None:
     key = next(iter(node.chunks))
     if there:
         payload = np.zeros((1, 4096), dtype=np.uint8)
-        from isal import isal_zlib
-
         sums = np.array([isal_zlib.crc32(payload.tobytes())], dtype=np.uint32)
         known = node.chunks[key]
         node.chunks[key] = Chunk(known.record, 1, 4096, sums)

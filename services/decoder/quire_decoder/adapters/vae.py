@@ -37,7 +37,7 @@ class DiffusersVaes:
     """
 
     def __init__(
-        self, folders: Sequence[Path], device: str, bytes_max: int, engine: str = "auto", decode_bytes: int = 16 << 30
+        self, folders: Sequence[Path], device: str, bytes_max: int, engine: str = "auto", decode_bytes: int = 4 << 30
     ) -> None:
         self._wanted = device
         self._engine: Engine = make_engine(engine, self._device_type)
