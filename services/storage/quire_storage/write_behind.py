@@ -204,7 +204,10 @@ class WriteBehind:
         if found is None:
             return True
         await self._objects.put(*found)
-        await self._list_now([found[0]], deadline_s)
+        if self._clock.monotonic_s() > deadline_s:
+            await self._list([key])  # it took so long that it has to be announced, and looked for, once more
+        else:
+            await self._list_now([found[0]], deadline_s)
         return not self._chunks.wants_object(key)
 
     async def _list(self, keys: Sequence[bytes]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +34,11 @@ class _Tier:
         self.objects: dict[bytes, bytes] = {}
         self.broken: set[bytes] = set()
         self.puts = 0
+        self.took: Callable[[], None] = lambda: None
 
     async def put(self, key: bytes, data: bytes) -> None:
         self.puts += 1
+        self.took()
         if key in self.broken:
             raise ObjectTierFailed("no")
         self.objects[key] = data
@@ -153,6 +155,20 @@ async def test_what_was_written_before_is_looked_for_first(there: bool) -> None:
     assert other.puts == (0 if there else 1)
     assert index.calls[0] == "expect" and index.calls[-1] == "list"
     await again.close()
+
+
+async def test_an_object_that_took_long_is_announced_once_more_and_looked_for() -> None:
+    """By then it might have been deleted as one that nothing lists; it is not written again if it is there."""
+    behind, node, tier, index, clock = _parts(written=False)
+    key, chunk = next(iter(node.chunks.items()))
+    payload = np.zeros((1, 4096), dtype=np.uint8)
+    sums = np.array([isal_zlib.crc32(payload.tobytes())], dtype=np.uint32)
+    node.chunks[key] = Chunk(chunk.record, 1, 4096, sums)
+    tier.took = lambda: setattr(clock, "_now_s", clock.monotonic_s() + 45.0)
+    behind.enqueue(key, 4096, written=False)
+    await _until_sent(node, clock, {key})
+    assert index.calls == ["expect", "expect", "list"] and tier.puts == 1
+    await behind.close()
 
 
 async def test_an_object_that_is_being_deleted_is_written_when_that_is_over() -> None:
