@@ -252,20 +252,6 @@ async def test_a_node_may_let_go_of_what_the_object_tier_has(index: Index) -> No
     assert runs == [("@object",), ("a",)]
 
 
-async def test_a_node_may_let_go_of_what_enough_others_have(index: Index) -> None:
-    """Finding 21: copies beyond the second were never given up. The object tier is no node."""
-    keys = chain(1)
-    only = records(keys, 0, 1)
-    for name in ("a", "b"):
-        generations = await index.register(name, only, 0)
-    await index.add_objects(only, generations)
-    assert await index.unregister("a", only, 0, others_min=2) == [False]
-    await index.register("c", only, 0)
-    assert await index.unregister("a", only, 0, others_min=2) == [True]
-    assert await index.unregister("b", only, 0, others_min=2) == [False]
-    assert set((await index.match(keys)).runs[0].nodes) == {"b", "c", "@object"}
-
-
 async def test_a_rebuilding_is_wanted_until_it_is_done(index: Index) -> None:
     assert await index.rebuild() == ""
     await index.damaged()

@@ -164,23 +164,17 @@ class PrefixIndex:
         return generations
 
     async def unregister(
-        self,
-        node_id: str,
-        chunks: Sequence[ChunkRecord],
-        now_ms: int,
-        *,
-        only_in_object: bool = False,
-        others_min: int = 0,
+        self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, only_in_object: bool = False
     ) -> list[bool]:
         """`node_id` holds these no more; for each whether it is not listed now.
 
         An entry without holders goes when nothing extends it, and its parents with it if that is all that kept them.
-        `only_in_object`: leave alone what the object tier is not listed for; `others_min`: what fewer other nodes have.
+        `only_in_object`: leave alone what the object tier is not listed for.
         """
         out: list[bool] = []
         for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
             packed = b"".join(chunk.key for chunk in group)
-            arguments = [node_id, packed, now_ms, "1" if only_in_object else "", others_min]
+            arguments = [node_id, packed, now_ms, "1" if only_in_object else ""]
             mask, *orphaned = await self._change("unregister", segment, arguments)
             out += [mark == ord("1") for mark in mask]
             await self._uncount(orphaned, now_ms)

@@ -183,9 +183,9 @@ return table.concat(marks)
 """
 )
 
-# ARGV: 1 node, 2 digests packed, 3 now in ms, 4 "1": only where the object tier is listed too, 5 only where so many
-# other nodes are. The node holds these no more; an entry without holder and child is removed. Returns a mask, "1" where
-# the node is not listed now, then parents in other segments that lost a child.
+# ARGV: 1 node, 2 digests packed, 3 now in ms, 4 "1": only where the object tier is listed too. The node holds these no
+# more; an entry without holder and child is removed. Returns a mask, "1" where the node is not listed now, then parents
+# in other segments that lost a child.
 UNREGISTER: Final = (
     _SEGMENT
     + """
@@ -194,12 +194,7 @@ for at = 1, #digests, 32 do
   local digest = string.sub(digests, at, at + 31)
   local old = redis.call('HGET', key, digest)
   local out = true
-  local others = 0
-  for name in string.gmatch(old or '', '[^,]+') do
-    if name ~= node and name ~= '@object' then others = others + 1 end
-  end
-  local stays = ARGV[4] == '1' and not listed(old or '', '@object') or others < tonumber(ARGV[5])
-  if old and stays then out = not listed(old, node)
+  if old and ARGV[4] == '1' and not listed(old, '@object') then out = not listed(old, node)
   elseif old and listed(old, node) then
     place(digest, without(old, node))
     note(node, digest, -1)

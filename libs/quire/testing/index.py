@@ -111,13 +111,7 @@ class MemoryIndex:
         return entry.generation
 
     async def unregister(
-        self,
-        node_id: str,
-        chunks: Sequence[ChunkRecord],
-        now_ms: int,
-        *,
-        only_in_object: bool = False,
-        others_min: int = 0,
+        self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, only_in_object: bool = False
     ) -> list[bool]:
         out = []
         for chunk in chunks:
@@ -125,8 +119,7 @@ class MemoryIndex:
             if entry is None:
                 out.append(True)
                 continue
-            others = sum(1 for name in entry.nodes if name not in (node_id, OBJECT_TIER))
-            if others >= others_min and (not only_in_object or OBJECT_TIER in entry.nodes):
+            if not only_in_object or OBJECT_TIER in entry.nodes:
                 entry.nodes = tuple(name for name in entry.nodes if name != node_id)
             out.append(node_id not in entry.nodes)
             self._remove_hollow(entry, now_ms)

@@ -440,13 +440,10 @@ class WithdrawRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     ONLY_IN_OBJECT_TIER_FIELD_NUMBER: _builtins.int
-    OTHERS_MIN_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that does not hold the chunks."""
     only_in_object_tier: _builtins.bool
     """Only where the object tier is listed too."""
-    others_min: _builtins.int
-    """Only where so many other nodes are listed."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """The chunks."""
@@ -457,11 +454,10 @@ class WithdrawRequest(_message.Message):
         node_id: _builtins.str = ...,
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
         only_in_object_tier: _builtins.bool = ...,
-        others_min: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier", "others_min", b"others_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,7 +22,6 @@ from quire.durability import Durability
 from quire.errors import QuireError
 from quire.keys import ChunkKeys
 from quire.lease import Lease, LeasedRun, LeaseSigner
-from quire.metadata.index import OBJECT_TIER
 from quire.nodes import Node
 from quire.outcome import ChunkRun
 from quire.telemetry import counter, logger, names
@@ -36,7 +35,6 @@ from quire_storage.registry import Registry
 from quire_storage.tiers import Tiers
 
 Bytes = npt.NDArray[np.uint8]
-_COPIES = 2
 _LANDING_BYTES = 32 << 20
 _BATCH_CHUNKS = 64
 _LEASE_MS = 60_000
@@ -170,23 +168,9 @@ class Replicator:
             part = keys[first : first + _BATCH_CHUNKS]
             safe = await self.spread(part)
             complete &= len(safe) == len(part)
-            await self._trim(part)
             size = sum(chunk.bytes for chunk in self._tiers.find_all(part))
             await self._clock.sleep(size / self._config.replication_bytes_per_s)
         return complete
-
-    async def _trim(self, keys: Sequence[bytes]) -> None:
-        """Give up copies of which two other nodes have one, unless this node comes before them by its claim.
-
-        A node that was away and is back makes three of them.
-        """
-        chunks = self._tiers.find_all(keys)
-        holders = await self._index.locate([chunk.record for chunk in chunks])
-        pairs = zip(chunks, holders, strict=True)
-        surplus = [chunk.key for chunk, names in pairs if is_surplus(chunk.key, self._config.node_id, names)]
-        if surplus:
-            gone = await self._tiers.evict(surplus, others_min=_COPIES)
-            logger().info("copies that others have were given up", chunks=gone)
 
     async def _candidates(self, keys: Sequence[bytes], already: set[str]) -> list[Node]:
         """Other nodes: those that have some of the chunks first, then the farthest, then by their claim."""
@@ -195,7 +179,8 @@ class Replicator:
         me = self._me()
 
         def preference(node: Node) -> tuple[bool, int, bytes]:
-            return node.node_id not in already, -me.location.distance(node.location), _claim(keys[0], node.node_id)
+            claim = hashlib.blake2b(keys[0] + node.node_id.encode(), digest_size=8).digest()
+            return node.node_id not in already, -me.location.distance(node.location), claim
 
         nodes = [node for node in await self._peers.storage_nodes() if node.node_id != me.node_id]
         return sorted(nodes, key=preference)
@@ -256,13 +241,3 @@ class Replicator:
             payload = np.ascontiguousarray(rows[:, index])
             if np.array_equal(row_checksums(payload), chunk.checksums):
                 yield chunk, payload
-
-
-def is_surplus(key: bytes, node_id: str, holders: Sequence[str]) -> bool:
-    """Whether a node's copy is one too many: the holders with the lowest claims keep theirs."""
-    nodes = sorted((name for name in holders if name != OBJECT_TIER), key=lambda name: _claim(key, name))
-    return node_id in nodes[_COPIES:]
-
-
-def _claim(key: bytes, node_id: str) -> bytes:
-    return hashlib.blake2b(key + node_id.encode(), digest_size=8).digest()

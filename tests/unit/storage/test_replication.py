@@ -9,11 +9,11 @@ from typing import Any, cast
 import numpy as np
 
 from quire.errors import NodeUnavailable
-from quire.metadata.index import OBJECT_TIER, ChunkRecord
+from quire.metadata.index import ChunkRecord
 from quire.nodes import Node, Role
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
-from quire_storage.replication import Replicator, is_surplus
+from quire_storage.replication import Replicator
 
 
 class _Region:
@@ -56,16 +56,6 @@ def _replicator(transport: _Transport) -> Replicator:
     config, none = StorageConfig(cluster_secret="s"), cast(Any, None)
     parts: Any = (config, none, transport, none, none, _SilentPeers(), _Clock(), none)
     return Replicator(*parts)
-
-
-def test_of_three_copies_one_is_too_many() -> None:
-    """All holders see the same one, whatever the order in which they are listed; of two copies none is."""
-    for number in range(50):
-        key = number.to_bytes(32, "big")
-        three = ["a", OBJECT_TIER, "b", "c"]
-        found = [name for name in "abc" if is_surplus(key, name, three)]
-        assert len(found) == 1 and found == [name for name in "abc" if is_surplus(key, name, three[::-1])]
-        assert not any(is_surplus(key, name, ["a", "b", OBJECT_TIER]) for name in "ab")
 
 
 async def test_memory_of_a_copy_that_a_silent_node_may_still_write_stays_mapped() -> None:

@@ -36,7 +36,6 @@ _RECENT_MAX: Final = 65_536
 _CROWDED: Final = 0.8
 _SLABS_TRIED: Final = 64
 _DIGEST_MODULUS: Final = 1 << 48
-_TRIM: Final = ev.EvictionWanted(0, ())
 
 
 class Phase(Enum):
@@ -51,9 +50,11 @@ class Phase(Enum):
 class _Entry:
     """One copy of a chunk. `generation`: of the index entry that lists this node for it, 0 for none that is known.
 
-    `in_object`: that entry lists the object tier too. `written`: an object of it was written once. `provisional`:
-    entered by a store, and no registration has succeeded yet. `ended`: index entries that ended while a registration
-    was under way. `forgotten`: its header is off the drive. `awaited`: holders that will pin it once the rest is here.
+    `in_object`: that entry lists the object tier too. `written`: an object of it was written once.
+
+    `provisional`: entered by a store, and no registration has succeeded yet. `ended`: index entries that ended while a
+    registration was under way. `forgotten`: its header is off the drive. `awaited`: holders that
+    will pin it once the rest of their chunks is here.
     """
 
     number: int
@@ -946,15 +947,14 @@ class Residency:
 
     # ---- space on the drives, and last copies
 
-    def _ask(self, entries: Sequence[_Entry], tier: LeafArc, of_object: bool, by: ev.EvictionWanted = _TRIM) -> None:
+    def _ask(self, entries: Sequence[_Entry], tier: LeafArc, *, of_object: bool, ticket: int = 0) -> None:
         number = self._number()
         for entry in entries:
             entry.question = number
-        self._questions[number] = _Question(list(entries), tier, of_object, by.ticket)
+        self._questions[number] = _Question(list(entries), tier, of_object, ticket)
         records = [entry.chunk.record for entry in entries]
-        here = of_object or by.others_min > 0
-        self._out.append(ev.AskToWithdraw(number, records, by.others_min) if here else ev.AskToEvict(number, records))
-        if not by.ticket:
+        self._out.append(ev.AskToWithdraw(number, records) if of_object else ev.AskToEvict(number, records))
+        if not ticket:
             self._asking.add(number)
 
     def _answered(self, event: ev.Answered) -> None:
@@ -1026,7 +1026,7 @@ class Residency:
         last = [entry for entry in victims if not entry.in_object]
         for group, of_object in ((last, False), (in_object, True)):
             if group:
-                self._ask(group, tier, of_object)
+                self._ask(group, tier, of_object=of_object)
 
     def _give_up_unplaced(self) -> None:
         unplaced, self._unplaced = self._unplaced, []
@@ -1064,7 +1064,7 @@ class Residency:
             self.on_disk.remove(entry.key)
         if entries:
             tier = self.on_disk if self.pool is not None else self.in_memory
-            self._ask(entries, tier, False, event)
+            self._ask(entries, tier, of_object=False, ticket=event.ticket)
         else:
             self._out.append(ev.Complete(event.ticket, 0))
 
