@@ -208,7 +208,7 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     client, *_ = scene
     namespace = fresh_namespace()
     keys, payload = some_keys(namespace, 12), random_payload(namespace, 12)
-    await store(client, namespace, keys, payload)
+    await store(client, namespace, keys, payload, durability=Durability.OBJECT)  # nothing is on its way any more
     found = await client.lookup(namespace, keys)
     pool = ChannelPool()
     stub: StorageServiceStub = StorageServiceStub(pool.get(found.segments[0].grpc_address))

@@ -7,7 +7,6 @@ import contextlib
 import json
 import re
 import shutil
-import socket
 import subprocess
 import time
 import urllib.parse
@@ -27,6 +26,7 @@ from quire.errors import QuireError
 from quire.hashing import block_keys
 from quire.latents import LatentInfo, Normalisation, Vae
 from quire.local import LocalCluster
+from quire.local.ports import free_ports
 from quire_decoder.adapters.vae import weights_digest
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, store
 
@@ -69,9 +69,7 @@ def prometheus(cluster: LocalCluster, vae: Path, tmp_path_factory: pytest.TempPa
     # Alerts wait for nothing here: what is tested is that they fire at all.
     alerts = re.sub(r"for: \w+", "for: 0s", (ROOT / "alerts.yaml").read_text())
     (folder / "alerts.yaml").write_text(alerts)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     log = (folder / "log").open("wb")
     running = subprocess.Popen(
         [

@@ -29,6 +29,7 @@ from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.layout import Dtype, KvLayout
 from quire.local import LocalCluster
+from quire.local.ports import free_ports
 from quire.metadata import AccessKeys, connect
 from quire.metadata.access import Grant, Level
 
@@ -63,7 +64,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     chain.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
     issued.private_key_pem.write_to_path(str(private))
     authority.cert_pem.write_to_path(str(trusted))
-    port = _free_port()
+    port = free_ports(1)[0]
     settings = {
         "QUIRE_GATEWAY_S3_TLS_LISTEN": f"127.0.0.1:{port}",
         "QUIRE_GATEWAY_TLS_CERT": str(chain),
@@ -103,14 +104,6 @@ async def _prepare(cluster: LocalCluster) -> tuple[tuple[str, str], str, bytes]:
             session.layer_produced(layer)
         await session.finish()
         return (made.name, keys.secret(made)), chunks.at(0).hex(), buffer.view.tobytes()
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _many() -> list[str]:

@@ -231,6 +231,7 @@ async def test_a_delivery_whose_writes_are_in_flight_does_not_say_quiesced(
     await _store(scene, 1, _payload(1))
 
     async def never(stream: MemoryStream, timeout_s: float) -> None:
+        await asyncio.sleep(0.01)
         raise DeadlineExceeded("puts are still in flight")
 
     monkeypatch.setattr(MemoryStream, "drain", never)

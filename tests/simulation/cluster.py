@@ -18,8 +18,18 @@ from quire.policy import NamespacePolicy, TenantPolicy
 from quire.profile import Profiles
 from quire.rpc.heartbeat import Heartbeat
 from quire.rpc.permits import PermitChecker
+from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import IndexState, MemoryIndex
-from quire.testing.simulation import Fabric, Network, Process, SimChannels, SimObjects, SimServer, SimTransport
+from quire.testing.simulation import (
+    Fabric,
+    Network,
+    Process,
+    SimBlobs,
+    SimChannels,
+    SimObjects,
+    SimServer,
+    SimTransport,
+)
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.v1.gateway_pb2_grpc import add_GatewayServiceServicer_to_server
 from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_OrchestratorServiceServicer_to_server
@@ -29,6 +39,7 @@ from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
 from quire_gateway.config import GatewayConfig
 from quire_gateway.doorman import Doorman
 from quire_gateway.runtime import Gateway
+from quire_gateway.s3.house import WHOLE_BODIES, House
 from quire_gateway.server import GatewayServicer
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import OrchestratorConfig
@@ -66,28 +77,45 @@ class SimClock:
         await asyncio.sleep(seconds)
 
 
-class Metadata:
-    """Redis: the index behind a delay. `down`: it does not answer. Keeps snapshots, to which it can be rolled back."""
+class InRedis:
+    """Something that lies in Redis, behind a delay."""
 
-    def __init__(self, loop: SimulatedLoop) -> None:
-        self.index = MemoryIndex(loop.random.getrandbits(32))
-        self.down = False
-        self._loop = loop
-        self._snapshots: list[tuple[float, IndexState]] = []
+    def __init__(self, metadata: Metadata, inner: Any) -> None:
+        self._metadata = metadata
+        self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self.index, name)
+        method = getattr(self._inner, name)
 
         async def call(*arguments: Any, **options: Any) -> Any:
-            await asyncio.sleep(self._loop.random.uniform(50e-6, 300e-6))
-            if self.down:
-                await asyncio.sleep(0.05)
-                raise MetadataUnavailable("Redis does not answer")
+            await self._metadata.wait(asking=True)
             answer = await method(*arguments, **options)
-            await asyncio.sleep(self._loop.random.uniform(50e-6, 300e-6))
+            await self._metadata.wait()
             return answer
 
         return call
+
+
+class Metadata:
+    """Redis: the index, and the buckets of the S3 frontend. `down`: no answer comes; `hears`: it does what it is asked.
+
+    Keeps snapshots of the index, to which it can be rolled back.
+    """
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self.index = MemoryIndex(loop.random.getrandbits(32))
+        self.buckets = MemoryBuckets()
+        self.down = False
+        self.hears = False
+        self._loop = loop
+        self._snapshots: list[tuple[float, IndexState]] = []
+
+    async def wait(self, *, asking: bool = False) -> None:
+        """Half a round trip. Raises `MetadataUnavailable`."""
+        await asyncio.sleep(self._loop.random.uniform(50e-6, 300e-6))
+        if self.down and not (asking and self.hears):
+            await asyncio.sleep(0.05)
+            raise MetadataUnavailable("Redis does not answer")
 
     def snapshot(self) -> None:
         self._snapshots = [*self._snapshots[-40:], (self._loop.time(), self.index.state.copy())]
@@ -192,7 +220,7 @@ STORAGE = {
 
 @dataclass(slots=True)
 class Cluster:
-    """`members` by name: storage-0 …, orchestrator, gateway, scheduler."""
+    """`members` by name: storage-0 …, orchestrator, gateway, s3-0 …, scheduler."""
 
     loop: SimulatedLoop
     storage_nodes: int = 3
@@ -204,6 +232,7 @@ class Cluster:
     fabric: Fabric = field(init=False)
     metadata: Metadata = field(init=False)
     objects: SimObjects = field(init=False)
+    blobs: SimBlobs = field(init=False)
     _members: Members = field(init=False)
     _starts: int = 0
 
@@ -212,6 +241,7 @@ class Cluster:
         self.fabric = Fabric(self.network)
         self.metadata = Metadata(self.loop)
         self.objects = SimObjects(self.loop)
+        self.blobs = SimBlobs(self.objects, self.loop)
         self._members = Members(self.metadata)
 
     # ---- life
@@ -221,6 +251,8 @@ class Cluster:
         self._add("orchestrator", self._start_orchestrator)
         self._add("scheduler", self._start_scheduler)
         self._add("gateway", self._start_gateway)
+        for number in range(2):
+            self._add(f"s3-{number}", self._start_s3)
         for number in range(self.storage_nodes):
             disk = SimDisk(self.loop.random.getrandbits(32))
             disk.latency_s = lambda: self.loop.random.uniform(50e-6, 500e-6)
@@ -281,7 +313,7 @@ class Cluster:
         channels: Any = SimChannels(self.network, process)
         clock = SimClock(self.loop, process)
         holders = SimHolders(channels)
-        index: Any = self.metadata
+        index: Any = InRedis(self.metadata, self.metadata.index)
         orchestrator = Orchestrator(config, index, self._members, Policies(), holders, Profiles(None), clock)
         nothing: Any = None
         servicer = OrchestratorServicer(orchestrator, nothing)
@@ -325,6 +357,20 @@ class Cluster:
         servicer = GatewayServicer(config, gateway, nothing, nothing, doorman, stub)
         add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "gateway", process)))
         return gateway
+
+    async def _start_s3(self, process: Process) -> House:
+        """A gateway's S3 frontend, without its HTTP."""
+        buckets: Any = InRedis(self.metadata, self.metadata.buckets)
+        house = House(buckets, self.blobs, {}, SimClock(self.loop, process), asyncio.Semaphore(WHOLE_BODIES))
+
+        async def sweep() -> None:
+            while True:
+                await asyncio.sleep(1.0)
+                with contextlib.suppress(QuireError):
+                    await house.sweep()
+
+        process.start(sweep())
+        return house
 
     async def twin(self, name: str) -> Process:
         """A second process of the same name, with drives of its own: a mistake of its operator's."""

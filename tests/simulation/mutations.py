@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.keys import ChunkKeys
+from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import MemoryIndex
+from quire_gateway.s3.spaces import BlobSpace
 from quire_storage.arena import Arena
 from quire_storage.core import residency
 from quire_storage.core.residency import Residency
@@ -65,6 +67,14 @@ def _edit(kind: type, method: str, old: str, new: str) -> Callable[[], None]:
 def _any_keys() -> None:
     ChunkKeys.distinct = lambda self: self  # type: ignore[method-assign]
 
+
+_PUT = "outcome = await self._buckets.put(*self._at, entry, expected, self._clock.now_ms())"
+_PUT_UNHEARD = f"""try:
+        {_PUT}
+    except Exception:
+        await self._clock.sleep(2.5)
+        await self._abandon(entry.blobs)
+        raise"""
 
 MUTATIONS: dict[str, Mutation] = {
     "repeated-keys": Mutation(
@@ -166,6 +176,25 @@ MUTATIONS: dict[str, Mutation] = {
         "other bytes under a key are refused although the store says SKIP",
         (_edit(Residency, "_enter", "if other and event.on_existing is OnExisting.VERIFY:", "if other:"),),
         found_by="to be skipped",
+    ),
+    "condition-not-committed": Mutation(
+        0,
+        "an S3 object is put whatever has come since its condition was looked at",
+        (_edit(BlobSpace, "_commit", "entry, expected,", "entry, '',"),),
+        found_by="no order of the requests",
+    ),
+    "unheard-is-undone": Mutation(
+        0,
+        "an S3 put whose outcome nobody heard counts as failed, and its blobs go",
+        (_edit(BlobSpace, "_commit", _PUT, _PUT_UNHEARD),),
+        ("redis",),
+        found_by="blob",
+    ),
+    "parts-not-compared": Mutation(
+        0,
+        "an S3 upload is completed although a part was sent again meanwhile",
+        (_edit(MemoryBuckets, "complete", "any(known.get(part.number) != part for part in parts)", "False"),),
+        found_by="blob",
     ),
 }
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 ALL_FAULTS = (
     "crash",
     "gateway",
+    "s3",
     "orchestrator",
     "scheduler",
     "drive",
@@ -72,6 +73,8 @@ class Troubles:
                 await self._crash(rng.choice(nodes))
             case "gateway" | "orchestrator" | "scheduler":
                 await self._crash(kind)
+            case "s3":
+                await self._crash(rng.choice(["s3-0", "s3-1"]))
             case "drive":
                 await self._lose_drive(rng.choice(nodes))
             case "pause":
@@ -95,10 +98,7 @@ class Troubles:
                 await asyncio.sleep(rng.uniform(0.5, 3.0))
                 cluster.network.slow.pop(name, None)
             case "redis":
-                self._day.tell("fault: Redis does not answer")
-                cluster.metadata.down = True
-                await asyncio.sleep(rng.uniform(0.2, 2.0))
-                cluster.metadata.down = False
+                await self._silence(rng.random() < 0.4)
             case "redis emptied":
                 self._day.tell("fault: Redis is emptied")
                 cluster.metadata.empty()
@@ -120,9 +120,19 @@ class Troubles:
                 await asyncio.sleep(rng.uniform(1.0, 4.0))
                 twin.crash()
             case "clock":
-                member = cluster.members[rng.choice([*nodes, "gateway"])]
+                member = cluster.members[rng.choice([*nodes, "gateway", "s3-0"])]
                 member.process.skew_ms = rng.randrange(-2000, 2000)
         self._day.disturbed += 1
+
+    async def _silence(self, hears: bool) -> None:
+        """Redis answers nothing for a while; or it does what it is asked, and now and then its answers are lost."""
+        metadata, rng = self._day.cluster.metadata, self._day.rng
+        self._day.tell(f"fault: Redis does not answer{', and hears' if hears else ''}")
+        for _ in range(10 if hears else 1):
+            metadata.down, metadata.hears = True, hears
+            await asyncio.sleep(rng.uniform(0.005, 0.1) if hears else rng.uniform(0.2, 2.0))
+            metadata.down = False
+            await asyncio.sleep(rng.uniform(0.02, 0.2))
 
     async def _slow_client(self) -> None:
         """Nothing reaches its memory, or comes from there: that costs its own requests only."""

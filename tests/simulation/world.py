@@ -29,6 +29,7 @@ from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
 from quire_storage import delivery as delivery_at_node
 from quire_storage.adapters import cluster as cluster_at_node
+from tests.simulation.buckets import BucketLoad
 from tests.simulation.cluster import Cluster
 from tests.simulation.history import History
 from tests.simulation.listening import listen
@@ -108,7 +109,10 @@ class Day:
         listen(self)
         if self.reads_only:
             await self._store_all()
+        buckets = BucketLoad(self)
         loads = [asyncio.create_task(self._client(number)) for number in range(self.clients)]
+        if not self.reads_only:
+            loads.append(asyncio.create_task(buckets.run()))
         trouble = Troubles(self)
         troubles = asyncio.create_task(trouble.troubles())
         snapshots = asyncio.create_task(trouble.snapshots())
@@ -121,6 +125,8 @@ class Day:
         await asyncio.gather(*trouble.healers)
         await self._quiet()
         await self._check_promises()
+        if not self.reads_only:
+            await buckets.check()
         await asyncio.sleep(16.0)  # longer than a scheduler remembers, and than buffers are watched
         for _ in range(60):  # what the background does comes to an end now and then
             if not any(node._tiers.residency.busy() for node in self.cluster.storage.values()):

@@ -14,12 +14,10 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +27,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.errors import ConfigInvalid, DeadlineExceeded, Unavailable
+from quire.local.ports import free_ports
 from quire.rpc.credentials import AUTHORIZATION, member_token
 from quire.rpc.tls import MEMBER_NAME, Tls
 from quire.v1 import gateway_pb2
@@ -148,8 +147,8 @@ class LocalCluster:
         if not self._redis_url:
             self._start_redis(timeout_s)
         services = sum((self._gateways, self._orchestrators, self._schedulers, self._decoders, self._storage_nodes))
-        self._metrics_ports = iter(_free_ports(services))
-        taken = iter(_free_ports(services + 3 * self._gateways))
+        taken = iter(free_ports(2 * services + 3 * self._gateways))
+        self._metrics_ports = iter([next(taken) for _ in range(services)])
         ports = {
             "orchestrator": [next(taken) for _ in range(self._orchestrators)],
             "gateway": [next(taken) for _ in range(self._gateways)],
@@ -404,7 +403,7 @@ class LocalCluster:
 
         made = make(self.folder / "certs", [], days=30)
         self._member_tls = Tls(made.ca, made.member, made.member_key, MEMBER_NAME)
-        self.tls_address = f"127.0.0.1:{_free_ports(1)[0]}"
+        self.tls_address = f"127.0.0.1:{free_ports(1)[0]}"
         return {
             "QUIRE_CLUSTER_CA": str(made.ca),
             "QUIRE_CLUSTER_CERT": str(made.member),
@@ -455,16 +454,3 @@ def _numbered(name: str, index: int) -> str:
 
 def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = list(_bound_sockets(count, stack))
-        return [int(each.getsockname()[1]) for each in sockets]
-
-
-def _bound_sockets(count: int, stack: contextlib.ExitStack) -> Iterator[socket.socket]:
-    for _ in range(count):
-        each = stack.enter_context(socket.socket())
-        each.bind(("127.0.0.1", 0))
-        yield each

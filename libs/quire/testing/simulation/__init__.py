@@ -6,7 +6,7 @@ hands in between is seen.
 
 from quire.testing.simulation.loop import Deadlock, Process, SimulatedLoop, current_process, simulate
 from quire.testing.simulation.network import Network, SimChannels, SimServer
-from quire.testing.simulation.objects import SimObjects
+from quire.testing.simulation.objects import SimBlobs, SimObjects
 from quire.testing.simulation.transport import Fabric, SimTransport
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Fabric",
     "Network",
     "Process",
+    "SimBlobs",
     "SimChannels",
     "SimObjects",
     "SimServer",

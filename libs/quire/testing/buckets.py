@@ -1,0 +1,215 @@
+"""Buckets in memory: what `quire.metadata.Buckets` does in Redis, by the same contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from quire.metadata import buckets as rules
+from quire.metadata.buckets import Blob, Page, Part, StoredObject, Upload
+
+_MORE_EACH_MS = 10_000  # for each blob of an object that is replaced
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """`garbage`: blobs that nothing refers to, with the time from which on they may go."""
+
+    there: bool = False
+    objects: dict[str, StoredObject] = field(default_factory=dict)
+    keys: set[str] = field(default_factory=set)
+    garbage: dict[str, int] = field(default_factory=dict)
+    uploads: dict[str, Upload] = field(default_factory=dict)
+    parts: dict[str, dict[int, Part]] = field(default_factory=dict)
+
+    def discard(self, blobs: Sequence[Blob], at_ms: int) -> None:
+        for blob in blobs:
+            self.garbage[blob.name] = at_ms + _MORE_EACH_MS * len(blobs)
+
+    def fits(self, key: str, expected: str) -> bool:
+        before = self.objects.get(key)
+        if expected == "absent":
+            return before is None
+        return not expected or (before is not None and before.etag == expected)
+
+    def commit(self, blobs: Iterable[Blob]) -> bool:
+        """Take blobs out of the garbage; False, and nothing, if one of them is not there any more."""
+        names = [blob.name for blob in blobs]
+        if not all(name in self.garbage for name in names):
+            return False
+        for name in names:
+            del self.garbage[name]
+        return True
+
+    def store(self, entry: StoredObject, grace_ms: int) -> None:
+        before = self.objects.get(entry.key)
+        self.objects[entry.key] = entry
+        self.keys.add(entry.key)
+        if before is not None:
+            self.discard(before.blobs, grace_ms)
+
+
+class MemoryBuckets:
+    """Of all tenants. Every method does at once what it does."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._created: dict[str, dict[str, float]] = {}
+        self._places: set[tuple[str, str]] = set()
+
+    def _of(self, tenant: str, bucket: str) -> _Bucket:
+        return self._buckets.setdefault((tenant, bucket), _Bucket())
+
+    # ---- buckets
+
+    async def create(self, tenant: str, bucket: str, created_s: float) -> bool:
+        state = self._of(tenant, bucket)
+        new, state.there = not state.there, True
+        self._created.setdefault(tenant, {}).setdefault(bucket, created_s)
+        self._places.add((tenant, bucket))
+        return new
+
+    async def exists(self, tenant: str, bucket: str) -> bool:
+        return self._of(tenant, bucket).there
+
+    async def drop(self, tenant: str, bucket: str) -> bool:
+        state = self._of(tenant, bucket)
+        if state.objects or state.uploads:
+            return False
+        state.there = False
+        self._created.get(tenant, {}).pop(bucket, None)
+        return True
+
+    async def all(self, tenant: str) -> list[tuple[str, float]]:
+        return sorted(self._created.get(tenant, {}).items())
+
+    async def everywhere(self) -> list[tuple[str, str]]:
+        return sorted(self._places)
+
+    async def forget_place(self, tenant: str, bucket: str) -> None:
+        state = self._of(tenant, bucket)
+        if not state.there and not state.garbage:
+            self._places.discard((tenant, bucket))
+
+    # ---- objects
+
+    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> int:
+        state = self._of(tenant, bucket)
+        if not state.there:
+            return -1
+        if not state.fits(entry.key, expected):
+            return 0
+        if not state.commit(entry.blobs):
+            return -2
+        state.store(entry, now_ms + rules.GRACE_MS)
+        return 1
+
+    async def get(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
+        return self._of(tenant, bucket).objects.get(key)
+
+    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> int:
+        state = self._of(tenant, bucket)
+        before = state.objects.get(key)
+        if before is None:
+            return 0
+        if etag and before.etag != etag:
+            return -1
+        del state.objects[key]
+        state.keys.discard(key)
+        state.discard(before.blobs, now_ms + rules.GRACE_MS)
+        return 1
+
+    async def page(self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int) -> Page:
+        state, low, first = self._of(tenant, bucket), after.encode(), prefix.encode()
+        beyond = low + b"\xff" if past else low
+        skipping = bool(after) and (after >= prefix or past)
+        inside = [key for key in state.keys if key.encode().startswith(first)]
+        keys = sorted((key for key in inside if not skipping or key.encode() > beyond), key=str.encode)[:limit]
+        found = [state.objects[key] for key in keys if key in state.objects]
+        return Page(found, keys[-1] if keys else "", more=len(keys) >= limit)
+
+    def lose(self, tenant: str, bucket: str, keys: Sequence[str]) -> None:
+        """What is known of keys goes, as if it was deleted between a listing's two looks; the keys stay."""
+        for key in keys:
+            del self._of(tenant, bucket).objects[key]
+
+    # ---- blobs
+
+    async def will_write(self, tenant: str, bucket: str, blob: str, now_ms: int) -> bool:
+        state = self._of(tenant, bucket)
+        if state.there:
+            state.garbage[blob] = now_ms + rules.UNCOMMITTED_MS
+        return state.there
+
+    async def garbage(self, tenant: str, bucket: str, now_ms: int, limit: int) -> list[str]:
+        due = sorted((at_ms, blob) for blob, at_ms in self._of(tenant, bucket).garbage.items() if at_ms <= now_ms)
+        return [blob for _, blob in due[:limit]]
+
+    async def abandon(self, tenant: str, bucket: str, blobs: Sequence[str], now_ms: int) -> None:
+        self._of(tenant, bucket).garbage.update(dict.fromkeys(blobs, now_ms))
+
+    async def removed(self, tenant: str, bucket: str, blobs: Sequence[str]) -> None:
+        for blob in blobs:
+            self._of(tenant, bucket).garbage.pop(blob, None)
+
+    # ---- multipart uploads
+
+    async def start_upload(self, tenant: str, bucket: str, upload: Upload) -> None:
+        self._of(tenant, bucket).uploads[upload.upload_id] = upload
+
+    async def upload(self, tenant: str, bucket: str, upload_id: str) -> Upload | None:
+        return self._of(tenant, bucket).uploads.get(upload_id)
+
+    async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
+        return sorted(self._of(tenant, bucket).uploads.values(), key=lambda each: (each.key, each.started_s))
+
+    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
+        state = self._of(tenant, bucket)
+        if upload_id not in state.uploads:
+            return 0
+        if not state.commit(part.blobs):
+            return -2
+        parts = state.parts.setdefault(upload_id, {})
+        before = parts.get(part.number)
+        parts[part.number] = part
+        if before is not None:
+            state.discard(before.blobs, now_ms + rules.GRACE_MS)
+        return 1
+
+    async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
+        return dict(self._of(tenant, bucket).parts.get(upload_id, {}))
+
+    async def complete(
+        self,
+        tenant: str,
+        bucket: str,
+        upload_id: str,
+        entry: StoredObject,
+        parts: Sequence[Part],
+        expected: str,
+        now_ms: int,
+    ) -> int:
+        state = self._of(tenant, bucket)
+        known = state.parts.get(upload_id, {})
+        if not state.there:
+            return -1
+        if upload_id not in state.uploads:
+            return -3
+        if not state.fits(entry.key, expected):
+            return 0
+        if any(known.get(part.number) != part for part in parts):
+            return -4
+        state.store(entry, now_ms + rules.GRACE_MS)
+        chosen = {part.number for part in parts}
+        for number, part in known.items():
+            if number not in chosen:
+                state.discard(part.blobs, now_ms + rules.GRACE_MS)
+        state.parts.pop(upload_id, None)
+        del state.uploads[upload_id]
+        return 1
+
+    async def abort(self, tenant: str, bucket: str, upload_id: str, now_ms: int) -> bool:
+        state = self._of(tenant, bucket)
+        for part in state.parts.pop(upload_id, {}).values():
+            state.discard(part.blobs, now_ms)
+        return state.uploads.pop(upload_id, None) is not None
