@@ -126,13 +126,14 @@ async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> No
             return all(len(names - {victim}) == 2 for names in await _holders(three, keys))
 
         await _until(two_again)
-        # The node comes back and tells what it holds: three copies, none lost.
+        # The node comes back and tells what it holds: one of the three copies goes, and which depends on the chunk.
         await asyncio.to_thread(three.restart, victim)
 
-        async def three_copies() -> bool:
-            return all(len(names) == 3 for names in await _holders(three, keys))
+        async def two_and_some_of_them_there() -> bool:
+            holders = await _holders(three, keys)
+            return all(len(names) == 2 for names in holders) and any(victim in names for names in holders)
 
-        await _until(three_copies)
+        await _until(two_and_some_of_them_there)
         assert np.array_equal(await _fetched(client, namespace, keys), payload)
 
 
@@ -147,20 +148,25 @@ async def test_a_level_asked_for_later_is_reached_without_the_bytes(three: Local
         assert all(len(names) == 2 for names in await _holders(three, keys))
 
 
-async def test_a_rotten_byte_is_healed_from_the_other_node(three: LocalCluster) -> None:
+async def test_a_rotten_byte_is_healed_from_the_other_node(tmp_path: Path) -> None:
     """A byte of the pool file flipped under the node: the reader gets the right one, by RDMA from the replica."""
-    async with QuireClient(three.gateway_address) as client:
+    with small_cluster(tmp_path, 2, QUIRE_STORAGE_OBJECT_URL="") as two:
+        await _rotten_byte_is_healed(two)
+
+
+async def _rotten_byte_is_healed(two: LocalCluster) -> None:
+    async with QuireClient(two.gateway_address) as client:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
         await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
         node = (await client.lookup(namespace, keys, lease_ttl_ms=0)).segments[0].node_id
-        three.kill(node)
-        pool = three.folder / node / "pool.quire"
+        two.kill(node)
+        pool = two.folder / node / "pool.quire"
         at = pool.read_bytes().index(payload[2, 7].tobytes())
         with pool.open("r+b") as file:
             file.seek(at + 77)
             file.write(bytes([payload[2, 7, 77] ^ 1]))
-        await asyncio.to_thread(three.restart, node)
+        await asyncio.to_thread(two.restart, node)
 
         async def serves() -> bool:
             now = await client.lookup(namespace, keys, lease_ttl_ms=0)

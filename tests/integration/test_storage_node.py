@@ -72,6 +72,9 @@ class ScriptedIndex:
     async def damaged(self, node_id: str) -> None: ...
     async def rebuilt(self, token: str) -> None: ...
 
+    async def withdraw_surplus(self, node_id: str, records: Sequence[ChunkRecord], others_min: int) -> list[bool]:
+        return [False] * len(records)
+
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         self.evicted += [record.key for record in records]
         return [True] * len(records)

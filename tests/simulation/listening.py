@@ -28,8 +28,9 @@ def listen(day: Day) -> None:
         return answer
 
     async def evict(chunks: Any, now_ms: int, delete_ms: int) -> Any:
+        lost = [chunk.key for chunk in chunks if chunk.key not in index.state.entries]
         answer = await plain["evict"](chunks, now_ms, delete_ms)
-        keys = [gone.record.key for gone in answer.removed]
+        keys = lost + [gone.record.key for gone in answer.removed]
         for key in cut_off(day, keys):
             day.history.ended(key, day.loop.time())
         if keys:

@@ -440,6 +440,8 @@ class Day:
             uploaded = all(not node._write_behind or not node._write_behind.lag_chunks for node in nodes)
             if agree and rebuilt and uploaded:
                 return
+        if not rebuilt or not uploaded:
+            raise self.history.fail(f"the object tier is never settled: rebuilt {rebuilt}, uploaded {uploaded}")
         raise self.history.fail(
             f"index and nodes never agree: {listings}, {[node.listed for node in self.cluster.storage.values()]}"
         )

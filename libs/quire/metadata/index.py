@@ -81,10 +81,21 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How many chunks are listed for a node, and the sum of the first six bytes of their keys modulo 2^48."""
+    """How many chunks are listed for a node, and the sum of their `listing_number` modulo 2^48."""
 
     count: int = 0
     digest: int = 0
+
+
+DIGEST_MODULUS: Final = 1 << 48
+
+
+def listing_number(key: bytes, generation: int) -> int:
+    """Of a chunk that an index entry of a generation lists: the first six bytes of both, added.
+
+    With the generation, so that an index that went back to an earlier entry of the key differs from what nodes know.
+    """
+    return int.from_bytes(key[:6], "big") + (generation >> 16)
 
 
 class ObjectMark(Enum):
@@ -164,17 +175,23 @@ class PrefixIndex:
         return generations
 
     async def unregister(
-        self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, only_in_object: bool = False
+        self,
+        node_id: str,
+        chunks: Sequence[ChunkRecord],
+        now_ms: int,
+        *,
+        only_in_object: bool = False,
+        others_min: int = 0,
     ) -> list[bool]:
         """`node_id` holds these no more; for each whether it is not listed now.
 
         An entry without holders goes when nothing extends it, and its parents with it if that is all that kept them.
-        `only_in_object`: leave alone what the object tier is not listed for.
+        `only_in_object`: leave alone what the object tier is not listed for; `others_min`: what fewer other nodes have.
         """
         out: list[bool] = []
         for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
             packed = b"".join(chunk.key for chunk in group)
-            arguments = [node_id, packed, now_ms, "1" if only_in_object else ""]
+            arguments = [node_id, packed, now_ms, "1" if only_in_object else "", others_min]
             mask, *orphaned = await self._change("unregister", segment, arguments)
             out += [mark == ord("1") for mark in mask]
             await self._uncount(orphaned, now_ms)

@@ -55,11 +55,15 @@ local key, pins, objects, listings = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local shape = redis.call('HMGET', key, '@u', '@m', '@n')
 local uniform, mixed, count = shape[1], tonumber(shape[2] or '0'), tonumber(shape[3] or '0')
 local changed = {}
-local function note(name, digest, sign)
-  local b1, b2, b3, b4, b5, b6 = string.byte(digest, 1, 6)
+local function six(bytes)
+  local b1, b2, b3, b4, b5, b6 = string.byte(bytes, 1, 6)
+  return ((((b1 * 256 + b2) * 256 + b3) * 256 + b4) * 256 + b5) * 256 + b6
+end
+-- `about` begins with the generation of the entry.
+local function note(name, digest, about, sign)
   local each = changed[name] or {0, 0}
   each[1] = each[1] + sign
-  local number = ((((b1 * 256 + b2) * 256 + b3) * 256 + b4) * 256 + b5) * 256 + b6
+  local number = six(digest) + six(about)
   each[2] = (each[2] + sign * number) % 281474976710656   -- doubles are exact up to 2^53
   changed[name] = each
 end
@@ -108,11 +112,11 @@ local outside = {}                           -- parents in other segments that l
 local function remove(digest, now)
   while digest do
     local old = redis.call('HGET', key, digest)
-    local about = redis.call('HGET', key, digest .. 'g') or ''
+    local about = redis.call('HGET', key, digest .. 'g')
     redis.call('HDEL', key, digest, digest .. 'c', digest .. 'g')
     count = count - 1
     if old ~= uniform then mixed = mixed - 1 end
-    for name in string.gmatch(old, '[^,]+') do note(name, digest, -1) end
+    for name in string.gmatch(old, '[^,]+') do note(name, digest, about, -1) end
     local parent, elsewhere = string.sub(about, 9, 40), string.sub(about, 41, 72)
     if is_pinned(digest, now) then move_pins(digest, elsewhere == '' and parent or '') end
     digest = nil
@@ -171,11 +175,12 @@ for at = 1, #records, 64 do
       redis.call('HSET', key, digest .. 'g', about)
       if inside then redis.call('HINCRBY', key, parent .. 'c', 1) end
     end
+    local about = redis.call('HGET', key, digest .. 'g')
     if not old or not listed(old, node) then
       place(digest, (old and old ~= '') and (old .. ',' .. node) or node)
-      note(node, digest, 1)
+      note(node, digest, about, 1)
     end
-    marks[#marks + 1] = (old and '1' or '2') .. string.sub(redis.call('HGET', key, digest .. 'g'), 1, 8)
+    marks[#marks + 1] = (old and '1' or '2') .. string.sub(about, 1, 8)
   end
 end
 save()
@@ -183,9 +188,9 @@ return table.concat(marks)
 """
 )
 
-# ARGV: 1 node, 2 digests packed, 3 now in ms, 4 "1": only where the object tier is listed too. The node holds these no
-# more; an entry without holder and child is removed. Returns a mask, "1" where the node is not listed now, then parents
-# in other segments that lost a child.
+# ARGV: 1 node, 2 digests packed, 3 now in ms, 4 "1": only where the object tier is listed too, 5 only where so many
+# other nodes are. The node holds these no more; an entry without holder and child is removed. Returns a mask, "1" where
+# the node is not listed now, then parents in other segments that lost a child.
 UNREGISTER: Final = (
     _SEGMENT
     + """
@@ -194,10 +199,15 @@ for at = 1, #digests, 32 do
   local digest = string.sub(digests, at, at + 31)
   local old = redis.call('HGET', key, digest)
   local out = true
-  if old and ARGV[4] == '1' and not listed(old, '@object') then out = not listed(old, node)
+  local others = 0
+  for name in string.gmatch(old or '', '[^,]+') do
+    if name ~= node and name ~= '@object' then others = others + 1 end
+  end
+  local stays = ARGV[4] == '1' and not listed(old or '', '@object') or others < tonumber(ARGV[5])
+  if old and stays then out = not listed(old, node)
   elseif old and listed(old, node) then
     place(digest, without(old, node))
-    note(node, digest, -1)
+    note(node, digest, redis.call('HGET', key, digest .. 'g'), -1)
   end
   mask[#mask + 1] = out and '1' or '0'
   if old and redis.call('HGET', key, digest) == '' and children(digest) <= 0 then remove(digest, now) end
@@ -264,7 +274,7 @@ for i = 0, #digests / 32 - 1 do
     if object then redis.call('HDEL', objects, digest) end
     if not listed(old, '@object') then
       place(digest, old ~= '' and (old .. ',@object') or '@object')
-      note('@object', digest, 1)
+      note('@object', digest, redis.call('HGET', key, digest .. 'g'), 1)
     end
     mask[#mask + 1] = '1'
   end

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from quire.keys import ChunkKeys
 from quire.metadata.index import (
+    DIGEST_MODULUS,
     OBJECT_TIER,
     ChunkRecord,
     Evicted,
@@ -16,9 +17,8 @@ from quire.metadata.index import (
     Match,
     ObjectMark,
     PlacedRun,
+    listing_number,
 )
-
-_DIGEST_MODULUS = 1 << 48
 
 
 @dataclass(slots=True)
@@ -111,7 +111,13 @@ class MemoryIndex:
         return entry.generation
 
     async def unregister(
-        self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, only_in_object: bool = False
+        self,
+        node_id: str,
+        chunks: Sequence[ChunkRecord],
+        now_ms: int,
+        *,
+        only_in_object: bool = False,
+        others_min: int = 0,
     ) -> list[bool]:
         out = []
         for chunk in chunks:
@@ -119,7 +125,8 @@ class MemoryIndex:
             if entry is None:
                 out.append(True)
                 continue
-            if not only_in_object or OBJECT_TIER in entry.nodes:
+            others = sum(1 for name in entry.nodes if name not in (node_id, OBJECT_TIER))
+            if others >= others_min and (not only_in_object or OBJECT_TIER in entry.nodes):
                 entry.nodes = tuple(name for name in entry.nodes if name != node_id)
             out.append(node_id not in entry.nodes)
             self._remove_hollow(entry, now_ms)
@@ -169,7 +176,7 @@ class MemoryIndex:
         for key, entry in self.state.entries.items():
             for name in entry.nodes:
                 before = found.get(name, Listing())
-                digest = (before.digest + int.from_bytes(key[:6], "big")) % _DIGEST_MODULUS
+                digest = (before.digest + listing_number(key, entry.generation)) % DIGEST_MODULUS
                 found[name] = Listing(before.count + 1, digest)
         return found
 

@@ -236,7 +236,7 @@ class GetListingResponse(_message.Message):
     count: _builtins.int
     """Chunks that the node is listed for."""
     digest: _builtins.int
-    """Sum of the first six bytes of their keys, modulo 2^48."""
+    """Sum of the first six bytes of their keys and of their entries' generations, modulo 2^48."""
     def __init__(
         self,
         *,
@@ -440,10 +440,13 @@ class WithdrawRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     ONLY_IN_OBJECT_TIER_FIELD_NUMBER: _builtins.int
+    OTHERS_MIN_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that does not hold the chunks."""
     only_in_object_tier: _builtins.bool
     """Only where the object tier is listed too."""
+    others_min: _builtins.int
+    """Only where so many other nodes are listed."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """The chunks."""
@@ -454,10 +457,11 @@ class WithdrawRequest(_message.Message):
         node_id: _builtins.str = ...,
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
         only_in_object_tier: _builtins.bool = ...,
+        others_min: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier", "others_min", b"others_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -701,7 +705,7 @@ class HeartbeatResponse(_message.Message):
     listed_chunks: _builtins.int
     """Chunks that the index lists for this node."""
     listed_digest: _builtins.int
-    """Sum of the first six bytes of their keys, modulo 2^48."""
+    """Sum of the first six bytes of their keys and of their entries' generations, modulo 2^48."""
     rebuild: _builtins.str
     """Not empty: this node is to register what lies in the object tier, and to report when it has done so."""
     def __init__(

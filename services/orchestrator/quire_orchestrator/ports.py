@@ -24,7 +24,13 @@ class Index(Protocol):
         self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, rebuilding: bool = False
     ) -> list[int]: ...
     async def unregister(
-        self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, only_in_object: bool = False
+        self,
+        node_id: str,
+        chunks: Sequence[ChunkRecord],
+        now_ms: int,
+        *,
+        only_in_object: bool = False,
+        others_min: int = 0,
     ) -> list[bool]: ...
     async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int) -> Evicted: ...
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]: ...

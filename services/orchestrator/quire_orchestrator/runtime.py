@@ -224,13 +224,15 @@ class Orchestrator:
         return await self._index.expect_objects(chunks, self._clock.now_ms() + grace_ms), grace_ms
 
     async def withdraw(
-        self, node_id: str, chunks: Sequence[ChunkRecord], *, only_in_object: bool = False
+        self, node_id: str, chunks: Sequence[ChunkRecord], *, only_in_object: bool = False, others_min: int = 0
     ) -> list[bool]:
         """A node lost chunks, or found them corrupt: look-ups must not promise them any more.
 
-        For each whether the node is not listed now. `only_in_object`: only where the object tier is listed too.
+        For each whether the node is not listed now. `only_in_object`: only where the object tier is listed too;
+        `others_min`: only where so many other nodes are.
         """
-        return await self._index.unregister(node_id, chunks, self._clock.now_ms(), only_in_object=only_in_object)
+        now_ms, only = self._clock.now_ms(), only_in_object
+        return await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, others_min=others_min)
 
     async def release(self, token: bytes) -> bool:
         """Give a lease back, expired or not; whether it was held."""

@@ -105,7 +105,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.WithdrawRequest, context: Any
     ) -> orchestrator_pb2.WithdrawResponse:
         withdrawn = await self._orchestrator.withdraw(
-            request.node_id, _records(request.chunks), only_in_object=request.only_in_object_tier
+            request.node_id,
+            _records(request.chunks),
+            only_in_object=request.only_in_object_tier,
+            others_min=request.others_min,
         )
         return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(withdrawn))
 

@@ -63,6 +63,9 @@ class ClusterIndex(Protocol):
     async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         """Deregister the node where the object tier is listed too; False where it is not."""
 
+    async def withdraw_surplus(self, node_id: str, records: Sequence[ChunkRecord], others_min: int) -> list[bool]:
+        """Deregister the node where so many others are listed; False where they are not."""
+
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         """Take chunks out whose last copy goes, children first; False for one that others extend or a lease pins."""
 

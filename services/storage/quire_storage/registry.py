@@ -72,11 +72,17 @@ class Registry:
             return set()
         return {chunk.key for chunk, out in zip(chunks, marks, strict=True) if out}
 
-    async def may_withdraw(self, chunks: Sequence[ChunkRecord]) -> set[bytes]:
-        """Take this node off the entries that list the object tier too; their keys. None while it does not answer."""
+    async def may_withdraw(self, chunks: Sequence[ChunkRecord], others_min: int) -> set[bytes]:
+        """Take this node off the entries that list so many other nodes, or for 0 the object tier too; their keys.
+
+        None while the index does not answer.
+        """
         try:
             async with self._operation():
-                marks = await self._index.withdraw_in_object(self._node_id, chunks)
+                if others_min:
+                    marks = await self._index.withdraw_surplus(self._node_id, chunks, others_min)
+                else:
+                    marks = await self._index.withdraw_in_object(self._node_id, chunks)
         except QuireError as error:
             logger().warning("nothing can be withdrawn while the index does not answer", error=str(error))
             return set()

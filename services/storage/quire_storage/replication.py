@@ -2,7 +2,8 @@
 
 A node pulls: it asks another for the headers of some chunks, has them delivered into memory of its own, verifies each
 against its header, and keeps it. A chunk stored as `replicated` is acknowledged when a second node has pulled it. When
-a node is lost, those who hold replicated chunks that have one live holder left have another node pull them.
+a node is lost, those who hold replicated chunks that have one live holder left have another node pull them. When it
+comes back there are three copies: one is given up.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import hashlib
 import mmap
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
@@ -22,6 +24,7 @@ from quire.durability import Durability
 from quire.errors import QuireError
 from quire.keys import ChunkKeys
 from quire.lease import Lease, LeasedRun, LeaseSigner
+from quire.metadata.index import OBJECT_TIER
 from quire.nodes import Node
 from quire.outcome import ChunkRun
 from quire.telemetry import counter, logger, names
@@ -35,8 +38,10 @@ from quire_storage.registry import Registry
 from quire_storage.tiers import Tiers
 
 Bytes = npt.NDArray[np.uint8]
+COPIES = 2
 _LANDING_BYTES = 32 << 20
 _BATCH_CHUNKS = 64
+_PATROL_CHUNKS = 512
 _LEASE_MS = 60_000
 _RESPREAD_PAUSE_S = 5.0
 _QUARANTINED_MAX = 16
@@ -66,6 +71,7 @@ class Replicator:
         self._me = me
         self._signer = LeaseSigner(config.cluster_secret.encode())
         self._landing = asyncio.Lock()
+        self._round: deque[bytes] = deque()
         # Registered memory that a silent node may still write to. It is never unmapped and never used again.
         self._quarantined: list[tuple[Region, Bytes]] = []
         self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
@@ -144,15 +150,17 @@ class Replicator:
                 yield [chunk for chunk, _ in landed], [payload for _, payload in landed]
 
     async def keep_replicated(self) -> None:
-        """Whenever the storage nodes are others than before, give replicated chunks that are alone a second holder."""
+        """See to it that replicated chunks have two live holders: all of them whenever the storage nodes are others
+        than before, and some at a time while they are not.
+        """
         known: set[tuple[str, str]] | None = None
         while True:
             await self._clock.sleep(self._config.replication_check_s)
             try:
                 nodes = {(node.node_id, node.incarnation) for node in await self._peers.storage_nodes()}
                 if nodes == known:
-                    continue
-                if await self._respread():
+                    await self._patrol()
+                elif await self._respread():
                     known = nodes
                 else:
                     await self._clock.sleep(_RESPREAD_PAUSE_S)
@@ -172,6 +180,40 @@ class Replicator:
             await self._clock.sleep(size / self._config.replication_bytes_per_s)
         return complete
 
+    async def _patrol(self) -> None:
+        """Look at the next replicated chunks: spread those that no other node has, give up copies beyond the second."""
+        if not self._round:
+            self._round = deque(self._tiers.residency.replicated)
+        part = [self._round.popleft() for _ in range(min(_PATROL_CHUNKS, len(self._round)))]
+        chunks = self._tiers.find_all(part)
+        me = self._config.node_id
+        alone: list[bytes] = []
+        surplus: dict[tuple[str, ...], list[bytes]] = {}
+        holders = await self._index.locate([chunk.record for chunk in chunks]) if chunks else []
+        for chunk, listed in zip(chunks, holders, strict=True):
+            keepers = keepers_of(chunk.key, listed)
+            if keepers == (me,):
+                alone.append(chunk.key)
+            elif me in listed and me not in keepers:
+                surplus.setdefault(keepers, []).append(chunk.key)
+        for first in range(0, len(alone), _BATCH_CHUNKS):
+            await self.spread(alone[first : first + _BATCH_CHUNKS])
+        for keepers, keys in surplus.items():
+            await self._give_up(keys, keepers)
+
+    async def _give_up(self, keys: Sequence[bytes], keepers: Sequence[str]) -> None:
+        """Let copies go that each of `keepers` has, once these say that theirs are on a drive."""
+        nodes = {node.node_id: node for node in await self._peers.storage_nodes()}
+        safe = set(keys) if all(name in nodes for name in keepers) else set()
+        for name in keepers:
+            left = [key for key in keys if key in safe]
+            if left:
+                marks = await self._peers.replicate(nodes[name], ChunkKeys(b"".join(left)), self._me())
+                safe = {key for key, kept in zip(left, marks, strict=True) if kept}
+        if safe:
+            gone = await self._tiers.evict([key for key in keys if key in safe], others_min=COPIES)
+            logger().info("copies beyond the second were given up", chunks=gone)
+
     async def _candidates(self, keys: Sequence[bytes], already: set[str]) -> list[Node]:
         """Other nodes: those that have some of the chunks first, then the farthest, then by their claim."""
         if not keys:
@@ -179,8 +221,7 @@ class Replicator:
         me = self._me()
 
         def preference(node: Node) -> tuple[bool, int, bytes]:
-            claim = hashlib.blake2b(keys[0] + node.node_id.encode(), digest_size=8).digest()
-            return node.node_id not in already, -me.location.distance(node.location), claim
+            return node.node_id not in already, -me.location.distance(node.location), _claim(keys[0], node.node_id)
 
         nodes = [node for node in await self._peers.storage_nodes() if node.node_id != me.node_id]
         return sorted(nodes, key=preference)
@@ -241,3 +282,13 @@ class Replicator:
             payload = np.ascontiguousarray(rows[:, index])
             if np.array_equal(row_checksums(payload), chunk.checksums):
                 yield chunk, payload
+
+
+def keepers_of(key: bytes, holders: Sequence[str]) -> tuple[str, ...]:
+    """The nodes that keep their copies, the same whoever looks: those with the lowest claims."""
+    nodes = sorted((name for name in holders if name != OBJECT_TIER), key=lambda name: _claim(key, name))
+    return tuple(nodes[:COPIES])
+
+
+def _claim(key: bytes, node_id: str) -> bytes:
+    return hashlib.blake2b(key + node_id.encode(), digest_size=8).digest()

@@ -264,12 +264,15 @@ class Tiers:
         """
         return cast(int, await self._ask(lambda ticket: ev.Dropped(ticket, dict(generations))))
 
-    async def evict(self, keys: Sequence[bytes]) -> int:
-        """Let chunks go from everywhere, children before parents, as far as the index allows; how many went."""
+    async def evict(self, keys: Sequence[bytes], *, others_min: int = 0) -> int:
+        """Let chunks go from everywhere, children before parents, as far as the index allows; how many went.
+
+        `others_min`, if it is not 0: from this node only, where so many others have them.
+        """
         gone = 0
         for first in range(0, len(keys), _EVICTED_AT_ONCE):
             part = list(keys[first : first + _EVICTED_AT_ONCE])
-            gone += cast(int, await self._ask(lambda ticket, part=part: ev.EvictionWanted(ticket, part)))
+            gone += cast(int, await self._ask(lambda ticket, part=part: ev.EvictionWanted(ticket, part, others_min)))
         return gone
 
     def lose(self, copies: Sequence[Copy]) -> None:
@@ -362,8 +365,10 @@ class Tiers:
         self.post(ev.Withdrawn([record.key for record in records]))
 
     async def _question(self, instruction: ev.AskToEvict | ev.AskToWithdraw) -> None:
-        ask = self._registry.may_go if isinstance(instruction, ev.AskToEvict) else self._registry.may_withdraw
-        out = await ask(instruction.records)
+        if isinstance(instruction, ev.AskToEvict):
+            out = await self._registry.may_go(instruction.records)
+        else:
+            out = await self._registry.may_withdraw(instruction.records, instruction.others_min)
         self.post(ev.Answered(instruction.question, frozenset(out)))
         self._count()
 

@@ -9,11 +9,12 @@ from typing import Any, cast
 import numpy as np
 
 from quire.errors import NodeUnavailable
-from quire.metadata.index import ChunkRecord
+from quire.keys import ChunkKeys
+from quire.metadata.index import OBJECT_TIER, ChunkRecord
 from quire.nodes import Node, Role
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
-from quire_storage.replication import Replicator
+from quire_storage.replication import Replicator, keepers_of
 
 
 class _Region:
@@ -58,6 +59,16 @@ def _replicator(transport: _Transport) -> Replicator:
     return Replicator(*parts)
 
 
+def test_of_three_copies_two_are_kept() -> None:
+    """All holders choose the same ones, whatever the order in which they are listed; of two copies both."""
+    for number in range(50):
+        key = number.to_bytes(32, "big")
+        three = ["a", OBJECT_TIER, "b", "c"]
+        found = keepers_of(key, three)
+        assert len(found) == 2 and found == keepers_of(key, three[::-1])
+        assert set(keepers_of(key, ["a", "b", OBJECT_TIER])) == {"a", "b"}
+
+
 async def test_memory_of_a_copy_that_a_silent_node_may_still_write_stays_mapped() -> None:
     """Finding 4: the region was unmapped at once, and the next mapping of that size got its address."""
     transport = _Transport()
@@ -79,3 +90,36 @@ async def test_quarantined_memory_is_bounded() -> None:
     for _ in range(20):
         assert [pair async for pair in replicator._land(source, [chunk])] == []
     assert len(transport.regions) == 16
+
+
+class _Keepers:
+    """Peers that have copies on a drive of some chunks, by node; and an index that lists three holders of each."""
+
+    def __init__(self, kept: dict[str, set[bytes]]) -> None:
+        self._kept = kept
+        self.given_up: list[bytes] = []
+
+    async def storage_nodes(self) -> list[Node]:
+        return [Node(name, Role.STORAGE, "", b"", "", 1) for name in self._kept]
+
+    async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
+        return [key in self._kept[node.node_id] for key in keys]
+
+    async def evict(self, keys: list[bytes], *, others_min: int) -> int:
+        assert others_min == 2
+        self.given_up += keys
+        return len(keys)
+
+
+async def test_a_copy_is_given_up_only_where_both_others_are_on_drives() -> None:
+    """A holder may have a chunk in memory only: it is asked before the third copy goes."""
+    one, two, three = (bytes([number]) * 32 for number in range(3))
+    world = _Keepers({"b": {one, two}, "c": {two, three}})
+    config, none = StorageConfig(cluster_secret="s"), cast(Any, None)
+    me = Node("a", Role.STORAGE, "", b"", "", 1)
+    parts: Any = (config, world, _Transport(), none, none, world, _Clock(), lambda: me)
+    replicator = Replicator(*parts)
+    await replicator._give_up([one, two, three], ("b", "c"))
+    assert world.given_up == [two]
+    await replicator._give_up([two], ("b", "lost"))
+    assert world.given_up == [two], "one of them is not there"

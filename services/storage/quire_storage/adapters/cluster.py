@@ -59,6 +59,11 @@ class GrpcClusterIndex:
         request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=chunks, only_in_object_tier=True)
         return [bool(mark) for mark in (await self._call(self._stub.Withdraw, request)).withdrawn]
 
+    async def withdraw_surplus(self, node_id: str, records: Sequence[ChunkRecord], others_min: int) -> list[bool]:
+        chunks = map(convert.record_to, records)
+        request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=chunks, others_min=others_min)
+        return [bool(mark) for mark in (await self._call(self._stub.Withdraw, request)).withdrawn]
+
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         request = orchestrator_pb2.EvictChunksRequest(node_id=node_id, chunks=map(convert.record_to, records))
         return [bool(mark) for mark in (await self._call(self._stub.EvictChunks, request)).evicted]

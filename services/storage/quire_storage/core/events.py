@@ -245,10 +245,14 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class EvictionWanted:
-    """A policy wants chunks gone from everywhere, children before parents. Completes with how many went."""
+    """A policy wants chunks gone from everywhere, children before parents. Completes with how many went.
+
+    `others_min`, if it is not 0: gone from this node only, where so many others have them.
+    """
 
     ticket: int
     keys: Sequence[bytes]
+    others_min: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +343,11 @@ class AskToEvict:
 
 @dataclass(frozen=True, slots=True)
 class AskToWithdraw:
-    """Take this node off the entries that list the object tier. → `Answered`."""
+    """Take this node off the entries that list so many others, or for 0 the object tier. → `Answered`."""
 
     question: int
     records: Sequence[ChunkRecord]
+    others_min: int = 0
 
 
 @dataclass(frozen=True, slots=True)

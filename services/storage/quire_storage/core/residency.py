@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from quire.durability import Durability, OnExisting
 from quire.errors import ContentConflict, KeysInvalid, PoolFull, QuireError
+from quire.metadata.index import DIGEST_MODULUS, listing_number
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk, Copy, DiskPlace, Header, MemoryPlace, Placed
 from quire_storage.core.eviction import LeafArc
@@ -35,7 +36,7 @@ _RETRY_S, _PAUSE_S_MAX = 0.5, 30.0
 _RECENT_MAX: Final = 65_536
 _CROWDED: Final = 0.8
 _SLABS_TRIED: Final = 64
-_DIGEST_MODULUS: Final = 1 << 48
+_TRIM: Final = ev.EvictionWanted(0, ())
 
 
 class Phase(Enum):
@@ -50,11 +51,9 @@ class Phase(Enum):
 class _Entry:
     """One copy of a chunk. `generation`: of the index entry that lists this node for it, 0 for none that is known.
 
-    `in_object`: that entry lists the object tier too. `written`: an object of it was written once.
-
-    `provisional`: entered by a store, and no registration has succeeded yet. `ended`: index entries that ended while a
-    registration was under way. `forgotten`: its header is off the drive. `awaited`: holders that
-    will pin it once the rest of their chunks is here.
+    `in_object`: that entry lists the object tier too. `written`: an object of it was written once. `provisional`:
+    entered by a store, and no registration has succeeded yet. `ended`: index entries that ended while a registration
+    was under way. `forgotten`: its header is off the drive. `awaited`: holders that will pin it once the rest is here.
     """
 
     number: int
@@ -519,16 +518,16 @@ class Residency:
         self._upload(entry)
 
     def _set_generation(self, entry: _Entry, generation: int) -> None:
-        if bool(entry.generation) != bool(generation):
-            sign = 1 if generation else -1
-            self._count_listed(entry.key, sign)
         if entry.generation != generation:
             entry.in_object = False  # what is known of it is another entry's
+            self._count_listed(entry.key, entry.generation, -1)
+            self._count_listed(entry.key, generation, 1)
         entry.generation = generation
 
-    def _count_listed(self, key: bytes, sign: int) -> None:
-        self.listed_count += sign
-        self.listed_digest = (self.listed_digest + sign * int.from_bytes(key[:6], "big")) % _DIGEST_MODULUS
+    def _count_listed(self, key: bytes, generation: int, sign: int) -> None:
+        if generation:
+            self.listed_count += sign
+            self.listed_digest = (self.listed_digest + sign * listing_number(key, generation)) % DIGEST_MODULUS
 
     def _indexing_ended(self, event: ev.IndexingEnded) -> None:
         goal = self._goals[event.ticket]
@@ -826,8 +825,7 @@ class Residency:
             self.namespaces.left(placed.header.chunk)
             self.replicated.pop(key, None)
             if key not in self._entries and key not in self._leaving:
-                if self.pool.listing(placed.place)[0]:
-                    self._count_listed(key, -1)
+                self._count_listed(key, self.pool.listing(placed.place)[0], -1)
                 self._out.append(self._withdrawal([placed.header.chunk]))
         for entry in mine:
             self._count_leaving(entry, -1)
@@ -947,14 +945,15 @@ class Residency:
 
     # ---- space on the drives, and last copies
 
-    def _ask(self, entries: Sequence[_Entry], tier: LeafArc, *, of_object: bool, ticket: int = 0) -> None:
+    def _ask(self, entries: Sequence[_Entry], tier: LeafArc, of_object: bool, by: ev.EvictionWanted = _TRIM) -> None:
         number = self._number()
         for entry in entries:
             entry.question = number
-        self._questions[number] = _Question(list(entries), tier, of_object, ticket)
+        self._questions[number] = _Question(list(entries), tier, of_object, by.ticket)
         records = [entry.chunk.record for entry in entries]
-        self._out.append(ev.AskToWithdraw(number, records) if of_object else ev.AskToEvict(number, records))
-        if not ticket:
+        here = of_object or by.others_min > 0
+        self._out.append(ev.AskToWithdraw(number, records, by.others_min) if here else ev.AskToEvict(number, records))
+        if not by.ticket:
             self._asking.add(number)
 
     def _answered(self, event: ev.Answered) -> None:
@@ -1026,7 +1025,7 @@ class Residency:
         last = [entry for entry in victims if not entry.in_object]
         for group, of_object in ((last, False), (in_object, True)):
             if group:
-                self._ask(group, tier, of_object=of_object)
+                self._ask(group, tier, of_object)
 
     def _give_up_unplaced(self) -> None:
         unplaced, self._unplaced = self._unplaced, []
@@ -1064,7 +1063,7 @@ class Residency:
             self.on_disk.remove(entry.key)
         if entries:
             tier = self.on_disk if self.pool is not None else self.in_memory
-            self._ask(entries, tier, of_object=False, ticket=event.ticket)
+            self._ask(entries, tier, False, event)
         else:
             self._out.append(ev.Complete(event.ticket, 0))
 
