@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
+from typing import Any, ClassVar, Final, Protocol, TypeVar, get_type_hints
 
 from quire.errors import ConfigInvalid
 
@@ -25,6 +25,10 @@ class _Config(Protocol):
 Config = TypeVar("Config", bound=_Config)
 
 
+SECRET_BYTES_MIN: Final = 32
+"""An access key and its secret are enough to try cluster secrets offline, so one that can be guessed is refused."""
+
+
 def setting(
     default: Any,
     doc: str,
@@ -33,9 +37,11 @@ def setting(
     maximum: float | None = None,
     variable: str | None = None,
     required: bool = False,
+    bytes_min: int = 0,
 ) -> Any:
-    """A field of a configuration dataclass."""
+    """A field of a configuration dataclass. `bytes_min`: of a secret's text, which no problem repeats."""
     metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "variable": variable, "required": required}
+    metadata["bytes_min"] = bytes_min
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -89,6 +95,10 @@ def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
             if field.metadata.get("required"):
                 problems.append(f"{name}: must be set")
             continue
+        if len(source[name].encode()) < field.metadata.get("bytes_min", 0):
+            problems.append(
+                f"{name}: shorter than {field.metadata['bytes_min']} bytes; `openssl rand -hex 32` makes one"
+            )
         try:
             value = _parse(source[name], hints[field.name])
         except ValueError as error:

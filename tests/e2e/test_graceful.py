@@ -186,17 +186,23 @@ async def test_callers_of_another_protocol_are_told_so(cluster: LocalCluster) ->
         (
             "gateway",
             {
-                "QUIRE_CLUSTER_SECRET": "x",
+                "QUIRE_CLUSTER_SECRET": "x" * 31,
                 "QUIRE_GATEWAY_AUTH": "token",
                 "QUIRE_GATEWAY_TLS_LISTEN": "127.0.0.1:0",
                 "QUIRE_CLUSTER_CA": "/nowhere/ca.pem",
             },
-            ["QUIRE_GATEWAY_AUTH", "QUIRE_GATEWAY_TLS_CERT", "QUIRE_CLUSTER_CA", "QUIRE_CLUSTER_CERT"],
+            [
+                "QUIRE_CLUSTER_SECRET: shorter than 32 bytes",
+                "QUIRE_GATEWAY_AUTH",
+                "QUIRE_GATEWAY_TLS_CERT",
+                "QUIRE_CLUSTER_CA",
+                "QUIRE_CLUSTER_CERT",
+            ],
         ),
         (
             "storage",
             {
-                "QUIRE_CLUSTER_SECRET": "x",
+                "QUIRE_CLUSTER_SECRET": "x" * 32,
                 "QUIRE_STORAGE_ARENA_BYTES": "much",
                 "QUIRE_STORAGE_DRAIN_S": "-1",
                 "QUIRE_STORAGE_TRANSFER_TIMEOUT_S": "9999",

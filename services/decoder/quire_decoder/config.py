@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import ServiceConfig, setting
+from quire.config import SECRET_BYTES_MIN, ServiceConfig, setting
 
 PREFIX = "QUIRE_DECODER_"
 
@@ -20,7 +20,11 @@ class DecoderConfig(ServiceConfig):
         "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
     )
     cluster_secret: str = setting(
-        "", "signs leases; the same at every service, not empty", variable="QUIRE_CLUSTER_SECRET", required=True
+        "",
+        "signs leases; the same at every service, 32 bytes at least",
+        variable="QUIRE_CLUSTER_SECRET",
+        required=True,
+        bytes_min=SECRET_BYTES_MIN,
     )
     gateway_address: str = setting("127.0.0.1:7410", "where a gateway listens", variable="QUIRE_GATEWAY_ADDRESS")
     models: str = setting("", "folders of VAEs (diffusers), separated by commas; the demo's is always there")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import ServiceConfig, files_together, setting
+from quire.config import SECRET_BYTES_MIN, ServiceConfig, files_together, setting
 from quire.permit import TRANSFER_S_MAX
 
 PREFIX = "QUIRE_GATEWAY_"
@@ -44,7 +44,11 @@ class GatewayConfig(ServiceConfig):
     object_timeout_s: float = setting(30.0, "deadline of one request to the object tier", minimum=0.1)
     redis_url: str = setting("redis://127.0.0.1:6379/0", "where the metadata live", variable="QUIRE_REDIS_URL")
     cluster_secret: str = setting(
-        "", "signs leases; the same at every service, not empty", variable="QUIRE_CLUSTER_SECRET", required=True
+        "",
+        "signs leases; the same at every service, 32 bytes at least",
+        variable="QUIRE_CLUSTER_SECRET",
+        required=True,
+        bytes_min=SECRET_BYTES_MIN,
     )
     decode_timeout_s: float = setting(30.0, "deadline of one decoder's answer", minimum=0.1)
     control_timeout_s: float = setting(5.0, "deadline of look-ups and other short requests", minimum=0.01)

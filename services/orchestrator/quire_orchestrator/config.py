@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import ServiceConfig, setting
+from quire.config import SECRET_BYTES_MIN, ServiceConfig, setting
 
 PREFIX = "QUIRE_ORCHESTRATOR_"
 
@@ -19,7 +19,11 @@ class OrchestratorConfig(ServiceConfig):
         False, "ask index segment by segment, as a Redis Cluster needs it", variable="QUIRE_REDIS_CLUSTER"
     )
     cluster_secret: str = setting(
-        "", "signs leases; the same at every service, not empty", variable="QUIRE_CLUSTER_SECRET", required=True
+        "",
+        "signs leases; the same at every service, 32 bytes at least",
+        variable="QUIRE_CLUSTER_SECRET",
+        required=True,
+        bytes_min=SECRET_BYTES_MIN,
     )
     profiles: str = setting("", "folder with compute profiles of your own (`quire profile`)", variable="QUIRE_PROFILES")
     fetch_fixed_ms: float = setting(10.0, "what a fetch costs besides its bytes, in a look-up's advice", minimum=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import ServiceConfig, setting
+from quire.config import SECRET_BYTES_MIN, ServiceConfig, setting
 from quire.permit import TRANSFER_S_MAX
 from quire_storage.core.slots import ALIGNMENT
 
@@ -52,7 +52,11 @@ class StorageConfig(ServiceConfig):
         "127.0.0.1:7414", "where the schedulers listen, separated by commas", variable="QUIRE_SCHEDULER_ADDRESS"
     )
     cluster_secret: str = setting(
-        "", "signs leases; the same at every service, not empty", variable="QUIRE_CLUSTER_SECRET", required=True
+        "",
+        "signs leases; the same at every service, 32 bytes at least",
+        variable="QUIRE_CLUSTER_SECRET",
+        required=True,
+        bytes_min=SECRET_BYTES_MIN,
     )
     link: str = setting("default", "name of the shared link that this node sends over")
     link_bytes_per_s: int = setting(

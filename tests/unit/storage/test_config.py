@@ -10,6 +10,6 @@ from quire_storage.config import PREFIX, StorageConfig
 
 
 def test_slabs_must_be_as_drives_are_aligned() -> None:
-    environment = {"QUIRE_CLUSTER_SECRET": "s", "QUIRE_STORAGE_SLAB_BYTES": str((64 << 20) + 512)}
+    environment = {"QUIRE_CLUSTER_SECRET": "s" * 32, "QUIRE_STORAGE_SLAB_BYTES": str((64 << 20) + 512)}
     with pytest.raises(ConfigInvalid, match="multiple of 4096"):
         load(StorageConfig, PREFIX, environment)
