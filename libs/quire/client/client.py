@@ -14,7 +14,7 @@ from quire.client.delivery import Delivery
 from quire.client.store import StoreSession
 from quire.descriptor import DeliveryOrder, Descriptor
 from quire.durability import Durability, OnExisting
-from quire.errors import InvalidRequest, PeerLost, QuireError, ResourceExhausted
+from quire.errors import InvalidRequest, NodeUnavailable, PeerLost, QuireError, ResourceExhausted
 from quire.hashing import Namespace
 from quire.keys import ChunkKeys
 from quire.nodes import Location, Node, Role, Segment
@@ -245,18 +245,27 @@ class QuireClient:
         chunks = len(keys) - first_chunk
         if chunks < 1:
             raise InvalidRequest(f"{first_chunk}, but there are {len(keys)} keys", field="first_chunk")
-        transfer_id = os.urandom(16)
         await self.reach()
-        buffer.lend(f"store {transfer_id.hex()}", namespace.layout.payload_bytes(chunks))
         request = pb.StoreRequest(
             namespace=convert.namespace_to(namespace),
             chunk_keys=keys.packed,
             first_chunk=first_chunk,
-            store_id=transfer_id,
-            source=convert.target_to(buffer.target()),
             durability=convert.durability_to(durability),
             on_existing=convert.on_existing_to(on_existing),
         )
+        try:
+            return await self._start_store(request, buffer, namespace.layout.payload_bytes(chunks))
+        except NodeUnavailable as error:
+            # The gateway went away before it had placed the chunks: no layer was announced to any node, so none reads.
+            if error.answered:
+                raise
+            return await self._start_store(request, buffer, namespace.layout.payload_bytes(chunks))
+
+    async def _start_store(self, request: pb.StoreRequest, buffer: Buffer, payload_bytes: int) -> StoreSession:
+        transfer_id = os.urandom(16)
+        buffer.lend(f"store {transfer_id.hex()}", payload_bytes)
+        request.store_id = transfer_id
+        request.source.CopyFrom(convert.target_to(buffer.target()))
         session = StoreSession(transfer_id, buffer, self.transport, lambda: self._quiesced(transfer_id))
         self._transfers[transfer_id] = session
         await session.start(stream(self._stub.Store, request, timeout_s=self._timeout_s))

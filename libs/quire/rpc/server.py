@@ -24,6 +24,7 @@ from quire.telemetry.metrics import readiness
 
 MESSAGE_BYTES_MAX: Final = 32 << 20
 _UNFIT_MAX: Final = 256
+_ROUNDS: Final = 50
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -78,6 +79,8 @@ class Server:
     async def stop(self, grace_s: float) -> None:
         """Refuse new requests, let running ones finish for `grace_s`."""
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        for _ in range(_ROUNDS):  # what has arrived and was not taken up yet would be cancelled
+            await asyncio.sleep(0)
         await self.grpc.stop(grace_s)
 
     async def _report(self, status: Any) -> None:
