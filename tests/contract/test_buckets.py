@@ -100,7 +100,7 @@ async def test_what_is_replaced_or_deleted_goes_after_a_while(scene: Scene) -> N
     await scene.space.delete("k", "")
     await scene.later()
     assert scene.files() == 0
-    assert await scene.buckets.drop("t", "b")
+    assert await scene.buckets.drop("t", "b", 0)
     await scene.house.sweep()
     assert await scene.buckets.everywhere() == []
 
@@ -135,6 +135,38 @@ async def test_a_part_again_while_it_is_completed(scene: Scene) -> None:
             assert isinstance(done[0], S3Error) and done[0].code == "InvalidPart"
         else:
             assert await scene.read(key) == b"same"
+
+
+async def test_a_second_complete_answers_as_the_first(scene: Scene) -> None:
+    """Its client heard no answer. What has come since stays."""
+    upload_id, tags = await _upload(scene, "k", {1: b"a" * PART, 2: b"b"})
+    both = [scene.space.complete("k", upload_id, tags, "") for _ in range(2)]
+    first, second = await asyncio.gather(*both)
+    assert first == second
+    await scene.space.put("k", body(b"newer"), PLAIN, "")
+    assert await scene.space.complete("k", upload_id, tags, "") == first
+    assert await scene.read("k") == b"newer"
+    for wrong in (("k", upload_id, tags[:1]), ("other", upload_id, tags), ("k", "never", tags)):
+        with pytest.raises(S3Error) as failed:
+            await scene.space.complete(*wrong, "")
+        assert failed.value.code == "NoSuchUpload"
+
+
+async def test_a_bucket_goes_with_its_unfinished_uploads(scene: Scene) -> None:
+    upload_id, _ = await _upload(scene, "k", {1: b"a" * PART, 2: b"b"})
+    await _upload(scene, "l", {1: b"c"})
+    await scene.space.put("x", body(b"x"), PLAIN, "")
+    assert not await scene.buckets.drop("t", "b", scene.clock.now_ms())
+    await scene.space.delete("x", "")
+    assert await scene.buckets.drop("t", "b", scene.clock.now_ms())
+    for late in (scene.space.put_part("k", upload_id, 3, body(b"late")), scene.space.start_upload("k", PLAIN)):
+        with pytest.raises(S3Error) as failed:
+            await late
+        assert failed.value.code == "NoSuchBucket"
+    await scene.later()
+    assert scene.files() == 0
+    assert await scene.buckets.create("t", "b", 0.0)
+    assert await scene.space.uploads() == []
 
 
 async def test_two_completes_with_other_parts(scene: Scene) -> None:

@@ -12,7 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import aiohttp
 import boto3
 import numpy as np
 import obstore
@@ -22,6 +24,7 @@ import trustme
 from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from obstore.store import S3Store
+from yarl import URL
 
 from quire.client import QuireClient
 from quire.durability import Durability
@@ -249,6 +252,89 @@ def test_conditions_and_multipart(place: Place) -> None:
     _refused(client.list_parts, "NoSuchUpload", **upload)
     _refused(client.get_object_tagging, "NotImplemented", **at)
     assert client.get_bucket_location(Bucket="conditions")["LocationConstraint"] is None
+
+
+def test_as_other_servers_do_it(place: Place) -> None:
+    """Where clients rely on what AWS, Ceph and MinIO do."""
+    client = _boto(place, tls=False)
+    client.create_bucket(Bucket="others")
+    client.create_bucket(Bucket="others")  # in us-east-1 one's own bucket can be created again
+    assert client.get_bucket_location(Bucket="others")["LocationConstraint"] is None
+    for name in ("a.-b", "a-.b", "a..b"):
+        _refused(client.create_bucket, "InvalidBucketName", Bucket=name)
+
+    at = {"Bucket": "others", "Key": "k"}
+    etag = client.put_object(**at, Body=b"one")["ETag"]
+    _refused(client.put_object, "PreconditionFailed", **at, Body=b"two", IfNoneMatch=etag)
+    client.put_object(**at, Body=b"two", IfNoneMatch='"another"')
+    assert client.get_object(**at)["Body"].read() == b"two"
+
+    upload = {**at, "UploadId": client.create_multipart_upload(**at)["UploadId"]}
+    client.upload_part(**upload, PartNumber=2, Body=b"last")
+    client.upload_part(**upload, PartNumber=1, Body=b"z" * (5 << 20))
+    parts = {number: client.upload_part(**upload, PartNumber=number, Body=body)["ETag"] for number, body in _AGAIN}
+    source = {"Bucket": "many", "Key": _many()[0]}
+    for span in ("bytes=0-1", "bytes=1-1", "bytes=0-", "bytes=-1", "0-0"):
+        copied = {"PartNumber": 3, "CopySource": source, "CopySourceRange": span}
+        _refused(client.upload_part_copy, "InvalidArgument", **upload, **copied)
+    chosen = [{"PartNumber": number, "ETag": parts[number]} for number in sorted(parts)]
+    done = [client.complete_multipart_upload(**upload, MultipartUpload={"Parts": chosen})["ETag"] for _ in range(2)]
+    assert done[0] == done[1]
+    assert client.get_object(**at)["Body"].read() == b"a" * (5 << 20) + b"again"
+
+    client.put_object_acl(**at, ACL="private")
+    client.put_bucket_acl(Bucket="others", ACL="private")
+    for policy in (client.get_object_acl(**at), client.get_bucket_acl(Bucket="others")):
+        assert policy["Grants"] == [
+            {"Grantee": policy["Owner"] | {"Type": "CanonicalUser"}, "Permission": "FULL_CONTROL"}
+        ]
+    client.put_object(**at, Body=b"three", ACL="private")
+    _refused(client.put_object, "NotImplemented", **at, Body=b"four", ACL="public-read")
+    _refused(client.put_object_acl, "NotImplemented", **at, ACL="public-read")
+    _refused(client.put_bucket_acl, "NotImplemented", Bucket="others", GrantRead="id=1")
+
+    odd = ["\n", "a b", "a%20b", "ü/+", "<&>"]
+    for key in odd:
+        client.put_object(Bucket="others", Key=key, Body=b"x")
+    client.delete_object(**at)
+    found, token = [], ""
+    while True:
+        more = {"ContinuationToken": token} if token else {}
+        page = client.list_objects_v2(Bucket="others", MaxKeys=2, EncodingType="url", **more)
+        assert page.get("ContinuationToken", "") == token
+        found += [each["Key"] for each in page["Contents"]]
+        if not page["IsTruncated"]:
+            break
+        token = page["NextContinuationToken"]
+    assert found == [quote(key, safe="/-_.~*") for key in sorted(odd, key=str.encode)]
+    for key in odd:
+        listed = client.list_objects_v2(Bucket="others", Prefix=key)
+        assert (listed["Prefix"], [each["Key"] for each in listed["Contents"]]) == (key, [key])
+        assert [each["Key"] for each in client.list_objects(Bucket="others", Prefix=key)["Contents"]] == [key]
+        client.delete_objects(Bucket="others", Delete={"Objects": [{"Key": key}]})
+    client.create_multipart_upload(Bucket="others", Key="never finished")
+    client.delete_bucket(Bucket="others")
+    _refused(client.list_objects_v2, "NoSuchBucket", Bucket="others")
+
+
+_AGAIN = ((1, b"first"), (2, b"again"), (1, b"a" * (5 << 20)))
+
+
+async def test_presigned_urls_out_of_their_time(place: Place) -> None:
+    client = _boto(place, tls=False, signature_version="s3v4")
+    url = client.generate_presigned_url("get_object", Params={"Bucket": "many", "Key": _many()[0]}, ExpiresIn=300)
+    async with aiohttp.ClientSession() as session:
+
+        async def answer(asked: str) -> tuple[int, str]:
+            async with session.get(URL(asked, encoded=True)) as got:
+                return got.status, await got.text()
+
+        assert await answer(url) == (200, "x")
+        for expires in ("0", "-5", "604801", "soon", ""):
+            status, text = await answer(url.replace("X-Amz-Expires=300", f"X-Amz-Expires={expires}"))
+            assert (status, "AccessDenied" in text) == (403, True), expires
+        status, text = await answer(f"{place.http}/never/there")
+        assert (status, "AccessDenied" in text) == (403, True)
 
 
 async def test_obstore(place: Place, large: Path) -> None:

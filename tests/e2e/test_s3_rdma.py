@@ -116,7 +116,7 @@ async def test_a_prefix_by_descriptor(scene: Scene, client: QuireClient, order: 
     for method in ("GET", "PUT"):
         asked = foreign | {"x-quire-descriptor": here}
         status, _, raw = await request(method, f"{scene.url}/quire-kv", scene.key, asked)
-        assert status == 403 and b"another tenant" in raw
+        assert status == 403 and b"not this tenant" in raw
 
 
 async def test_one_chunk_directly_and_one_object_staged(scene: Scene, client: QuireClient) -> None:

@@ -13,7 +13,7 @@ import hashlib
 import random
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from quire.errors import QuireError, Unavailable
@@ -66,7 +66,6 @@ class BucketLoad:
     rate: float = 5.0
     seen: dict[str, list[Operation]] = field(default_factory=lambda: defaultdict(list))
     contents: dict[str, bytes] = field(default_factory=dict)
-    completed: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     serial: int = 0
 
     def __post_init__(self) -> None:
@@ -125,8 +124,16 @@ class BucketLoad:
 
     async def _commit(
         self, rng: random.Random, operation: Operation, key: str, run: Callable[[BlobSpace], Coroutine[Any, Any, Any]]
-    ) -> Outcome | None:
-        """Something that changes a key. None if it was certainly not done."""
+    ) -> None:
+        """Something that changes a key."""
+        done = await self._attempt(rng, operation, key, run)
+        if done is not None:
+            self.seen[key].append(done)
+
+    async def _attempt(
+        self, rng: random.Random, operation: Operation, key: str, run: Callable[[BlobSpace], Coroutine[Any, Any, Any]]
+    ) -> Operation | None:
+        """What became of it. None if it was certainly not done."""
         outcome: Outcome | None = Outcome.DONE
         began_s = self.day.loop.time()
         try:
@@ -138,16 +145,13 @@ class BucketLoad:
         except (Lost, QuireError) as error:
             outcome = None if type(error) is Unavailable else Outcome.UNKNOWN
         self._tell(key, f"{operation.kind.name} {operation.value} if {operation.expected!r}: {outcome}")
-        if outcome is not None:
-            self._saw(key, Operation(operation.kind, began_s, 0.0, operation.value, operation.expected, outcome))
-        return outcome
+        if outcome is None:
+            return None
+        now_s = self.day.loop.time()
+        return replace(operation, began_s=began_s, ended_s=now_s, outcome=outcome)
 
     def _saw(self, key: str, operation: Operation) -> None:
-        now_s = self.day.loop.time()
-        done = Operation(
-            operation.kind, operation.began_s, now_s, operation.value, operation.expected, operation.outcome
-        )
-        self.seen[key].append(done)
+        self.seen[key].append(replace(operation, ended_s=self.day.loop.time()))
 
     def _tell(self, key: str, text: str) -> None:
         self.day.tell(f"S3 {key}: {text}", [key.encode()])
@@ -251,14 +255,31 @@ class BucketLoad:
                 continue
             tags[number] = part.etag
             self.contents[part.etag] = data
-        endings = [self._complete(rng, key, upload_id, tags)]
-        if rng.random() < 0.5:
-            endings += [self._late_part(rng, key, upload_id) for _ in range(6)]
+        completing = [self._complete(rng, key, upload_id, tags) for _ in range(rng.choice([1, 1, 2]))]
         if rng.random() < 0.3:
-            endings.append(self._complete(rng, key, upload_id, dict(list(tags.items())[:1])))
+            completing.append(self._complete(rng, key, upload_id, dict(list(tags.items())[:1])))
+        others = [self._late_part(rng, key, upload_id) for _ in range(6)] if rng.random() < 0.5 else []
         if rng.random() < 0.3:
-            endings.append(self._abort(rng, key, upload_id))
-        await asyncio.gather(*endings)
+            others.append(self._abort(rng, key, upload_id))
+        done, _ = await asyncio.gather(asyncio.gather(*completing), asyncio.gather(*others))
+        self._completed(key, [each for each in done if each is not None])
+
+    def _completed(self, key: str, done: list[Operation]) -> None:
+        """An upload becomes one object, once; an answer to a second request for the same one changes nothing."""
+        heard = [each for each in done if each.outcome is Outcome.DONE]
+        if len({each.value for each in heard}) > 1:
+            raise self.day.history.fail("an upload was completed twice", key.encode())
+        if not heard:
+            self.seen[key] += done
+            return
+        self.seen[key] += [each for each in done if each.outcome is Outcome.REFUSED]
+        same = [each for each in done if each.value == heard[0].value and each.outcome is not Outcome.REFUSED]
+        began_s, ended_s = min(each.began_s for each in same), min(each.ended_s for each in heard)
+        expected = {each.expected for each in same}
+        once = replace(
+            heard[0], began_s=began_s, ended_s=ended_s, expected=expected.pop() if len(expected) == 1 else ""
+        )
+        self.seen[key].append(once)
 
     async def _late_part(self, rng: random.Random, key: str, upload_id: str) -> None:
         """The first one once more, while the upload is being completed."""
@@ -269,22 +290,18 @@ class BucketLoad:
         body = self._body(data, rng)
         return await self._request(rng, lambda house: self._space(house).put_part(key, upload_id, number, body))
 
-    async def _complete(self, rng: random.Random, key: str, upload_id: str, tags: dict[int, str]) -> None:
+    async def _complete(self, rng: random.Random, key: str, upload_id: str, tags: dict[int, str]) -> Operation | None:
         wanted = sorted(tags.items())
         if not wanted or any(len(self.contents[etag]) < spaces_module.PART_BYTES_MIN for _, etag in wanted[:-1]):
             await self._abort(rng, key, upload_id)
-            return
+            return None
         digest = hashlib.md5(b"".join(bytes.fromhex(etag) for _, etag in wanted), usedforsecurity=False)
         etag = f"{digest.hexdigest()}-{len(wanted)}"
         self.contents[etag] = b"".join(self.contents[each] for _, each in wanted)
         await asyncio.sleep(rng.uniform(0, 0.03))
         expected = self._expected(rng, key)
         write = Operation(Kind.WRITE, 0.0, 0.0, etag, expected)
-        outcome = await self._commit(rng, write, key, lambda space: space.complete(key, upload_id, wanted, expected))
-        if outcome is Outcome.DONE:
-            self.completed[upload_id].add(etag)
-        if len(self.completed[upload_id]) > 1:
-            raise self.day.history.fail("an upload was completed twice", key.encode())
+        return await self._attempt(rng, write, key, lambda space: space.complete(key, upload_id, wanted, expected))
 
     async def _abort(self, rng: random.Random, key: str, upload_id: str) -> None:
         try:

@@ -36,8 +36,8 @@ from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_Orchestr
 from quire.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 from quire.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
+from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
-from quire_gateway.doorman import Doorman
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.house import WHOLE_BODIES, House
 from quire_gateway.server import GatewayServicer
@@ -351,10 +351,10 @@ class Cluster:
         clock = SimClock(self.loop, process)
         gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock))
         nothing: Any = None
-        doorman = Doorman(config, nothing, clock)
-        doorman.start()
+        admission = Admission(config, nothing, clock)
+        admission.start()
         stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get("orchestrator"))
-        servicer = GatewayServicer(config, gateway, nothing, nothing, doorman, stub)
+        servicer = GatewayServicer(config, gateway, nothing, nothing, admission, stub)
         add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "gateway", process)))
         return gateway
 

@@ -19,6 +19,7 @@ from quire.metadata.connection import metadata_errors
 
 GRACE_MS: Final = 300_000  # a reader may still be at a blob that was replaced, and is given more for each that it has
 UNCOMMITTED_MS: Final = 86_400_000
+COMPLETED_MS: Final = 86_400_000  # so long a completed upload can be completed again, by a client that heard no answer
 
 # Entries and parts are "etag\nblob blob ...\nCBOR", so that scripts see the ETag and the blobs.
 _COMMON = """
@@ -86,9 +87,9 @@ for blob in string.gmatch(ARGV[5], '%S+') do redis.call('ZREM', KEYS[3], blob) e
 return 1
 """
 )
-# KEYS: objects, keys, garbage, about, uploads, parts. ARGV: 1 key, 2 packed, 3 expected, 4 when old blobs may go, 5
-# upload, then number and packed of each part that the object is made of. Returns as _PUT, -3 for no such upload, -4 if
-# a part is another now.
+# KEYS: objects, keys, garbage, about, uploads, parts, completed. ARGV: 1 key, 2 packed, 3 expected, 4 when old blobs
+# may go, 5 upload, 6 for how many ms it is remembered, then number and packed of each part that the object is made of.
+# Returns as _PUT, -3 for no such upload, -4 if a part is another now.
 _COMPLETE = (
     _COMMON
     + """
@@ -96,7 +97,7 @@ if redis.call('EXISTS', KEYS[4]) == 0 then return -1 end
 if redis.call('HEXISTS', KEYS[5], ARGV[5]) == 0 then return -3 end
 if not fits(KEYS[1], ARGV[1], ARGV[3]) then return 0 end
 local chosen = {}
-for at = 6, #ARGV, 2 do
+for at = 7, #ARGV, 2 do
     if redis.call('HGET', KEYS[6], ARGV[at]) ~= ARGV[at + 1] then return -4 end
     chosen[ARGV[at]] = true
 end
@@ -107,6 +108,7 @@ for at = 1, #parts, 2 do
 end
 redis.call('DEL', KEYS[6])
 redis.call('HDEL', KEYS[5], ARGV[5])
+redis.call('SET', KEYS[7], etag_of(ARGV[2]) .. '\\n' .. ARGV[1], 'PX', ARGV[6])
 return 1
 """
 )
@@ -126,12 +128,29 @@ if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
 redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
 return 1
 """
-# KEYS: objects, uploads, about. Removes an empty bucket: 1, 0 if it is not empty.
-_DROP = """
-if redis.call('HLEN', KEYS[1]) > 0 or redis.call('HLEN', KEYS[2]) > 0 then return 0 end
-redis.call('DEL', KEYS[3])
+# KEYS: uploads, about. ARGV: 1 upload, 2 packed. Whether the bucket is there.
+_START_UPLOAD = """
+if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
+# KEYS: objects, uploads, about, garbage, parts of each upload. ARGV: 1 how many uploads the caller knows of, 2 when
+# their parts' blobs may go. Removes a bucket without objects, and its unfinished uploads: 1, 0 if it has objects, -1 if
+# it has other uploads by now.
+_DROP = (
+    _COMMON
+    + """
+if redis.call('HLEN', KEYS[1]) > 0 then return 0 end
+if redis.call('HLEN', KEYS[2]) ~= tonumber(ARGV[1]) then return -1 end
+for at = 5, #KEYS do
+    local parts = redis.call('HGETALL', KEYS[at])
+    for each = 1, #parts, 2 do discard(KEYS[4], parts[each + 1], tonumber(ARGV[2])) end
+    redis.call('DEL', KEYS[at])
+end
+redis.call('DEL', KEYS[2], KEYS[3])
+return 1
+"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +221,7 @@ class Buckets:
         self._complete = client.register_script(_COMPLETE)
         self._abort = client.register_script(_ABORT)
         self._will_write = client.register_script(_WILL_WRITE)
+        self._start_upload = client.register_script(_START_UPLOAD)
 
     # ---- buckets
 
@@ -217,10 +237,15 @@ class Buckets:
         async with metadata_errors():
             return bool(await self._client.exists(_of(tenant, bucket, "about")))
 
-    async def drop(self, tenant: str, bucket: str) -> bool:
-        """Remove an empty bucket; whether it was empty."""
+    async def drop(self, tenant: str, bucket: str, now_ms: int) -> bool:
+        """Remove a bucket that has no objects, with its unfinished uploads; whether it had none."""
         async with metadata_errors():
-            dropped = await self._drop(keys=[_of(tenant, bucket, name) for name in ("objects", "uploads", "about")])
+            dropped = -1
+            while dropped < 0:
+                uploads = cast(list[bytes], await self._client.hkeys(_of(tenant, bucket, "uploads")))
+                names = ["objects", "uploads", "about", "garbage", *(f"parts:{each.decode()}" for each in uploads)]
+                keys = [_of(tenant, bucket, name) for name in names]
+                dropped = int(await self._drop(keys=keys, args=[len(uploads), now_ms]))
             if dropped:
                 await self._client.hdel(_buckets(tenant), bucket)
         return bool(dropped)
@@ -310,10 +335,12 @@ class Buckets:
 
     # ---- multipart uploads
 
-    async def start_upload(self, tenant: str, bucket: str, upload: Upload) -> None:
+    async def start_upload(self, tenant: str, bucket: str, upload: Upload) -> bool:
+        """Whether the bucket is there."""
         raw = cbor2.dumps([upload.key, upload.started_s, dict(upload.headers), dict(upload.metadata)])
+        keys = [_of(tenant, bucket, "uploads"), _of(tenant, bucket, "about")]
         async with metadata_errors():
-            await self._client.hset(_of(tenant, bucket, "uploads"), upload.upload_id, raw)
+            return bool(await self._start_upload(keys=keys, args=[upload.upload_id, raw]))
 
     async def upload(self, tenant: str, bucket: str, upload_id: str) -> Upload | None:
         async with metadata_errors():
@@ -357,12 +384,22 @@ class Buckets:
         now_ms: int,
     ) -> int:
         """Let the key be `parts`, and the upload be over: as `put`, -3 for no such upload, -4 if a part changed."""
-        names = ("objects", "keys", "garbage", "about", "uploads", f"parts:{upload_id}")
+        names = ("objects", "keys", "garbage", "about", "uploads", f"parts:{upload_id}", f"completed:{upload_id}")
         args: list[bytes | str | int] = [entry.key.encode(), _pack(entry), expected, now_ms + GRACE_MS, upload_id]
+        args.append(COMPLETED_MS)
         for part in parts:
             args += [str(part.number), _pack_part(part)]
         async with metadata_errors():
             return int(await self._complete(keys=[_of(tenant, bucket, name) for name in names], args=args))
+
+    async def completed(self, tenant: str, bucket: str, upload_id: str) -> tuple[str, str] | None:
+        """Key and ETag of the object that an upload became lately."""
+        async with metadata_errors():
+            raw = cast(bytes | None, await self._client.get(_of(tenant, bucket, f"completed:{upload_id}")))
+        if raw is None:
+            return None
+        etag, _, key = raw.decode().partition("\n")
+        return key, etag
 
     async def abort(self, tenant: str, bucket: str, upload_id: str, now_ms: int) -> bool:
         """Forget an upload, its parts are garbage; whether it was there."""

@@ -21,6 +21,7 @@ class _Bucket:
     garbage: dict[str, int] = field(default_factory=dict)
     uploads: dict[str, Upload] = field(default_factory=dict)
     parts: dict[str, dict[int, Part]] = field(default_factory=dict)
+    completed: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def discard(self, blobs: Sequence[Blob], at_ms: int) -> None:
         for blob in blobs:
@@ -72,10 +73,12 @@ class MemoryBuckets:
     async def exists(self, tenant: str, bucket: str) -> bool:
         return self._of(tenant, bucket).there
 
-    async def drop(self, tenant: str, bucket: str) -> bool:
+    async def drop(self, tenant: str, bucket: str, now_ms: int) -> bool:
         state = self._of(tenant, bucket)
-        if state.objects or state.uploads:
+        if state.objects:
             return False
+        for upload_id in list(state.uploads):
+            await self.abort(tenant, bucket, upload_id, now_ms)
         state.there = False
         self._created.get(tenant, {}).pop(bucket, None)
         return True
@@ -154,8 +157,11 @@ class MemoryBuckets:
 
     # ---- multipart uploads
 
-    async def start_upload(self, tenant: str, bucket: str, upload: Upload) -> None:
-        self._of(tenant, bucket).uploads[upload.upload_id] = upload
+    async def start_upload(self, tenant: str, bucket: str, upload: Upload) -> bool:
+        state = self._of(tenant, bucket)
+        if state.there:
+            state.uploads[upload.upload_id] = upload
+        return state.there
 
     async def upload(self, tenant: str, bucket: str, upload_id: str) -> Upload | None:
         return self._of(tenant, bucket).uploads.get(upload_id)
@@ -206,7 +212,11 @@ class MemoryBuckets:
                 state.discard(part.blobs, now_ms + rules.GRACE_MS)
         state.parts.pop(upload_id, None)
         del state.uploads[upload_id]
+        state.completed[upload_id] = (entry.key, entry.etag)
         return 1
+
+    async def completed(self, tenant: str, bucket: str, upload_id: str) -> tuple[str, str] | None:
+        return self._of(tenant, bucket).completed.get(upload_id)
 
     async def abort(self, tenant: str, bucket: str, upload_id: str, now_ms: int) -> bool:
         state = self._of(tenant, bucket)

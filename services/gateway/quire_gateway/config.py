@@ -28,13 +28,12 @@ class GatewayConfig(ServiceConfig):
     s3_domain: str = setting("", "BUCKET.this is a bucket's host (virtual-host style); empty: path style only")
     s3_region: str = setting("us-east-1", "what clients are told; signatures may name any")
     s3_requests_max: int = setting(256, "S3 requests at the same time; more are told to slow down", minimum=1)
-    s3_tenant_requests_max: int = setting(128, "of one tenant's at the same time", minimum=1)
     tls_listen: str = setting("", "host:port of gRPC over TLS, for clients; empty for none")
     tls_cert: str = setting("", "PEM file of the certificate that clients see, and its chain")
     tls_key: str = setting("", "PEM file of its private key")
     admin_listen: str = setting("", "host:port of the operators' door; empty: closed")
     auth: str = setting("off", "tokens: gRPC and images want a key of `quire keys`; off: they let everybody in")
-    tenant_requests_max: int = setting(0, "requests of one tenant at the same time; 0: no limit", minimum=0)
+    tenant_requests_max: int = setting(128, "requests of one tenant at the same time; 0: no limit", minimum=0)
     tenant_bytes_max: int = setting(0, "bytes of one tenant on their way; 0: no limit", minimum=0)
     tenant_memory_max: int = setting(
         0, "bytes of memory that a tenant's running requests may name; 0: no limit", minimum=0

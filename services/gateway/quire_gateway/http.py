@@ -25,8 +25,8 @@ from quire.latents import (
 )
 from quire.rpc.status import status_of
 from quire.telemetry import logger, names
+from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
-from quire_gateway.doorman import Doorman
 from quire_gateway.requests import HttpRequests, listen, traced
 
 _HTTP_OF_GRPC: Final = {
@@ -52,10 +52,10 @@ class HttpDoor:
     """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET /v1/images`, `GET /v1/latents/{id}`. Does nothing without an
     address to listen on."""
 
-    def __init__(self, config: GatewayConfig, client: QuireClient, doorman: Doorman) -> None:
+    def __init__(self, config: GatewayConfig, client: QuireClient, admission: Admission) -> None:
         self._config = config
         self._images = ImageClient(client)
-        self._doorman = doorman
+        self._admission = admission
         self._requests = HttpRequests("images")
         self._serving = asyncio.Semaphore(config.http_requests_max)
         self._putting = asyncio.Semaphore(max(1, config.http_requests_max // 4))
@@ -83,9 +83,9 @@ class HttpDoor:
     @web.middleware
     async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         with traced(request, names.GATEWAY_HTTP, request[_REQUEST_ID]):
-            visitor = await self._doorman.who(request.headers.get("Authorization", ""))
-            self._doorman.check(visitor, write=request.method in ("PUT", "DELETE"))
-            with self._doorman.admitted(visitor, payload=request.content_length or 0):
+            principal = await self._admission.authenticate(request.headers.get("Authorization", ""))
+            need = Need(write=request.method in ("PUT", "DELETE"), payload=request.content_length or 0)
+            with self._admission.admit(principal, need):
                 return await handler(request)
 
     @web.middleware

@@ -55,7 +55,8 @@ class LatentGateway:
                     DeliveryOrder.AUTO,
                     target,
                 )
-                await self._gateway.fetch_whole(FetchCall(leased.lease, os.urandom(16), descriptor, leased.segments))
+                fetch = FetchCall(leased.lease, leased.tenant, os.urandom(16), descriptor, leased.segments)
+                await self._gateway.fetch_whole(fetch)
             return entry
 
     async def _store(self, entry: ImageEntry, source: RdmaTarget, durability: Durability, tenant: str) -> None:

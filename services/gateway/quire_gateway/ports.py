@@ -26,9 +26,10 @@ class LayerArrived:
 
 @dataclass(frozen=True, slots=True)
 class DeliverPart:
-    """One node's part of a fetch."""
+    """One node's part of a fetch. `tenant`: of the lease."""
 
     lease: bytes
+    tenant: str
     delivery_id: bytes
     descriptor: Descriptor
     runs: tuple[ChunkRun, ...]
@@ -107,10 +108,11 @@ class Router(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A look-up's answer: what of the keys is stored, where, and the lease over it."""
+    """A look-up's answer: what of the keys is stored, where, and the lease over it, with its tenant."""
 
     matched_chunks: int
     lease: bytes
+    tenant: str
     segments: Sequence[Segment]
 
 

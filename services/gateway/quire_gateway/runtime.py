@@ -44,9 +44,10 @@ class FetchSummary:
 
 @dataclass(frozen=True, slots=True)
 class FetchCall:
-    """A fetch as the client asked for it."""
+    """A fetch as the client asked for it. `tenant`: of its lease, which was opened at the frontend."""
 
     lease: bytes
+    tenant: str
     delivery_id: bytes
     descriptor: Descriptor
     segments: Sequence[Segment]
@@ -155,6 +156,7 @@ class Gateway:
     async def _deliver(self, fetch: FetchCall, share: NodeShare) -> AsyncIterator[LayerArrived | NodeOutcome]:
         part = DeliverPart(
             fetch.lease,
+            fetch.tenant,
             fetch.delivery_id,
             fetch.descriptor,
             share.runs,

@@ -13,7 +13,7 @@ from quire import PROTOCOL_VERSION
 from quire.client import ImageClient, QuireClient
 from quire.client.exchange import Exchange
 from quire.clock import SystemClock
-from quire.errors import LeaseForged, Unauthenticated
+from quire.errors import LeaseForged
 from quire.hashing import tenant_name
 from quire.keys import ChunkKeys
 from quire.lease import Lease, LeaseSigner
@@ -22,7 +22,7 @@ from quire.nodes import Node, Role, Segment
 from quire.outcome import NodeOutcome
 from quire.rpc import convert
 from quire.rpc.channels import ChannelPool, call
-from quire.rpc.credentials import AUTHORIZATION, bearer, is_member, member_token
+from quire.rpc.credentials import member_token
 from quire.rpc.server import Server
 from quire.rpc.service import member_tls, run_service, serve_member
 from quire.rpc.tls import Tls
@@ -44,8 +44,8 @@ from quire_gateway.adapters.cluster import (
     GrpcRouter,
     GrpcStorageNodes,
 )
+from quire_gateway.admission import Admission, Need
 from quire_gateway.config import PREFIX, GatewayConfig
-from quire_gateway.doorman import Doorman
 from quire_gateway.http import HttpDoor
 from quire_gateway.images import ImageGateway
 from quire_gateway.keyring import KeyRing
@@ -70,67 +70,76 @@ class GatewayServicer(GatewayServiceServicer):
         gateway: Gateway,
         images: ImageGateway,
         latents: LatentGateway,
-        doorman: Doorman,
+        admission: Admission,
         orchestrator: OrchestratorServiceStub,
     ) -> None:
         self._timeout_s = config.control_timeout_s
         self._gateway = gateway
         self._images = images
         self._latents = latents
-        self._doorman = doorman
+        self._admission = admission
         self._orchestrator = orchestrator
         self._leases = LeaseSigner(config.cluster_secret.encode())
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
-        async with self._doorman.let_in(context, salt=request.namespace.tenant_salt):
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
             response: pb.LookupResponse = await self._forward(self._orchestrator.Lookup, request)
             return response
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
-        lease = self._leases.verify(request.lease, now_ms=0)
-        async with self._doorman.let_in(context, tenant=lease.tenant.tenant):
+        principal = await self._admission.caller(context)
+        lease = self._leases.open(request.lease)  # one that has expired can be given back
+        with self._admission.admit(principal, Need(tenant=lease.tenant.tenant)):
             response: pb.ReleaseResponse = await self._forward(self._orchestrator.Release, request)
             return response
 
     async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
-        async with self._doorman.let_in(context, write=True, salt=request.namespace.tenant_salt):
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need(write=True, salt=request.namespace.tenant_salt)):
             response: pb.EvictResponse = await self._forward(self._orchestrator.Evict, request)
             return response
 
     async def PutLatent(self, request: images_pb2.PutLatentRequest, context: Any) -> images_pb2.PutLatentResponse:
+        principal = await self._admission.caller(context)
         entry, durability = convert.image_from(request.entry), convert.durability_from(request.durability)
         source = convert.target_from(request.source)
-        coming = self._doorman.let_in(context, write=True, payload=entry.record_bytes, memory=source.length)
-        async with coming as visitor:
-            replaced = await self._latents.put(entry, source, durability, visitor.tenant)
+        need = Need(write=True, payload=entry.record_bytes, memory=source.length)
+        with self._admission.admit(principal, need):
+            replaced = await self._latents.put(entry, source, durability, principal.tenant)
         return images_pb2.PutLatentResponse(replaced=replaced)
 
     async def GetLatent(self, request: images_pb2.GetLatentRequest, context: Any) -> images_pb2.GetLatentResponse:
+        principal = await self._admission.caller(context)
         target = convert.target_from(request.target)
-        async with self._doorman.let_in(context, payload=target.length, memory=target.length):
+        with self._admission.admit(principal, Need(payload=target.length, memory=target.length)):
             entry = await self._latents.get(request.image_id, target)
         return images_pb2.GetLatentResponse(entry=convert.image_to(entry))
 
     async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
-        async with self._doorman.let_in(context):
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need()):
             response: images_pb2.HeadImageResponse = await self._forward(self._orchestrator.HeadImage, request)
             return response
 
     async def DeleteImage(self, request: images_pb2.DeleteImageRequest, context: Any) -> images_pb2.DeleteImageResponse:
-        async with self._doorman.let_in(context, write=True):
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need(write=True)):
             response: images_pb2.DeleteImageResponse = await self._forward(self._orchestrator.DeleteImage, request)
             return response
 
     async def ListImages(self, request: images_pb2.ListImagesRequest, context: Any) -> images_pb2.ListImagesResponse:
-        async with self._doorman.let_in(context):
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need()):
             response: images_pb2.ListImagesResponse = await self._forward(self._orchestrator.ListImages, request)
             return response
 
     async def GetImage(self, request: images_pb2.GetImageRequest, context: Any) -> images_pb2.GetImageResponse:
+        principal = await self._admission.caller(context)
         rendering = convert.rendering_from(request.rendering)
         target = convert.target_from(request.target) if request.if_none_match != "*" else None
         length = target.length if target is not None else 0
-        async with self._doorman.let_in(context, payload=length, memory=length):
+        with self._admission.admit(principal, Need(payload=length, memory=length)):
             served = await self._images.get(request.image_id, rendering, target, request.if_none_match)
         return images_pb2.GetImageResponse(
             entry=convert.image_to(served.entry),
@@ -142,40 +151,36 @@ class GatewayServicer(GatewayServiceServicer):
         )
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
-        async with self._doorman.let_in(context) as visitor:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need()):
             listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
-            if visitor.tenant:  # what the others have is none of its business
+            if principal.tenant:  # what the others have is none of its business
                 for node in listed.nodes:
                     for name in [name for name in node.figures if name.startswith("tenant.")]:
                         del node.figures[name]
             return pb.StatusResponse(nodes=listed.nodes)
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
+        principal = await self._admission.caller(context)
+        lease = self._leases.open(request.lease)  # storage nodes look whether it has expired
         fetch = FetchCall(
             request.lease,
+            lease.tenant.tenant,
             convert.transfer_id_from(request.delivery_id, "delivery_id"),
             convert.descriptor_from(request.descriptor),
             [convert.segment_from(segment) for segment in request.segments],
             request.compute_window_us,
             request.layers_in_stream,
         )
-        lease = self._leases.verify(request.lease, now_ms=0)  # whether it has expired storage nodes look at
         _check_nodes(lease, fetch.segments)
-        wanted, target = fetch.descriptor.payload_bytes, fetch.descriptor.target
-        coming = self._doorman.let_in(context, tenant=lease.tenant.tenant, payload=wanted, memory=target.length)
-        async with coming, contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
-            async for event in events:
-                match event:
-                    case LayerArrived(node_id, layer):
-                        yield pb.FetchResponse(layer=pb.LayerArrived(layer=layer, node_id=node_id))
-                    case NodeOutcome():
-                        yield pb.FetchResponse(node=convert.outcome_to(event))
-                    case FetchSummary(delivered, usable, moved):
-                        yield pb.FetchResponse(
-                            summary=pb.FetchSummary(delivered=delivered, usable_chunks=usable, bytes=moved)
-                        )
+        wanted, memory = fetch.descriptor.payload_bytes, fetch.descriptor.target.length
+        with self._admission.admit(principal, Need(tenant=fetch.tenant, payload=wanted, memory=memory)):
+            async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    yield _fetched(event)
 
     async def Store(self, request: pb.StoreRequest, context: Any) -> AsyncIterator[pb.StoreResponse]:
+        principal = await self._admission.caller(context)
         store = StoreCall(
             convert.namespace_from(request.namespace),
             ChunkKeys(request.chunk_keys),
@@ -187,23 +192,36 @@ class GatewayServicer(GatewayServiceServicer):
             request.source_complete,
             tenant=tenant_name(request.namespace.tenant_salt),
         )
-        salt, memory = request.namespace.tenant_salt, store.source.length
-        coming = self._doorman.let_in(context, write=True, salt=salt, payload=memory, memory=memory)
-        async with coming, contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
-            async for event in events:
-                match event:
-                    case Placement(segments, known):
-                        placed = [convert.segment_to(segment) for segment in segments]
-                        yield pb.StoreResponse(placement=pb.StorePlacement(segments=placed, known_chunks=known))
-                    case NodeOutcome():
-                        yield pb.StoreResponse(node=convert.outcome_to(event))
-                    case StoreSummary(stored, known, moved):
-                        yield pb.StoreResponse(
-                            summary=pb.StoreSummary(stored_chunks=stored, known_chunks=known, bytes=moved)
-                        )
+        memory = store.source.length
+        need = Need(write=True, salt=request.namespace.tenant_salt, payload=memory, memory=memory)
+        with self._admission.admit(principal, need):
+            async with contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    yield _stored(event)
 
     async def _forward(self, method: Any, request: Any) -> Any:
         return await call(method, request, timeout_s=self._timeout_s)
+
+
+def _fetched(event: LayerArrived | NodeOutcome | FetchSummary) -> pb.FetchResponse:
+    match event:
+        case LayerArrived(node_id, layer):
+            return pb.FetchResponse(layer=pb.LayerArrived(layer=layer, node_id=node_id))
+        case NodeOutcome():
+            return pb.FetchResponse(node=convert.outcome_to(event))
+        case FetchSummary(delivered, usable, moved):
+            return pb.FetchResponse(summary=pb.FetchSummary(delivered=delivered, usable_chunks=usable, bytes=moved))
+
+
+def _stored(event: Placement | NodeOutcome | StoreSummary) -> pb.StoreResponse:
+    match event:
+        case Placement(segments, known):
+            placed = [convert.segment_to(segment) for segment in segments]
+            return pb.StoreResponse(placement=pb.StorePlacement(segments=placed, known_chunks=known))
+        case NodeOutcome():
+            return pb.StoreResponse(node=convert.outcome_to(event))
+        case StoreSummary(stored, known, moved):
+            return pb.StoreResponse(summary=pb.StoreSummary(stored_chunks=stored, known_chunks=known, bytes=moved))
 
 
 def _check_nodes(lease: Lease, segments: Sequence[Segment]) -> None:
@@ -215,10 +233,11 @@ def _check_nodes(lease: Lease, segments: Sequence[Segment]) -> None:
 
 
 class AdminServicer(AdminServiceServicer):
-    """The operators' door: for whom knows the cluster's secret. Requests go on to the orchestrator as they are."""
+    """For operators, who know the cluster's secret. Requests go on to the orchestrator as they are."""
 
-    def __init__(self, config: GatewayConfig, orchestrator: OrchestratorServiceStub) -> None:
-        self._config = config
+    def __init__(self, config: GatewayConfig, admission: Admission, orchestrator: OrchestratorServiceStub) -> None:
+        self._timeout_s = config.control_timeout_s
+        self._admission = admission
         self._orchestrator = orchestrator
 
     async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
@@ -234,14 +253,13 @@ class AdminServicer(AdminServiceServicer):
         return response
 
     async def _forward(self, method: Any, request: Any, context: Any) -> Any:
-        shown = dict(context.invocation_metadata() or ()).get(AUTHORIZATION, "")
-        if not is_member(bearer(str(shown)), self._config.cluster_secret):
-            raise Unauthenticated("operators show that they know the cluster's secret", field=AUTHORIZATION)
-        return await call(method, request, timeout_s=self._config.control_timeout_s)
+        with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
+            return await call(method, request, timeout_s=self._timeout_s)
 
 
 def _s3_door(
     config: GatewayConfig,
+    admission: Admission,
     keys: KeyRing,
     redis: Any,
     channels: ChannelPool,
@@ -259,8 +277,8 @@ def _s3_door(
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
     house = House(Buckets(redis), blobs, special, clock, whole_bodies)
-    rdma = RdmaRequests(house, gateway, leases, Exchange(client.transport), keys.salt)
-    return S3Door(config, authenticator, house, rdma)
+    rdma = RdmaRequests(house, gateway, leases, Exchange(client.transport), admission)
+    return S3Door(config, authenticator, admission, house, rdma)
 
 
 def _listeners(config: GatewayConfig, servicer: GatewayServicer, admin: AdminServicer) -> tuple[Server, list[Server]]:
@@ -293,10 +311,10 @@ async def serve(config: GatewayConfig) -> None:
     latents = LatentGateway(gateway, catalogue, leases)
     redis = connect(config.redis_url)
     keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
-    doorman = Doorman(config, keys, clock)
+    admission = Admission(config, keys, clock)
     orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
-    servicer = GatewayServicer(config, gateway, images, latents, doorman, orchestrator)
-    server, others = _listeners(config, servicer, AdminServicer(config, orchestrator))
+    servicer = GatewayServicer(config, gateway, images, latents, admission, orchestrator)
+    server, others = _listeners(config, servicer, AdminServicer(config, admission, orchestrator))
     # The HTTP doors are clients of this process's own gRPC door, and have its data plane.
     client = QuireClient(
         config.advertise or config.listen,
@@ -305,7 +323,10 @@ async def serve(config: GatewayConfig) -> None:
         token=member_token(config.cluster_secret),
     )
     await client.start()
-    door, s3 = HttpDoor(config, client, doorman), _s3_door(config, keys, redis, channels, gateway, leases, client)
+    door, s3 = (
+        HttpDoor(config, client, admission),
+        _s3_door(config, admission, keys, redis, channels, gateway, leases, client),
+    )
 
     def describe() -> Node:
         return Node(
@@ -315,7 +336,7 @@ async def serve(config: GatewayConfig) -> None:
             b"",
             incarnation,
             PROTOCOL_VERSION,
-            figures={"transfers": gateway.transfers, **doorman.figures},
+            figures={"transfers": gateway.transfers, **admission.figures},
         )
 
     async def close_others() -> None:
@@ -323,7 +344,7 @@ async def serve(config: GatewayConfig) -> None:
             await other.drain(0)
             await other.stop(config.stop_grace_s)
 
-    doorman.start()
+    admission.start()
     await door.start()
     await s3.start()
     for other in others:
@@ -336,7 +357,7 @@ async def serve(config: GatewayConfig) -> None:
         config.stop_grace_s,
         config.drain_s,
         doors=(door.close, s3.close, close_others),
-        last=(leases.close, doorman.close),
+        last=(leases.close, admission.close),
     )
     await client.close()
     await redis.aclose()

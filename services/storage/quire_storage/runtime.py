@@ -242,7 +242,8 @@ class StorageNode:
 
         Raises `LeaseForged`, `LeaseExpired`, `ChunkMissing`, `DescriptorInvalid`, `TargetInvalid`: nothing was written.
         """
-        lease = self._signer.verify(call.lease, self._clock.now_ms())
+        lease = self._signer.open(call.lease)
+        lease.check_fresh(self._clock.now_ms())
         if call.tenant != lease.tenant.tenant:
             raise LeaseForged("it is another tenant's than the transfer", field="lease")
         keys = [call.descriptor.keys.run(run.first, run.count) for run in call.runs]

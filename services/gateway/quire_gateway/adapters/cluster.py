@@ -56,7 +56,6 @@ class GrpcStorageNodes:
         self._channels = channels
         self._clock = clock
         self._permits = PermitSigner(config.cluster_secret.encode())
-        self._leases = LeaseSigner(config.cluster_secret.encode())
 
     async def deliver(self, address: str, part: DeliverPart) -> AsyncIterator[LayerArrived | NodeOutcome]:
         request = storage_pb2.DeliverRequest(
@@ -68,8 +67,7 @@ class GrpcStorageNodes:
             compute_window_us=part.compute_window_us,
             layers_in_stream=part.layers_in_stream,
         )
-        # A delivery is whose lease it brings.
-        self._permit(request, self._leases.verify(part.lease, now_ms=0).tenant.tenant)
+        self._permit(request, part.tenant)
         method = self._stub(address).Deliver
         async for response in stream(method, request, timeout_s=self._config.transfer_timeout_s):
             if response.WhichOneof("event") == "layer":
@@ -134,6 +132,7 @@ class GrpcCatalogue:
     """The `Catalogue` port."""
 
     def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
+        self._leases = LeaseSigner(config.cluster_secret.encode())
         self._timeout_s = config.control_timeout_s
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
@@ -150,7 +149,9 @@ class GrpcCatalogue:
             namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, lease_ttl_ms=ttl_ms
         )
         found = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
-        return Leased(found.matched_chunks, found.lease, [convert.segment_from(each) for each in found.segments])
+        tenant = self._leases.open(found.lease).tenant.tenant if found.lease else ""
+        segments = [convert.segment_from(each) for each in found.segments]
+        return Leased(found.matched_chunks, found.lease, tenant, segments)
 
     async def release(self, lease: bytes) -> None:
         await call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease), timeout_s=self._timeout_s)

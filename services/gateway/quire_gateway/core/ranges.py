@@ -34,6 +34,17 @@ def read_range(header: str, size: int) -> tuple[int, int] | None:
     return start, end
 
 
+def read_copy_range(header: str, size: int) -> tuple[int, int]:
+    """Start and end (exclusive) of what UploadPartCopy takes. Raises `S3Error` where it is not within the source."""
+    matched = _RANGE.fullmatch(header)
+    if matched is None or not all(matched.groups()):
+        raise S3Error("InvalidArgument", "The x-amz-copy-source-range value must be of the form bytes=first-last")
+    first, last = map(int, matched.groups())
+    if not first <= last < size:
+        raise S3Error("InvalidArgument", f"Range specified is not valid for source object of size: {size}")
+    return first, last + 1
+
+
 @dataclass(frozen=True, slots=True)
 class Conditions:
     """As they came; "" for none."""
@@ -58,11 +69,8 @@ class Conditions:
 
     def check_write(self, etag: str | None) -> None:
         """`etag` of what is there now. Raises `S3Error`: PreconditionFailed, NoSuchKey for If-Match on nothing."""
-        if self.if_none_match:
-            if self.if_none_match.strip() != "*":
-                raise S3Error("NotImplemented", "If-None-Match of a write takes only *")
-            if etag is not None:
-                raise S3Error("PreconditionFailed", "If-None-Match: the object exists")
+        if self.if_none_match and etag is not None and matches(self.if_none_match, etag):
+            raise S3Error("PreconditionFailed", "If-None-Match: the object exists, or has this ETag")
         if self.if_match:
             if etag is None:
                 raise S3Error("NoSuchKey", "If-Match: there is no such object")

@@ -91,4 +91,5 @@ class S3Error(Exception):
 def s3_error_of(error: errors.QuireError) -> S3Error:
     """By the error's nearest listed ancestor."""
     code = next((_OF_QUIRE[kind] for kind in type(error).__mro__ if kind in _OF_QUIRE), "InternalError")
-    return S3Error(code, _FIXED.get(code, str(error)))
+    retry_after = {"Retry-After": str(max(1, round(error.retry_after_s)))} if error.retry_after_s else {}
+    return S3Error(code, _FIXED.get(code, str(error)), retry_after)

@@ -98,17 +98,18 @@ def read_claim(request: Request) -> Claim | None:
 def _presigned(request: Request, found: dict[str, str]) -> Claim:
     try:
         algorithm, credential, stamp = found["X-Amz-Algorithm"], found["X-Amz-Credential"], found["X-Amz-Date"]
-        signed, expires = found["X-Amz-SignedHeaders"], int(found["X-Amz-Expires"])
+        signed, expires = found["X-Amz-SignedHeaders"], found["X-Amz-Expires"]
         signature = found["X-Amz-Signature"]
-    except (KeyError, ValueError):
+    except KeyError:
         raise S3Error(
             "AuthorizationQueryParametersError",
             "Query-string authentication needs X-Amz-Algorithm, Credential, Signature, Date, SignedHeaders and Expires",
         ) from None
-    if algorithm != ALGORITHM or not 0 < expires <= EXPIRES_S_MAX:
-        raise S3Error(
-            "AuthorizationQueryParametersError", f"X-Amz-Algorithm is {ALGORITHM}, X-Amz-Expires 1 to {EXPIRES_S_MAX}"
-        )
+    if algorithm != ALGORITHM:
+        raise S3Error("AuthorizationQueryParametersError", f"X-Amz-Algorithm is {ALGORITHM}")
+    expires_s = int(expires) if expires.isascii() and expires.isdigit() and len(expires) < 10 else 0
+    if not 0 < expires_s <= EXPIRES_S_MAX:
+        raise S3Error("AccessDenied", f"X-Amz-Expires is a number of seconds from 1 to {EXPIRES_S_MAX}")
     if not _HEX64.fullmatch(signature):
         raise S3Error("AuthorizationQueryParametersError", "X-Amz-Signature has 64 hexadecimal digits")
     access_key, scope = _credential(credential, stamp)
@@ -116,7 +117,7 @@ def _presigned(request: Request, found: dict[str, str]) -> Claim:
     payload_hash = found.get("X-Amz-Content-Sha256", UNSIGNED)
     if payload_hash == UNSIGNED and request.header("x-amz-content-sha256").startswith("STREAMING-"):
         raise S3Error("InvalidRequest", "A presigned request cannot have a chunked body")
-    return Claim(access_key, scope, stamp, names, signature, payload_hash, True, expires)
+    return Claim(access_key, scope, stamp, names, signature, payload_hash, True, expires_s)
 
 
 def _credential(credential: str, stamp: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from quire_gateway.s3.access import RESERVED
 from quire_gateway.s3.call import Call, check_bucket_name
 from quire_gateway.s3.house import House
 from quire_gateway.s3.listing import Listing, list_objects
+from quire_gateway.s3.objects import xml_answer
 
 _MAX_KEYS: Final = 1000
 
@@ -40,7 +41,7 @@ class BucketRequests:
             for name, created in sorted(found.items())
         ]
         owner = ("Owner", [("ID", tenant), ("DisplayName", tenant)])
-        return _xml(xml.document("ListAllMyBucketsResult", [owner, ("Buckets", entries)]))
+        return xml_answer(xml.document("ListAllMyBucketsResult", [owner, ("Buckets", entries)]))
 
     async def create(self, call: Call) -> web.StreamResponse:
         check_bucket_name(call.bucket)
@@ -50,7 +51,8 @@ class BucketRequests:
         if call.bucket in RESERVED:
             raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.")
         caller.check(tenant, call.bucket, "", Level.ADMIN)
-        if not await self._house.buckets.create(tenant, call.bucket, self._house.clock.now_ms() / 1e3):
+        new = await self._house.buckets.create(tenant, call.bucket, self._house.clock.now_ms() / 1e3)
+        if not new and self._region != "us-east-1":  # there AWS answers as for a new one
             raise S3Error(
                 "BucketAlreadyOwnedByYou", "The bucket that you tried to create already exists, and you own it"
             )
@@ -63,7 +65,7 @@ class BucketRequests:
     async def delete(self, call: Call) -> web.StreamResponse:
         space = self._house.blob_space(call.caller, call.bucket, "", Level.ADMIN)
         await space.check_there()
-        if not await self._house.buckets.drop(*space.place):
+        if not await self._house.buckets.drop(*space.place, self._house.clock.now_ms()):
             raise S3Error("BucketNotEmpty", "The bucket you tried to delete is not empty")
         return web.Response(status=204)
 
@@ -71,12 +73,23 @@ class BucketRequests:
         await self._house.space(call.caller, call.bucket, "", Level.READ).check_there()
         region = "" if self._region == "us-east-1" else self._region
         body = xml.document("LocationConstraint", [])
-        return _xml(body.replace(b"</LocationConstraint>", region.encode() + b"</LocationConstraint>"))
+        return xml_answer(body.replace(b"</LocationConstraint>", region.encode() + b"</LocationConstraint>"))
+
+    async def acl(self, call: Call) -> web.StreamResponse:
+        space = self._house.blob_space(call.caller, call.bucket, "", Level.ADMIN)
+        await space.check_there()
+        return xml_answer(xml.private_policy(space.place[0]))
+
+    async def set_acl(self, call: Call) -> web.StreamResponse:
+        """The canned one that every bucket has; others were refused already."""
+        await self._house.blob_space(call.caller, call.bucket, "", Level.ADMIN).check_there()
+        await call.check_private()
+        return web.Response()
 
     async def versioning(self, call: Call) -> web.StreamResponse:
         """Never enabled."""
         await self._house.space(call.caller, call.bucket, "", Level.READ).check_there()
-        return _xml(xml.document("VersioningConfiguration", []))
+        return xml_answer(xml.document("VersioningConfiguration", []))
 
     async def list_v1(self, call: Call) -> web.StreamResponse:
         asked, marker = _asked(call), call.query.get("marker", "")
@@ -85,7 +98,7 @@ class BucketRequests:
         if listing.truncated:
             children.append(("NextMarker", asked.encoded(listing.last)))
         children += _entries(listing, asked, owner=call.caller.key.tenant)
-        return _xml(xml.document("ListBucketResult", children))
+        return xml_answer(xml.document("ListBucketResult", children))
 
     async def list_v2(self, call: Call) -> web.StreamResponse:
         asked = _asked(call)
@@ -93,15 +106,15 @@ class BucketRequests:
         listing = await self._listed(call, asked, _from_token(token) if token else start)
         count = len(listing.objects) + len(listing.prefixes)
         children = [*asked.echoed(call.bucket, listing), ("KeyCount", count)]
-        if token:
+        if "continuation-token" in call.query:
             children.append(("ContinuationToken", token))
-        if start:
+        if "start-after" in call.query:
             children.append(("StartAfter", asked.encoded(start)))
         if listing.truncated:
             children.append(("NextContinuationToken", _token(listing.last)))
         owner = call.caller.key.tenant if call.query.get("fetch-owner") == "true" else ""
         children += _entries(listing, asked, owner)
-        return _xml(xml.document("ListBucketResult", children))
+        return xml_answer(xml.document("ListBucketResult", children))
 
     async def list_versions(self, call: Call) -> web.StreamResponse:
         """Of an unversioned bucket: every object is its only version, "null"."""
@@ -114,7 +127,7 @@ class BucketRequests:
             about = [("Key", asked.encoded(entry.key)), ("VersionId", "null"), ("IsLatest", "true")]
             children.append(("Version", [*about, *_about(entry)]))
         children += _prefixes(listing, asked)
-        return _xml(xml.document("ListVersionsResult", children))
+        return xml_answer(xml.document("ListVersionsResult", children))
 
     async def _listed(self, call: Call, asked: _Asked, after: str) -> Listing:
         space = self._house.space(call.caller, call.bucket, asked.prefix, Level.READ)
@@ -132,11 +145,13 @@ class BucketRequests:
             ("MaxUploads", _MAX_KEYS),
             ("IsTruncated", "false"),
         ]
+        if encoding:
+            children.append(("EncodingType", encoding))
         for upload in await space.uploads():
             if upload.key.startswith(prefix):
                 about = [("Key", xml.encoded(upload.key, encoding)), ("UploadId", upload.upload_id)]
                 children.append(("Upload", [*about, ("Initiated", xml.stamp(upload.started_s))]))
-        return _xml(xml.document("ListMultipartUploadsResult", children))
+        return xml_answer(xml.document("ListMultipartUploadsResult", children))
 
     async def delete_objects(self, call: Call) -> web.StreamResponse:
         """Each key by itself: what may not be deleted is named, the others go."""
@@ -156,7 +171,7 @@ class BucketRequests:
                 children.append(("Error", [("Key", key), ("Code", failed.code), ("Message", failed.message)]))
             except S3Error as error:
                 children.append(("Error", [("Key", key), ("Code", error.code), ("Message", error.message)]))
-        return _xml(xml.document("DeleteResult", children))
+        return xml_answer(xml.document("DeleteResult", children))
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +241,3 @@ def _from_token(token: str) -> str:
         return base64.b64decode(token, altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         raise S3Error("InvalidArgument", "The continuation token provided is incorrect") from None
-
-
-def _xml(body: bytes) -> web.Response:
-    return web.Response(body=body, headers={"Content-Type": "application/xml"})

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from quire_gateway.admission import Principal
 from quire_gateway.core.aws_chunked import MODES, AwsChunked
 from quire_gateway.core.ranges import Conditions
 from quire_gateway.core.s3_errors import S3Error
@@ -46,6 +47,7 @@ class Call:
     query: Mapping[str, str]
     request_id: str
     caller: Caller = field(init=False)
+    principal: Principal = field(init=False)
     streaming: web.StreamResponse | None = None
 
     @property
@@ -63,6 +65,19 @@ class Call:
     def conditions(self) -> Conditions:
         names = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
         return Conditions(*map(self.header, names))
+
+    def check_acl(self) -> None:
+        """Only the canned ACL that everything has can be asked for. Raises `S3Error` NotImplemented."""
+        granted = any(name.lower().startswith("x-amz-grant-") for name in self.http.headers)
+        if granted or self.header("x-amz-acl") not in ("", "private"):
+            raise S3Error("NotImplemented", "Of ACLs there is only private; access keys have grants")
+
+    async def check_private(self) -> None:
+        """Of a request that sets an ACL. Raises `S3Error` where it is another than `private`."""
+        if await self.xml():
+            raise S3Error("NotImplemented", "Of ACLs there is only private, as x-amz-acl; access keys have grants")
+        if not self.header("x-amz-acl"):
+            raise S3Error("InvalidRequest", "A request to set an ACL needs x-amz-acl")
 
     def number(self, name: str, default: int, low: int, high: int) -> int:
         """Of the query. Raises `S3Error` InvalidArgument."""
@@ -166,5 +181,9 @@ def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:
 
 def check_bucket_name(bucket: str) -> None:
     """Raises `S3Error` InvalidBucketName."""
-    if not _BUCKET.fullmatch(bucket) or ".." in bucket or _ADDRESS.fullmatch(bucket):
+    if (
+        not _BUCKET.fullmatch(bucket)
+        or _ADDRESS.fullmatch(bucket)
+        or any(each in bucket for each in ("..", ".-", "-."))
+    ):
         raise S3Error("InvalidBucketName", "The specified bucket is not valid.")

@@ -8,8 +8,7 @@ import ctypes
 import os
 import ssl
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from aiohttp import web
 
 from quire.errors import ConfigInvalid, QuireError
 from quire.telemetry import logger, names
+from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.requests import HttpRequests, listen, traced
@@ -37,7 +37,6 @@ _READ_BYTES: Final = 1 << 20
 _ABSENT: Final = frozenset(
     {
         "accelerate",
-        "acl",
         "analytics",
         "attributes",
         "cors",
@@ -71,19 +70,28 @@ _ABSENT: Final = frozenset(
 class S3Door:
     """Does nothing without an address to listen on."""
 
-    def __init__(self, config: GatewayConfig, authenticator: Authenticator, house: House, rdma: RdmaRequests) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        authenticator: Authenticator,
+        admission: Admission,
+        house: House,
+        rdma: RdmaRequests,
+    ) -> None:
         self._config = config
         self._authenticator = authenticator
+        self._admission = admission
         self._house = house
         self._requests = HttpRequests("s3")
         self._running = 0
-        self._by_tenant: Counter[str] = Counter()
         self._runner: web.ServerRunner | None = None
         self._sweeper: asyncio.Task[None] | None = None
         buckets, objects = BucketRequests(house, config.s3_region), ObjectRequests(house)
         # (level, method, the subresource in the query, or "") → operation. The first that fits.
         self._operations: list[tuple[str, str, str, Operation]] = [
             ("service", "GET", "", buckets.list_buckets),
+            ("bucket", "PUT", "acl", buckets.set_acl),
+            ("bucket", "GET", "acl", buckets.acl),
             ("bucket", "PUT", "", buckets.create),
             ("bucket", "HEAD", "", buckets.head),
             ("bucket", "DELETE", "", buckets.delete),
@@ -94,6 +102,8 @@ class S3Door:
             ("bucket", "GET", "list-type", buckets.list_v2),
             ("bucket", "GET", "", buckets.list_v1),
             ("bucket", "POST", "delete", buckets.delete_objects),
+            ("object", "PUT", "acl", objects.set_acl),
+            ("object", "GET", "acl", objects.acl),
             ("object", "PUT", "partNumber", objects.put_part),
             ("object", "PUT", "", objects.put),
             ("object", "GET", "uploadId", objects.list_parts),
@@ -157,10 +167,10 @@ class S3Door:
             with traced(http, names.GATEWAY_S3, request_id) as span:
                 call = read_call(http, request_id, self._config.s3_domain)
                 call.caller = await self._authenticator.caller(call.signed)
-                operation = self._operation(call)
+                call.principal = self._admission.principal(call.caller.key)
+                operation, by_rdma = self._operation(call)
                 span.set_attribute("quire.operation", getattr(operation, "__name__", ""))
-                with self._share(call.caller.key.tenant):
-                    response = await operation(call)
+                response = await (operation(call) if by_rdma else self._admitted(operation, call))
         except (asyncio.CancelledError, ConnectionError):
             raise  # the client went away
         except Exception as error:
@@ -179,36 +189,29 @@ class S3Door:
             response.force_close()  # what is left of a body that nobody wanted must not count as a request
         return response
 
-    @contextlib.contextmanager
-    def _share(self, tenant: str) -> Iterator[None]:
-        """One tenant's slow clients must not take the door from all others."""
-        if self._by_tenant[tenant] >= self._config.s3_tenant_requests_max:
-            raise S3Error("SlowDown", "Please reduce your request rate.", {"Retry-After": "1"})
-        self._by_tenant[tenant] += 1
-        try:
-            yield
-        finally:
-            self._by_tenant[tenant] -= 1
-            if not self._by_tenant[tenant]:
-                del self._by_tenant[tenant]
+    async def _admitted(self, operation: Operation, call: Call) -> web.StreamResponse:
+        """An operation whose bytes go by HTTP. What names memory is admitted once it is known how much."""
+        with self._admission.admit(call.principal, Need(payload=call.http.content_length or 0)):
+            return await operation(call)
 
-    def _operation(self, call: Call) -> Operation:
-        """Raises `S3Error` NotImplemented, MethodNotAllowed."""
+    def _operation(self, call: Call) -> tuple[Operation, bool]:
+        """What is asked for, and whether its bytes go by RDMA. Raises `S3Error` NotImplemented, MethodNotAllowed."""
         level = "object" if call.key else "bucket" if call.bucket else "service"
         absent = sorted(
             _ABSENT & call.query.keys() - ({"versionId"} if call.query.get("versionId") == "null" else set())
         )
         if absent:
             raise S3Error("NotImplemented", f"?{absent[0]} is not implemented here")
+        call.check_acl()
         for at, method, header, operation in self._by_rdma:
             if (at, method) == (level, call.method) and call.header(header):
-                return operation
+                return operation, True
         whole = level == "object" and "partNumber" not in call.query
         if whole and call.method == "PUT" and call.header("x-amz-copy-source"):
-            return self._copy
+            return self._copy, False
         for at, method, subresource, operation in self._operations:
             if (at, method) == (level, call.method) and (not subresource or subresource in call.query):
-                return operation
+                return operation, False
         if level == "object" and call.method == "POST":
             raise S3Error("NotImplemented", "POST of this kind is not implemented here")
         raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from email.utils import formatdate
 from typing import Final
@@ -13,7 +12,7 @@ from aiohttp import web
 
 from quire.metadata.access import Level
 from quire.metadata.buckets import StoredObject
-from quire_gateway.core.ranges import Conditions, read_range
+from quire_gateway.core.ranges import Conditions, read_copy_range, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import xml
 from quire_gateway.s3.body import IDLE_S
@@ -110,7 +109,7 @@ class ObjectRequests:
         wanted = replace(found, key=call.key)
         made = await target.copy(wanted, source, described, expected)
         children = [("LastModified", xml.stamp(made.modified_s)), ("ETag", f'"{made.etag}"')]
-        return _xml(xml.document("CopyObjectResult", children))
+        return xml_answer(xml.document("CopyObjectResult", children))
 
     async def _source(self, call: Call) -> tuple[BlobSpace, StoredObject]:
         """Of x-amz-copy-source, with its conditions. Raises `S3Error`."""
@@ -134,13 +133,24 @@ class ObjectRequests:
             raise S3Error("PreconditionFailed", error.message) from None
         return space, found
 
+    async def acl(self, call: Call) -> web.StreamResponse:
+        space = self._house.blob_space(call.caller, call.bucket, call.key, Level.READ)
+        await _found(space, call)
+        return xml_answer(xml.private_policy(space.place[0]))
+
+    async def set_acl(self, call: Call) -> web.StreamResponse:
+        """The canned one that everything has; others were refused already."""
+        await _found(self._blob_space(call), call)
+        await call.check_private()
+        return web.Response()
+
     # ---- multipart uploads
 
     async def start_upload(self, call: Call) -> web.StreamResponse:
         space = self._blob_space(call)
         upload_id = await space.start_upload(call.key, call.described())
         children = [("Bucket", call.bucket), ("Key", call.key), ("UploadId", upload_id)]
-        return _xml(xml.document("InitiateMultipartUploadResult", children))
+        return xml_answer(xml.document("InitiateMultipartUploadResult", children))
 
     async def put_part(self, call: Call) -> web.StreamResponse:
         """UploadPart, and UploadPartCopy."""
@@ -151,12 +161,10 @@ class ObjectRequests:
         if call.header("x-amz-copy-source"):
             source, found = await self._source(call)
             wanted = call.header("x-amz-copy-source-range")
-            span = read_range(wanted, found.size) if wanted else (0, found.size)
-            if span is None:
-                raise S3Error("InvalidArgument", "x-amz-copy-source-range is bytes=first-last")
+            span = read_copy_range(wanted, found.size) if wanted else (0, found.size)
             part = await space.copy_part(call.key, upload_id, number, source.read(found, *span))
             children = [("LastModified", xml.stamp(part.modified_s)), ("ETag", f'"{part.etag}"')]
-            return _xml(xml.document("CopyPartResult", children))
+            return xml_answer(xml.document("CopyPartResult", children))
         body = call.body()
         await call.go_on()
         part = await space.put_part(call.key, upload_id, number, body)
@@ -166,14 +174,14 @@ class ObjectRequests:
         space = self._blob_space(call)
         wanted = xml.read_complete(await call.xml())
         expected = await expected_etag(space, call.key, call.conditions) if call.conditions.of_write else ""
-        entry = await space.complete(call.key, call.query["uploadId"], wanted, expected)
+        etag = await space.complete(call.key, call.query["uploadId"], wanted, expected)
         children = [
             ("Location", f"/{call.bucket}/{call.key}"),
             ("Bucket", call.bucket),
             ("Key", call.key),
-            ("ETag", f'"{entry.etag}"'),
+            ("ETag", f'"{etag}"'),
         ]
-        return _xml(xml.document("CompleteMultipartUploadResult", children))
+        return xml_answer(xml.document("CompleteMultipartUploadResult", children))
 
     async def abort_upload(self, call: Call) -> web.StreamResponse:
         space = self._blob_space(call)
@@ -199,7 +207,7 @@ class ObjectRequests:
         for part in shown:
             about = [("PartNumber", part.number), ("LastModified", xml.stamp(part.modified_s))]
             children.append(("Part", [*about, ("ETag", f'"{part.etag}"'), ("Size", part.size)]))
-        return _xml(xml.document("ListPartsResult", children))
+        return xml_answer(xml.document("ListPartsResult", children))
 
     def _blob_space(self, call: Call) -> BlobSpace:
         return self._house.blob_space(call.caller, call.bucket, call.key, Level.WRITE)
@@ -243,5 +251,5 @@ def _headers(entry: StoredObject) -> dict[str, str]:
     return headers
 
 
-def _xml(body: bytes, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=body, headers=dict(headers or {}) | {"Content-Type": "application/xml"})
+def xml_answer(body: bytes) -> web.Response:
+    return web.Response(body=body, headers={"Content-Type": "application/xml"})

@@ -17,10 +17,8 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import hmac
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -33,6 +31,7 @@ from quire.hashing import Namespace, tenant_name
 from quire.keys import KEY_BYTES, ChunkKeys
 from quire.metadata.access import Level
 from quire.outcome import NodeOutcome
+from quire_gateway.admission import Admission, Need
 from quire_gateway.core.ranges import read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED
@@ -45,7 +44,7 @@ from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.house import House
 from quire_gateway.s3.objects import expected_etag
-from quire_gateway.s3.spaces import Described, Space
+from quire_gateway.s3.spaces import Described
 
 TOKEN: Final = "x-amz-rdma-token"
 DESCRIPTOR: Final = "x-quire-descriptor"
@@ -66,23 +65,33 @@ class Staging(Protocol):
 
 
 class RdmaRequests:
-    """Every method answers one kind of request. `salt`: a tenant's."""
+    """Every method answers one kind of request."""
 
-    def __init__(
-        self, house: House, gateway: Gateway, leases: Leases, staging: Staging, salt: Callable[[str], bytes]
-    ) -> None:
+    def __init__(self, house: House, gateway: Gateway, leases: Leases, staging: Staging, admission: Admission) -> None:
         self._house = house
         self._gateway = gateway
         self._leases = leases
         self._staging = staging
-        self._salt = salt
+        self._admission = admission
+
+    def _admit(
+        self, call: Call, target: RdmaTarget, namespace: Namespace | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """A namespace without a salt is everybody's."""
+        salt = (namespace.tenant_salt or None) if namespace is not None else None
+        return self._admission.admit(call.principal, Need(salt=salt, payload=target.length, memory=target.length))
 
     # ---- one object
 
     async def get(self, call: Call) -> web.StreamResponse:
-        target = _target(call)
-        if call.bucket == CHUNKS_BUCKET and call.header(NAMESPACE):
-            return await self._get_chunk(call, target)
+        target = RdmaTarget.from_token(call.header(TOKEN))
+        namespace = _namespace(call) if call.bucket == CHUNKS_BUCKET and call.header(NAMESPACE) else None
+        with self._admit(call, target, namespace):
+            if namespace is not None:
+                return await self._get_chunk(call, namespace, target)
+            return await self._get_staged(call, target)
+
+    async def _get_staged(self, call: Call, target: RdmaTarget) -> web.StreamResponse:
         space = self._house.space(call.caller, call.bucket, call.key, Level.READ)
         entry = await space.head(call.key)
         if entry is None:
@@ -101,14 +110,18 @@ class RdmaRequests:
 
     async def put(self, call: Call) -> web.StreamResponse:
         """`x-quire-length` bytes of the client's memory, all of it without that."""
-        target = _target(call)
-        if call.bucket == CHUNKS_BUCKET:
-            namespace = self._namespace(call)
+        target = RdmaTarget.from_token(call.header(TOKEN))
+        namespace = _namespace(call) if call.bucket == CHUNKS_BUCKET else None
+        with self._admit(call, target, namespace):
+            if namespace is None:
+                return await self._put_staged(call, target)
             layout = namespace.layout
             order = DeliveryOrder.AUTO
             keys = ChunkKeys(_chunk_key(call.key))
             descriptor = Descriptor(keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, order, target)
             return await self._store(call, namespace, descriptor)
+
+    async def _put_staged(self, call: Call, target: RdmaTarget) -> web.StreamResponse:
         length = call.header("x-quire-length") or str(target.length)
         if not (
             length.isascii()
@@ -118,25 +131,18 @@ class RdmaRequests:
         ):
             raise InvalidRequest(f"{length[:20]!r}; up to {_STAGED_BYTES_MAX}, and what the token has", field=TOKEN)
         space = self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
-        described, expected = _described(call), ""
+        described, expected = _metadata(call), ""
         if call.conditions.of_write:
             expected = await expected_etag(space, call.key, call.conditions)
         async with self._house.whole_bodies:
-            return await self._put_staged(
-                call, space, await self._staging.pull(target, int(length)), described, expected
-            )
-
-    async def _put_staged(
-        self, call: Call, space: Space, data: bytes, described: Described, expected: str
-    ) -> web.StreamResponse:
-        body = Body(_Whole(data), len(data), BodyChecks({}, "", call.header("Content-MD5")), None)
-        entry = await space.put(call.key, body, described, expected)
+            data = await self._staging.pull(target, int(length))
+            body = Body(_Whole(data), len(data), BodyChecks({}, "", call.header("Content-MD5")), None)
+            entry = await space.put(call.key, body, described, expected)
         return web.Response(headers={"ETag": f'"{entry.etag}"', _REPLY: "200", _MOVED: str(len(data))})
 
-    async def _get_chunk(self, call: Call, target: RdmaTarget) -> web.StreamResponse:
+    async def _get_chunk(self, call: Call, namespace: Namespace, target: RdmaTarget) -> web.StreamResponse:
         """S3RDMA Direct: from the storage node into the client's memory. The chunk is the first of its prefix."""
         self._house.space(call.caller, CHUNKS_BUCKET, call.key, Level.READ)
-        namespace = self._namespace(call)
         layout = namespace.layout
         descriptor = Descriptor(
             ChunkKeys(_chunk_key(call.key)),
@@ -157,7 +163,11 @@ class RdmaRequests:
 
     async def get_many(self, call: Call) -> web.StreamResponse:
         """S3RDMA Batch and Agg."""
-        descriptor, namespace = await self._described(call)
+        descriptor, namespace = await _described(call)
+        with self._admit(call, descriptor.target, namespace):
+            return await self._get_leased(call, descriptor, namespace)
+
+    async def _get_leased(self, call: Call, descriptor: Descriptor, namespace: Namespace) -> web.StreamResponse:
         self._house.space(call.caller, CHUNKS_BUCKET, "", Level.READ)
         async with self._leases.held(namespace, descriptor.keys) as leased:
             _check_matched(leased)
@@ -178,8 +188,9 @@ class RdmaRequests:
             return response
 
     async def put_many(self, call: Call) -> web.StreamResponse:
-        descriptor, namespace = await self._described(call)
-        return await self._store(call, namespace, descriptor)
+        descriptor, namespace = await _described(call)
+        with self._admit(call, descriptor.target, namespace):
+            return await self._store(call, namespace, descriptor)
 
     async def _store(self, call: Call, namespace: Namespace, descriptor: Descriptor) -> web.StreamResponse:
         self._house.space(call.caller, CHUNKS_BUCKET, "", Level.WRITE)
@@ -202,33 +213,28 @@ class RdmaRequests:
         headers = {_REPLY: "200", _MOVED: str(done.bytes_moved), "x-quire-stored": str(done.stored_chunks)}
         return web.Response(headers=headers)
 
-    def _namespace(self, call: Call) -> Namespace:
-        """Raises `S3Error` AccessDenied for another tenant's; one without a salt is everybody's."""
-        text = call.header(NAMESPACE)
-        try:
-            raw = base64.b64decode(text, altchars=b"-_", validate=True)
-        except (binascii.Error, ValueError):
-            raise InvalidRequest("not base64url", field=NAMESPACE) from None
-        namespace = Namespace.from_json(raw)
-        salt = namespace.tenant_salt
-        if salt and not hmac.compare_digest(salt, self._salt(call.caller.key.tenant)):
-            raise S3Error("AccessDenied", "The namespace has another tenant's salt (quire keys tells yours)")
-        return namespace
 
-    async def _described(self, call: Call) -> tuple[Descriptor, Namespace]:
-        """Out of the header, or the body of a POST; and the namespace, whose layout it must have."""
-        _check_allowed(call)
-        text = call.header(DESCRIPTOR)
-        if call.method == "POST":
-            text = (await call.xml()).decode("ascii", "replace")
-        if not text:
-            raise DescriptorInvalid("there is none", field=DESCRIPTOR)
-        descriptor, namespace = Descriptor.from_header(text), self._namespace(call)
-        layout = namespace.layout
-        said = (descriptor.num_layers, descriptor.chunk_tokens, descriptor.slice_bytes)
-        if said != (layout.num_layers, layout.chunk_tokens, layout.slice_bytes):
-            raise DescriptorInvalid(f"L, G, S are {said}, the namespace says otherwise", field=DESCRIPTOR)
-        return descriptor, namespace
+def _namespace(call: Call) -> Namespace:
+    try:
+        raw = base64.b64decode(call.header(NAMESPACE), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("not base64url", field=NAMESPACE) from None
+    return Namespace.from_json(raw)
+
+
+async def _described(call: Call) -> tuple[Descriptor, Namespace]:
+    """Out of the header, or the body of a POST; and the namespace, whose layout it must have."""
+    text = call.header(DESCRIPTOR)
+    if call.method == "POST":
+        text = (await call.xml()).decode("ascii", "replace")
+    if not text:
+        raise DescriptorInvalid("there is none", field=DESCRIPTOR)
+    descriptor, namespace = Descriptor.from_header(text), _namespace(call)
+    layout = namespace.layout
+    said = (descriptor.num_layers, descriptor.chunk_tokens, descriptor.slice_bytes)
+    if said != (layout.num_layers, layout.chunk_tokens, layout.slice_bytes):
+        raise DescriptorInvalid(f"L, G, S are {said}, the namespace says otherwise", field=DESCRIPTOR)
+    return descriptor, namespace
 
 
 def _check_matched(leased: Leased) -> None:
@@ -239,18 +245,7 @@ def _check_matched(leased: Leased) -> None:
 def _fetch(call: Call, leased: Leased, descriptor: Descriptor) -> FetchCall:
     """Of what is stored; told layer by layer."""
     taken = replace(descriptor, keys=descriptor.keys.run(0, leased.matched_chunks))
-    return FetchCall(leased.lease, _delivery_id(call), taken, leased.segments, layers_in_stream=True)
-
-
-def _target(call: Call) -> RdmaTarget:
-    _check_allowed(call)
-    return RdmaTarget.from_token(call.header(TOKEN))
-
-
-def _check_allowed(call: Call) -> None:
-    """Raises `S3Error` AccessDenied: whoever names memory is trusted by the nodes that write to it."""
-    if not call.caller.key.rdma:
-        raise S3Error("AccessDenied", "This key may not use RDMA (quire keys create --rdma)")
+    return FetchCall(leased.lease, leased.tenant, _delivery_id(call), taken, leased.segments, layers_in_stream=True)
 
 
 class _Whole:
@@ -264,7 +259,7 @@ class _Whole:
         return data
 
 
-def _described(call: Call) -> Described:
+def _metadata(call: Call) -> Described:
     if call.caller.payload_hash not in (UNSIGNED, "") and call.header("Content-Length") not in ("", "0"):
         raise InvalidRequest("a request with a token has no body", field=TOKEN)
     return call.described()

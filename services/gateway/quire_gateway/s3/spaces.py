@@ -140,10 +140,10 @@ class BlobSpace:
     # ---- multipart
 
     async def start_upload(self, key: str, described: Described) -> str:
-        await self.check_there()
         upload_id = self._blobs.new_name()
         upload = Upload(key, upload_id, self._clock.now_ms() / 1e3, described.headers, described.metadata)
-        await self._buckets.start_upload(*self._at, upload)
+        if not await self._buckets.start_upload(*self._at, upload):
+            raise S3Error("NoSuchBucket", "The specified bucket does not exist")
         return upload_id
 
     async def upload(self, key: str, upload_id: str) -> Upload:
@@ -178,35 +178,39 @@ class BlobSpace:
             blobs.append(written)
         return await self._commit_part(upload_id, number, digest.hexdigest(), blobs)
 
-    async def complete(
-        self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]], expected: str
-    ) -> StoredObject:
-        """The object of these parts: nothing is copied. Raises `S3Error`."""
-        upload = await self.upload(key, upload_id)
-        parts = await self._buckets.parts(*self._at, upload_id)
+    async def complete(self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]], expected: str) -> str:
+        """The ETag of the object of these parts: nothing is copied. Raises `S3Error`.
+
+        An upload that was completed with the same parts before answers as it did then.
+        """
         if [number for number, _ in wanted] != sorted({number for number, _ in wanted}):
             raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
+        etag = _etag_of_parts(wanted)
+        try:
+            entry, chosen = await self._object_of(key, upload_id, wanted, etag)
+            _check(await self._buckets.complete(*self._at, upload_id, entry, chosen, expected, self._clock.now_ms()))
+        except S3Error as error:
+            if error.code != "NoSuchUpload" or await self._buckets.completed(*self._at, upload_id) != (key, etag):
+                raise
+        return etag
+
+    async def _object_of(
+        self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]], etag: str
+    ) -> tuple[StoredObject, list[Part]]:
+        """What an upload becomes, and the parts that it is made of. Raises `S3Error`."""
+        upload = await self.upload(key, upload_id)
+        parts = await self._buckets.parts(*self._at, upload_id)
         chosen = []
-        for number, etag in wanted:
+        for number, tag in wanted:
             part = parts.get(number)
-            if part is None or part.etag != etag:
+            if part is None or part.etag != tag:
                 raise S3Error("InvalidPart", f"Part {number} was not uploaded, or has another ETag")
             chosen.append(part)
         if any(part.size < PART_BYTES_MIN for part in chosen[:-1]):
             raise S3Error("EntityTooSmall", "All parts but the last have 5 MiB at least")
-        digests = b"".join(bytes.fromhex(part.etag) for part in chosen)
-        entry = StoredObject(
-            key,
-            f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(chosen)}",
-            sum(part.size for part in chosen),
-            self._clock.now_ms() / 1e3,
-            tuple(blob for part in chosen for blob in part.blobs),
-            upload.headers,
-            upload.metadata,
-        )
-        outcome = await self._buckets.complete(*self._at, upload_id, entry, chosen, expected, self._clock.now_ms())
-        _check(outcome)
-        return entry
+        size, blobs = sum(part.size for part in chosen), tuple(blob for part in chosen for blob in part.blobs)
+        modified_s = self._clock.now_ms() / 1e3
+        return StoredObject(key, etag, size, modified_s, blobs, upload.headers, upload.metadata), chosen
 
     async def abort(self, key: str, upload_id: str) -> None:
         await self.upload(key, upload_id)
@@ -260,6 +264,15 @@ class BlobSpace:
             raise S3Error("NoSuchUpload", "The upload was completed or aborted meanwhile")
         _check(outcome)
         return part
+
+
+def _etag_of_parts(wanted: Sequence[tuple[int, str]]) -> str:
+    """Of an object that is made of parts, by their ETags. Raises `S3Error` InvalidPart."""
+    try:
+        digests = b"".join(bytes.fromhex(tag) for _, tag in wanted)
+    except ValueError:
+        raise S3Error("InvalidPart", "An ETag is that of no part") from None
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(wanted)}"
 
 
 def _check(outcome: int) -> None:

@@ -50,6 +50,15 @@ def encoded(text: str, encoding_type: str) -> str:
     return quote(text, safe="/-_.~*") if encoding_type == "url" else text
 
 
+def private_policy(tenant: str) -> bytes:
+    """The AccessControlPolicy of the canned ACL `private`: all of it is the owner's."""
+    owner = [("ID", tenant), ("DisplayName", tenant)]
+    grant = [("Grantee", owner), ("Permission", "FULL_CONTROL")]
+    raw = document("AccessControlPolicy", [("Owner", owner), ("AccessControlList", [("Grant", grant)])])
+    kind = b'<Grantee xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:type="CanonicalUser">'
+    return raw.replace(b"<Grantee>", kind)
+
+
 def error_document(code: str, message: str, resource: str, request_id: str) -> bytes:
     children = [("Code", code), ("Message", message), ("Resource", resource), ("RequestId", request_id)]
     return document("Error", children, namespace="")

@@ -1,0 +1,157 @@
+"""Admission: who a request acts for, what it may do, and whether there is room. The same at every public frontend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quire.clock import Clock
+from quire.errors import NotAllowed, ResourceExhausted, Unauthenticated
+from quire.hashing import tenant_name
+from quire.metadata.access import AccessKey
+from quire.rpc.credentials import AUTHORIZATION, bearer, is_member
+from quire.telemetry import counter, names
+from quire_gateway.config import GatewayConfig
+from quire_gateway.core.limits import Limits, TenantLimits
+from quire_gateway.errors import GatewayLate, TenantExhausted, TransfersExhausted
+from quire_gateway.keyring import KeyRing
+
+_LOOK_S: Final = 0.05
+_WRONG_SECRET: Final = secrets.token_hex(20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Principal:
+    """Who a request acts for. `salt`: the one that its namespaces must have, None for any.
+
+    Members of the cluster and its operators know its secret: they have no limits. `rdma`: may name memory.
+    """
+
+    tenant: str = ""
+    salt: bytes | None = None
+    read_only: bool = False
+    member: bool = False
+    rdma: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a request needs. `salt`: of the namespace that it names; `tenant`: of the lease that it brings.
+
+    `payload`: bytes that will be on their way; `memory`: bytes of the client's memory that it names.
+    """
+
+    write: bool = False
+    operator: bool = False
+    salt: bytes | None = None
+    tenant: str = ""
+    payload: int = 0
+    memory: int = 0
+
+
+class Admission:
+    """`QUIRE_GATEWAY_AUTH` says whether tokens are asked for. Limits hold for tenants: of a key, or of a salt."""
+
+    def __init__(self, config: GatewayConfig, keys: KeyRing, clock: Clock) -> None:
+        self._config = config
+        self._keys = keys
+        self._clock = clock
+        self._limits = TenantLimits(
+            Limits(config.tenant_requests_max, config.tenant_bytes_max, config.tenant_memory_max)
+        )
+        self._late_s = 0.0
+        self._shed = 0
+        self._shed_counter = counter(
+            names.SHED_REQUESTS,
+            "1",
+            "requests that were turned away",
+            [{"reason": kind.__name__} for kind in (GatewayLate, TenantExhausted, TransfersExhausted)],
+        )
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {**self._limits.figures, "shed": self._shed, "late_ms": round(self._late_s * 1e3, 1)}
+
+    def start(self) -> None:
+        self._watch = asyncio.create_task(self._watch_loop())
+
+    async def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+    async def authenticate(self, header: str) -> Principal:
+        """By the `Authorization` header. Raises `Unauthenticated`; an unknown key takes as long as a wrong secret."""
+        token = bearer(header)
+        if token and is_member(token, self._config.cluster_secret):
+            return Principal(member=True)
+        if self._config.auth == "off":
+            return Principal()
+        name, _, secret = token.partition(":")
+        key = await self._keys.get(name) if name else None
+        expected = self._keys.secret(key) if key is not None else _WRONG_SECRET
+        if not hmac.compare_digest(secret.encode(), expected.encode()) or key is None:
+            raise Unauthenticated(
+                "missing or invalid credentials: a key of `quire keys`, as Bearer NAME:SECRET", field=AUTHORIZATION
+            )
+        return self.principal(key)
+
+    def principal(self, key: AccessKey) -> Principal:
+        """Of an access key whose secret was shown."""
+        return Principal(tenant=key.tenant, salt=self._keys.salt(key.tenant), read_only=key.read_only, rdma=key.rdma)
+
+    async def caller(self, context: Any) -> Principal:
+        """Of a gRPC call. Raises as `authenticate` does."""
+        metadata = context.invocation_metadata() or ()
+        return await self.authenticate(next((str(value) for key, value in metadata if key == AUTHORIZATION), ""))
+
+    @contextlib.contextmanager
+    def admit(self, principal: Principal, need: Need) -> Iterator[None]:
+        """One request, while it runs.
+
+        Raises `NotAllowed`, `Unauthenticated` for what only operators may, and `TenantExhausted` or `GatewayLate`, with
+        the time after which to come again, before anything was begun.
+        """
+        _check(principal, need)
+        try:
+            if need.payload and self._config.late_max_ms and self._late_s * 1e3 > self._config.late_max_ms:
+                late_ms = round(self._late_s * 1e3)
+                raise GatewayLate(f"this gateway is {late_ms} ms late", retry_after_s=max(0.1, self._late_s))
+            with contextlib.ExitStack() as room:
+                tenant = principal.tenant or (tenant_name(need.salt) if need.salt is not None else need.tenant)
+                if tenant and not principal.member:
+                    room.enter_context(self._limits.admitted(tenant, need.payload, need.memory))
+                yield
+        except ResourceExhausted as error:
+            self._shed += 1
+            self._shed_counter.add(1, {"reason": type(error).__name__})
+            raise
+
+    async def _watch_loop(self) -> None:
+        """How late the loop runs: what is asked now will be answered that much later."""
+        while True:
+            before_s = self._clock.monotonic_s()
+            await self._clock.sleep(_LOOK_S)
+            late_s = max(0.0, self._clock.monotonic_s() - before_s - _LOOK_S)
+            self._late_s = max(late_s, 0.8 * self._late_s)
+
+
+def _check(principal: Principal, need: Need) -> None:
+    """Raises `NotAllowed`, `Unauthenticated`."""
+    if need.operator and not principal.member:
+        raise Unauthenticated("operators show that they know the cluster's secret", field=AUTHORIZATION)
+    if need.write and principal.read_only:
+        raise NotAllowed("this key only reads", field=AUTHORIZATION)
+    salt = principal.salt
+    if salt is not None and need.salt is not None and not hmac.compare_digest(need.salt, salt):
+        raise NotAllowed("not this tenant's salt; `quire keys` tells it", field="namespace.tenant_salt")
+    if salt is not None and need.tenant and need.tenant != tenant_name(salt):
+        raise NotAllowed("another tenant's lease", field="lease")
+    if need.memory and not principal.rdma:
+        raise NotAllowed("this key names no memory; `quire keys create --rdma` makes one that does", field="key")

@@ -1,0 +1,115 @@
+"""Who may do what at the gateway, and when there is room: decided in one place for every frontend."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from quire.errors import NotAllowed, Unauthenticated
+from quire.hashing import tenant_name
+from quire.metadata.access import AccessKey
+from quire.rpc.credentials import member_token
+from quire.testing import FakeClock
+from quire_gateway.admission import Admission, Need, Principal
+from quire_gateway.config import GatewayConfig
+from quire_gateway.errors import GatewayLate, TenantExhausted
+
+SECRET = "s" * 32
+KEYS = {
+    "writer": AccessKey("writer", "alice", generation=1, rdma=True),
+    "reader": AccessKey("reader", "alice", generation=1, read_only=True),
+}
+
+
+class _Keys:
+    """The `KeyRing` without Redis."""
+
+    async def get(self, name: str) -> AccessKey | None:
+        return KEYS.get(name)
+
+    def secret(self, key: AccessKey) -> str:
+        return f"secret of {key.name}"
+
+    def salt(self, tenant: str) -> bytes:
+        return tenant.encode() * 2
+
+
+def _admission(clock: FakeClock | None = None, **settings: Any) -> Admission:
+    config = GatewayConfig(cluster_secret=SECRET, **{"auth": "tokens", **settings})
+    return Admission(config, cast(Any, _Keys()), clock or FakeClock())
+
+
+async def _principal(name: str) -> Principal:
+    return await _admission().authenticate(f"Bearer {name}:secret of {name}")
+
+
+@pytest.mark.parametrize("header", ["", "Bearer ", "Bearer writer:wrong", "Bearer nobody:secret of nobody", "Basic x"])
+async def test_missing_or_invalid_credentials(header: str) -> None:
+    with pytest.raises(Unauthenticated, match="credentials"):
+        await _admission().authenticate(header)
+    assert await _admission(auth="off").authenticate(header) == Principal()
+
+
+async def test_what_a_key_may() -> None:
+    admission, writer, reader = _admission(), await _principal("writer"), await _principal("reader")
+    own, other = b"alicealice", b"bobbob"
+    for need in (Need(write=True, salt=own, payload=5, memory=5), Need(tenant=tenant_name(own)), Need()):
+        with admission.admit(writer, need):
+            pass
+    with admission.admit(reader, Need(salt=own)):
+        pass
+    refused = [
+        (reader, Need(write=True), "only reads"),
+        (reader, Need(memory=1), "names no memory"),
+        (writer, Need(salt=other), "salt"),
+        (writer, Need(salt=b""), "salt"),
+        (writer, Need(tenant=tenant_name(other)), "lease"),
+    ]
+    for principal, need, why in refused:
+        with pytest.raises(NotAllowed, match=why), admission.admit(principal, need):
+            pass
+
+
+async def test_operators_know_the_clusters_secret() -> None:
+    admission = _admission()
+    member = await admission.authenticate(f"Bearer {member_token(SECRET)}")
+    with admission.admit(member, Need(operator=True)):
+        pass
+    for principal in (await _principal("writer"), Principal()):
+        with pytest.raises(Unauthenticated), admission.admit(principal, Need(operator=True)):
+            pass
+
+
+async def test_a_tenant_has_one_set_of_limits_whatever_the_frontend() -> None:
+    admission, alice = _admission(tenant_requests_max=2), await _principal("writer")
+    with admission.admit(alice, Need()), admission.admit(await _principal("reader"), Need()):
+        with pytest.raises(TenantExhausted) as refused, admission.admit(alice, Need()):
+            pass
+        assert refused.value.retry_after_s > 0
+        with admission.admit(Principal(member=True), Need()), admission.admit(Principal(tenant="bob"), Need()):
+            pass
+    with admission.admit(alice, Need()):
+        pass
+    assert admission.figures["shed"] == 1
+
+
+class _LateClock(FakeClock):
+    """Everything sleeps a second longer than it wanted."""
+
+    async def sleep(self, seconds: float) -> None:
+        self._now_s += seconds + 1.0
+        await asyncio.sleep(0)
+
+
+async def test_a_gateway_that_is_late_takes_no_bytes() -> None:
+    admission = _admission(_LateClock(), late_max_ms=500)
+    admission.start()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    with pytest.raises(GatewayLate), admission.admit(Principal(), Need(payload=1)):
+        pass
+    with admission.admit(Principal(), Need()):
+        pass
+    await admission.close()
