@@ -20,7 +20,7 @@ test: $(STAMP)          ## the whole suite, on real parts
 test-s3: $(STAMP)       ## the object tier on a real S3 server: QUIRE_TEST_S3_URL=s3://bucket/prefix, AWS_ENDPOINT_URL, keys
 	$(BIN)/python -m pytest tests/e2e/test_durability.py -k real_s3
 
-fuzz: $(STAMP)          ## what strangers send to the S3 door, coverage-guided, two minutes each; the corpus is kept
+fuzz: $(STAMP)          ## what strangers send to the S3 frontend, coverage-guided, two minutes each; the corpus is kept
 	for name in chunked headers bodies descriptors ranges; do \
 	  $(BIN)/python -m tests.fuzz.run $$name tests/fuzz/corpus/$$name -max_total_time=120 || exit 1; done
 

@@ -1,4 +1,4 @@
-"""Clients through the public door, in a process of their own: `python -m tests.chaos.load FILE`, with a job as JSON.
+"""Clients of the public frontend, in a process of their own: `python -m tests.chaos.load FILE`, with a job as JSON.
 
 Works until SIGTERM; each request and its answer becomes a line of the history.
 """

@@ -1,4 +1,4 @@
-"""A production trace, time-compressed, through the public door: answers stay right, memory and file handles stay flat.
+"""A production trace, time-compressed, by public requests: answers stay right, memory and file handles stay flat.
 
 `make soak` replays an hour of it; CI a short stretch. Skipped where the trace is not at hand.
 """

@@ -17,11 +17,11 @@ from quire.testing import FakeClock
 from quire.testing.buckets import MemoryBuckets
 from quire_gateway.adapters.blobs import ObstoreBlobs
 from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.s3.backend import Described, ObjectBackend
+from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import BodyChecks
-from quire_gateway.s3.house import House
 from quire_gateway.s3.listing import list_objects
-from quire_gateway.s3.spaces import BlobSpace, Described
 
 PLAIN = Described({}, {})
 PART = 5 << 20
@@ -48,20 +48,20 @@ class Scene:
         buckets: Any = Buckets(client) if client is not None else MemoryBuckets()
         self.buckets = buckets
         self.blobs = ObstoreBlobs(str(folder), 5.0)
-        self.house = House(self.buckets, self.blobs, {}, self.clock, asyncio.Semaphore(1))
-        self.space = BlobSpace("t", "b", self.buckets, self.blobs, self.clock)
+        self.backends = Backends(self.buckets, self.blobs, {}, self.clock, asyncio.Semaphore(1))
+        self.backend = ObjectBackend("t", "b", self.buckets, self.blobs, self.clock)
 
     async def read(self, key: str) -> bytes:
-        entry = await self.space.head(key)
+        entry = await self.backend.head(key)
         assert entry is not None, key
-        data = b"".join([bytes(piece) async for piece in self.space.read(entry, 0, entry.size)])
+        data = b"".join([bytes(piece) async for piece in self.backend.read(entry, 0, entry.size)])
         assert len(data) == entry.size
         return data
 
     async def later(self) -> None:
         """After everything that may go has gone."""
         await self.clock.advance((UNCOMMITTED_MS + GRACE_MS) / 1e3 * 2)
-        await self.house.sweep()
+        await self.backends.sweep()
 
     async def lose(self, keys: list[str]) -> None:
         """What is known of keys goes, and the keys stay."""
@@ -82,26 +82,26 @@ async def scene(request: pytest.FixtureRequest, redis_client: redis.Redis, tmp_p
 
 
 async def _upload(scene: Scene, key: str, parts: dict[int, bytes]) -> tuple[str, list[tuple[int, str]]]:
-    upload_id = await scene.space.start_upload(key, PLAIN)
+    upload_id = await scene.backend.start_upload(key, PLAIN)
     tags = [
-        (number, (await scene.space.put_part(key, upload_id, number, body(data))).etag)
+        (number, (await scene.backend.put_part(key, upload_id, number, body(data))).etag)
         for number, data in parts.items()
     ]
     return upload_id, tags
 
 
 async def test_what_is_replaced_or_deleted_goes_after_a_while(scene: Scene) -> None:
-    await scene.space.put("k", body(b"one"), PLAIN, "")
-    await scene.space.put("k", body(b"two"), PLAIN, "")
-    await scene.house.sweep()
+    await scene.backend.put("k", body(b"one"), PLAIN, "")
+    await scene.backend.put("k", body(b"two"), PLAIN, "")
+    await scene.backends.sweep()
     assert scene.files() == 2, "a reader may still be at it"
     await scene.later()
     assert (scene.files(), await scene.read("k")) == (1, b"two")
-    await scene.space.delete("k", "")
+    await scene.backend.delete("k", "")
     await scene.later()
     assert scene.files() == 0
     assert await scene.buckets.drop("t", "b", 0)
-    await scene.house.sweep()
+    await scene.backends.sweep()
     assert await scene.buckets.everywhere() == []
 
 
@@ -111,14 +111,16 @@ async def test_complete_and_abort_at_once(scene: Scene) -> None:
         key = f"k{round_number}"
         upload_id, tags = await _upload(scene, key, {1: b"a" * PART, 2: b"b"})
         done = await asyncio.gather(
-            scene.space.complete(key, upload_id, tags, ""), scene.space.abort(key, upload_id), return_exceptions=True
+            scene.backend.complete(key, upload_id, tags, ""),
+            scene.backend.abort(key, upload_id),
+            return_exceptions=True,
         )
         await scene.later()
         if isinstance(done[0], BaseException):
-            assert isinstance(done[0], S3Error) and await scene.space.head(key) is None
+            assert isinstance(done[0], S3Error) and await scene.backend.head(key) is None
         else:
             assert await scene.read(key) == b"a" * PART + b"b"
-    assert await scene.space.uploads() == []
+    assert await scene.backend.uploads() == []
 
 
 async def test_a_part_again_while_it_is_completed(scene: Scene) -> None:
@@ -126,8 +128,8 @@ async def test_a_part_again_while_it_is_completed(scene: Scene) -> None:
         key = f"k{round_number}"
         upload_id, tags = await _upload(scene, key, {1: b"same"})
         done = await asyncio.gather(
-            scene.space.complete(key, upload_id, tags, ""),
-            scene.space.put_part(key, upload_id, 1, body(b"same")),
+            scene.backend.complete(key, upload_id, tags, ""),
+            scene.backend.put_part(key, upload_id, 1, body(b"same")),
             return_exceptions=True,
         )
         await scene.later()
@@ -140,51 +142,51 @@ async def test_a_part_again_while_it_is_completed(scene: Scene) -> None:
 async def test_a_second_complete_answers_as_the_first(scene: Scene) -> None:
     """Its client heard no answer. What has come since stays."""
     upload_id, tags = await _upload(scene, "k", {1: b"a" * PART, 2: b"b"})
-    both = [scene.space.complete("k", upload_id, tags, "") for _ in range(2)]
+    both = [scene.backend.complete("k", upload_id, tags, "") for _ in range(2)]
     first, second = await asyncio.gather(*both)
     assert first == second
-    await scene.space.put("k", body(b"newer"), PLAIN, "")
-    assert await scene.space.complete("k", upload_id, tags, "") == first
+    await scene.backend.put("k", body(b"newer"), PLAIN, "")
+    assert await scene.backend.complete("k", upload_id, tags, "") == first
     assert await scene.read("k") == b"newer"
     for wrong in (("k", upload_id, tags[:1]), ("other", upload_id, tags), ("k", "never", tags)):
         with pytest.raises(S3Error) as failed:
-            await scene.space.complete(*wrong, "")
+            await scene.backend.complete(*wrong, "")
         assert failed.value.code == "NoSuchUpload"
 
 
 async def test_a_bucket_goes_with_its_unfinished_uploads(scene: Scene) -> None:
     upload_id, _ = await _upload(scene, "k", {1: b"a" * PART, 2: b"b"})
     await _upload(scene, "l", {1: b"c"})
-    await scene.space.put("x", body(b"x"), PLAIN, "")
+    await scene.backend.put("x", body(b"x"), PLAIN, "")
     assert not await scene.buckets.drop("t", "b", scene.clock.now_ms())
-    await scene.space.delete("x", "")
+    await scene.backend.delete("x", "")
     assert await scene.buckets.drop("t", "b", scene.clock.now_ms())
-    for late in (scene.space.put_part("k", upload_id, 3, body(b"late")), scene.space.start_upload("k", PLAIN)):
+    for late in (scene.backend.put_part("k", upload_id, 3, body(b"late")), scene.backend.start_upload("k", PLAIN)):
         with pytest.raises(S3Error) as failed:
             await late
         assert failed.value.code == "NoSuchBucket"
     await scene.later()
     assert scene.files() == 0
     assert await scene.buckets.create("t", "b", 0.0)
-    assert await scene.space.uploads() == []
+    assert await scene.backend.uploads() == []
 
 
 async def test_two_completes_with_other_parts(scene: Scene) -> None:
     upload_id, tags = await _upload(scene, "k", {1: b"a" * PART, 2: b"b"})
     done = await asyncio.gather(
-        scene.space.complete("k", upload_id, tags, ""),
-        scene.space.complete("k", upload_id, tags[:1], ""),
+        scene.backend.complete("k", upload_id, tags, ""),
+        scene.backend.complete("k", upload_id, tags[:1], ""),
         return_exceptions=True,
     )
     assert sum(isinstance(each, S3Error) for each in done) == 1
     await scene.later()
     assert await scene.read("k") in (b"a" * PART + b"b", b"a" * PART)
-    assert scene.files() == len((await scene.space.head("k")).blobs)  # type: ignore[union-attr]
+    assert scene.files() == len((await scene.backend.head("k")).blobs)  # type: ignore[union-attr]
 
 
 async def test_a_commit_whose_answer_is_lost(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis has done it, and nobody heard: the object is there, and stays."""
-    await scene.space.put("k", body(b"before"), PLAIN, "")
+    await scene.backend.put("k", body(b"before"), PLAIN, "")
     put = scene.buckets.put
 
     async def unheard(*arguments: Any) -> int:
@@ -193,7 +195,7 @@ async def test_a_commit_whose_answer_is_lost(scene: Scene, monkeypatch: pytest.M
 
     monkeypatch.setattr(scene.buckets, "put", unheard)
     with pytest.raises(MetadataUnavailable):
-        await scene.space.put("k", body(b"after"), PLAIN, "")
+        await scene.backend.put("k", body(b"after"), PLAIN, "")
     monkeypatch.undo()
     await scene.later()
     assert await scene.read("k") == b"after"
@@ -203,7 +205,7 @@ async def test_a_commit_whose_answer_is_lost(scene: Scene, monkeypatch: pytest.M
 
     monkeypatch.setattr(scene.buckets, "put", undone)
     with pytest.raises(MetadataUnavailable):
-        await scene.space.put("k", body(b"never"), PLAIN, "")
+        await scene.backend.put("k", body(b"never"), PLAIN, "")
     monkeypatch.undo()
     await scene.later()
     assert (await scene.read("k"), scene.files()) == (b"after", 1)
@@ -214,8 +216,8 @@ async def test_a_body_that_is_not_what_was_announced_leaves_nothing(scene: Scene
     wrong = Body(_Bytes(b"abc"), 3, BodyChecks({"sha256": "A" * 43 + "="}, ""), None)
     for bad in (short, wrong):
         with pytest.raises(S3Error):
-            await scene.space.put("k", bad, PLAIN, "")
-    assert await scene.space.head("k") is None
+            await scene.backend.put("k", bad, PLAIN, "")
+    assert await scene.backend.head("k") is None
     await scene.later()
     assert scene.files() == 0
 
@@ -230,14 +232,15 @@ async def test_an_upload_slower_than_a_day_is_refused(scene: Scene, monkeypatch:
 
     monkeypatch.setattr(scene.buckets, "put", much_later)
     with pytest.raises(S3Error) as failed:
-        await scene.space.put("k", body(b"x"), PLAIN, "")
+        await scene.backend.put("k", body(b"x"), PLAIN, "")
     assert failed.value.code == "RequestTimeout"
-    assert await scene.space.head("k") is None
+    assert await scene.backend.head("k") is None
 
 
 async def test_one_writer_wins(scene: Scene) -> None:
     done = await asyncio.gather(
-        *(scene.space.put("k", body(bytes([number])), PLAIN, "absent") for number in range(10)), return_exceptions=True
+        *(scene.backend.put("k", body(bytes([number])), PLAIN, "absent") for number in range(10)),
+        return_exceptions=True,
     )
     assert sum(not isinstance(each, BaseException) for each in done) == 1
     won = next(number for number, each in enumerate(done) if not isinstance(each, BaseException))
@@ -249,13 +252,13 @@ async def test_listings_while_keys_are_deleted(scene: Scene) -> None:
     """A key whose entry is gone when it is looked up shortens a page, and ends nothing."""
     keys = [f"{number:03}" for number in range(40)] + [f"d/{number}/x" for number in range(60)]
     for key in keys:
-        await scene.space.put(key, body(b"x"), PLAIN, "")
+        await scene.backend.put(key, body(b"x"), PLAIN, "")
     await scene.lose(keys[3:12])
     left = sorted(set(keys) - set(keys[3:12]))
     for limit in (1, 2, 7, 1000):
         found, after = [], ""
         while True:
-            listing = await list_objects(scene.space, "", "", after, limit)
+            listing = await list_objects(scene.backend, "", "", after, limit)
             found += [entry.key for entry in listing.objects]
             if not listing.truncated:
                 break
@@ -263,7 +266,7 @@ async def test_listings_while_keys_are_deleted(scene: Scene) -> None:
         assert found == left
         folders, after = [], ""
         while True:
-            listing = await list_objects(scene.space, "d/", "/", after, limit)
+            listing = await list_objects(scene.backend, "d/", "/", after, limit)
             folders += listing.prefixes
             if not listing.truncated:
                 break
@@ -276,10 +279,10 @@ async def test_sweeping_goes_on_past_what_is_missing(scene: Scene) -> None:
     now = scene.clock.now_ms()
     await scene.buckets.abandon("t", "b", [hashlib.sha256(bytes([n])).hexdigest()[:32] for n in range(30)], now)
     for number in range(30):
-        await scene.space.put(f"k{number}", body(b"x"), PLAIN, "")
-        await scene.space.delete(f"k{number}", "")
+        await scene.backend.put(f"k{number}", body(b"x"), PLAIN, "")
+        await scene.backend.delete(f"k{number}", "")
     await scene.later()
     assert scene.files() == 0
     with pytest.raises(S3Error):
-        await BlobSpace("t", "never", scene.buckets, scene.blobs, scene.clock).put("k", body(b"x"), PLAIN, "")
+        await ObjectBackend("t", "never", scene.buckets, scene.blobs, scene.clock).put("k", body(b"x"), PLAIN, "")
     assert await scene.buckets.everywhere() == [("t", "b")]

@@ -89,10 +89,10 @@ async def _fetch(
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 15) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.05)
-    assert await condition(), what
+    deadline_s = time.monotonic() + timeout_s
+    while not await condition():
+        assert time.monotonic() < deadline_s, what
+        await asyncio.sleep(0.05)
 
 
 async def _figures(client: QuireClient, node_id: str) -> dict[str, float]:

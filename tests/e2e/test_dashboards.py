@@ -125,7 +125,7 @@ def test_every_metric_that_is_asked_for_is_told(cluster: LocalCluster, vae: Path
         with urllib.request.urlopen(f"http://{address}/healthz", timeout=10) as answer:
             assert answer.read() == b"ok"
     asked = {name for _, query in [*_panels(), *_alerts()] for name in re.findall(r"\b(?:quire|rpc)_\w+", query)}
-    labels = {"rpc_method", "rpc_response_status_code", "quire_door"}
+    labels = {"rpc_method", "rpc_response_status_code", "quire_frontend"}
     told.add("quire_gateway_tenant_bytes")  # of whoever has something in flight
     assert len(asked) > 25
     assert asked - labels <= told, sorted(asked - labels - told)

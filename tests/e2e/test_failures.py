@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -48,10 +49,10 @@ async def _stored(client: QuireClient) -> tuple[Namespace, np.ndarray[tuple[int,
 
 
 async def _until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 15) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await condition():
-            await asyncio.sleep(0.1)
-    assert await condition(), what
+    deadline_s = time.monotonic() + timeout_s
+    while not await condition():
+        assert time.monotonic() < deadline_s, what
+        await asyncio.sleep(0.1)
 
 
 async def _idle(client: QuireClient) -> bool:

@@ -1,4 +1,4 @@
-"""Who gets in and what they get: certificates, tokens, permits, limits, the operators' door."""
+"""Who gets in and what they get: certificates, tokens, permits, limits, the admin frontend."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Tenant:
 
 
 @dataclass(frozen=True)
-class House:
+class Guarded:
     cluster: LocalCluster
     public: Tls
     members: Tls
@@ -73,7 +73,7 @@ class House:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     settings = {
         "QUIRE_GATEWAY_AUTH": "tokens",
         "QUIRE_GATEWAY_TENANT_BYTES_MAX": str(12 << 20),
@@ -84,12 +84,12 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     with LocalCluster(folder, tls=True, settings=settings, arena_bytes=128 << 20) as cluster:
         made = folder / "certs"
         members = Tls(made / "ca.pem", made / "member.pem", made / "member-key.pem", MEMBER_NAME)
-        yield House(cluster, Tls(made / "ca.pem"), members)
+        yield Guarded(cluster, Tls(made / "ca.pem"), members)
 
 
-async def test_a_tenant_with_a_token_stores_and_fetches_over_tls(house: House) -> None:
-    tenant = house.tenant("honest")
-    async with house.client(tenant.token) as client:
+async def test_a_tenant_with_a_token_stores_and_fetches_over_tls(guarded: Guarded) -> None:
+    tenant = guarded.tenant("honest")
+    async with guarded.client(tenant.token) as client:
         namespace = tenant.namespace()
         keys, payload = some_keys(namespace, CHUNKS), random_payload(namespace, CHUNKS)
         await store(client, namespace, keys, payload)
@@ -97,60 +97,60 @@ async def test_a_tenant_with_a_token_stores_and_fetches_over_tls(house: House) -
         assert np.array_equal(got, payload)
 
 
-async def test_nobody_gets_in_without_showing_who_they_are(house: House) -> None:
+async def test_nobody_gets_in_without_showing_who_they_are(guarded: Guarded) -> None:
     """No token, half a token, a key that does not exist, a wrong secret, a member's name with a wrong proof."""
-    name = house.tenant("somebody").token.split(":")[0]
+    name = guarded.tenant("somebody").token.split(":")[0]
     for token in ("", "x", "QKNOBODY:secret", f"{name}:{'A' * 40}", f"{name}:", "member:" + "0" * 64):
-        async with house.client(token) as client:
+        async with guarded.client(token) as client:
             with pytest.raises(Unauthenticated):
                 await client.status()
 
 
-def test_images_over_http_want_the_same_token(house: House) -> None:
+def test_images_over_http_want_the_same_token(guarded: Guarded) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"http://{house.cluster.http_address}/v1/images", timeout=10)
+        urllib.request.urlopen(f"http://{guarded.cluster.http_address}/v1/images", timeout=10)
     assert caught.value.code == 401
     assert json.load(caught.value)["error"] == "Unauthenticated"
     request = urllib.request.Request(
-        f"http://{house.cluster.http_address}/v1/images",
-        headers={"Authorization": f"Bearer {house.tenant('somebody').token}"},
+        f"http://{guarded.cluster.http_address}/v1/images",
+        headers={"Authorization": f"Bearer {guarded.tenant('somebody').token}"},
     )
     assert json.load(urllib.request.urlopen(request, timeout=10)) == {"images": []}
 
 
-async def test_members_speak_with_members_only(house: House) -> None:
-    """A storage node, the orchestrator and the gateway's inner door turn away whoever has no certificate of theirs."""
+async def test_members_speak_with_members_only(guarded: Guarded) -> None:
+    """A storage node, the orchestrator and the gateway's inner frontend refuse who has no certificate of theirs."""
     for name in ("storage-0", "orchestrator", "gateway", "scheduler"):
-        address = house.cluster.address(name)
-        for tls in (None, Tls(house.public.ca, server_name=MEMBER_NAME)):
+        address = guarded.cluster.address(name)
+        for tls in (None, Tls(guarded.public.ca, server_name=MEMBER_NAME)):
             async with QuireClient(address, tls=tls, token="any", timeout_s=3) as client:
                 with pytest.raises(NodeUnavailable):
                     await client.status()
 
 
-async def test_a_stranger_to_the_authority_is_not_believed(house: House, tmp_path: Path) -> None:
+async def test_a_stranger_to_the_authority_is_not_believed(guarded: Guarded, tmp_path: Path) -> None:
     other = certs.make(tmp_path, [], days=1)
-    async with QuireClient(house.cluster.tls_address, tls=Tls(other.ca), token="x", timeout_s=3) as client:
+    async with QuireClient(guarded.cluster.tls_address, tls=Tls(other.ca), token="x", timeout_s=3) as client:
         with pytest.raises(NodeUnavailable):
             await client.status()
 
 
-async def test_what_a_key_may_not_do(house: House) -> None:
+async def test_what_a_key_may_not_do(guarded: Guarded) -> None:
     """Read-only keys store nothing; a salt is its tenant's; a lease is its tenant's."""
-    honest, curious, reader = house.tenant("one"), house.tenant("two"), house.tenant("one", "--read-only")
+    honest, curious, reader = guarded.tenant("one"), guarded.tenant("two"), guarded.tenant("one", "--read-only")
     assert honest.salt == reader.salt != curious.salt
     namespace = honest.namespace()
     keys, payload = some_keys(namespace, 2), random_payload(namespace, 2)
-    async with house.client(honest.token) as client:
+    async with guarded.client(honest.token) as client:
         await store(client, namespace, keys, payload)
         found = await client.lookup(namespace, keys)
-    async with house.client(reader.token) as client:
+    async with guarded.client(reader.token) as client:
         assert np.array_equal((await fetch_all(client, await client.lookup(namespace, keys)))[0], payload)
         with pytest.raises(NotAllowed):
             await store(client, namespace, keys, payload)
         with pytest.raises(NotAllowed):
             await client.evict(namespace, keys)
-    async with house.client(curious.token) as client:
+    async with guarded.client(curious.token) as client:
         with pytest.raises(NotAllowed, match="salt"):
             await client.lookup(namespace, keys)
         buffer = client.allocate(payload.nbytes)
@@ -161,16 +161,16 @@ async def test_what_a_key_may_not_do(house: House) -> None:
             await client.release(found)
 
 
-async def test_a_storage_node_moves_nothing_that_no_gateway_has_signed(house: House) -> None:
+async def test_a_storage_node_moves_nothing_that_no_gateway_has_signed(guarded: Guarded) -> None:
     """Whoever has a member's certificate and a good lease, but no permit, or another transfer's."""
-    tenant = house.tenant("honest")
-    async with house.client(tenant.token) as client:
+    tenant = guarded.tenant("honest")
+    async with guarded.client(tenant.token) as client:
         namespace = tenant.namespace()
         keys, payload = some_keys(namespace, 2), random_payload(namespace, 2)
         await store(client, namespace, keys, payload)
         found = await client.lookup(namespace, keys)
         buffer = client.allocate(payload.nbytes)
-        pool = ChannelPool(house.members)
+        pool = ChannelPool(guarded.members)
         stub: StorageServiceStub = StorageServiceStub(pool.get(found.segments[0].grpc_address))
         layout = namespace.layout
         descriptor = Descriptor(
@@ -192,31 +192,31 @@ async def test_a_storage_node_moves_nothing_that_no_gateway_has_signed(house: Ho
         assert not buffer.view.any(), "nothing was written"
 
 
-async def test_certificates_change_without_a_restart(house: House) -> None:
+async def test_certificates_change_without_a_restart(guarded: Guarded) -> None:
     """New ones are shown to who connects from then on, members among themselves use them, and no request fails."""
-    host, _, port = house.cluster.tls_address.rpartition(":")
+    host, _, port = guarded.cluster.tls_address.rpartition(":")
 
     def shown() -> str:
         return ssl.get_server_certificate((host, int(port)), timeout=10)
 
-    tenant = house.tenant("honest")
+    tenant = guarded.tenant("honest")
     before = await asyncio.to_thread(shown)
-    async with house.client(tenant.token) as client:
+    async with guarded.client(tenant.token) as client:
         namespace = tenant.namespace()
         keys, payload = some_keys(namespace, 2), random_payload(namespace, 2)
         await store(client, namespace, keys, payload)
-        certs.make(house.cluster.folder / "certs", [], days=30)
+        certs.make(guarded.cluster.folder / "certs", [], days=30)
         assert await asyncio.to_thread(shown) != before
         for _ in range(3):
             assert np.array_equal((await fetch_all(client, await client.lookup(namespace, keys)))[0], payload)
-    async with house.client(tenant.token) as client:
+    async with guarded.client(tenant.token) as client:
         assert np.array_equal((await fetch_all(client, await client.lookup(namespace, keys)))[0], payload)
 
 
-async def test_a_tenant_over_its_limit_is_told_when_to_come_again(house: House) -> None:
+async def test_a_tenant_over_its_limit_is_told_when_to_come_again(guarded: Guarded) -> None:
     """The second delivery at the same time is turned away at once; another tenant's is not; later it goes."""
-    greedy, modest = house.tenant("greedy"), house.tenant("modest")
-    async with house.client(greedy.token) as client, house.client(modest.token) as other:
+    greedy, modest = guarded.tenant("greedy"), guarded.tenant("modest")
+    async with guarded.client(greedy.token) as client, guarded.client(modest.token) as other:
         namespace, theirs = greedy.namespace(), modest.namespace()
         keys, payload = some_keys(namespace, CHUNKS), random_payload(namespace, CHUNKS)
         await store(client, namespace, keys, payload, durability=Durability.MEMORY)
@@ -236,20 +236,20 @@ async def test_a_tenant_over_its_limit_is_told_when_to_come_again(house: House) 
         assert (await fetch_all(client, found))[1].usable_chunks == CHUNKS
 
 
-async def test_the_operators_door_is_theirs(house: House) -> None:
+async def test_the_admin_frontend_is_the_operators(guarded: Guarded) -> None:
     """It opens for the cluster's secret; the public one does not know its requests."""
-    address = house.cluster.admin_address
-    async with AdminClient(address, house.cluster.secret, tls=house.members) as operator:
+    address = guarded.cluster.admin_address
+    async with AdminClient(address, guarded.cluster.secret, tls=guarded.members) as operator:
         await operator.set_tenant(b"some tenant's salt", weight=2.0)
-    async with AdminClient(address, "another secret", tls=house.members) as stranger:
+    async with AdminClient(address, "another secret", tls=guarded.members) as stranger:
         with pytest.raises(Unauthenticated):
             await stranger.set_tenant(b"some tenant's salt", weight=100.0)
-    async with AdminClient(house.cluster.address("gateway"), house.cluster.secret, tls=house.members) as lost:
+    async with AdminClient(guarded.cluster.address("gateway"), guarded.cluster.secret, tls=guarded.members) as lost:
         with pytest.raises(QuireError, match=r"(?i)unimplemented|not found"):
             await lost.set_tenant(b"some tenant's salt", weight=2.0)
 
 
-def test_a_secret_is_in_no_log(house: House) -> None:
-    secret = house.cluster.secret
-    for log in (house.cluster.folder / "logs").glob("*.log"):
+def test_a_secret_is_in_no_log(guarded: Guarded) -> None:
+    secret = guarded.cluster.secret
+    for log in (guarded.cluster.folder / "logs").glob("*.log"):
         assert secret not in log.read_text(), log

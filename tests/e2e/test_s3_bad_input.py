@@ -1,4 +1,4 @@
-"""What the S3 door answers to those who may not, to nonsense, and to clients that are slow or go away."""
+"""What the S3 frontend answers to those who may not, to nonsense, and to clients that are slow or go away."""
 
 from __future__ import annotations
 

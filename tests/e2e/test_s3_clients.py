@@ -1,4 +1,4 @@
-"""Ordinary S3 clients at the S3 door, none of which knows what is behind it."""
+"""Ordinary S3 clients at the S3 frontend, none of which knows what is behind it."""
 
 from __future__ import annotations
 

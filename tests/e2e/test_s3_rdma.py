@@ -1,4 +1,4 @@
-"""The S3 door's other half: KV chunks as objects, and requests whose bytes go by RDMA."""
+"""The S3 frontend's other half: KV chunks as objects, and requests whose bytes go by RDMA."""
 
 from __future__ import annotations
 

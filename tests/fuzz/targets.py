@@ -1,4 +1,4 @@
-"""What the S3 door reads from strangers, as functions of bytes. Each may raise its own errors and nothing else.
+"""What the S3 frontend reads from strangers, as functions of bytes. Each may raise its own errors and nothing else.
 
 True: all of it was understood. Seeds are, so that a target that refuses everything at once is noticed.
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 
-from quire.client.exchange import Exchange
+from quire.client.remote_memory import RemoteMemory
 from quire.clock import SystemClock
 from quire.descriptor import RdmaTarget
 from quire.errors import (
@@ -127,7 +127,7 @@ async def scene(vae: Path) -> AsyncIterator[Scene]:
             records,
             DiffusersVaes([vae], "cpu", 1 << 30),
             ImagecodecsEncoder(),
-            Exchange(transport),
+            RemoteMemory(transport),
             owners,
             SystemClock(),
         )

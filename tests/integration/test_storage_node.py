@@ -30,7 +30,7 @@ from quire_storage.config import StorageConfig
 from quire_storage.core.slots import Shape
 from quire_storage.delivery import DeliverCall
 from quire_storage.ingest import IngestCall
-from quire_storage.ports import AdmissionRequest, Grant, Outer
+from quire_storage.ports import AdmissionRequest, Grant, Ports
 from quire_storage.runtime import StorageNode
 
 LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
@@ -137,8 +137,8 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     config = StorageConfig(arena_bytes=1 << 20, slab_bytes=1 << 16, index_timeout_s=0.3, cluster_secret="s")
     index, transport, client = ScriptedIndex(), MemoryTransport(), MemoryTransport()
-    outer = Outer(index, OpenValve(), Alone(), None, FileDrives, choose_block_io, SystemClock())
-    node = StorageNode(config, transport, outer, lambda: Node("storage-0", Role.STORAGE, "", b"", "", 1), checked=1)
+    ports = Ports(index, OpenValve(), Alone(), None, FileDrives, choose_block_io, SystemClock())
+    node = StorageNode(config, transport, ports, lambda: Node("storage-0", Role.STORAGE, "", b"", "", 1), checked=1)
     await node.start()
     await client.start()
     yield Scene(node, index, client, transport.address)

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, Final
 from quire.errors import QuireError, Unavailable
 from quire.metadata import buckets as bucket_rules
 from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.s3 import backend as backend_module
 from quire_gateway.s3 import body as body_module
-from quire_gateway.s3 import spaces as spaces_module
+from quire_gateway.s3.backend import Described, ObjectBackend
+from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import BodyChecks
-from quire_gateway.s3.house import House
 from quire_gateway.s3.listing import list_objects
-from quire_gateway.s3.spaces import BlobSpace, Described
 from tests.simulation.registers import Kind, Operation, Outcome, is_linearizable
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class BucketLoad:
         # As everything on a simulated day is a thousand times quicker, and parts are small.
         vars(bucket_rules).update(GRACE_MS=3_000, UNCOMMITTED_MS=12_000)
         vars(body_module)["LONGEST_S"] = 4.0
-        vars(spaces_module).update(BLOB_BYTES=700, PART_BYTES_MIN=1000)
+        vars(backend_module).update(BLOB_BYTES=700, PART_BYTES_MIN=1000)
 
     async def run(self) -> None:
         """Until the day's load ends."""
@@ -102,7 +102,7 @@ class BucketLoad:
 
     # ---- requests
 
-    async def _request(self, rng: random.Random, run: Callable[[House], Coroutine[Any, Any, Any]]) -> Any:
+    async def _request(self, rng: random.Random, run: Callable[[Backends], Coroutine[Any, Any, Any]]) -> Any:
         """At one of the gateways. Raises what it raises, and `Lost` where the client hears nothing."""
         member = self.day.cluster.members[rng.choice(["s3-0", "s3-1"])]
         process = member.process
@@ -123,7 +123,11 @@ class BucketLoad:
         raise Lost
 
     async def _commit(
-        self, rng: random.Random, operation: Operation, key: str, run: Callable[[BlobSpace], Coroutine[Any, Any, Any]]
+        self,
+        rng: random.Random,
+        operation: Operation,
+        key: str,
+        run: Callable[[ObjectBackend], Coroutine[Any, Any, Any]],
     ) -> None:
         """Something that changes a key."""
         done = await self._attempt(rng, operation, key, run)
@@ -131,13 +135,17 @@ class BucketLoad:
             self.seen[key].append(done)
 
     async def _attempt(
-        self, rng: random.Random, operation: Operation, key: str, run: Callable[[BlobSpace], Coroutine[Any, Any, Any]]
+        self,
+        rng: random.Random,
+        operation: Operation,
+        key: str,
+        run: Callable[[ObjectBackend], Coroutine[Any, Any, Any]],
     ) -> Operation | None:
         """What became of it. None if it was certainly not done."""
         outcome: Outcome | None = Outcome.DONE
         began_s = self.day.loop.time()
         try:
-            await self._request(rng, lambda house: run(self._space(house)))
+            await self._request(rng, lambda backends: run(self._backend(backends)))
         except S3Error as error:
             outcome = Outcome.REFUSED if error.code in ("ConditionalRequestConflict", "PreconditionFailed") else None
             if outcome is None and error.code not in _NOT_DONE:
@@ -157,8 +165,8 @@ class BucketLoad:
         self.day.tell(f"S3 {key}: {text}", [key.encode()])
 
     @staticmethod
-    def _space(house: House) -> BlobSpace:
-        return BlobSpace(*_AT, house.buckets, house._blobs, house.clock)
+    def _backend(backends: Backends) -> ObjectBackend:
+        return ObjectBackend(*_AT, backends.buckets, backends._blobs, backends.clock)
 
     def _new(self, rng: random.Random) -> bytes:
         self.serial += 1
@@ -182,24 +190,24 @@ class BucketLoad:
         if rng.random() < 0.03:
             body = Body(_Slowly(data[:-1], rng), len(data), BodyChecks({}, ""), None)
         write = Operation(Kind.WRITE, 0.0, 0.0, etag, expected)
-        await self._commit(rng, write, key, lambda space: space.put(key, body, _PLAIN, expected))
+        await self._commit(rng, write, key, lambda backend: backend.put(key, body, _PLAIN, expected))
 
     async def _delete(self, rng: random.Random, key: str) -> None:
         expected = self._expected(rng, key).replace("absent", "")
         operation = Operation(Kind.DELETE, 0.0, 0.0, None, expected)
-        await self._commit(rng, operation, key, lambda space: space.delete(key, expected))
+        await self._commit(rng, operation, key, lambda backend: backend.delete(key, expected))
 
     async def _get(self, rng: random.Random, key: str) -> None:
         began_s = self.day.loop.time()
 
-        async def read(house: House) -> tuple[str | None, bytes]:
-            space = self._space(house)
-            entry = await space.head(key)
+        async def read(backends: Backends) -> tuple[str | None, bytes]:
+            backend = self._backend(backends)
+            entry = await backend.head(key)
             if entry is None:
                 return None, b""
             looked_s = self.day.loop.time()
             self._saw(key, Operation(Kind.READ, began_s, looked_s, entry.etag))
-            return entry.etag, b"".join([bytes(piece) async for piece in space.read(entry, 0, entry.size)])
+            return entry.etag, b"".join([bytes(piece) async for piece in backend.read(entry, 0, entry.size)])
 
         try:
             etag, data = await self._request(rng, read)
@@ -214,7 +222,9 @@ class BucketLoad:
     async def _list(self, rng: random.Random, _: str) -> None:
         began_s, limit = self.day.loop.time(), rng.choice([2, 100])
         try:
-            listing = await self._request(rng, lambda house: list_objects(self._space(house), "", "", "", limit))
+            listing = await self._request(
+                rng, lambda backends: list_objects(self._backend(backends), "", "", "", limit)
+            )
         except (Lost, QuireError):
             return
         found = {entry.key: entry.etag for entry in listing.objects}
@@ -226,7 +236,7 @@ class BucketLoad:
     async def _copy(self, rng: random.Random, key: str) -> None:
         source = rng.choice(_KEYS)
         try:
-            entry = await self._request(rng, lambda house: self._space(house).head(source))
+            entry = await self._request(rng, lambda backends: self._backend(backends).head(source))
         except (Lost, QuireError):
             return
         if entry is None:
@@ -234,11 +244,11 @@ class BucketLoad:
         expected = self._expected(rng, key)
         made = bucket_rules.StoredObject(key, entry.etag, entry.size, 0.0, entry.blobs)
         write = Operation(Kind.WRITE, 0.0, 0.0, entry.etag, expected)
-        await self._commit(rng, write, key, lambda space: space.copy(made, space, _PLAIN, expected))
+        await self._commit(rng, write, key, lambda backend: backend.copy(made, backend, _PLAIN, expected))
 
     async def _multipart(self, rng: random.Random, key: str) -> None:
         try:
-            upload_id = await self._request(rng, lambda house: self._space(house).start_upload(key, _PLAIN))
+            upload_id = await self._request(rng, lambda backends: self._backend(backends).start_upload(key, _PLAIN))
         except (Lost, QuireError):
             return
         parts = {number: self._new(rng) for number in range(1, rng.randrange(2, 5))}
@@ -288,11 +298,11 @@ class BucketLoad:
 
     async def _part(self, rng: random.Random, key: str, upload_id: str, number: int, data: bytes) -> Any:
         body = self._body(data, rng)
-        return await self._request(rng, lambda house: self._space(house).put_part(key, upload_id, number, body))
+        return await self._request(rng, lambda backends: self._backend(backends).put_part(key, upload_id, number, body))
 
     async def _complete(self, rng: random.Random, key: str, upload_id: str, tags: dict[int, str]) -> Operation | None:
         wanted = sorted(tags.items())
-        if not wanted or any(len(self.contents[etag]) < spaces_module.PART_BYTES_MIN for _, etag in wanted[:-1]):
+        if not wanted or any(len(self.contents[etag]) < backend_module.PART_BYTES_MIN for _, etag in wanted[:-1]):
             await self._abort(rng, key, upload_id)
             return None
         digest = hashlib.md5(b"".join(bytes.fromhex(etag) for _, etag in wanted), usedforsecurity=False)
@@ -301,11 +311,11 @@ class BucketLoad:
         await asyncio.sleep(rng.uniform(0, 0.03))
         expected = self._expected(rng, key)
         write = Operation(Kind.WRITE, 0.0, 0.0, etag, expected)
-        return await self._attempt(rng, write, key, lambda space: space.complete(key, upload_id, wanted, expected))
+        return await self._attempt(rng, write, key, lambda backend: backend.complete(key, upload_id, wanted, expected))
 
     async def _abort(self, rng: random.Random, key: str, upload_id: str) -> None:
         try:
-            await self._request(rng, lambda house: self._space(house).abort(key, upload_id))
+            await self._request(rng, lambda backends: self._backend(backends).abort(key, upload_id))
         except S3Error as error:
             if error.code not in _NOT_DONE:
                 raise
@@ -321,16 +331,16 @@ class BucketLoad:
             if not is_linearizable(self.seen[key]):
                 raise self.day.history.fail("no order of the requests explains what S3 clients saw", key.encode())
         cluster = self.day.cluster
-        house = House(cluster.metadata.buckets, cluster.blobs, {}, _Tomorrow(), asyncio.Semaphore(1))  # type: ignore[arg-type]
-        space = self._space(house)
-        for upload in await space.uploads():
-            await space.abort(upload.key, upload.upload_id)
-        await house.sweep()
-        entries = [entry for key in _KEYS if (entry := await space.head(key)) is not None]
+        backends = Backends(cluster.metadata.buckets, cluster.blobs, {}, _Tomorrow(), asyncio.Semaphore(1))  # type: ignore[arg-type]
+        backend = self._backend(backends)
+        for upload in await backend.uploads():
+            await backend.abort(upload.key, upload.upload_id)
+        await backends.sweep()
+        entries = [entry for key in _KEYS if (entry := await backend.head(key)) is not None]
         wanted = {blob.name for entry in entries for blob in entry.blobs}
         for entry in entries:
             try:
-                data = b"".join([bytes(piece) async for piece in space.read(entry, 0, entry.size)])
+                data = b"".join([bytes(piece) async for piece in backend.read(entry, 0, entry.size)])
             except Unavailable:
                 data = b""
             if data != self.contents[entry.etag]:

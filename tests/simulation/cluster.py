@@ -39,7 +39,7 @@ from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
 from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
 from quire_gateway.runtime import Gateway
-from quire_gateway.s3.house import WHOLE_BODIES, House
+from quire_gateway.s3.backends import WHOLE_BODIES, Backends
 from quire_gateway.server import GatewayServicer
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import OrchestratorConfig
@@ -51,7 +51,7 @@ from quire_scheduler.runtime import Scheduler
 from quire_scheduler.server import SchedulerServicer
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.config import StorageConfig
-from quire_storage.ports import Outer
+from quire_storage.ports import Ports
 from quire_storage.runtime import StorageNode
 from quire_storage.server import StorageServicer
 from tests.integration.engine.disk import SimDisk, no_fault
@@ -358,19 +358,19 @@ class Cluster:
         add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "gateway", process)))
         return gateway
 
-    async def _start_s3(self, process: Process) -> House:
+    async def _start_s3(self, process: Process) -> Backends:
         """A gateway's S3 frontend, without its HTTP."""
         buckets: Any = InRedis(self.metadata, self.metadata.buckets)
-        house = House(buckets, self.blobs, {}, SimClock(self.loop, process), asyncio.Semaphore(WHOLE_BODIES))
+        backends = Backends(buckets, self.blobs, {}, SimClock(self.loop, process), asyncio.Semaphore(WHOLE_BODIES))
 
         async def sweep() -> None:
             while True:
                 await asyncio.sleep(1.0)
                 with contextlib.suppress(QuireError):
-                    await house.sweep()
+                    await backends.sweep()
 
         process.start(sweep())
-        return house
+        return backends
 
     async def twin(self, name: str) -> Process:
         """A second process of the same name, with drives of its own: a mistake of its operator's."""
@@ -393,7 +393,7 @@ class Cluster:
         permits = PermitSigner(SECRET.encode())
         transport = member.transport = SimTransport(self.fabric, process)
         disk, incarnation = member.disk, f"{process.name}/{self._starts}"
-        outer = Outer(
+        ports = Ports(
             GrpcClusterIndex(channels, "orchestrator"),
             GrpcRateSource(channels, ["scheduler"], "default"),
             GrpcPeers(channels, "orchestrator", permits, cast(Clock, clock)),
@@ -418,7 +418,7 @@ class Cluster:
                 details=node.details,
             )
 
-        node = StorageNode(config, transport, outer, describe, checked=self.checked)
+        node = StorageNode(config, transport, ports, describe, checked=self.checked)
         await node.start()
         servicer = StorageServicer(node, process.name, PermitChecker(permits, cast(Clock, clock)))
         add_StorageServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, process.name, process)))

@@ -12,7 +12,7 @@ from typing import Any
 from quire.keys import ChunkKeys
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import MemoryIndex
-from quire_gateway.s3.spaces import BlobSpace
+from quire_gateway.s3.backend import ObjectBackend
 from quire_storage.arena import Arena
 from quire_storage.core import residency
 from quire_storage.core.residency import Residency
@@ -180,13 +180,13 @@ MUTATIONS: dict[str, Mutation] = {
     "condition-not-committed": Mutation(
         0,
         "an S3 object is put whatever has come since its condition was looked at",
-        (_edit(BlobSpace, "_commit", "entry, expected,", "entry, '',"),),
+        (_edit(ObjectBackend, "_commit", "entry, expected,", "entry, '',"),),
         found_by="no order of the requests",
     ),
     "unheard-is-undone": Mutation(
         0,
         "an S3 put whose outcome nobody heard counts as failed, and its blobs go",
-        (_edit(BlobSpace, "_commit", _PUT, _PUT_UNHEARD),),
+        (_edit(ObjectBackend, "_commit", _PUT, _PUT_UNHEARD),),
         ("redis",),
         found_by="blob",
     ),

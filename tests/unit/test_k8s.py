@@ -82,7 +82,7 @@ def test_a_pod_gets_the_time_that_its_service_may_take_to_stop() -> None:
         drain_s = float(data[f"{module.PREFIX}DRAIN_S"])
         grace_s = float(data.get(f"{module.PREFIX}STOP_GRACE_S", grace["stop_grace_s"]))
         allowed = workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-        # Storage waits for deliveries once more when its door is shut.
+        # Storage waits for deliveries once more when its frontend is closed.
         assert drain_s + 2 * grace_s < allowed, name
 
 

@@ -37,7 +37,7 @@ def plan() -> None:
 
 Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
 Gateway = Annotated[str, typer.Option(help="host:port of a gateway; empty for the cluster on --folder")]
-Admin = Annotated[str, typer.Option(help="host:port of a gateway's operators' door; empty for the cluster on --folder")]
+Admin = Annotated[str, typer.Option(help="host:port of a gateway's admin frontend; empty for the cluster on --folder")]
 Json = Annotated[Path | None, typer.Option("--json", help="write the result there")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")]
 _FOLDER = Path("quire-data")

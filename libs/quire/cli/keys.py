@@ -1,4 +1,4 @@
-"""`quire keys`: access keys of the doors, made by who knows the cluster's Redis and its secret."""
+"""`quire keys`: access keys for the frontends, made by who knows the cluster's Redis and its secret."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.metadata.access import AccessKey, Grant, Level
 
 Result = TypeVar("Result")
 console = Console()
-keys_app = typer.Typer(no_args_is_help=True, help="Access keys of the doors.")
+keys_app = typer.Typer(no_args_is_help=True, help="Access keys for the frontends.")
 _FOLDER = Path("quire-data")
 Folder = Annotated[Path, typer.Option(help="of the cluster, as `quire up` had it")]
 _GRANT_HELP = "TENANT/BUCKET[/PREFIX]:read|write|admin"

@@ -1,4 +1,4 @@
-"""What only operators may: policies of namespaces and tenants, the cluster's threshold. A door of its own."""
+"""What only operators may: policies of namespaces and tenants, the cluster's threshold. At the admin frontend."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class _Process:
 
 
 class LocalCluster:
-    """`with LocalCluster(folder, storage_nodes=3) as cluster`: `cluster.gateway_address` is the door.
+    """`with LocalCluster(folder, storage_nodes=3) as cluster`: `cluster.gateway_address` is where clients connect.
 
     `folder` keeps the files of Redis, of the storage nodes and of the object tier, and the logs: a second start on it
     finds what the first stored.
@@ -173,9 +173,9 @@ class LocalCluster:
             self._start_service(_numbered("orchestrator", index), "orchestrator", port, common)
         for index, port in reversed(list(enumerate(ports["gateway"]))):
             name = _numbered("gateway", index)
-            doors_at = [f"{self.host_of(name)}:{next(taken)}" for _ in range(3)]
-            self.http_address, self.s3_address, self.admin_address = doors_at
-            doors = {
+            addresses = [f"{self.host_of(name)}:{next(taken)}" for _ in range(3)]
+            self.http_address, self.s3_address, self.admin_address = addresses
+            frontends = {
                 "QUIRE_GATEWAY_NODE_ID": f"gateway-{index}",
                 "QUIRE_GATEWAY_HTTP_LISTEN": self.http_address,
                 "QUIRE_GATEWAY_S3_LISTEN": self.s3_address,
@@ -183,7 +183,7 @@ class LocalCluster:
                 "QUIRE_GATEWAY_OBJECT_URL": str(self.folder / "objects"),
             }
             tls_at_first = {"QUIRE_GATEWAY_TLS_LISTEN": ""} if index else {}
-            self._start_service(name, "gateway", port, doors | common | tls_at_first)
+            self._start_service(name, "gateway", port, frontends | common | tls_at_first)
         for index in range(self._decoders):
             name = f"decoder-{index}"
             self._start_service(name, "decoder", next(taken), {"QUIRE_DECODER_NODE_ID": name} | common)

@@ -1,4 +1,4 @@
-"""Access keys of the doors: whose they are and what they may do.
+"""Access keys for the frontends: whose they are and what they may do.
 
 The secret of a key is not kept anywhere: it follows from the cluster's secret, the key's name and its generation. What
 Redis has of a key lets nobody sign anything.

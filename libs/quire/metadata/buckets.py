@@ -1,4 +1,4 @@
-"""Buckets and the objects in them, for the S3 door: names, what is known of each, and which bytes they are.
+"""Buckets and the objects in them, for the S3 frontend: names, what is known of each, and which bytes they are.
 
 Buckets belong to a tenant, and a name is a tenant's own: nobody sees or can tell another's. An object is a list of
 blobs in the object tier. A blob that nothing refers to (any more) stands in the bucket's list of garbage, with the time

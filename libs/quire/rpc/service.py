@@ -17,7 +17,7 @@ from quire.rpc.heartbeat import ClusterNews, Heartbeat
 from quire.rpc.server import Server, until_signalled
 from quire.rpc.tls import MEMBER_NAME, Tls
 from quire.telemetry import be_background, configure, logger, publish
-from quire.telemetry.metrics import metrics_door
+from quire.telemetry.metrics import metrics_listener
 
 Config = TypeVar("Config", bound=ServiceConfig)
 _STOP_MORE_S = 10.0
@@ -40,7 +40,7 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
 
 async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> None:
     be_background()
-    async with metrics_door(config.metrics_listen):
+    async with metrics_listener(config.metrics_listen):
         await serve(config)
 
 
@@ -60,13 +60,13 @@ async def serve_member(
     drain_s: float,
     on_news: Callable[[ClusterNews], None] = lambda news: None,
     *,
-    doors: Sequence[Closing] = (),
+    frontends: Sequence[Closing] = (),
     last: Sequence[Closing] = (),
 ) -> None:
     """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up.
 
-    Who has looked something up before it left still gets it for `drain_s`. Then `doors` are closed, which are clients
-    of this service themselves, then the service, then `last`, which still calls others.
+    What was looked up before it left can be had for `drain_s`. Then `frontends` are closed, which are clients of this
+    service themselves, then the service, then `last`, which still calls others.
     """
     publish(lambda: figures_of(describe()))
     heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news)
@@ -75,7 +75,7 @@ async def serve_member(
     await until_signalled(stop_within_s(grace_s, drain_s))
     await heartbeat.leave()
     await server.drain(drain_s)
-    for close in doors:
+    for close in frontends:
         await close()
     await server.stop(grace_s)
     for close in last:
@@ -84,7 +84,7 @@ async def serve_member(
 
 
 def stop_within_s(grace_s: float, drain_s: float) -> float:
-    """How long a stop may take: who waits for requests of its own, its doors and its transfers waits three times."""
+    """How long a stop may take: there is a wait for requests, for frontends, and for transfers."""
     return drain_s + 3 * grace_s + _STOP_MORE_S
 
 

@@ -1,4 +1,4 @@
-"""The metrics door: `/metrics` for Prometheus, served by the loop whose figures it tells, `/healthz`, `/readyz`."""
+"""The listener for metrics: `/metrics` for Prometheus, served by the loop that it measures, `/healthz`, `/readyz`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ readiness: Final = threading.Event()
 
 
 @contextlib.asynccontextmanager
-async def metrics_door(listen: str) -> AsyncIterator[None]:
+async def metrics_listener(listen: str) -> AsyncIterator[None]:
     """Serve while the block runs; nothing for an empty address. Raises `ConfigInvalid` for one that is taken.
 
     A scrape runs in the loop: it sees figures that fit together, and a loop that hangs is a target that is down.

@@ -1,8 +1,8 @@
 """Set-up of OpenTelemetry and structlog, once per process.
 
-`OTEL_EXPORTER_OTLP_ENDPOINT` sends traces to a collector; metrics are scraped (`metrics_door`). `QUIRE_TRACE_FOLDER`
-also appends each finished span to a file there as one JSON line, for machines without a collector. With neither, spans
-are not recorded.
+`OTEL_EXPORTER_OTLP_ENDPOINT` sends traces to a collector; metrics are scraped (`metrics_listener`).
+`QUIRE_TRACE_FOLDER` also appends each finished span to a file there as one JSON line, for machines without a collector.
+With neither, spans are not recorded.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FileSpanExporter(SpanExporter):
 
 
 def configure(service: str, *, log_level: str = "info", metrics_too: bool = False) -> None:
-    """Install exporters and log format for this process; with `metrics_too` also what `metrics_door` serves."""
+    """Install exporters and log format for this process; with `metrics_too` also what `metrics_listener` serves."""
     _configure_logs(service, log_level)
     # A stream whose client hung up is closed from another context; it says so with a stack trace, and means nothing.
     logging.getLogger("opentelemetry.context").setLevel(logging.CRITICAL)

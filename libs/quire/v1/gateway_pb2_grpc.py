@@ -27,7 +27,7 @@ if _version_not_supported:
 
 
 class GatewayServiceStub:
-    """The public door. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory.
+    """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory.
     """
 
     def __init__(self, channel):
@@ -99,7 +99,7 @@ class GatewayServiceStub:
 
 
 class GatewayServiceServicer:
-    """The public door. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory.
+    """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory.
     """
 
     def Lookup(self, request, context):
@@ -259,7 +259,7 @@ def add_GatewayServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GatewayService:
-    """The public door. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory.
+    """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory.
     """
 
     @staticmethod
@@ -588,7 +588,7 @@ class GatewayService:
 
 
 class AdminServiceStub:
-    """The operators' door, at an address of its own. Callers show that they know the cluster's secret.
+    """The admin frontend, at an address of its own. Callers show that they know the cluster's secret.
     """
 
     def __init__(self, channel):
@@ -615,7 +615,7 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """The operators' door, at an address of its own. Callers show that they know the cluster's secret.
+    """The admin frontend, at an address of its own. Callers show that they know the cluster's secret.
     """
 
     def SetPolicy(self, request, context):
@@ -666,7 +666,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """The operators' door, at an address of its own. Callers show that they know the cluster's secret.
+    """The admin frontend, at an address of its own. Callers show that they know the cluster's secret.
     """
 
     @staticmethod

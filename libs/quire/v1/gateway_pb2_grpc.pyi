@@ -28,7 +28,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GatewayServiceStub:
-    """The public door. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory."""
+    """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -63,7 +63,7 @@ class GatewayServiceStub:
 
 @_typing.type_check_only
 class GatewayServiceAsyncStub(GatewayServiceStub):
-    """The public door. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory."""
+    """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Lookup: _aio.UnaryUnaryMultiCallable[_gateway_pb2.LookupRequest, _gateway_pb2.LookupResponse]  # type: ignore[assignment]
@@ -94,7 +94,7 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """The members of the cluster and their key figures."""
 
 class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The public door. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory."""
+    """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory."""
 
     @_abc_1.abstractmethod
     def Lookup(
@@ -197,7 +197,7 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
 def add_GatewayServiceServicer_to_server(servicer: GatewayServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class AdminServiceStub:
-    """The operators' door, at an address of its own. Callers show that they know the cluster's secret."""
+    """The admin frontend, at an address of its own. Callers show that they know the cluster's secret."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -212,7 +212,7 @@ class AdminServiceStub:
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """The operators' door, at an address of its own. Callers show that they know the cluster's secret."""
+    """The admin frontend, at an address of its own. Callers show that they know the cluster's secret."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
@@ -223,7 +223,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The operators' door, at an address of its own. Callers show that they know the cluster's secret."""
+    """The admin frontend, at an address of its own. Callers show that they know the cluster's secret."""
 
     @_abc_1.abstractmethod
     def SetPolicy(

@@ -13,7 +13,7 @@ from quire.descriptor import RdmaTarget
 from quire.images import ImageEntry, Rendering
 from quire.latents import LatentInfo
 
-__all__ = ["Clock", "Exchange", "Owner", "PixelEncoder", "Pixels", "RecordSource", "VaeRunner"]
+__all__ = ["Clock", "Owner", "PixelEncoder", "Pixels", "RecordSource", "RemoteMemory", "VaeRunner"]
 
 Pixels = npt.NDArray[np.uint8]
 """(height, width, 3), RGB."""
@@ -52,7 +52,7 @@ class PixelEncoder(Protocol):
         """Of what `encode` made as png."""
 
 
-class Exchange(Protocol):
+class RemoteMemory(Protocol):
     """Bytes between registered memory of two processes."""
 
     async def push(self, data: bytes | memoryview, target: RdmaTarget) -> None:

@@ -23,7 +23,7 @@ from quire.telemetry import logger, names, tracer
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.dual_cache import Costs, DualCache, Outcome, Tuning
 from quire_decoder.device import Device
-from quire_decoder.ports import Clock, Exchange, Owner, PixelEncoder, Pixels, RecordSource, VaeRunner
+from quire_decoder.ports import Clock, Owner, PixelEncoder, Pixels, RecordSource, RemoteMemory, VaeRunner
 
 Result = TypeVar("Result")
 _LOSSLESS = Rendering("png")
@@ -58,7 +58,7 @@ class Decoder:
         records: RecordSource,
         vae: VaeRunner,
         encoder: PixelEncoder,
-        exchange: Exchange,
+        remote_memory: RemoteMemory,
         owners: Owner,
         clock: Clock,
     ) -> None:
@@ -66,7 +66,7 @@ class Decoder:
         self._records = records
         self._vae = vae
         self._encoder = encoder
-        self._exchange = exchange
+        self._remote_memory = remote_memory
         self._owners = owners
         self._clock = clock
         tuning = Tuning(
@@ -153,7 +153,7 @@ class Decoder:
         outcome, data = self._look_up(key)
         if data is None:
             return "", 0
-        await self._exchange.push(data, target)
+        await self._remote_memory.push(data, target)
         kind = {Outcome.IMAGE: "image", Outcome.LATENT: "latent", Outcome.PROMOTE: "promote"}[outcome]
         return kind, len(data)
 
@@ -226,7 +226,7 @@ class Decoder:
         """Decode for another's cache: with the owner's latent if it has one, and with its cache told."""
         kind, record, length = "", None, max(entry.record_bytes, _LOSSLESS.bytes_max(entry))
         try:
-            with self._exchange.room(length) as (target, view):
+            with self._remote_memory.room(length) as (target, view):
                 kind, got = await self._timed(stages, "owner", self._owners.read_cached(owner_address, entry, target))
                 if kind:
                     record = bytes(view[:got])
@@ -254,7 +254,10 @@ class Decoder:
         self, entry: ImageEntry, owner_address: str, record: bytes | None, image: bytes | None
     ) -> None:
         try:
-            with self._exchange.lend(record or b"") as lent_record, self._exchange.lend(image or b"") as lent_image:
+            with (
+                self._remote_memory.lend(record or b"") as lent_record,
+                self._remote_memory.lend(image or b"") as lent_image,
+            ):
                 await self._owners.write_back(
                     owner_address,
                     entry,
@@ -302,7 +305,7 @@ class Decoder:
         target, length = source
         if not 0 < length <= most:
             raise InvalidRequest(f"{length} bytes, {most} at most", field="length")
-        return await self._exchange.pull(target, length)
+        return await self._remote_memory.pull(target, length)
 
     def _look_up(self, key: bytes) -> tuple[Outcome, bytes | None]:
         """Where it is, and its bytes, taken before anything else can happen: looking up may move the split."""

@@ -1,4 +1,4 @@
-"""The decoder's gRPC door: decode, call, answer."""
+"""The decoder's gRPC frontend: decode, call, answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.client import QuireClient
-from quire.client.exchange import Exchange
+from quire.client.remote_memory import RemoteMemory
 from quire.clock import SystemClock
 from quire.nodes import Node, Role
 from quire.rpc import convert
@@ -29,14 +29,14 @@ from quire_decoder.runtime import Decoder
 class DecoderServicer(DecoderServiceServicer):
     """Maps messages to `Decoder` and back."""
 
-    def __init__(self, decoder: Decoder, exchange: Exchange) -> None:
+    def __init__(self, decoder: Decoder, remote_memory: RemoteMemory) -> None:
         self._decoder = decoder
-        self._exchange = exchange
+        self._remote_memory = remote_memory
 
     async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
         entry, target = convert.image_from(request.entry), convert.target_from(request.target)
         served = await self._decoder.serve(entry, convert.rendering_from(request.rendering), request.owner_address)
-        await self._exchange.push(served.image, target)
+        await self._remote_memory.push(served.image, target)
         return pb.DecodeResponse(
             length=len(served.image), source=served.source, build=self._decoder.build, stages_us=served.stages_us
         )
@@ -65,12 +65,12 @@ async def serve(config: DecoderConfig) -> None:
     client = QuireClient(config.gateway_address, tls=tls, token=member_token(config.cluster_secret))
     channels = ChannelPool(tls)
     await client.start()
-    exchange = Exchange(client.transport)
+    remote_memory = RemoteMemory(client.transport)
     decoder = Decoder(
-        config, StoredRecords(client), vaes, ImagecodecsEncoder(), exchange, GrpcOwners(channels), SystemClock()
+        config, StoredRecords(client), vaes, ImagecodecsEncoder(), remote_memory, GrpcOwners(channels), SystemClock()
     )
     server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max, tls=tls)
-    add_DecoderServiceServicer_to_server(DecoderServicer(decoder, exchange), server.grpc)
+    add_DecoderServiceServicer_to_server(DecoderServicer(decoder, remote_memory), server.grpc)
 
     def describe() -> Node:
         return Node(

@@ -1,1 +1,1 @@
-"""The door: the public gRPC face of the cluster. Stateless; bulk bytes never pass through it."""
+"""The public face of the cluster. Stateless; bulk bytes never pass through it."""

@@ -1,4 +1,4 @@
-"""The HTTP door for images. An adapter on the SDK: it talks to this process's own gRPC door, bytes come by UCX."""
+"""The HTTP frontend for images: an adapter on the SDK, which calls this process by gRPC; bytes come by UCX."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _FORMATS: Final = {media: name for name, media in MEDIA_TYPES.items()}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class HttpDoor:
+class ImagesFrontend:
     """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET /v1/images`, `GET /v1/latents/{id}`. Does nothing without an
     address to listen on."""
 

@@ -1,4 +1,4 @@
-"""Images through the door: which decoder, whether it failed, and whether the client has the image already."""
+"""Images through the frontend: which decoder, whether it failed, and whether the client has the image already."""
 
 from __future__ import annotations
 

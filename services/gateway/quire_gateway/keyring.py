@@ -13,7 +13,7 @@ _REMEMBERED_MAX: Final = 10_000
 
 
 class KeyRing:
-    """The keys of both doors."""
+    """The keys of both frontends."""
 
     def __init__(self, keys: AccessKeys, clock: Clock) -> None:
         self._keys = keys

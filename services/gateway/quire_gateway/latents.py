@@ -1,4 +1,4 @@
-"""Latent records through the door: one request stores and catalogues, one brings a record back."""
+"""Latent records through the frontend: one request stores and catalogues, one brings a record back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured and traced of a request by HTTP, at either door."""
+"""What is measured and traced of a request by HTTP, at either frontend."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from quire.telemetry import attach, meter, names, tracer
 
 @dataclass(slots=True)
 class Answer:
-    """Filled in by the door; 0: the client went away."""
+    """Filled in by the frontend; 0: the client went away."""
 
     status: int = 0
 
 
 class HttpRequests:
-    """`door`: as the metrics call it."""
+    """`frontend`: as the metrics call it."""
 
-    def __init__(self, door: str) -> None:
-        self._door = door
+    def __init__(self, frontend: str) -> None:
+        self._frontend = frontend
         self._duration = meter().create_histogram(
             names.HTTP_DURATION, "s", "time to answer a request", explicit_bucket_boundaries_advisory=names.SECONDS
         )
@@ -41,7 +41,7 @@ class HttpRequests:
             attributes: dict[str, str | int] = {
                 "http.request.method": request.method,
                 "http.response.status_code": answer.status,
-                "quire.door": self._door,
+                "quire.frontend": self._frontend,
             }
             self._duration.record(time.perf_counter() - started_s, attributes)
 

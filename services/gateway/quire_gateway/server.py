@@ -1,4 +1,4 @@
-"""The public gRPC door: decode, call, answer."""
+"""The public gRPC frontend: decode, call, answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.client import ImageClient, QuireClient
-from quire.client.exchange import Exchange
+from quire.client.remote_memory import RemoteMemory
 from quire.clock import SystemClock
 from quire.errors import LeaseForged
 from quire.hashing import tenant_name
@@ -46,7 +46,7 @@ from quire_gateway.adapters.cluster import (
 )
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import PREFIX, GatewayConfig
-from quire_gateway.http import HttpDoor
+from quire_gateway.http import ImagesFrontend
 from quire_gateway.images import ImageGateway
 from quire_gateway.keyring import KeyRing
 from quire_gateway.latents import LatentGateway
@@ -54,11 +54,11 @@ from quire_gateway.leases import Leases
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
 from quire_gateway.s3.access import CHUNKS_BUCKET, LATENTS_BUCKET, Authenticator
-from quire_gateway.s3.door import S3Door
-from quire_gateway.s3.house import WHOLE_BODIES, House
+from quire_gateway.s3.backend import Backend
+from quire_gateway.s3.backends import WHOLE_BODIES, Backends
+from quire_gateway.s3.frontend import S3Frontend
 from quire_gateway.s3.rdma import RdmaRequests
-from quire_gateway.s3.spaces import Space
-from quire_gateway.s3.special import ChunkSpace, LatentSpace
+from quire_gateway.s3.reserved import ChunkBackend, LatentBackend
 
 
 class GatewayServicer(GatewayServiceServicer):
@@ -257,7 +257,7 @@ class AdminServicer(AdminServiceServicer):
             return await call(method, request, timeout_s=self._timeout_s)
 
 
-def _s3_door(
+def _s3_frontend(
     config: GatewayConfig,
     admission: Admission,
     keys: KeyRing,
@@ -266,23 +266,23 @@ def _s3_door(
     gateway: Gateway,
     leases: Leases,
     client: QuireClient,
-) -> S3Door:
+) -> S3Frontend:
     clock = SystemClock()
     authenticator = Authenticator(keys, clock)
     chunks = ObstoreChunks(config.object_url, config.object_timeout_s)
     whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
-    special: dict[str, Space] = {
-        CHUNKS_BUCKET: ChunkSpace(chunks, GrpcChunkIndex(config, channels), whole_bodies),
-        LATENTS_BUCKET: LatentSpace(ImageClient(client)),
+    reserved: dict[str, Backend] = {
+        CHUNKS_BUCKET: ChunkBackend(chunks, GrpcChunkIndex(config, channels), whole_bodies),
+        LATENTS_BUCKET: LatentBackend(ImageClient(client)),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
-    house = House(Buckets(redis), blobs, special, clock, whole_bodies)
-    rdma = RdmaRequests(house, gateway, leases, Exchange(client.transport), admission)
-    return S3Door(config, authenticator, admission, house, rdma)
+    backends = Backends(Buckets(redis), blobs, reserved, clock, whole_bodies)
+    rdma = RdmaRequests(backends, gateway, leases, RemoteMemory(client.transport), admission)
+    return S3Frontend(config, authenticator, admission, backends, rdma)
 
 
 def _listeners(config: GatewayConfig, servicer: GatewayServicer, admin: AdminServicer) -> tuple[Server, list[Server]]:
-    """The members' door; and others: clients' over TLS, the operators'."""
+    """The members' frontend; and others: clients' over TLS, the operators'."""
     tls, service = member_tls(config), ["quire.v1.GatewayService"]
     members = Server(config.listen, service, requests_max=config.requests_max, tls=tls)
     add_GatewayServiceServicer_to_server(servicer, members.grpc)
@@ -315,7 +315,7 @@ async def serve(config: GatewayConfig) -> None:
     orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
     servicer = GatewayServicer(config, gateway, images, latents, admission, orchestrator)
     server, others = _listeners(config, servicer, AdminServicer(config, admission, orchestrator))
-    # The HTTP doors are clients of this process's own gRPC door, and have its data plane.
+    # The HTTP frontends are clients of this process's own gRPC frontend, and have its data plane.
     client = QuireClient(
         config.advertise or config.listen,
         timeout_s=config.decode_timeout_s * 2,
@@ -323,9 +323,9 @@ async def serve(config: GatewayConfig) -> None:
         token=member_token(config.cluster_secret),
     )
     await client.start()
-    door, s3 = (
-        HttpDoor(config, client, admission),
-        _s3_door(config, admission, keys, redis, channels, gateway, leases, client),
+    frontend, s3 = (
+        ImagesFrontend(config, client, admission),
+        _s3_frontend(config, admission, keys, redis, channels, gateway, leases, client),
     )
 
     def describe() -> Node:
@@ -345,7 +345,7 @@ async def serve(config: GatewayConfig) -> None:
             await other.stop(config.stop_grace_s)
 
     admission.start()
-    await door.start()
+    await frontend.start()
     await s3.start()
     for other in others:
         await other.start()
@@ -356,7 +356,7 @@ async def serve(config: GatewayConfig) -> None:
         describe,
         config.stop_grace_s,
         config.drain_s,
-        doors=(door.close, s3.close, close_others),
+        frontends=(frontend.close, s3.close, close_others),
         last=(leases.close, admission.close),
     )
     await client.close()

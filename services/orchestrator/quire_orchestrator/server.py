@@ -1,4 +1,4 @@
-"""The orchestrator's gRPC door: decode, call, answer."""
+"""The orchestrator's gRPC frontend: decode, call, answer."""
 
 from __future__ import annotations
 

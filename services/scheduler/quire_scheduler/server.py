@@ -1,4 +1,4 @@
-"""The scheduler's gRPC door: decode, call, answer."""
+"""The scheduler's gRPC frontend: decode, call, answer."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ __all__ = [
     "Grant",
     "Listing",
     "ObjectTier",
-    "Outer",
     "Peers",
+    "Ports",
     "RateSource",
 ]
 
@@ -215,7 +215,7 @@ class BlockIOChoice(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Outer:
+class Ports:
     """Everything outside of a node, but for the data plane. `objects` is None for no object tier.
 
     `threads`: makes an executor of that many for checksums and copies.

@@ -29,7 +29,7 @@ from quire_storage.ingest import IngestCall
 from quire_storage.integrity import Integrity
 from quire_storage.object_store import ObjectStore
 from quire_storage.pool import Pool, PoolSettings
-from quire_storage.ports import Outer
+from quire_storage.ports import Ports
 from quire_storage.produced import ProducedLayers
 from quire_storage.rates import Rates
 from quire_storage.reconciler import Reconciler
@@ -50,19 +50,19 @@ class StorageNode:
         self,
         config: StorageConfig,
         transport: Transport,
-        outer: Outer,
+        ports: Ports,
         me: Callable[[], Node],
         *,
         checked: int = 0,
     ) -> None:
         self._config = config
         self._transport = transport
-        self._outer = outer
-        self._clock = outer.clock
+        self._ports = ports
+        self._clock = ports.clock
         self._me = me
         self._checked = checked
         self._signer = LeaseSigner(config.cluster_secret.encode())
-        self._registry = Registry(config.node_id, outer.index, outer.clock, config.index_timeout_s)
+        self._registry = Registry(config.node_id, ports.index, ports.clock, config.index_timeout_s)
         self._produced = ProducedLayers()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._theta_bytes = config.theta_bytes
@@ -90,11 +90,11 @@ class StorageNode:
         config = self._config
         arena = Arena(config.arena_bytes, config.slab_bytes, config.staging_bytes, config.block_bytes)
         arena.map(reserved=config.huge_pages)
-        self._threads = self._outer.threads(2)
+        self._threads = self._ports.threads(2)
         if config.drive_folders:
             await self._open_pool(arena)
-        if self._outer.objects is not None:
-            self._objects = ObjectStore(self._outer.objects, self._clock, config.object_timeout_s)
+        if self._ports.objects is not None:
+            self._objects = ObjectStore(self._ports.objects, self._clock, config.object_timeout_s)
             self._write_behind = WriteBehind(
                 self._objects, self._registry, self._clock, config.object_lag_bytes, config.object_timeout_s
             )
@@ -125,9 +125,9 @@ class StorageNode:
             config,
             tiers,
             self._transport,
-            self._outer.index,
+            self._ports.index,
             self._registry,
-            self._outer.peers,
+            self._ports.peers,
             self._clock,
             self._me,
         )
@@ -155,7 +155,7 @@ class StorageNode:
             reading=reading,
             promotions=Promotions(),
             region=region,
-            rates=Rates(self._outer.rates, self._clock, config.link_bytes_per_s),
+            rates=Rates(self._ports.rates, self._clock, config.link_bytes_per_s),
             clock=self._clock,
             wire=Wire(config.wire_bytes),
             chunkwise=FairQueue(config.chunkwise_max),
@@ -164,7 +164,7 @@ class StorageNode:
         self._reconciler = Reconciler(tiers=tiers, registry=self._registry, clock=self._clock, spawn=self._spawn)
         if self._write_behind is not None:
             self._write_behind.start(tiers, self._integrity.sound)
-        self._spawn(Housekeeping(tiers, self._outer.index, self._clock, config.policy_check_s).run())
+        self._spawn(Housekeeping(tiers, self._ports.index, self._clock, config.policy_check_s).run())
         if self._pool is not None:
             self._spawn(self._integrity.scrub(config.scrub_bytes_per_s))
             self._spawn(self._replicator.keep_replicated())
@@ -381,7 +381,7 @@ class StorageNode:
 
     async def _release(self, lease: bytes) -> None:
         try:
-            await self._outer.index.release(lease)
+            await self._ports.index.release(lease)
         except QuireError as error:
             logger().warning("the lease of a lost client could not be released", error=str(error))
 
@@ -393,10 +393,10 @@ class StorageNode:
         settings = PoolSettings(
             config.node_id, config.drive_bytes, config.slab_bytes, config.chunk_bytes_min, config.stripe_bytes
         )
-        drives = self._outer.drives()
+        drives = self._ports.drives()
         self._pool = Pool(settings, config.drive_folders, drives)
         files = self._pool.open()
-        self._ring = Ring(self._outer.block_io(config.io, config.io_depth, direct=drives.direct), self._clock, limits)
+        self._ring = Ring(self._ports.block_io(config.io, config.io_depth, direct=drives.direct), self._clock, limits)
         await self._ring.start(files, [arena.view])
         logger().info("drives", folders=config.drive_folders, io=self._ring.description)
         await self._pool.recover(self._ring)

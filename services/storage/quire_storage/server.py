@@ -1,4 +1,4 @@
-"""A storage node's gRPC door: decode, call, answer."""
+"""A storage node's gRPC frontend: decode, call, answer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from quire_storage.adapters.objects import ObstoreTier
 from quire_storage.config import PREFIX, StorageConfig
 from quire_storage.delivery import DeliverCall
 from quire_storage.ingest import IngestCall
-from quire_storage.ports import Outer
+from quire_storage.ports import Ports
 from quire_storage.runtime import StorageNode
 
 
@@ -112,7 +112,7 @@ async def serve(config: StorageConfig) -> None:
     clock, permits = SystemClock(), PermitSigner(config.cluster_secret.encode())
     transport = UcxTransport(**({"TLS": config.ucx_tls} if config.ucx_tls else {}))
     address = config.orchestrator_address
-    outer = Outer(
+    ports = Ports(
         GrpcClusterIndex(channels, address),
         GrpcRateSource(channels, config.scheduler_addresses, config.link),
         GrpcPeers(channels, address, permits, clock),
@@ -137,7 +137,7 @@ async def serve(config: StorageConfig) -> None:
             node.details,
         )
 
-    node = StorageNode(config, transport, outer, describe)
+    node = StorageNode(config, transport, ports, describe)
     server = Server(
         config.listen, ["quire.v1.StorageService"], requests_max=config.requests_max, tls=member_tls(config)
     )

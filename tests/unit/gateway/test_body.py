@@ -11,10 +11,10 @@ from isal import isal_zlib
 from quire.metadata.index import ChunkRecord
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import body as body_module
+from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import BodyChecks
-from quire_gateway.s3.spaces import Described
-from quire_gateway.s3.special import ChunkSpace
+from quire_gateway.s3.reserved import ChunkBackend
 from quire_storage.core.chunks import Chunk
 from quire_storage.object_store import pack_object
 
@@ -82,16 +82,16 @@ def _object() -> bytes:
 async def test_slow_bodies_hold_no_turns() -> None:
     """Four clients that send nothing, and turns for one: the next one's chunk is stored at once."""
     chunks, described = _Chunks(), Described({}, {})
-    space = ChunkSpace(chunks, _Index(), asyncio.Semaphore(1))
+    backend = ChunkBackend(chunks, _Index(), asyncio.Semaphore(1))
     slow = [
-        asyncio.create_task(space.put(_KEY.hex(), _body(_Content(b"", slow=True), 9000), described, ""))
+        asyncio.create_task(backend.put(_KEY.hex(), _body(_Content(b"", slow=True), 9000), described, ""))
         for _ in range(4)
     ]
     await asyncio.sleep(0)
     raw = _object()
     async with asyncio.timeout(10):
-        entry = await space.put(_KEY.hex(), _body(_Content(raw), len(raw)), described, "")
-        read = b"".join([bytes(piece) async for piece in space.read(entry, 0, entry.size)])
+        entry = await backend.put(_KEY.hex(), _body(_Content(raw), len(raw)), described, "")
+        read = b"".join([bytes(piece) async for piece in backend.read(entry, 0, entry.size)])
     assert read == raw == chunks.objects[_KEY]
     for task in slow:
         task.cancel()
@@ -102,15 +102,15 @@ async def test_slow_bodies_hold_no_turns() -> None:
 async def test_a_damaged_object_is_not_passed_on(at: int) -> None:
     """Finding 8: a flipped bit in a layer, and the client gets no byte of that layer."""
     chunks, raw = _Chunks(), bytearray(_object())
-    space = ChunkSpace(chunks, _Index(), asyncio.Semaphore(1))
+    backend = ChunkBackend(chunks, _Index(), asyncio.Semaphore(1))
     chunks.objects[_KEY] = bytes(raw)
-    entry = await space.head(_KEY.hex())
+    entry = await backend.head(_KEY.hex())
     assert entry is not None
     raw[at] ^= 1
     chunks.objects[_KEY] = bytes(raw)
     got = bytearray()
     with pytest.raises(Exception, match="does not match its checksum"):
-        async for piece in space.read(entry, 0, entry.size):
+        async for piece in backend.read(entry, 0, entry.size):
             got += piece
     assert bytes(got) == b"", "the layers of one piece are looked at together"
 

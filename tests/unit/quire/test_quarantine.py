@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from quire.client.buffers import Buffer
-from quire.client.exchange import Exchange
 from quire.client.quarantine import Quarantine, may_be_in_use
+from quire.client.remote_memory import RemoteMemory
 from quire.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -35,21 +35,21 @@ async def pair() -> AsyncIterator[tuple[MemoryTransport, MemoryTransport]]:
 
 async def test_pushes_to_a_key_that_is_none_cost_no_memory(pair: tuple[MemoryTransport, MemoryTransport]) -> None:
     mine, other = pair
-    exchange = Exchange(mine)
+    remote_memory = RemoteMemory(mine)
     room = Buffer.allocate(other, 64)
     bad = replace(room.target(), remote_key=b"no such key")
     for _ in range(100):
         with pytest.raises(QuireError):
-            await exchange.push(b"x" * 64, bad)
-    await exchange.push(b"y" * 64, room.target())
+            await remote_memory.push(b"x" * 64, bad)
+    await remote_memory.push(b"y" * 64, room.target())
     assert room.view is not None and bool((room.view[:64] == np.frombuffer(b"y", dtype=np.uint8)).all())
 
 
 @pytest.mark.parametrize("error", [NoDecoder("none"), MetadataUnavailable("down"), InvalidRequest("no")])
 async def test_who_refuses_uses_no_memory(error: QuireError, pair: tuple[MemoryTransport, MemoryTransport]) -> None:
-    exchange = Exchange(pair[0])
+    remote_memory = RemoteMemory(pair[0])
     for _ in range(100):
-        with pytest.raises(type(error)), exchange.lend(b"data"):
+        with pytest.raises(type(error)), remote_memory.lend(b"data"):
             raise error
 
 

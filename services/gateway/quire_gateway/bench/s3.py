@@ -1,4 +1,4 @@
-"""`quire bench s3`: the five paths of ObjectCache (§4.1) through the S3 door, and S3TCP beside another S3 server."""
+"""`quire bench s3`: the five paths of ObjectCache (§4.1) through the S3 frontend, and S3TCP beside another server."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def _durations(folder: Path, trace_id: str) -> dict[str, float]:
 
 
 def run_servers(url: str, key: tuple[str, str], size: int, count: int) -> Report:
-    """S3TCP of this door and of another S3 server, same clients, in turns."""
+    """S3TCP of this frontend and of another S3 server, same clients, in turns."""
     report = Report("s3 --against", {"name": f"the S3 server at {url}, same run", "unit": "MB/s"}, tall=True)
 
     async def measure(cluster: LocalCluster) -> None:
@@ -353,7 +353,7 @@ def command(
     json_file: Annotated[Path | None, typer.Option("--json", help="write the last report there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw it there (PNG)")] = None,
 ) -> None:
-    """Objects and layers through the S3 door: TCP, staged, direct, batched, aggregated; or beside another server."""
+    """Objects and layers by the S3 frontend: TCP, staged, direct, batched, aggregated; or beside another server."""
     if against:
         run_servers(against, (access_key, secret_key), 1 << 20, 200).show(json_file, plot)
         return

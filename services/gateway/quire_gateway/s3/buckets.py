@@ -15,8 +15,8 @@ from quire.metadata.buckets import StoredObject
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import RESERVED
+from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call, check_bucket_name
-from quire_gateway.s3.house import House
 from quire_gateway.s3.listing import Listing, list_objects
 from quire_gateway.s3.objects import xml_answer
 
@@ -26,14 +26,14 @@ _MAX_KEYS: Final = 1000
 class BucketRequests:
     """Every method answers one kind of request."""
 
-    def __init__(self, house: House, region: str) -> None:
-        self._house = house
+    def __init__(self, backends: Backends, region: str) -> None:
+        self._backends = backends
         self._region = region
 
     async def list_buckets(self, call: Call) -> web.StreamResponse:
         """The caller's own, and those granted to it."""
         tenant = call.caller.key.tenant
-        found = dict(await self._house.buckets.all(tenant))
+        found = dict(await self._backends.buckets.all(tenant))
         for grant in call.caller.key.grants:
             found.setdefault(grant.bucket, 0.0)
         entries = [
@@ -51,7 +51,7 @@ class BucketRequests:
         if call.bucket in RESERVED:
             raise S3Error("BucketAlreadyExists", "The requested bucket name is not available.")
         caller.check(tenant, call.bucket, "", Level.ADMIN)
-        new = await self._house.buckets.create(tenant, call.bucket, self._house.clock.now_ms() / 1e3)
+        new = await self._backends.buckets.create(tenant, call.bucket, self._backends.clock.now_ms() / 1e3)
         if not new and self._region != "us-east-1":  # there AWS answers as for a new one
             raise S3Error(
                 "BucketAlreadyOwnedByYou", "The bucket that you tried to create already exists, and you own it"
@@ -59,36 +59,36 @@ class BucketRequests:
         return web.Response(headers={"Location": f"/{call.bucket}"})
 
     async def head(self, call: Call) -> web.StreamResponse:
-        await self._house.space(call.caller, call.bucket, "", Level.READ).check_there()
+        await self._backends.backend(call.caller, call.bucket, "", Level.READ).check_there()
         return web.Response(headers={"x-amz-bucket-region": self._region})
 
     async def delete(self, call: Call) -> web.StreamResponse:
-        space = self._house.blob_space(call.caller, call.bucket, "", Level.ADMIN)
-        await space.check_there()
-        if not await self._house.buckets.drop(*space.place, self._house.clock.now_ms()):
+        backend = self._backends.object_backend(call.caller, call.bucket, "", Level.ADMIN)
+        await backend.check_there()
+        if not await self._backends.buckets.drop(*backend.place, self._backends.clock.now_ms()):
             raise S3Error("BucketNotEmpty", "The bucket you tried to delete is not empty")
         return web.Response(status=204)
 
     async def location(self, call: Call) -> web.StreamResponse:
-        await self._house.space(call.caller, call.bucket, "", Level.READ).check_there()
+        await self._backends.backend(call.caller, call.bucket, "", Level.READ).check_there()
         region = "" if self._region == "us-east-1" else self._region
         body = xml.document("LocationConstraint", [])
         return xml_answer(body.replace(b"</LocationConstraint>", region.encode() + b"</LocationConstraint>"))
 
     async def acl(self, call: Call) -> web.StreamResponse:
-        space = self._house.blob_space(call.caller, call.bucket, "", Level.ADMIN)
-        await space.check_there()
-        return xml_answer(xml.private_policy(space.place[0]))
+        backend = self._backends.object_backend(call.caller, call.bucket, "", Level.ADMIN)
+        await backend.check_there()
+        return xml_answer(xml.private_policy(backend.place[0]))
 
     async def set_acl(self, call: Call) -> web.StreamResponse:
         """The canned one that every bucket has; others were refused already."""
-        await self._house.blob_space(call.caller, call.bucket, "", Level.ADMIN).check_there()
+        await self._backends.object_backend(call.caller, call.bucket, "", Level.ADMIN).check_there()
         await call.check_private()
         return web.Response()
 
     async def versioning(self, call: Call) -> web.StreamResponse:
         """Never enabled."""
-        await self._house.space(call.caller, call.bucket, "", Level.READ).check_there()
+        await self._backends.backend(call.caller, call.bucket, "", Level.READ).check_there()
         return xml_answer(xml.document("VersioningConfiguration", []))
 
     async def list_v1(self, call: Call) -> web.StreamResponse:
@@ -130,12 +130,12 @@ class BucketRequests:
         return xml_answer(xml.document("ListVersionsResult", children))
 
     async def _listed(self, call: Call, asked: _Asked, after: str) -> Listing:
-        space = self._house.space(call.caller, call.bucket, asked.prefix, Level.READ)
-        return await list_objects(space, asked.prefix, asked.delimiter, after, min(asked.limit, _MAX_KEYS))
+        backend = self._backends.backend(call.caller, call.bucket, asked.prefix, Level.READ)
+        return await list_objects(backend, asked.prefix, asked.delimiter, after, min(asked.limit, _MAX_KEYS))
 
     async def list_uploads(self, call: Call) -> web.StreamResponse:
-        space = self._house.blob_space(call.caller, call.bucket, "", Level.WRITE)
-        await space.check_there()
+        backend = self._backends.object_backend(call.caller, call.bucket, "", Level.WRITE)
+        await backend.check_there()
         prefix, encoding = call.query.get("prefix", ""), call.query.get("encoding-type", "")
         children: list[tuple[str, Any]] = [
             ("Bucket", call.bucket),
@@ -147,7 +147,7 @@ class BucketRequests:
         ]
         if encoding:
             children.append(("EncodingType", encoding))
-        for upload in await space.uploads():
+        for upload in await backend.uploads():
             if upload.key.startswith(prefix):
                 about = [("Key", xml.encoded(upload.key, encoding)), ("UploadId", upload.upload_id)]
                 children.append(("Upload", [*about, ("Initiated", xml.stamp(upload.started_s))]))
@@ -158,12 +158,12 @@ class BucketRequests:
         keys, quiet = xml.read_delete(await call.xml())
         tenant = SYSTEM_TENANT if call.bucket in RESERVED else call.caller.tenant_of(call.bucket)
         children: list[tuple[str, Any]] = []
-        space = self._house.known(call.caller, call.bucket)
-        await space.check_there()
+        backend = self._backends.known(call.caller, call.bucket)
+        await backend.check_there()
         for key in keys:
             try:
                 call.caller.check(tenant, call.bucket, key, Level.WRITE)
-                await space.delete(key, "")
+                await backend.delete(key, "")
                 if not quiet:
                     children.append(("Deleted", [("Key", key)]))
             except QuireError as error:

@@ -1,4 +1,4 @@
-"""One S3 request on its way through the door: where it points, who asks, what it says."""
+"""One S3 request on its way through the frontend: where it points, who asks, what it says."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from quire_gateway.core.ranges import Conditions
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED, Request, parameters, unquoted
 from quire_gateway.s3.access import Caller
+from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import PREFIX, BodyChecks
-from quire_gateway.s3.spaces import Described
 
 KEY_BYTES_MAX: Final = 1024
 BODY_BYTES_MAX: Final = 5 << 30

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quire.metadata.buckets import StoredObject
-from quire_gateway.s3.spaces import Space
+from quire_gateway.s3.backend import Backend
 
 _AFTER_JUMP: Final = 32  # the next entry is often a common prefix too: most of a full page would be thrown away
 
@@ -21,7 +21,7 @@ class Listing:
     truncated: bool = False
 
 
-async def list_objects(space: Space, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
+async def list_objects(backend: Backend, prefix: str, delimiter: str, after: str, limit: int) -> Listing:
     """From after `after`, which may be a common prefix: then from after all keys that begin with it."""
     listing = Listing()
     if not limit:
@@ -29,7 +29,7 @@ async def list_objects(space: Space, prefix: str, delimiter: str, after: str, li
     past = bool(delimiter) and after.startswith(prefix) and after.endswith(delimiter) and len(after) > len(prefix)
     wanted = limit + 1
     while True:
-        page = await space.page(prefix, after, past, wanted)
+        page = await backend.page(prefix, after, past, wanted)
         jumped = False
         for entry in page.objects:
             cut = entry.key.find(delimiter, len(prefix)) if delimiter else -1

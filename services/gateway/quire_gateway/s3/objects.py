@@ -15,11 +15,11 @@ from quire.metadata.buckets import StoredObject
 from quire_gateway.core.ranges import Conditions, read_copy_range, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import xml
+from quire_gateway.s3.backend import Backend, ObjectBackend
+from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import IDLE_S
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import PREFIX
-from quire_gateway.s3.house import House
-from quire_gateway.s3.spaces import BlobSpace, Space
 
 _PARTS_MAX: Final = 10_000
 _LIST_MAX: Final = 1000
@@ -41,13 +41,13 @@ _OVERRIDES: Final = {
 class ObjectRequests:
     """Every method answers one kind of request."""
 
-    def __init__(self, house: House) -> None:
-        self._house = house
+    def __init__(self, backends: Backends) -> None:
+        self._backends = backends
 
     async def get(self, call: Call) -> web.StreamResponse:
         """GET and HEAD."""
-        space = self._house.space(call.caller, call.bucket, call.key, Level.READ)
-        entry = await _found(space, call)
+        backend = self._backends.backend(call.caller, call.bucket, call.key, Level.READ)
+        entry = await _found(backend, call)
         call.conditions.check_read(entry.etag, entry.modified_s)
         span = read_range(call.header("Range"), entry.size)
         headers = _headers(entry)
@@ -64,7 +64,7 @@ class ObjectRequests:
         if call.method == "HEAD" or end == start:
             await response.prepare(call.http)
             return response
-        pieces = space.read(entry, start, end)
+        pieces = backend.read(entry, start, end)
         first = await anext(pieces)  # a failure up to here is still an answer
         call.streaming = response
         await response.prepare(call.http)
@@ -74,27 +74,27 @@ class ObjectRequests:
         return response
 
     async def put(self, call: Call) -> web.StreamResponse:
-        space = self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
+        backend = self._backends.backend(call.caller, call.bucket, call.key, Level.WRITE)
         conditions, expected = call.conditions, ""
         if conditions.of_write:
-            expected = await expected_etag(space, call.key, conditions)
+            expected = await expected_etag(backend, call.key, conditions)
         described, body = call.described(), call.body()
         await call.go_on()
-        entry = await space.put(call.key, body, described, expected)
+        entry = await backend.put(call.key, body, described, expected)
         headers = {"ETag": f'"{entry.etag}"'} | {PREFIX + name: value for name, value in entry.checksums.items()}
         return web.Response(headers=headers)
 
     async def delete(self, call: Call) -> web.StreamResponse:
-        space = self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
+        backend = self._backends.backend(call.caller, call.bucket, call.key, Level.WRITE)
         etag = ""
         if call.header("If-Match"):
-            etag = await expected_etag(space, call.key, Conditions(if_match=call.header("If-Match")))
-        await space.delete(call.key, etag)
+            etag = await expected_etag(backend, call.key, Conditions(if_match=call.header("If-Match")))
+        await backend.delete(call.key, etag)
         return web.Response(status=204)
 
     async def copy(self, call: Call) -> web.StreamResponse:
         """CopyObject, by copies of the blobs."""
-        target = self._blob_space(call)
+        target = self._object_backend(call)
         source, found = await self._source(call)
         if found.size > _COPY_BYTES_MAX:
             raise S3Error("InvalidRequest", "The copy source is larger than 5 GiB; copy it in parts")
@@ -111,7 +111,7 @@ class ObjectRequests:
         children = [("LastModified", xml.stamp(made.modified_s)), ("ETag", f'"{made.etag}"')]
         return xml_answer(xml.document("CopyObjectResult", children))
 
-    async def _source(self, call: Call) -> tuple[BlobSpace, StoredObject]:
+    async def _source(self, call: Call) -> tuple[ObjectBackend, StoredObject]:
         """Of x-amz-copy-source, with its conditions. Raises `S3Error`."""
         text = unquote(call.header("x-amz-copy-source")).removeprefix("/")
         if "?versionId=" in text:
@@ -121,8 +121,8 @@ class ObjectRequests:
         bucket, _, key = text.partition("/")
         if not bucket or not key:
             raise S3Error("InvalidArgument", "x-amz-copy-source is bucket/key")
-        space = self._house.blob_space(call.caller, bucket, key, Level.READ)
-        found = await space.head(key)
+        backend = self._backends.object_backend(call.caller, bucket, key, Level.READ)
+        found = await backend.head(key)
         if found is None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
         names = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
@@ -131,30 +131,30 @@ class ObjectRequests:
             conditions.check_read(found.etag, found.modified_s)
         except S3Error as error:
             raise S3Error("PreconditionFailed", error.message) from None
-        return space, found
+        return backend, found
 
     async def acl(self, call: Call) -> web.StreamResponse:
-        space = self._house.blob_space(call.caller, call.bucket, call.key, Level.READ)
-        await _found(space, call)
-        return xml_answer(xml.private_policy(space.place[0]))
+        backend = self._backends.object_backend(call.caller, call.bucket, call.key, Level.READ)
+        await _found(backend, call)
+        return xml_answer(xml.private_policy(backend.place[0]))
 
     async def set_acl(self, call: Call) -> web.StreamResponse:
         """The canned one that everything has; others were refused already."""
-        await _found(self._blob_space(call), call)
+        await _found(self._object_backend(call), call)
         await call.check_private()
         return web.Response()
 
     # ---- multipart uploads
 
     async def start_upload(self, call: Call) -> web.StreamResponse:
-        space = self._blob_space(call)
-        upload_id = await space.start_upload(call.key, call.described())
+        backend = self._object_backend(call)
+        upload_id = await backend.start_upload(call.key, call.described())
         children = [("Bucket", call.bucket), ("Key", call.key), ("UploadId", upload_id)]
         return xml_answer(xml.document("InitiateMultipartUploadResult", children))
 
     async def put_part(self, call: Call) -> web.StreamResponse:
         """UploadPart, and UploadPartCopy."""
-        space = self._blob_space(call)
+        backend = self._object_backend(call)
         number, upload_id = call.number("partNumber", 0, 1, _PARTS_MAX), call.query.get("uploadId", "")
         if not number:
             raise S3Error("InvalidArgument", f"partNumber is a number from 1 to {_PARTS_MAX}")
@@ -162,19 +162,19 @@ class ObjectRequests:
             source, found = await self._source(call)
             wanted = call.header("x-amz-copy-source-range")
             span = read_copy_range(wanted, found.size) if wanted else (0, found.size)
-            part = await space.copy_part(call.key, upload_id, number, source.read(found, *span))
+            part = await backend.copy_part(call.key, upload_id, number, source.read(found, *span))
             children = [("LastModified", xml.stamp(part.modified_s)), ("ETag", f'"{part.etag}"')]
             return xml_answer(xml.document("CopyPartResult", children))
         body = call.body()
         await call.go_on()
-        part = await space.put_part(call.key, upload_id, number, body)
+        part = await backend.put_part(call.key, upload_id, number, body)
         return web.Response(headers={"ETag": f'"{part.etag}"'})
 
     async def complete_upload(self, call: Call) -> web.StreamResponse:
-        space = self._blob_space(call)
+        backend = self._object_backend(call)
         wanted = xml.read_complete(await call.xml())
-        expected = await expected_etag(space, call.key, call.conditions) if call.conditions.of_write else ""
-        etag = await space.complete(call.key, call.query["uploadId"], wanted, expected)
+        expected = await expected_etag(backend, call.key, call.conditions) if call.conditions.of_write else ""
+        etag = await backend.complete(call.key, call.query["uploadId"], wanted, expected)
         children = [
             ("Location", f"/{call.bucket}/{call.key}"),
             ("Bucket", call.bucket),
@@ -184,16 +184,16 @@ class ObjectRequests:
         return xml_answer(xml.document("CompleteMultipartUploadResult", children))
 
     async def abort_upload(self, call: Call) -> web.StreamResponse:
-        space = self._blob_space(call)
-        await space.abort(call.key, call.query["uploadId"])
+        backend = self._object_backend(call)
+        await backend.abort(call.key, call.query["uploadId"])
         return web.Response(status=204)
 
     async def list_parts(self, call: Call) -> web.StreamResponse:
-        space = self._blob_space(call)
+        backend = self._object_backend(call)
         limit = call.number("max-parts", _LIST_MAX, 1, 1 << 30)
         after = call.number("part-number-marker", 0, 0, _PARTS_MAX)
         upload_id = call.query["uploadId"]
-        parts = [part for part in await space.parts(call.key, upload_id) if part.number > after]
+        parts = [part for part in await backend.parts(call.key, upload_id) if part.number > after]
         shown = parts[: min(limit, _LIST_MAX)]
         children: list[tuple[str, object]] = [
             ("Bucket", call.bucket),
@@ -209,8 +209,8 @@ class ObjectRequests:
             children.append(("Part", [*about, ("ETag", f'"{part.etag}"'), ("Size", part.size)]))
         return xml_answer(xml.document("ListPartsResult", children))
 
-    def _blob_space(self, call: Call) -> BlobSpace:
-        return self._house.blob_space(call.caller, call.bucket, call.key, Level.WRITE)
+    def _object_backend(self, call: Call) -> ObjectBackend:
+        return self._backends.object_backend(call.caller, call.bucket, call.key, Level.WRITE)
 
 
 async def _send(response: web.StreamResponse, piece: memoryview) -> None:
@@ -220,16 +220,16 @@ async def _send(response: web.StreamResponse, piece: memoryview) -> None:
             await response.write(piece[at : at + _SLICE_BYTES])
 
 
-async def _found(space: Space, call: Call) -> StoredObject:
-    entry = await space.head(call.key)
+async def _found(backend: Backend, call: Call) -> StoredObject:
+    entry = await backend.head(call.key)
     if entry is None:
         raise S3Error("NoSuchKey", "The specified key does not exist.")
     return entry
 
 
-async def expected_etag(space: Space, key: str, conditions: Conditions) -> str:
+async def expected_etag(backend: Backend, key: str, conditions: Conditions) -> str:
     """What must be there at the end of a write: checked now, and again when it is committed."""
-    entry = await space.head(key)
+    entry = await backend.head(key)
     conditions.check_write(entry.etag if entry is not None else None)
     return "absent" if entry is None else entry.etag
 

@@ -39,12 +39,12 @@ from quire_gateway.leases import Leases
 from quire_gateway.ports import LayerArrived, Leased
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, StoreCall
 from quire_gateway.s3.access import CHUNKS_BUCKET
+from quire_gateway.s3.backend import Described
+from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
-from quire_gateway.s3.house import House
 from quire_gateway.s3.objects import expected_etag
-from quire_gateway.s3.spaces import Described
 
 TOKEN: Final = "x-amz-rdma-token"
 DESCRIPTOR: Final = "x-quire-descriptor"
@@ -67,8 +67,10 @@ class Staging(Protocol):
 class RdmaRequests:
     """Every method answers one kind of request."""
 
-    def __init__(self, house: House, gateway: Gateway, leases: Leases, staging: Staging, admission: Admission) -> None:
-        self._house = house
+    def __init__(
+        self, backends: Backends, gateway: Gateway, leases: Leases, staging: Staging, admission: Admission
+    ) -> None:
+        self._backends = backends
         self._gateway = gateway
         self._leases = leases
         self._staging = staging
@@ -92,8 +94,8 @@ class RdmaRequests:
             return await self._get_staged(call, target)
 
     async def _get_staged(self, call: Call, target: RdmaTarget) -> web.StreamResponse:
-        space = self._house.space(call.caller, call.bucket, call.key, Level.READ)
-        entry = await space.head(call.key)
+        backend = self._backends.backend(call.caller, call.bucket, call.key, Level.READ)
+        entry = await backend.head(call.key)
         if entry is None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
         call.conditions.check_read(entry.etag, entry.modified_s)
@@ -101,8 +103,8 @@ class RdmaRequests:
         start, end = span or (0, entry.size)
         if end - start > min(target.length, _STAGED_BYTES_MAX):
             raise TargetInvalid(f"{end - start} bytes, the target has {target.length}", field=TOKEN)
-        async with self._house.whole_bodies:
-            data = b"".join([bytes(piece) async for piece in space.read(entry, start, end)])
+        async with self._backends.whole_bodies:
+            data = b"".join([bytes(piece) async for piece in backend.read(entry, start, end)])
             if data:
                 await self._staging.push(data, target)
         headers = {"ETag": f'"{entry.etag}"', _REPLY: "206" if span else "200", _MOVED: str(end - start)}
@@ -130,19 +132,19 @@ class RdmaRequests:
             and 0 < int(length) <= min(target.length, _STAGED_BYTES_MAX)
         ):
             raise InvalidRequest(f"{length[:20]!r}; up to {_STAGED_BYTES_MAX}, and what the token has", field=TOKEN)
-        space = self._house.space(call.caller, call.bucket, call.key, Level.WRITE)
+        backend = self._backends.backend(call.caller, call.bucket, call.key, Level.WRITE)
         described, expected = _metadata(call), ""
         if call.conditions.of_write:
-            expected = await expected_etag(space, call.key, call.conditions)
-        async with self._house.whole_bodies:
+            expected = await expected_etag(backend, call.key, call.conditions)
+        async with self._backends.whole_bodies:
             data = await self._staging.pull(target, int(length))
             body = Body(_Whole(data), len(data), BodyChecks({}, "", call.header("Content-MD5")), None)
-            entry = await space.put(call.key, body, described, expected)
+            entry = await backend.put(call.key, body, described, expected)
         return web.Response(headers={"ETag": f'"{entry.etag}"', _REPLY: "200", _MOVED: str(len(data))})
 
     async def _get_chunk(self, call: Call, namespace: Namespace, target: RdmaTarget) -> web.StreamResponse:
         """S3RDMA Direct: from the storage node into the client's memory. The chunk is the first of its prefix."""
-        self._house.space(call.caller, CHUNKS_BUCKET, call.key, Level.READ)
+        self._backends.backend(call.caller, CHUNKS_BUCKET, call.key, Level.READ)
         layout = namespace.layout
         descriptor = Descriptor(
             ChunkKeys(_chunk_key(call.key)),
@@ -168,7 +170,7 @@ class RdmaRequests:
             return await self._get_leased(call, descriptor, namespace)
 
     async def _get_leased(self, call: Call, descriptor: Descriptor, namespace: Namespace) -> web.StreamResponse:
-        self._house.space(call.caller, CHUNKS_BUCKET, "", Level.READ)
+        self._backends.backend(call.caller, CHUNKS_BUCKET, "", Level.READ)
         async with self._leases.held(namespace, descriptor.keys) as leased:
             _check_matched(leased)
             whole = leased.matched_chunks == len(descriptor.keys)
@@ -193,7 +195,7 @@ class RdmaRequests:
             return await self._store(call, namespace, descriptor)
 
     async def _store(self, call: Call, namespace: Namespace, descriptor: Descriptor) -> web.StreamResponse:
-        self._house.space(call.caller, CHUNKS_BUCKET, "", Level.WRITE)
+        self._backends.backend(call.caller, CHUNKS_BUCKET, "", Level.WRITE)
         durability = call.header("x-quire-durability") or "local"
         if durability.upper() not in Durability.__members__:
             raise InvalidRequest(f"{durability[:20]!r}; there are {', '.join(Durability.__members__).lower()}",

@@ -14,7 +14,7 @@ from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.client import Buffer, QuireClient
-from quire.client.exchange import Exchange
+from quire.client.remote_memory import RemoteMemory
 from quire.durability import Durability
 from quire.errors import NotImplementedHere
 from quire.images import ImageEntry, Rendering
@@ -37,7 +37,7 @@ class ImageStore(DecoderServiceServicer):
     def __init__(self, config: DecoderConfig, client: QuireClient) -> None:
         self._delay_s = config.fetch_delay_ms / 1e3
         self._records = StoredRecords(client)
-        self._exchange = Exchange(client.transport)
+        self._remote_memory = RemoteMemory(client.transport)
         self._tier: LruTier[bytes] = LruTier(config.cache_bytes, config.tail_share)
         self._held: dict[bytes, bytes] = {}
         self._fetching: dict[bytes, asyncio.Task[bytes]] = {}
@@ -57,7 +57,7 @@ class ImageStore(DecoderServiceServicer):
             joined = key in self._fetching
             source, image = "joined" if joined else "miss", await self._fetch(entry)
             stages["fetch"] = int((time.perf_counter() - started) * 1e6)
-        await self._exchange.push(image, convert.target_from(request.target))
+        await self._remote_memory.push(image, convert.target_from(request.target))
         return pb.DecodeResponse(length=len(image), source=source, build="png", stages_us=stages)
 
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:

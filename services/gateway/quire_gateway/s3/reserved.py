@@ -24,8 +24,8 @@ from quire.keys import KEY_BYTES
 from quire.metadata.buckets import Page, StoredObject
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.ports import ChunkIndex
+from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
-from quire_gateway.s3.spaces import Described
 
 _CHUNK_BYTES_MAX: Final = 256 << 20
 _PIECE_BYTES: Final = 8 << 20
@@ -44,7 +44,7 @@ class ChunkStore(Protocol):
     async def write(self, key: bytes, data: bytes) -> None: ...
 
 
-class ChunkSpace:
+class ChunkBackend:
     """`quire-kv`: an object's key is its chunk's, 64 hexadecimal digits. A range of it is a layer (`chunk_object`)."""
 
     def __init__(self, chunks: ChunkStore, index: ChunkIndex, whole_bodies: asyncio.Semaphore) -> None:
@@ -158,7 +158,7 @@ class ChunkSpace:
             raise S3Error("ConditionalRequestConflict", "A lease pins the chunk, or others extend it")
 
 
-class LatentSpace:
+class LatentBackend:
     """`quire-latents`: an object's key is its image's id, its bytes are the latent record."""
 
     def __init__(self, images: ImageClient) -> None:

@@ -1,4 +1,4 @@
-"""Which space a bucket's name means for whoever asks."""
+"""Which backend a bucket's name means for a caller."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from quire.metadata.buckets import Buckets
 from quire.telemetry import logger
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.access import RESERVED, Caller
-from quire_gateway.s3.spaces import Blobs, BlobSpace, Space
+from quire_gateway.s3.backend import Backend, Blobs, ObjectBackend
 
 _SWEEP_MAX: Final = 500
 WHOLE_BODIES: Final = 4  # requests that hold a whole object in memory at a time
 
 
-class House:
-    """All buckets. `special`: the spaces of reserved buckets, by name. `whole_bodies`: a turn to hold one in memory."""
+class Backends:
+    """All buckets. `reserved`: backends of reserved buckets, by name. `whole_bodies`: a turn to hold one in memory."""
 
     def __init__(
         self,
         buckets: Buckets,
         blobs: Blobs,
-        special: Mapping[str, Space],
+        reserved: Mapping[str, Backend],
         clock: Clock,
         whole_bodies: asyncio.Semaphore,
     ) -> None:
         self.buckets = buckets
         self._blobs = blobs
-        self.special = special
+        self.reserved = reserved
         self.clock = clock
         self.whole_bodies = whole_bodies
 
-    def space(self, caller: Caller, bucket: str, key: str, level: Level) -> Space:
+    def backend(self, caller: Caller, bucket: str, key: str, level: Level) -> Backend:
         """Of a bucket, for a key, or for keys that begin so. Raises `S3Error` AccessDenied, NoSuchBucket."""
         if bucket in RESERVED:
             caller.check(SYSTEM_TENANT, bucket, key, level)
-            found = self.special.get(bucket)
+            found = self.reserved.get(bucket)
             if found is None:
                 raise S3Error("NoSuchBucket", "The specified bucket does not exist")
             return found
-        return self.blob_space(caller, bucket, key, level)
+        return self.object_backend(caller, bucket, key, level)
 
-    def known(self, caller: Caller, bucket: str) -> Space:
+    def known(self, caller: Caller, bucket: str) -> Backend:
         """Of a bucket; what the caller may do in it is asked key by key."""
-        if bucket in RESERVED and bucket in self.special:
-            return self.special[bucket]
-        return BlobSpace(caller.tenant_of(bucket), bucket, self.buckets, self._blobs, self.clock)
+        if bucket in RESERVED and bucket in self.reserved:
+            return self.reserved[bucket]
+        return ObjectBackend(caller.tenant_of(bucket), bucket, self.buckets, self._blobs, self.clock)
 
-    def blob_space(self, caller: Caller, bucket: str, key: str, level: Level) -> BlobSpace:
+    def object_backend(self, caller: Caller, bucket: str, key: str, level: Level) -> ObjectBackend:
         """Of an ordinary bucket; whether it is there shows when it is used. Raises `S3Error`."""
         if bucket in RESERVED:
             raise S3Error("NotImplemented", f"{bucket} takes and gives whole objects only")
         tenant = caller.tenant_of(bucket)
         caller.check(tenant, bucket, key, level)
-        return BlobSpace(tenant, bucket, self.buckets, self._blobs, self.clock)
+        return ObjectBackend(tenant, bucket, self.buckets, self._blobs, self.clock)
 
     async def sweep(self) -> int:
         """Remove blobs that nothing refers to any more; how many. What goes wrong at one bucket keeps no other."""

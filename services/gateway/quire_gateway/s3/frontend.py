@@ -22,9 +22,9 @@ from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.requests import HttpRequests, listen, traced
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import Authenticator
+from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.buckets import BucketRequests
 from quire_gateway.s3.call import Call, read_call
-from quire_gateway.s3.house import House
 from quire_gateway.s3.objects import ObjectRequests
 from quire_gateway.s3.rdma import DESCRIPTOR, NAMESPACE, TOKEN, RdmaRequests
 
@@ -33,7 +33,7 @@ _SWEEP_S: Final = 60.0
 _LOOK_S: Final = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _READ_BYTES: Final = 1 << 20
-# Subresources that S3 has and this door has not: better said than passed over.
+# Subresources that S3 has and this frontend has not: better said than passed over.
 _ABSENT: Final = frozenset(
     {
         "accelerate",
@@ -67,7 +67,7 @@ _ABSENT: Final = frozenset(
 )
 
 
-class S3Door:
+class S3Frontend:
     """Does nothing without an address to listen on."""
 
     def __init__(
@@ -75,18 +75,18 @@ class S3Door:
         config: GatewayConfig,
         authenticator: Authenticator,
         admission: Admission,
-        house: House,
+        backends: Backends,
         rdma: RdmaRequests,
     ) -> None:
         self._config = config
         self._authenticator = authenticator
         self._admission = admission
-        self._house = house
+        self._backends = backends
         self._requests = HttpRequests("s3")
         self._running = 0
         self._runner: web.ServerRunner | None = None
         self._sweeper: asyncio.Task[None] | None = None
-        buckets, objects = BucketRequests(house, config.s3_region), ObjectRequests(house)
+        buckets, objects = BucketRequests(backends, config.s3_region), ObjectRequests(backends)
         # (level, method, the subresource in the query, or "") → operation. The first that fits.
         self._operations: list[tuple[str, str, str, Operation]] = [
             ("service", "GET", "", buckets.list_buckets),
@@ -228,7 +228,7 @@ class S3Door:
                 continue
             swept_s = time.monotonic()
             try:
-                await self._house.sweep()
+                await self._backends.sweep()
             except Exception as error:  # another time
                 logger().warning("blobs that nothing refers to could not be removed", exc_info=error)
 

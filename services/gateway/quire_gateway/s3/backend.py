@@ -1,6 +1,6 @@
 """What a bucket is made of. Ordinary ones hold what clients put there; KV chunks and latents have buckets of their own.
 
-A space knows nothing of HTTP and nothing of who asks.
+A backend knows nothing of HTTP and nothing of who asks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Described:
     metadata: Mapping[str, str]
 
 
-class Space(Protocol):
+class Backend(Protocol):
     """The objects of one bucket, in order of the bytes of their keys."""
 
     async def check_there(self) -> None:
@@ -58,7 +58,7 @@ class Space(Protocol):
         """`etag`: "" or the one it must have."""
 
 
-class BlobSpace:
+class ObjectBackend:
     """An ordinary bucket: names in Redis, bytes in the object tier, in blobs of up to 8 MiB."""
 
     def __init__(self, tenant: str, bucket: str, buckets: Buckets, blobs: Blobs, clock: Clock) -> None:
@@ -120,7 +120,9 @@ class BlobSpace:
         await self._commit(entry, expected)
         return entry
 
-    async def copy(self, entry: StoredObject, source: BlobSpace, described: Described, expected: str) -> StoredObject:
+    async def copy(
+        self, entry: StoredObject, source: ObjectBackend, described: Described, expected: str
+    ) -> StoredObject:
         """`entry`: what to be, with the source's blobs; they are copied."""
         blobs = [await self._write_blob(await source._blobs.read(blob.name, 0, blob.size)) for blob in entry.blobs]
         made = replace(
