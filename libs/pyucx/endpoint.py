@@ -114,7 +114,7 @@ class Endpoint:
     def on_failure(self, callback: Callable[[PeerDied], None]) -> Callable[[], None]:
         """Call `callback(error)` once when the peer is found dead (at once if it is already).
 
-        Returns a function that takes the callback back; call it when whoever waits is done.
+        Returns a function that takes the callback back; call it when the waiter is done.
         """
         if self._error is not None:
             callback(self._error)

@@ -102,14 +102,14 @@ async def test_a_cancelled_delivery_ends_with_a_quiesce(slow: LocalCluster) -> N
         assert buffer.view is not None
         delivery = await client.fetch(found, buffer, order=DeliveryOrder.LAYERWISE)
         await delivery.layer(1)
-        delivery.cancel()
+        delivery.abandon()
         with pytest.raises(TargetInvalid, match="in use"):
             await client.fetch(found, buffer)
         with pytest.raises(TargetInvalid, match="in use"):
             buffer.close()
         with pytest.raises(PeerLost):
             await delivery.layer(15)
-        await delivery.quiesced(10)
+        await delivery.cancel()
         buffer.view[:] = 7
         await asyncio.sleep(0.5)
         assert (buffer.view == 7).all()
@@ -208,9 +208,8 @@ async def test_a_frozen_storage_node_does_not_free_the_buffer(slow: LocalCluster
         await delivery.layer(0)
         slow.kill("storage-0", signal.SIGSTOP)
         try:
-            delivery.cancel()
             with pytest.raises(QuireError, match="no word from storage-0"):
-                await delivery.quiesced(1)
+                await delivery.cancel(1)
             assert buffer.is_busy
         finally:
             slow.kill("storage-0", signal.SIGCONT)

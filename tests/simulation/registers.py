@@ -57,7 +57,10 @@ class Operation:
 
 
 def is_linearizable(operations: Sequence[Operation]) -> bool:
-    """Whether some order explains all outcomes, in which nothing comes before what had ended when it began."""
+    """Whether some order explains all outcomes, in which nothing comes before what had ended when it began.
+
+    What is certain and ended first is tried first; outcomes that nobody heard are used where nothing else explains.
+    """
     ordered = sorted(operations, key=lambda each: each.began_s)
     wanted = sum(1 << at for at, each in enumerate(ordered) if each.outcome is not Outcome.UNKNOWN)
     start: tuple[int, str | None] = (0, None)
@@ -68,12 +71,12 @@ def is_linearizable(operations: Sequence[Operation]) -> bool:
             return True
         left = [at for at in range(len(ordered)) if not done >> at & 1]
         first_end_s = min(ordered[at].latest_s for at in left)
-        for at in left:
-            if ordered[at].began_s > first_end_s:
-                break
-            new, possible = ordered[at].after(state)
+        possible = [at for at in left if ordered[at].began_s <= first_end_s]
+        for at in sorted(possible, key=lambda at: -ordered[at].latest_s):
+            new, fits = ordered[at].after(state)
             following = (done | 1 << at, new)
-            if possible and following not in seen:
+            useless = new == state and ordered[at].outcome is Outcome.UNKNOWN
+            if fits and not useless and following not in seen:
                 seen.add(following)
                 stack.append(following)
     return False

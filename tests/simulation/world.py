@@ -340,7 +340,7 @@ class Day:
             try:
                 if cancel:
                     await asyncio.sleep(rng.uniform(0, 0.01))
-                    delivery.cancel()
+                    delivery.abandon()
                     return "done"
                 return await self._receive(delivery, buffer, prefix, count)
             finally:

@@ -22,7 +22,7 @@ console = Console()
 keys_app = typer.Typer(no_args_is_help=True, help="Access keys for the frontends.")
 _FOLDER = Path("quire-data")
 Folder = Annotated[Path, typer.Option(help="of the cluster, as `quire up` had it")]
-_GRANT_HELP = "TENANT/BUCKET[/PREFIX]:read|write|admin"
+_GRANT_HELP = "TENANT/BUCKET:read|write|admin, or TENANT/BUCKET/PREFIX:..."
 
 
 @keys_app.command()

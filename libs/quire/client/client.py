@@ -28,7 +28,6 @@ from quire.v1 import gateway_pb2 as pb
 from quire.v1.gateway_pb2_grpc import GatewayServiceStub
 
 # They name memory, or a second answer would say something else.
-_ASKED_ONCE: Final = ("PutLatent", "GetLatent", "GetImage", "DeleteImage")
 _UNQUIET_MAX: Final = 64
 _CLOSE_TIMEOUT_S: Final = 5.0
 _NO_WAY: Final = (
@@ -309,11 +308,15 @@ class QuireClient:
         response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)
         return [convert.node_from(node) for node in response.nodes]
 
-    async def call(self, method: str, request: Any) -> Any:
-        """A short request to the gateway, by the name of its method."""
-        return await call(
-            getattr(self._stub, method), request, timeout_s=self._timeout_s, again=method not in _ASKED_ONCE
-        )
+    @property
+    def gateway(self) -> GatewayServiceStub:
+        """The gateway's methods, for what is built on this client: it is asked over this client's connections."""
+        return self._stub
+
+    @property
+    def timeout_s(self) -> float:
+        """Deadline of one request."""
+        return self._timeout_s
 
     def _quiesced(self, transfer_id: bytes) -> None:
         self._transfers.pop(transfer_id, None)

@@ -90,12 +90,16 @@ class Delivery:
         """Return when no storage node touches the buffer any more. Raises `DeadlineExceeded`: then do not reuse it."""
         await self._quiescence.wait(timeout_s)
 
-    def abandon(self) -> None:
-        """Stop the delivery because its client closes."""
-        self.cancel()
+    async def cancel(self, timeout_s: float = 10.0) -> None:
+        """Give up. The buffer may be reused when this returns: until then a node might still write to it.
 
-    def cancel(self) -> None:
-        """Stop the delivery; await `quiesced` before the buffer is used for anything else."""
+        Raises `DeadlineExceeded` if a node stays silent; the buffer then stays lent.
+        """
+        self.abandon()
+        await self.quiesced(timeout_s)
+
+    def abandon(self) -> None:
+        """Stop the delivery; the buffer stays lent until every node has said that it is quiet."""
         if self._task is not None:
             self._task.cancel()
         if not self._asked:
@@ -191,7 +195,7 @@ class Delivery:
         for future in self._ready:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # whoever waits gets it; nobody has to
+                future.exception()  # seen: nobody has to wait for it
 
 
 def _waited_ns(wanted_ns: Sequence[int], arrived_ns: Sequence[int]) -> int:
@@ -205,6 +209,6 @@ def _waited_ns(wanted_ns: Sequence[int], arrived_ns: Sequence[int]) -> int:
 
 
 def seen(task: asyncio.Task[Any]) -> None:
-    """A failure that nobody asks for is no surprise: whoever awaited a layer or the placement was told."""
+    """A failure that nobody asks for is no surprise: those who awaited a layer or the placement were told."""
     if not task.cancelled():
         task.exception()

@@ -25,6 +25,7 @@ from quire.errors import (
 from quire.images import RECORD_BYTES_MAX, ImageEntry, Rendering, check_image_id
 from quire.latents import LatentInfo, RecordInvalid, Values, decode_record, encode_record, read_info
 from quire.rpc import convert
+from quire.rpc.channels import call
 from quire.telemetry import names, tracer
 from quire.v1 import images_pb2 as pb
 
@@ -99,7 +100,7 @@ class ImageClient:
                 source=convert.target_to(buffer.target()),
                 durability=convert.durability_to(durability),
             )
-            await self._client.call("PutLatent", request)
+            await self._once(self._client.gateway.PutLatent, request)
         return self._remember(entry)
 
     async def get(self, image_id: str, rendering: Rendering | None = None, *, if_none_match: str = "") -> Image:
@@ -124,7 +125,7 @@ class ImageClient:
         request = pb.GetImageRequest(
             image_id=image_id, rendering=convert.rendering_to(rendering or Rendering()), if_none_match="*"
         )
-        answer = await self._client.call("GetImage", request)
+        answer = await self._once(self._client.gateway.GetImage, request)
         return convert.image_from(answer.entry), answer.etag
 
     async def _get(self, entry: ImageEntry, wanted: Rendering, if_none_match: str) -> Image:
@@ -141,7 +142,7 @@ class ImageClient:
                 target=convert.target_to(buffer.target()),
                 if_none_match=if_none_match,
             )
-            answer: Any = await self._client.call("GetImage", request)
+            answer: Any = await self._once(self._client.gateway.GetImage, request)
             assert buffer.view is not None, "host memory"
             data = buffer.view[: answer.length].tobytes()
         found = self._remember(convert.image_from(answer.entry))
@@ -163,7 +164,7 @@ class ImageClient:
         await self._client.reach()
         with self._lent(entry.namespace.layout.chunk_bytes) as buffer:
             request = pb.GetLatentRequest(image_id=entry.image_id, target=convert.target_to(buffer.target()))
-            answer = await self._client.call("GetLatent", request)
+            answer = await self._once(self._client.gateway.GetLatent, request)
             found = self._remember(convert.image_from(answer.entry))
             if found.record_sha256 != entry.record_sha256:
                 raise ChunkMissing(f"{entry.image_id!r} was replaced meanwhile", field="id")
@@ -177,25 +178,31 @@ class ImageClient:
     async def head(self, image_id: str) -> ImageEntry:
         """Raises `ImageMissing`."""
         check_image_id(image_id)
-        answer = await self._client.call("HeadImage", pb.HeadImageRequest(image_id=image_id))
+        answer = await call(
+            self._client.gateway.HeadImage, pb.HeadImageRequest(image_id=image_id), timeout_s=self._client.timeout_s
+        )
         return self._remember(convert.image_from(answer.entry))
 
     async def delete(self, image_id: str) -> bool:
         """Whether there was one."""
         check_image_id(image_id)
-        answer = await self._client.call("DeleteImage", pb.DeleteImageRequest(image_id=image_id))
+        answer = await self._once(self._client.gateway.DeleteImage, pb.DeleteImageRequest(image_id=image_id))
         return bool(answer.deleted)
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ImageEntry]:
         """All images whose ids begin with `prefix` and come after `after`, in order."""
         while True:
             request = pb.ListImagesRequest(prefix=prefix, after=after, limit=_PAGE)
-            page = await self._client.call("ListImages", request)
+            page = await call(self._client.gateway.ListImages, request, timeout_s=self._client.timeout_s)
             for entry in page.entries:
                 yield convert.image_from(entry)
             after = page.next_after
             if not after:
                 return
+
+    async def _once(self, method: Any, request: Any) -> Any:
+        """A request that names memory, or whose second answer would be another."""
+        return await call(method, request, timeout_s=self._client.timeout_s, again=False)
 
     def _remember(self, entry: ImageEntry) -> ImageEntry:
         self._seen[entry.image_id] = entry

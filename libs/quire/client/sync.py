@@ -140,11 +140,9 @@ class SyncDelivery:
     def quiesced(self, timeout_s: float) -> None:
         self._client.run(self.delivery.quiesced(timeout_s))
 
-    def cancel(self) -> None:
-        async def cancel() -> None:
-            self.delivery.cancel()
-
-        self._client.run(cancel())
+    def cancel(self, timeout_s: float = 10.0) -> None:
+        """Give up, as `Delivery.cancel`."""
+        self._client.run(self.delivery.cancel(timeout_s))
 
 
 class SyncStoreSession:
@@ -167,5 +165,6 @@ class SyncStoreSession:
     def finish(self) -> StoreSummary:
         return self._client.run(self._session.finish())
 
-    def cancel(self) -> None:
-        self._client.run(self._session.cancel())
+    def cancel(self, timeout_s: float = 10.0) -> None:
+        """Give up, as `StoreSession.cancel`."""
+        self._client.run(self._session.cancel(timeout_s))

@@ -58,16 +58,20 @@ class Server:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call, unused-ignore]
         reflection.enable_server_reflection(self._services, self.grpc)
-        try:
-            if tls is None:
-                self.port = self.grpc.add_insecure_port(address)
-            else:
-                self.port = self.grpc.add_secure_port(address, tls.server_credentials(clients_too=not public))
-        except RuntimeError as error:
-            raise errors.ConfigInvalid(f"cannot listen on {address!r}: {error}") from None
+        self._address = address
+        self._credentials = tls.server_credentials(clients_too=not public) if tls is not None else None
+        self.port = 0
+        """Where it listens, once it has been started."""
 
     async def start(self) -> None:
-        """Listen, and report healthy."""
+        """Listen, and report healthy. Raises `ConfigInvalid` for an address that is none, or is taken."""
+        try:
+            if self._credentials is None:
+                self.port = self.grpc.add_insecure_port(self._address)
+            else:
+                self.port = self.grpc.add_secure_port(self._address, self._credentials)
+        except RuntimeError as error:
+            raise errors.ConfigInvalid(f"cannot listen on {self._address!r}: {error}") from None
         await self.grpc.start()
         await self._report(health_pb2.HealthCheckResponse.SERVING)
 

@@ -55,7 +55,7 @@ class Device:
     async def decode(self, latent: Latent, info: LatentInfo) -> tuple[Pixels, float]:
         """The pixels, and the seconds of the device that they took. Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`.
 
-        Whoever is cancelled while waiting takes no time of the device.
+        A request that is cancelled while it waits takes no time of the device.
         """
         waiting = _Waiting(latent, info, asyncio.get_running_loop().create_future())
         self._queue.append(waiting)

@@ -203,7 +203,7 @@ class Decoder:
     def _made(self, key: bytes, task: asyncio.Task[_Made | bytes]) -> None:
         del self._running[key]
         if not task.cancelled():
-            task.exception()  # whoever waits gets it; nobody has to
+            task.exception()  # seen: nobody has to wait for it
 
     async def _make(
         self, entry: ImageEntry, outcome: Outcome, record: bytes | None, stages: dict[str, int]

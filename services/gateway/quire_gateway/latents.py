@@ -18,7 +18,7 @@ _PUT_TRIES: Final = 3
 
 
 class LatentGateway:
-    """Every method is one request. Whoever asks keeps the memory as it is where the answer leaves open who uses it:
+    """Every method is one request. A client keeps the memory as it is where the answer leaves open who uses it:
     `Unavailable`, `DeadlineExceeded`, `InternalError`."""
 
     def __init__(self, gateway: Gateway, catalogue: Catalogue, leases: Leases) -> None:

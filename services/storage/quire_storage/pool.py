@@ -189,7 +189,7 @@ class Pool:
                     continue
                 if error is not None or gone:
                     change.done.set_exception(error or DriveFailed("its drive has failed", frozenset(self._failed)))
-                    change.done.exception()  # whoever waited has gone, perhaps
+                    change.done.exception()  # the waiter has gone, perhaps
                 else:
                     change.done.set_result(None)
 

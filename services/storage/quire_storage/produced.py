@@ -25,7 +25,7 @@ class ProducedLayers:
             self._layers.popitem(last=False)
 
     def fail(self, transfer: bytes, error: QuireError) -> None:
-        """The client is gone: whoever waits for its layers gets `error`."""
+        """The client is gone: those who wait for its layers get `error`."""
         self._failures[transfer] = error
         self._wake(transfer)
 

@@ -285,7 +285,7 @@ class Replicator:
 
 
 def keepers_of(key: bytes, holders: Sequence[str]) -> tuple[str, ...]:
-    """The nodes that keep their copies, the same whoever looks: those with the lowest claims."""
+    """The nodes that keep their copies: those with the lowest claims, so that all nodes choose the same."""
     nodes = sorted((name for name in holders if name != OBJECT_TIER), key=lambda name: _claim(key, name))
     return tuple(nodes[:COPIES])
 

@@ -1,6 +1,6 @@
 """Carries out what `core.residency` decides: through the ring, the index and the object tier. Decides nothing.
 
-Whoever wants something of a node's chunks asks here; the answer comes when the machine completes its ticket.
+Everything that a node does with its chunks is asked for here; the answer comes when the machine completes its ticket.
 """
 
 from __future__ import annotations

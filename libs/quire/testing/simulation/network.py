@@ -19,6 +19,7 @@ from quire.errors import InternalError, QuireError
 from quire.rpc.status import status_of, trailers_of
 from quire.testing.simulation.loop import Process, SimulatedLoop, current_process
 
+_RESOLUTION_S = 1e-8  # timers fire that much early, without moving the clock
 _REFUSED_S: Final = 0.05
 _STRAGGLERS: Final = 0.01  # share of messages that take much longer
 
@@ -213,7 +214,7 @@ class SimStream:
         self._task = server.process.start(self._serve(server))
         while True:
             left_s = deadline_s - loop.time() if deadline_s is not None else None
-            if left_s is not None and left_s <= 0:
+            if left_s is not None and left_s <= _RESOLUTION_S:
                 self.cancel()
                 raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no end within {self._timeout} s")
             kind, value = await self._next(server, left_s)

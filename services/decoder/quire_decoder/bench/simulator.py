@@ -140,7 +140,7 @@ def simulate_cluster(trace: Trace, settings: ClusterSettings) -> tuple[npt.NDArr
     """Latencies of every request, and how many decodes went elsewhere (LatentBox, §4.4, Figure 10).
 
     Each node has one device that decodes one latent at a time. Requests for an id that is being decoded wait for that
-    decode. Results go into the owner's cache, whoever decoded. Fetches take their time without occupying anything.
+    decode. Results go into the owner's cache, also where another node decoded. Fetches occupy nothing.
     """
     nodes = range(settings.nodes)
     caches: list[DualCache[int]] = [

@@ -3,7 +3,7 @@
     SIZE[;chunk-signature=HEX]\\r\\n DATA \\r\\n ... 0[;chunk-signature=HEX]\\r\\n [NAME:VALUE\\r\\n ...] \\r\\n
 
 (AWS, "Signature calculations: transferring a payload in multiple chunks", with and without trailing headers.) Data is
-handed on before its chunk's signature is known: whoever takes it keeps nothing of an upload that ends in an error.
+handed on before its chunk's signature is known: its consumer keeps nothing of an upload that ends in an error.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Body:
     async def pieces(self, piece_bytes: int) -> AsyncIterator[bytes]:
         """Payload, in pieces of `piece_bytes` but for the last; none for an empty body. Raises `S3Error`.
 
-        A piece is hashed by a thread while whoever asked has it.
+        A thread hashes a piece while the caller has it.
         """
         loop = asyncio.get_running_loop()
         held: list[bytes | memoryview] = []

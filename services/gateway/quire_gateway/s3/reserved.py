@@ -149,7 +149,7 @@ class ChunkBackend:
             return None
 
     async def delete(self, key: str, etag: str) -> None:
-        """Out of the index; whoever holds the chunk drops it, the object tier too."""
+        """Out of the index; the nodes that hold the chunk drop it, the object tier too."""
         _unconditional(etag)
         name = _chunk_key(key)
         async with self._whole:

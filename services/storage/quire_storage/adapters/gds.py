@@ -1,7 +1,7 @@
 """The `BlockIO` port on GPUDirect Storage, through kvikio: addresses are of device memory.
 
-For whoever assembles layers on a GPU; a node's own arena is host memory. kvikio is no dependency of Quire's: where it
-is not installed, this way of I/O does not exist.
+For a consumer that assembles layers on a GPU; a node's own arena is host memory. kvikio is no dependency of Quire's:
+where it is not installed, this way of I/O does not exist.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from quire.errors import NotImplementedHere
 from quire.images import ImageEntry, Rendering
 from quire.nodes import Node, Role
 from quire.rpc import convert
-from quire.rpc.channels import ChannelPool
+from quire.rpc.channels import ChannelPool, call
 from quire.rpc.server import Server
 from quire.rpc.service import run_service, serve_member
 from quire.v1 import decoder_pb2 as pb
@@ -94,7 +94,7 @@ async def put_png(client: QuireClient, name: str, png: bytes, height: int, width
         source=convert.target_to(buffer.target()),
         durability=convert.durability_to(Durability.LOCAL),
     )
-    await client.call("PutLatent", request)
+    await call(client.gateway.PutLatent, request, timeout_s=client.timeout_s, again=False)
     buffer.close()
 
 
