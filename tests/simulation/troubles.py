@@ -164,7 +164,7 @@ class Troubles:
             return
         self._day.tell(f"fault: a drive of {name} fails")
         member.disk.fault = lambda op, file, offset, length: -errno.EIO if file == 0 else None
-        lost = [Durability.LOCAL] + [Durability.REPLICATED] * (self._drives_lost > 0)
+        lost = [Durability.MEMORY, Durability.LOCAL] + [Durability.REPLICATED] * (self._drives_lost > 0)
         self._drives_lost += 1
         for _ in range(2):  # again for what was being acknowledged then
             for level in lost:

@@ -24,6 +24,7 @@ from quire_storage.ports import Clock, ObjectTier
 
 Bytes = npt.NDArray[np.uint8]
 _AT_ONCE: Final = 8
+_HEADERS_AT_ONCE: Final = 32
 _ABSENT_MAX: Final = 65_536
 _DELETED_AT_ONCE: Final = 256
 
@@ -53,6 +54,15 @@ class ObjectStore:
         if raw is None or row is None or row["key"].tobytes() != chunk.key:
             return False
         return unpack_header(np.frombuffer(raw, dtype=np.uint8)).chunk.same_content(chunk)
+
+    async def present(self, keys: Sequence[bytes]) -> list[bool]:
+        """Which chunks have a sound object, by its header. Raises what the tier raises."""
+        found: list[bool] = []
+        for first in range(0, len(keys), _HEADERS_AT_ONCE):
+            part = keys[first : first + _HEADERS_AT_ONCE]
+            headers = await asyncio.gather(*map(self._tier.header, part))
+            found += [_record(key, raw) is not None for key, raw in zip(part, headers, strict=True)]
+        return found
 
     # ---- reading
 
@@ -109,12 +119,17 @@ class ObjectStore:
     async def records(self) -> AsyncIterator[ChunkRecord]:
         """Of every sound chunk object, from its header."""
         async for keys in self._tier.list():
-            for first in range(0, len(keys), _AT_ONCE):
-                part = keys[first : first + _AT_ONCE]
+            for first in range(0, len(keys), _HEADERS_AT_ONCE):
+                part = keys[first : first + _HEADERS_AT_ONCE]
                 for key, raw in zip(part, await asyncio.gather(*map(self._tier.header, part)), strict=True):
-                    row = sound_header(raw) if raw is not None else None
-                    if row is not None and row["key"].tobytes() == key:
-                        yield record_of(row)
+                    if (record := _record(key, raw)) is not None:
+                        yield record
+
+
+def _record(key: bytes, raw: bytes | None) -> ChunkRecord | None:
+    """Of the chunk `key`, from its object's header; None if that is not one, or another chunk's."""
+    row = sound_header(raw) if raw is not None else None
+    return record_of(row) if row is not None and row["key"].tobytes() == key else None
 
 
 def pack_object(chunk: Chunk, payload: Bytes) -> bytes:

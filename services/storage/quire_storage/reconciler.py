@@ -7,7 +7,7 @@ from what the node believes, it looks at both, one by one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from quire.errors import QuireError
@@ -98,15 +98,16 @@ class Reconciler:
         """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
         dropped = await self._tiers.drop(await self._registry.drops())
         listed: dict[bytes, int] = {}
-        gone: list[ChunkRecord] = []
+        gone: list[tuple[ChunkRecord, int]] = []
         async for page in self._registry.holdings():
             for record, generation in page:
                 found = self._tiers.residency.look(record.key)
                 if found is None:
-                    gone.append(record)
+                    gone.append((record, generation))
                 elif found[1] == generation:
                     listed[record.key] = generation
-        self._tiers.deny(gone)
+        for first in range(0, len(gone), _BATCH):
+            await self._deny(gone[first : first + _BATCH])
         missing = [key for key in list(self._tiers.residency.keys()) if key not in listed]
         logger().info("compared with the index", dropped=dropped, withdrawn=len(gone), unlisted=len(missing))
         if await self._was_lost(missing):
@@ -116,6 +117,17 @@ class Reconciler:
         if not self._registering:
             self._registering = True
             self._spawn(self._register())
+
+    async def _deny(self, gone: Sequence[tuple[ChunkRecord, int]]) -> None:
+        """Withdraw what is not here. What has an object all the same is listed there first, in these very entries:
+
+        an index that lost its latest seconds may not know of objects for which this node let its own copies go.
+        """
+        objects = self._tiers.objects
+        if objects is not None:
+            present = await objects.present([record.key for record, _ in gone])
+            await self._registry.list_objects([each for each, here in zip(gone, present, strict=True) if here])
+        self._tiers.deny([record for record, _ in gone])
 
     async def _was_lost(self, keys: list[bytes]) -> bool:
         """Whether the index has lost any of these, which it had acknowledged: not what is being evicted just now."""

@@ -10,7 +10,6 @@ from typing import Final
 from quire.errors import QuireError
 from quire.metadata.index import OBJECT_TIER, ChunkRecord, ObjectMark
 from quire.telemetry import logger
-from quire_storage.core.chunks import Chunk
 from quire_storage.ports import Clock, ClusterIndex, Listing
 
 _RETRY_S: Final = 0.02
@@ -140,15 +139,15 @@ class Registry:
 
     # ---- the object tier
 
-    async def list_objects(self, stored: Sequence[tuple[Chunk, int]]) -> list[tuple[Chunk, int]]:
-        """List the object tier for chunks under index entries of these generations; those for which it is listed now.
+    async def list_objects(self, stored: Sequence[tuple[ChunkRecord, int]]) -> list[bool]:
+        """List the object tier for chunks under index entries of these generations; for each whether it is listed now.
 
         Not where entries have ended or objects are being deleted. Raises what the index raises.
         """
         if not stored:
             return []
-        marks = await self._index.add_objects([chunk.record for chunk, _ in stored], [each for _, each in stored])
-        return [pair for pair, mark in zip(stored, marks, strict=True) if mark is ObjectMark.LISTED]
+        marks = await self._index.add_objects([record for record, _ in stored], [each for _, each in stored])
+        return [mark is ObjectMark.LISTED for mark in marks]
 
     async def expect_objects(self, records: Sequence[ChunkRecord]) -> float:
         """Objects are about to be written, or to be listed: seconds for which they stay, 0 while any is being deleted.

@@ -339,11 +339,11 @@ class StorageNode:
         except ChunkMissing:
             wanted = [record for run in call.runs for record in records(call.descriptor.keys, run.first, run.count)]
             missing = [record for record in wanted if record.key not in self._tiers.residency]
-            self._tiers.deny(missing)
-            if self._objects is not None:
+            if self._objects is not None:  # without an answer of the object tier nothing is known of them
                 absent = self._objects.found_absent([record.key for record in missing])
-                no_objects = [record for record in missing if record.key in absent]
-                self._spawn(self._registry.withdraw(no_objects, OBJECT_TIER))
+                missing = [record for record in missing if record.key in absent]
+                self._spawn(self._registry.withdraw(missing, OBJECT_TIER))
+            self._tiers.deny(missing)
             raise
 
     async def _run(self, delivery: Delivery, call: DeliverCall, held: Held) -> NodeOutcome:

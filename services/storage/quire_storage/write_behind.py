@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
@@ -235,5 +236,6 @@ class WriteBehind:
         mine = [(chunk, at[1]) for chunk, at in found if at is not None and at[1] and at[0].chunk.same_content(chunk)]
         if self._clock.monotonic_s() > deadline_s:
             return
-        for chunk, generation in await self._registry.list_objects(mine):
+        listed = await self._registry.list_objects([(chunk.record, generation) for chunk, generation in mine])
+        for chunk, generation in itertools.compress(mine, listed):
             self._chunks.uploaded(chunk, generation)
