@@ -12,18 +12,18 @@ RUN python3 -m venv /opt/quire && /opt/quire/bin/pip install --no-cache-dir --di
 COPY constraints.txt pyproject.toml README.md ./
 COPY libs libs
 COPY services services
-RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[latents,ucx]'
+RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[server,latents,ucx]'
 
 FROM builder AS decoder-builder
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt \
-    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} '.[images]'
+    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} '.[decoder]'
 
 FROM ${PYTHON} AS base
 RUN apt-get update && apt-get install -y --no-install-recommends libucx0 ibverbs-providers && rm -rf /var/lib/apt/lists/* \
     && useradd --system --uid 10001 --home-dir /nonexistent --no-create-home quire \
     && mkdir -p /var/lib/quire /var/lib/quire-objects && chown 10001:10001 /var/lib/quire /var/lib/quire-objects
-ENV PATH=/opt/quire/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+ENV PATH=/opt/quire/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 GRPC_ENABLE_FORK_SUPPORT=0
 USER 10001
 WORKDIR /var/lib/quire
 EXPOSE 9464

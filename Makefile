@@ -69,7 +69,7 @@ format: $(STAMP)
 settings: $(STAMP)      ## the README's table of variables, from the configuration classes
 	$(BIN)/python tools/settings.py
 
-proto: $(STAMP)         ## regenerate libs/quire/v1 from protos/
+proto: $(STAMP)         ## regenerate libs/quire/wire/v1 from protos/
 	$(BIN)/python protos/generate.py
 
 bench: $(STAMP)         ## the benchmarks of the README, with figures

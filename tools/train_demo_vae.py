@@ -3,7 +3,7 @@
     python tools/train_demo_vae.py --steps 1500
 
 Procedural images (gradients, shapes, stripes, noise textures) and photographs that installed packages carry
-(matplotlib's sample data). Writes libs/quire/assets/demo_vae/. Two CPU cores take some minutes.
+(matplotlib's sample data). Writes services/decoder/quire_decoder/assets/demo_vae/. Two CPU cores take some minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from diffusers import AutoencoderTiny
 
-TARGET = Path(__file__).parents[1] / "libs/quire/assets/demo_vae"
+TARGET = Path(__file__).parents[1] / "services/decoder/quire_decoder/assets/demo_vae"
 SIZE = 64
 
 

@@ -1,7 +1,7 @@
 """Errors of pyucx.
 
 UcxError
-├── LibraryNotFound          no usable libucp on this machine
+├── LibraryNotFound          no usable libucp on this machine (also an ImportError)
 ├── InvalidRemoteKey         the packed key is truncated, damaged or of another transport
 ├── TargetOutOfRange         a transfer would leave the memory that either side registered (also a ValueError)
 ├── MessageTooLong           an active message over MESSAGE_BYTES_MAX (also a ValueError)
@@ -18,8 +18,8 @@ class UcxError(Exception):
     """Base of every error that this package raises."""
 
 
-class LibraryNotFound(UcxError):
-    """No usable libucp was found; the message lists what was tried."""
+class LibraryNotFound(UcxError, ImportError):
+    """No usable libucp was found when `pyucx` was imported; the message lists what was tried."""
 
 
 class InvalidRemoteKey(UcxError):

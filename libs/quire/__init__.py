@@ -1,10 +1,6 @@
 """Quire: intermediate state of generative inference, kept as small immutable objects."""
 
-import os
 from importlib.metadata import PackageNotFoundError, version
-
-# gRPC reads it when it is loaded. Quire spawns processes and never forks, so gRPC need not guard against forks.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 try:
     __version__ = version("quire")

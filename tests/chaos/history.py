@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from quire.durability import Durability
-from quire.hashing import Namespace, block_keys
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
+from quire.model.durability import Durability
+from quire.model.hashing import Namespace, block_keys
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
 from tests.simulation.history import History
 
 LAYOUT = KvLayout(4, 16, 8, 64, Dtype.BF16)

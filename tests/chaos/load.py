@@ -19,8 +19,8 @@ import aiohttp
 import numpy as np
 
 from quire.client import QuireClient
-from quire.durability import Durability
-from quire.errors import QuireError
+from quire.model.durability import Durability
+from quire.model.errors import QuireError
 from tests.chaos import history
 from tests.chaos.history import DEADLINE_S, Event
 from tests.e2e import s3_signing

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from quire.metadata import AccessKeys, connect
+from quire_server.redis import AccessKeys, connect
 from tests.chaos import history, load
 from tests.chaos.faults import Faults, small_object_tier
 from tests.chaos.world import World, can_make_networks

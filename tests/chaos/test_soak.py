@@ -21,11 +21,11 @@ import pytest
 import redis
 
 from quire.client import QuireClient
-from quire.errors import QuireError
-from quire.hashing import engine_keys
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
-from quire.local import LocalCluster
+from quire.model.errors import QuireError
+from quire.model.hashing import engine_keys
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, store
 
 TRACE = Path(__file__).parents[3] / "shared" / "data" / "mooncake_conversation_trace.jsonl"

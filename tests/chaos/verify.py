@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from quire.client import QuireClient
-from quire.errors import QuireError
-from quire.nodes import Node, Role
+from quire.model.errors import QuireError
+from quire.model.nodes import Node, Role
 from tests.chaos import history
 from tests.chaos.history import Event
 from tests.e2e import s3_signing

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from quire.local import LocalCluster
+from quire_tools.local import LocalCluster
 
 _BRIDGE: Final = "qchaos"
 _NETWORK: Final = "10.77.31"

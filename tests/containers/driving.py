@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire.client import SyncClient
-from quire.errors import QuireError
+from quire.model.errors import QuireError
 
 GATEWAY = "127.0.0.1:7410"
 
@@ -37,7 +37,7 @@ def until(condition: Callable[[], object], log: Callable[[], str], timeout_s: fl
 
 def demo(folder: Path, log: Callable[[], str]) -> None:
     """KV out of this machine's memory into the containers and back, images put and got."""
-    command = [sys.executable, "-c", "from quire.cli import main; main()", "demo", "--endpoint", GATEWAY]
+    command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "demo", "--endpoint", GATEWAY]
     environment = {**os.environ, "UCX_TCP_BRIDGE_ENABLE": "y"}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False

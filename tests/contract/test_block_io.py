@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quire.clock import SystemClock
+from quire_server.clock import SystemClock
 from quire_storage.adapters.gds import GdsBlockIO
 from quire_storage.adapters.threads import ThreadBlockIO
 from quire_storage.adapters.uring import UringBlockIO

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import redis.asyncio as redis
 
-from quire.errors import MetadataUnavailable
-from quire.metadata import Buckets
-from quire.metadata.buckets import GRACE_MS, UNCOMMITTED_MS
+from quire.model.buckets import GRACE_MS, UNCOMMITTED_MS
+from quire.model.errors import MetadataUnavailable
 from quire.testing import FakeClock
 from quire.testing.buckets import MemoryBuckets
 from quire_gateway.adapters.blobs import ObstoreBlobs
@@ -22,6 +21,7 @@ from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.listing import list_objects
+from quire_server.redis import Buckets
 
 PLAIN = Described({}, {})
 PART = 5 << 20

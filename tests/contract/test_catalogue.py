@@ -6,12 +6,12 @@ import hashlib
 
 import redis.asyncio as redis
 
-from quire.clock import SystemClock
-from quire.images import ImageEntry
-from quire.keys import ChunkKeys
-from quire.metadata import Images
+from quire.model.images import ImageEntry
+from quire.model.keys import ChunkKeys
 from quire_orchestrator.core.routing import ImageRouter
 from quire_orchestrator.images import ImageDesk
+from quire_server.clock import SystemClock
+from quire_server.redis import Images
 
 
 def _entry(name: str, content: str = "") -> ImageEntry:

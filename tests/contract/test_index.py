@@ -9,19 +9,12 @@ from collections.abc import Iterable
 import pytest
 import redis.asyncio as redis
 
-from quire.errors import MetadataUnavailable, NameTaken
-from quire.keys import SEGMENT_CHUNKS, ChunkKeys
-from quire.metadata import Membership, PrefixIndex, connect
-from quire.metadata.index import (
-    DIGEST_MODULUS,
-    ChunkRecord,
-    Listing,
-    ObjectMark,
-    listing_number,
-    records,
-)
-from quire.nodes import Node, Role
+from quire.model.errors import MetadataUnavailable, NameTaken
+from quire.model.index import DIGEST_MODULUS, ChunkRecord, Listing, ObjectMark, listing_number, records
+from quire.model.keys import SEGMENT_CHUNKS, ChunkKeys
+from quire.model.nodes import Node, Role
 from quire.testing.index import MemoryIndex
+from quire_server.redis import Membership, PrefixIndex, connect
 
 
 def chain(length: int, branch: int = 0, common: int = 0) -> ChunkKeys:

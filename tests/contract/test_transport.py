@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quire.descriptor import RdmaTarget
-from quire.errors import PeerLost, TargetInvalid
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import PeerLost, TargetInvalid
 from quire.transport import Region, Transport
 from quire.transport.memory import MemoryTransport
 from quire.transport.ucx import UcxTransport

@@ -8,11 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.client import Buffer, FetchSummary, Lookup, QuireClient, StoreSummary
-from quire.descriptor import DeliveryOrder
-from quire.durability import Durability, OnExisting
-from quire.hashing import Namespace, block_keys
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
+from quire.model.descriptor import DeliveryOrder
+from quire.model.durability import Durability, OnExisting
+from quire.model.hashing import Namespace, block_keys
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
 
 LAYOUT = KvLayout(4, 16, 2, 64, Dtype.BF16)
 

@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pytest
 
 from quire.client import Lookup, QuireClient
-from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.durability import Durability
-from quire.errors import (
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.durability import Durability
+from quire.model.errors import (
     ChunkMissing,
     DescriptorInvalid,
     InvalidRequest,
@@ -27,14 +27,14 @@ from quire.errors import (
     QuireError,
     TargetInvalid,
 )
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
-from quire.local import LocalCluster
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, call
-from quire.v1 import common_pb2, gateway_pb2
-from quire.v1.gateway_pb2_grpc import GatewayServiceStub
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call
+from quire.wire.v1 import common_pb2, gateway_pb2
+from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
+from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
 Scene = tuple[QuireClient, Namespace, ChunkKeys, npt.NDArray[np.uint8], Lookup]
@@ -202,8 +202,8 @@ async def test_stores_that_cannot_work(scene: Scene) -> None:
 
 async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: LocalCluster) -> None:
     """The index promises what the node dropped: ChunkMissing before the first byte, and the next look-up is honest."""
-    from quire.v1 import storage_pb2
-    from quire.v1.storage_pb2_grpc import StorageServiceStub
+    from quire.wire.v1 import storage_pb2
+    from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 
     client, *_ = scene
     namespace = fresh_namespace()
@@ -231,7 +231,7 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
 
 async def _raw_fetch(cluster: LocalCluster, found: Lookup, descriptor: common_pb2.Descriptor) -> common_pb2.NodeOutcome:
     """A fetch without the SDK's own checks; the first node's outcome."""
-    from quire.rpc.channels import stream
+    from quire.wire.channels import stream
 
     pool = ChannelPool()
     stub: GatewayServiceStub = GatewayServiceStub(pool.get(cluster.gateway_address))

@@ -12,16 +12,16 @@ import pytest
 
 from quire.client import AdminClient, Lookup, QuireClient
 from quire.client.delivery import FetchSummary
-from quire.descriptor import DeliveryOrder
-from quire.durability import Durability
-from quire.errors import InvalidRequest
-from quire.hashing import Namespace, tenant_name
-from quire.layout import Dtype, KvLayout
-from quire.local import LocalCluster
-from quire.profile import ComputeProfile, Sample
-from quire.rpc.channels import ChannelPool, call
-from quire.v1 import scheduler_pb2
-from quire.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from quire.model.descriptor import DeliveryOrder
+from quire.model.durability import Durability
+from quire.model.errors import InvalidRequest
+from quire.model.hashing import Namespace, tenant_name
+from quire.model.layout import Dtype, KvLayout
+from quire.model.profile import ComputeProfile, Sample
+from quire.wire.channels import ChannelPool, call
+from quire.wire.v1 import scheduler_pb2
+from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
 
 LAYOUT = KvLayout(16, 16, 8, 128, Dtype.BF16)  # 64 KiB a slice, 1 MiB a chunk

@@ -20,11 +20,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from safetensors.torch import save
 
-from quire.errors import ConfigInvalid
-from quire.local import LocalCluster
+from quire.model.errors import ConfigInvalid
+from quire_tools.local import LocalCluster
 
 _REQUEST: Any = reflection_pb2.ServerReflectionRequest
-QUIRE = [sys.executable, "-c", "from quire.cli import main; main()"]
+QUIRE = [sys.executable, "-c", "from quire_tools.cli import main; main()"]
 
 
 def quire(*arguments: str, timeout_s: float = 60, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -117,7 +117,7 @@ def test_lookup_by_hand_finds_what_the_demo_stored(tmp_path: Path, cluster: Loca
         done = quire("demo", "--folder", str(tmp_path), "--endpoint", cluster.gateway_address, timeout_s=110)
         assert done.returncode == 0, done.stdout + done.stderr
     text = tmp_path / "prompt.txt"
-    from quire.cli.demo import demo_prompts
+    from quire_tools.cli.demo import demo_prompts
 
     text.write_bytes(bytes(demo_prompts()[0][0].tolist()))
     arguments = [str(text), "--namespace", str(tmp_path / "namespace.json"), "--gateway", cluster.gateway_address]
@@ -189,7 +189,7 @@ def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> 
     assert len(json.loads(profile.read_text())["samples"]) == 4
 
     latent = tmp_path / "cat.safetensors"
-    from quire.local.pictures import VAE_FOLDER
+    from quire_tools.local.pictures import VAE_FOLDER
 
     weights = hashlib.sha256(next(VAE_FOLDER.glob("*.safetensors")).read_bytes()).hexdigest()
     latent.write_bytes(save({"latent": torch.randn(1, 4, 16, 16)}))

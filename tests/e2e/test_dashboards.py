@@ -21,13 +21,13 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.client import ImageClient, QuireClient
-from quire.descriptor import DeliveryOrder
-from quire.errors import QuireError
-from quire.hashing import block_keys
-from quire.latents import LatentInfo, Normalisation, Vae
-from quire.local import LocalCluster
-from quire.local.ports import free_ports
+from quire.model.descriptor import DeliveryOrder
+from quire.model.errors import QuireError
+from quire.model.hashing import block_keys
+from quire.model.latents import LatentInfo, Normalisation, Vae
 from quire_decoder.adapters.vae import weights_digest
+from quire_tools.local import LocalCluster
+from quire_tools.local.ports import free_ports
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, store
 
 ROOT = Path(__file__).resolve().parents[2] / "observability"

@@ -12,10 +12,10 @@ import torch
 from diffusers import AutoencoderKL
 
 from quire.client import ImageClient, QuireClient
-from quire.errors import InvalidRequest
 from quire.integrations.diffusers import LatentKeeper
-from quire.local import LocalCluster
+from quire.model.errors import InvalidRequest
 from quire_decoder.adapters.vae import weights_digest
+from quire_tools.local import LocalCluster
 
 STEPS = 3
 Kl: Any = AutoencoderKL

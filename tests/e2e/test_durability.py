@@ -17,17 +17,17 @@ import pytest
 from redis import Redis
 
 from quire.client import AdminClient, QuireClient
-from quire.durability import Durability
-from quire.errors import NodeUnavailable, QuireError
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
-from quire.local import LocalCluster
-from quire.metadata.index import records
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, call
-from quire.v1 import orchestrator_pb2
-from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire.model.durability import Durability
+from quire.model.errors import NodeUnavailable, QuireError
+from quire.model.hashing import Namespace
+from quire.model.index import records
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call
+from quire.wire.v1 import orchestrator_pb2
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
 MIB = 1 << 20

@@ -17,13 +17,13 @@ import pytest
 from redis import Redis
 
 from quire.client import Lookup, QuireClient
-from quire.descriptor import DeliveryOrder
-from quire.durability import Durability
-from quire.errors import PeerLost, QuireError, TargetInvalid, Unavailable
-from quire.hashing import Namespace
-from quire.layout import Dtype, KvLayout
-from quire.local import LocalCluster
-from quire.telemetry import configure
+from quire.model.descriptor import DeliveryOrder
+from quire.model.durability import Durability
+from quire.model.errors import PeerLost, QuireError, TargetInvalid, Unavailable
+from quire.model.hashing import Namespace
+from quire.model.layout import Dtype, KvLayout
+from quire_server.telemetry import configure
+from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, random_payload, some_keys, store
 
 ROOT = Path(__file__).resolve().parents[2]

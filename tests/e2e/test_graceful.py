@@ -18,19 +18,19 @@ import pytest
 
 from quire import PROTOCOL_OLDEST, PROTOCOL_VERSION
 from quire.client import ImageClient, QuireClient
-from quire.durability import Durability
-from quire.errors import QuireError, TooManyRequests, VersionUnsupported
-from quire.latents import LatentInfo, Normalisation, Vae
-from quire.local import LocalCluster
-from quire.nodes import Node, Role
-from quire.rpc.channels import ChannelPool, call
-from quire.rpc.convert import node_to
-from quire.rpc.status import error_of, trailers_of
-from quire.rpc.version import HEADER
-from quire.v1 import gateway_pb2, orchestrator_pb2
-from quire.v1.gateway_pb2_grpc import GatewayServiceStub
-from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire.model.durability import Durability
+from quire.model.errors import QuireError, TooManyRequests, VersionUnsupported
+from quire.model.latents import LatentInfo, Normalisation, Vae
+from quire.model.nodes import Node, Role
+from quire.wire.channels import ChannelPool, call
+from quire.wire.convert import node_to
+from quire.wire.status import error_of, trailers_of
+from quire.wire.v1 import gateway_pb2, orchestrator_pb2
+from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire.wire.version import HEADER
 from quire_decoder.adapters.vae import weights_digest
+from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
 CHUNKS = 8
@@ -230,7 +230,7 @@ def test_a_wrong_configuration_is_named_at_the_start(service: str, wrong: dict[s
 def test_a_stop_that_hangs_ends_and_says_where(tmp_path: Path) -> None:
     """Whatever it waits for: after its deadline the process is gone, with a traceback in its log."""
     code = """
-import asyncio, quire.rpc.service as service, quire_scheduler.server as scheduler
+import asyncio, quire_server.service as service, quire_scheduler.server as scheduler
 async def hang_at_the_end(self):
     await asyncio.sleep(60)
 service._STOP_MORE_S = 1.0

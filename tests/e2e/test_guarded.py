@@ -17,11 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire import certs
 from quire.client import AdminClient, QuireClient
-from quire.descriptor import DeliveryOrder, Descriptor
-from quire.durability import Durability
-from quire.errors import (
+from quire.model.descriptor import DeliveryOrder, Descriptor
+from quire.model.durability import Durability
+from quire.model.errors import (
     LeaseForged,
     NodeUnavailable,
     NotAllowed,
@@ -29,15 +28,16 @@ from quire.errors import (
     TooManyRequests,
     Unauthenticated,
 )
-from quire.hashing import Namespace
-from quire.layout import Dtype, KvLayout
-from quire.local import LocalCluster
-from quire.outcome import ChunkRun
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, stream
-from quire.rpc.tls import MEMBER_NAME, Tls
-from quire.v1 import storage_pb2
-from quire.v1.storage_pb2_grpc import StorageServiceStub
+from quire.model.hashing import Namespace
+from quire.model.layout import Dtype, KvLayout
+from quire.model.outcome import ChunkRun
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, stream
+from quire.wire.tls import MEMBER_NAME, Tls
+from quire.wire.v1 import storage_pb2
+from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
+from quire_server import certs
+from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
 LAYOUT = KvLayout(8, 16, 8, 128, Dtype.BF16)
@@ -65,7 +65,7 @@ class Guarded:
 
     def tenant(self, name: str, *options: str) -> Tenant:
         """A new key, made as an operator makes it."""
-        command = [sys.executable, "-c", "from quire.cli import main; main()", "keys", "create", name, *options]
+        command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "keys", "create", name, *options]
         command += ["--rdma", "--folder", str(self.cluster.folder)]
         made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
         said = dict(line.rsplit(maxsplit=1) for line in made.splitlines())

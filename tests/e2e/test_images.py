@@ -19,11 +19,11 @@ from PIL import Image as PillowImage
 from safetensors.torch import save
 
 from quire.client import ImageClient, QuireClient
-from quire.errors import ImageMissing, InvalidRequest, QuireError, VaeUnknown
-from quire.images import Rendering
-from quire.latents import LatentInfo, Normalisation, Vae, encode_record
-from quire.local import LocalCluster
+from quire.model.errors import ImageMissing, InvalidRequest, QuireError, VaeUnknown
+from quire.model.images import Rendering
+from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
 from quire_decoder.adapters.vae import weights_digest
+from quire_tools.local import LocalCluster
 
 DECODERS = 3
 

@@ -14,9 +14,9 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from quire.local import LocalCluster
-from quire.metadata import AccessKeys, connect
-from quire.metadata.access import Grant, Level
+from quire_server.redis import AccessKeys, connect
+from quire_server.redis.access import Grant, Level
+from quire_tools.local import LocalCluster
 
 from .s3_signing import presigned, request, signed
 

@@ -27,14 +27,14 @@ from obstore.store import S3Store
 from yarl import URL
 
 from quire.client import QuireClient
-from quire.durability import Durability
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
-from quire.local import LocalCluster
-from quire.local.ports import free_ports
-from quire.metadata import AccessKeys, connect
-from quire.metadata.access import Grant, Level
+from quire.model.durability import Durability
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire_server.redis import AccessKeys, connect
+from quire_server.redis.access import Grant, Level
+from quire_tools.local import LocalCluster
+from quire_tools.local.ports import free_ports
 
 LAYOUT = KvLayout(4, 16, 2, 64, Dtype.FP16)
 MANY = 2500

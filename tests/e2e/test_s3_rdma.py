@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from quire.client import ImageClient, QuireClient
-from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.durability import Durability
-from quire.errors import InvalidRequest
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.latents import LatentInfo, Vae, encode_record
-from quire.layout import Dtype, KvLayout
-from quire.local import LocalCluster
-from quire.metadata import AccessKeys, connect
-from quire.metadata.access import Grant, Level
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.durability import Durability
+from quire.model.errors import InvalidRequest
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.latents import LatentInfo, Vae, encode_record
+from quire.model.layout import Dtype, KvLayout
+from quire_server.redis import AccessKeys, connect
+from quire_server.redis.access import Grant, Level
+from quire_tools.local import LocalCluster
 
 from .s3_signing import request
 

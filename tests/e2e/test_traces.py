@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from quire.local import LocalCluster
 from quire.telemetry import names
-from quire.telemetry.sink import OtlpSink
-from quire.telemetry.spans import Span, Trace, read_traces
 from quire_decoder.adapters.vae import weights_digest
+from quire_tools.local import LocalCluster
+from quire_tools.otlp_sink import OtlpSink
+from quire_tools.spans import Span, Trace, read_traces
 from tests.e2e import traced_client
 
 # The whole payload takes some 2.5 s at this rate: long against what is not the data plane's, on a slow machine too.
@@ -153,7 +153,7 @@ def test_a_browsers_trace_goes_on_through_http(traced: Traced) -> None:
 
 def test_the_waterfall_in_a_terminal(traced: Traced) -> None:
     """`quire trace` lists traces, and draws one that it is given."""
-    quire = [sys.executable, "-c", "from quire.cli import main; main()", "trace"]
+    quire = [sys.executable, "-c", "from quire_tools.cli import main; main()", "trace"]
     environment = {**os.environ, "COLUMNS": "160"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from quire.client import QuireClient
-from quire.descriptor import DeliveryOrder
-from quire.durability import Durability, OnExisting
-from quire.errors import ContentConflict, NotImplementedHere
-from quire.hashing import Namespace
-from quire.local import LocalCluster
-from quire.nodes import Node, Role
+from quire.model.descriptor import DeliveryOrder
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import ContentConflict, NotImplementedHere
+from quire.model.hashing import Namespace
+from quire.model.nodes import Node, Role
 from quire_orchestrator.core.placement import placed_segments
+from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
 

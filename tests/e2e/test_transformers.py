@@ -11,9 +11,9 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from quire.client import SyncClient
-from quire.hashing import block_keys
 from quire.integrations.transformers import Prefill, PrefixCache
-from quire.local import LocalCluster
+from quire.model.hashing import block_keys
+from quire_tools.local import LocalCluster
 
 LAYERS = 3
 

@@ -11,10 +11,11 @@ import numpy as np
 from opentelemetry import trace
 
 from quire.client import ImageClient, QuireClient
-from quire.descriptor import DeliveryOrder
-from quire.latents import LatentInfo, Normalisation, Vae
-from quire.layout import Dtype, KvLayout
-from quire.telemetry import configure, tracer
+from quire.model.descriptor import DeliveryOrder
+from quire.model.latents import LatentInfo, Normalisation, Vae
+from quire.model.layout import Dtype, KvLayout
+from quire.telemetry import tracer
+from quire_server.telemetry import configure
 from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
 
 CHUNKS = 64

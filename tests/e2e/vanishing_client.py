@@ -6,9 +6,9 @@ import asyncio
 import sys
 
 from quire.client import QuireClient
-from quire.descriptor import DeliveryOrder
-from quire.hashing import Namespace
-from quire.layout import Dtype, KvLayout
+from quire.model.descriptor import DeliveryOrder
+from quire.model.hashing import Namespace
+from quire.model.layout import Dtype, KvLayout
 from tests.e2e.helpers import some_keys
 
 

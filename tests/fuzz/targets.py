@@ -13,12 +13,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quire.chunk_object import CRC_FROM, HEADER, HEADER_MAGIC, read_chunk_object, write_chunk_object
-from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.errors import QuireError
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
+from quire.model.chunk_object import CRC_FROM, HEADER, HEADER_MAGIC, read_chunk_object, write_chunk_object
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.errors import QuireError
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
 from quire_gateway.core.aws_chunked import MODES, AwsChunked, Signing
 from quire_gateway.core.ranges import Conditions, read_range
 from quire_gateway.core.s3_errors import S3Error

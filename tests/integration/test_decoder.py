@@ -16,9 +16,8 @@ import torch
 from diffusers import AutoencoderTiny
 
 from quire.client.remote_memory import RemoteMemory
-from quire.clock import SystemClock
-from quire.descriptor import RdmaTarget
-from quire.errors import (
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import (
     ChunkMissing,
     CorruptData,
     InvalidRequest,
@@ -26,8 +25,8 @@ from quire.errors import (
     NotImplementedHere,
     QuireError,
 )
-from quire.images import ImageEntry, Rendering
-from quire.latents import LatentInfo, Vae, encode_record
+from quire.model.images import ImageEntry, Rendering
+from quire.model.latents import LatentInfo, Vae, encode_record
 from quire.transport.memory import MemoryTransport
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.vae import DiffusersVaes, weights_digest
@@ -35,6 +34,7 @@ from quire_decoder.config import DecoderConfig
 from quire_decoder.core.dual_cache import Costs, DualCache, Tuning
 from quire_decoder.ports import Pixels
 from quire_decoder.runtime import Decoder
+from quire_server.clock import SystemClock
 
 PNG = Rendering("png")
 Tiny: Any = AutoencoderTiny
@@ -51,7 +51,7 @@ class Records:
     def put(self, name: str, record: bytes, info: LatentInfo) -> ImageEntry:
         digest = hashlib.sha256(record).digest()
         self.held[digest] = record
-        from quire.latents import read_info
+        from quire.model.latents import read_info
 
         return ImageEntry(
             name, digest, len(record), read_info(record).sha256, info.vae.weights_sha256, info.height, info.width

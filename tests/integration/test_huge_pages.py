@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid
 from quire_storage.arena import Arena
 
 FREE = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("HugePages_Free"))

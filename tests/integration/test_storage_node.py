@@ -10,20 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quire.clock import SystemClock
-from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.durability import Durability, OnExisting
-from quire.errors import DeadlineExceeded, KeysInvalid, MetadataUnavailable, NodeUnavailable
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
-from quire.lease import Lease, LeasedRun, LeaseSigner
-from quire.metadata.index import ChunkRecord, Listing, ObjectMark
-from quire.nodes import Node, Role
-from quire.outcome import ChunkRun, NodeOutcome
-from quire.policy import NamespacePolicy
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import DeadlineExceeded, KeysInvalid, MetadataUnavailable, NodeUnavailable
+from quire.model.index import ChunkRecord, Listing, ObjectMark
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire.model.lease import Lease, LeasedRun, LeaseSigner
+from quire.model.nodes import Node, Role
+from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.policy import NamespacePolicy
 from quire.transport import LayerProduced, Quiesced, decode_message
 from quire.transport.memory import MemoryStream, MemoryTransport
 from quire.transport.messages import encode_message
+from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.config import StorageConfig

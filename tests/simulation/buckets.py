@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from quire.errors import QuireError, Unavailable
-from quire.metadata import buckets as bucket_rules
+from quire.model import buckets as bucket_rules
+from quire.model.errors import QuireError, Unavailable
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import backend as backend_module
 from quire_gateway.s3 import body as body_module

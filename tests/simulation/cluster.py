@@ -10,14 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from quire import PROTOCOL_VERSION
-from quire.clock import Clock
-from quire.errors import MetadataUnavailable, NameTaken, QuireError
-from quire.nodes import Location, Node, Role
-from quire.permit import PermitSigner
-from quire.policy import NamespacePolicy, TenantPolicy
-from quire.profile import Profiles
-from quire.rpc.heartbeat import Heartbeat
-from quire.rpc.permits import PermitChecker
+from quire.model.errors import MetadataUnavailable, NameTaken, QuireError
+from quire.model.nodes import Location, Node, Role
+from quire.model.permit import PermitSigner
+from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire.model.profile import Profiles
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import IndexState, MemoryIndex
 from quire.testing.simulation import (
@@ -31,10 +28,10 @@ from quire.testing.simulation import (
     SimTransport,
 )
 from quire.testing.simulation.loop import SimulatedLoop
-from quire.v1.gateway_pb2_grpc import add_GatewayServiceServicer_to_server
-from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_OrchestratorServiceServicer_to_server
-from quire.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
-from quire.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
+from quire.wire.v1.gateway_pb2_grpc import add_GatewayServiceServicer_to_server
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub, add_OrchestratorServiceServicer_to_server
+from quire.wire.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
+from quire.wire.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
 from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
@@ -49,6 +46,9 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.leadership import Leadership
 from quire_scheduler.runtime import Scheduler
 from quire_scheduler.server import SchedulerServicer
+from quire_server.clock import Clock
+from quire_server.heartbeat import Heartbeat
+from quire_server.permits import PermitChecker
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.config import StorageConfig
 from quire_storage.ports import Ports

@@ -17,8 +17,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from quire.durability import Durability
-from quire.errors import QuireError
+from quire.model.durability import Durability
+from quire.model.errors import QuireError
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.tiny.cluster import Cluster
 from tests.simulation.tiny.model import Broken, Evict, Read, Scenario, Store, told

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quire.durability import Durability
+from quire.model.durability import Durability
 
 
 class Violation(AssertionError):

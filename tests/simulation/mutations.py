@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire.keys import ChunkKeys
+from quire.model.keys import ChunkKeys
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import MemoryIndex
 from quire_gateway.s3.backend import ObjectBackend

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
 
 LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
 

@@ -6,7 +6,7 @@ import asyncio
 import errno
 from typing import TYPE_CHECKING
 
-from quire.durability import Durability
+from quire.model.durability import Durability
 from tests.integration.engine.disk import no_fault
 
 if TYPE_CHECKING:

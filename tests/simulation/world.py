@@ -19,11 +19,11 @@ from quire.client import QuireClient
 from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
 from quire.client.store import StoreSession
-from quire.descriptor import DeliveryOrder
-from quire.durability import Durability, OnExisting
-from quire.errors import KeysInvalid, QuireError
-from quire.keys import ChunkKeys
-from quire.metadata.index import OBJECT_TIER
+from quire.model.descriptor import DeliveryOrder
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import KeysInvalid, QuireError
+from quire.model.index import OBJECT_TIER
+from quire.model.keys import ChunkKeys
 from quire.testing.simulation import Process, SimChannels, SimTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected

@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from quire.config import variable_name
+from quire_server.config import variable_name
 from tests.unit.test_readme import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[2] / "k8s"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from quire.local.ports import free_ports
+from quire_tools.local.ports import free_ports
 
 
 def test_no_outgoing_connection_can_take_them() -> None:

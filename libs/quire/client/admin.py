@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from quire.hashing import Namespace
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, call
-from quire.rpc.credentials import member_token
-from quire.rpc.tls import Tls
-from quire.v1 import gateway_pb2 as pb
-from quire.v1.gateway_pb2_grpc import AdminServiceStub
+from quire.model.hashing import Namespace
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call
+from quire.wire.credentials import member_token
+from quire.wire.tls import Tls
+from quire.wire.v1 import gateway_pb2 as pb
+from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
 
 
 class AdminClient:

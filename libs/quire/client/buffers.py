@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.descriptor import RdmaTarget
-from quire.errors import InvalidRequest, TargetInvalid
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import InvalidRequest, TargetInvalid
 from quire.transport import Region, Transport
 
 

@@ -12,20 +12,19 @@ from typing import Any, Final
 from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
 from quire.client.store import StoreSession
-from quire.descriptor import DeliveryOrder, Descriptor
-from quire.durability import Durability, OnExisting
-from quire.errors import InvalidRequest, NodeUnavailable, PeerLost, QuireError, ResourceExhausted
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.nodes import Location, Node, Role, Segment
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, call, stream
-from quire.rpc.tls import Tls, tls_of_environment
+from quire.model.descriptor import DeliveryOrder, Descriptor
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import InvalidRequest, NodeUnavailable, PeerLost, QuireError, ResourceExhausted
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Location, Node, Role, Segment
 from quire.telemetry import names, tracer
-from quire.transport import Transport, decode_message
-from quire.transport.ucx import UcxTransport
-from quire.v1 import gateway_pb2 as pb
-from quire.v1.gateway_pb2_grpc import GatewayServiceStub
+from quire.transport import Transport, decode_message, ucx_transport
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.tls import Tls, tls_of_environment
+from quire.wire.v1 import gateway_pb2 as pb
+from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 
 # They name memory, or a second answer would say something else.
 _UNQUIET_MAX: Final = 64
@@ -110,7 +109,7 @@ class QuireClient:
     async def start(self) -> None:
         self._stub: GatewayServiceStub = GatewayServiceStub(self._channels.get(self._address))
         if self._transport is None:
-            self._transport = UcxTransport()
+            self._transport = ucx_transport()
         await self._transport.start()
         self._transport.on_message(self._on_message)
 

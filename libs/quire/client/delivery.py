@@ -13,13 +13,13 @@ from opentelemetry import trace
 
 from quire.client.buffers import Buffer
 from quire.client.quiescence import Quiescence
-from quire.errors import InternalError, PeerLost, QuireError, by_code
-from quire.nodes import Segment
-from quire.outcome import NodeOutcome
-from quire.rpc.convert import outcome_from
+from quire.model.errors import InternalError, PeerLost, QuireError, by_code
+from quire.model.nodes import Segment
+from quire.model.outcome import NodeOutcome
 from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
+from quire.wire.convert import outcome_from
 
 
 @dataclass(frozen=True, slots=True)

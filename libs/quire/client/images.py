@@ -13,8 +13,8 @@ from typing import Any, Final
 from quire.client.buffers import Buffer
 from quire.client.client import QuireClient
 from quire.client.quarantine import Quarantine, may_be_in_use
-from quire.durability import Durability
-from quire.errors import (
+from quire.model.durability import Durability
+from quire.model.errors import (
     ChunkMissing,
     CorruptData,
     DeadlineExceeded,
@@ -22,12 +22,12 @@ from quire.errors import (
     TargetInvalid,
     Unavailable,
 )
-from quire.images import RECORD_BYTES_MAX, ImageEntry, Rendering, check_image_id
-from quire.latents import LatentInfo, RecordInvalid, Values, decode_record, encode_record, read_info
-from quire.rpc import convert
-from quire.rpc.channels import call
+from quire.model.images import RECORD_BYTES_MAX, ImageEntry, Rendering, check_image_id
+from quire.model.latents import LatentInfo, RecordInvalid, Values, decode_record, encode_record, read_info
 from quire.telemetry import names, tracer
-from quire.v1 import images_pb2 as pb
+from quire.wire import convert
+from quire.wire.channels import call
+from quire.wire.v1 import images_pb2 as pb
 
 _PAGE: Final = 500
 _SEEN_MAX: Final = 10_000

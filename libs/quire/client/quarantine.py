@@ -7,7 +7,7 @@ from collections import Counter, deque
 from typing import Final
 
 from quire.client.buffers import Buffer
-from quire.errors import (
+from quire.model.errors import (
     DeadlineExceeded,
     InternalError,
     MetadataUnavailable,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from quire.client.buffers import Buffer
-from quire.errors import DeadlineExceeded, PeerLost
-from quire.nodes import Segment
-from quire.outcome import NodeOutcome
-from quire.permit import TRANSFER_S_MAX
+from quire.model.errors import DeadlineExceeded, PeerLost
+from quire.model.nodes import Segment
+from quire.model.outcome import NodeOutcome
+from quire.model.permit import TRANSFER_S_MAX
 from quire.transport import Peer, Transport
 
 # Longer than any node takes a permit for a transfer, and then works on it.

@@ -8,8 +8,8 @@ from typing import Final
 
 from quire.client.buffers import Buffer
 from quire.client.quarantine import Quarantine, may_be_in_use
-from quire.descriptor import RdmaTarget
-from quire.errors import ResourceExhausted, TargetInvalid
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import ResourceExhausted, TargetInvalid
 from quire.transport import Transport
 
 _TIMEOUT_S: Final = 10.0

@@ -11,13 +11,13 @@ from typing import Any
 from quire.client.buffers import Buffer
 from quire.client.delivery import seen
 from quire.client.quiescence import Quiescence
-from quire.errors import InternalError, PartlyStored, QuireError, by_code
-from quire.nodes import Segment
-from quire.outcome import NodeOutcome
-from quire.rpc.convert import outcome_from, segment_from
+from quire.model.errors import InternalError, PartlyStored, QuireError, by_code
+from quire.model.nodes import Segment
+from quire.model.outcome import NodeOutcome
 from quire.telemetry import binary_context, names, tracer
 from quire.transport import LayerProduced, Message, Peer, Quiesced, Transport
 from quire.transport.messages import encode_message
+from quire.wire.convert import outcome_from, segment_from
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from quire.client.buffers import Buffer
 from quire.client.client import Lookup, QuireClient
 from quire.client.delivery import Delivery, FetchSummary
 from quire.client.store import StoreSession, StoreSummary
-from quire.descriptor import DeliveryOrder
-from quire.durability import Durability, OnExisting
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.nodes import Node
-from quire.rpc.tls import Tls
+from quire.model.descriptor import DeliveryOrder
+from quire.model.durability import Durability, OnExisting
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.wire.tls import Tls
 
 Result = TypeVar("Result")
 

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from quire.client import ImageClient
-from quire.errors import InvalidRequest
-from quire.images import ImageEntry
-from quire.latents import DecodeRule, LatentInfo, Normalisation, Vae, Values
+from quire.model.errors import InvalidRequest
+from quire.model.images import ImageEntry
+from quire.model.latents import DecodeRule, LatentInfo, Normalisation, Vae, Values
 
 _NAMES = {torch.float16: "float16", torch.float32: "float32", torch.bfloat16: "bfloat16"}
 

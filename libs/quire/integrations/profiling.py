@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from quire.errors import InvalidRequest
-from quire.profile import ComputeProfile, Sample
+from quire.model.errors import InvalidRequest
+from quire.model.profile import ComputeProfile, Sample
 
 
 def measure_profile(

@@ -17,12 +17,12 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from quire.client import Buffer, Lookup, SyncClient, SyncDelivery, SyncStoreSession
-from quire.descriptor import DeliveryOrder
-from quire.durability import Durability
-from quire.errors import QuireError
-from quire.hashing import Namespace, block_keys
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
+from quire.model.descriptor import DeliveryOrder
+from quire.model.durability import Durability
+from quire.model.errors import QuireError
+from quire.model.hashing import Namespace, block_keys
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
 from quire.telemetry import logger
 
 _DTYPES: Final = {torch.float32: Dtype.FP32, torch.float16: Dtype.FP16, torch.bfloat16: Dtype.BF16}

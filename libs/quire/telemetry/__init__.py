@@ -1,7 +1,6 @@
-"""Traces, metrics and logs: set-up, and every name in `names.py`."""
+"""Spans, measurements and log lines of Quire, and every name of theirs in `names.py`. Set-up is the process's own."""
 
-from quire.telemetry.figures import publish
-from quire.telemetry.setup import configure, counter, logger, meter, tracer
+from quire.telemetry.api import counter, logger, meter, tracer
 from quire.telemetry.trace import attach, background, be_background, binary_context, from_binary, headers
 
 __all__ = [
@@ -9,12 +8,10 @@ __all__ = [
     "background",
     "be_background",
     "binary_context",
-    "configure",
     "counter",
     "from_binary",
     "headers",
     "logger",
     "meter",
-    "publish",
     "tracer",
 ]

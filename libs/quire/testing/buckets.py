@@ -1,12 +1,12 @@
-"""Buckets in memory: what `quire.metadata.Buckets` does in Redis, by the same contract suite."""
+"""Buckets in memory: what `quire_server.redis.Buckets` does in Redis, by the same contract suite."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from quire.metadata import buckets as rules
-from quire.metadata.buckets import Blob, Page, Part, StoredObject, Upload
+from quire.model import buckets as rules
+from quire.model.buckets import Blob, Page, Part, StoredObject, Upload
 
 _MORE_EACH_MS = 10_000  # for each blob of an object that is replaced
 

@@ -1,4 +1,4 @@
-"""The prefix index in memory: what `quire.metadata.PrefixIndex` does in Redis, by the same contract suite."""
+"""The prefix index in memory: what `quire_server.redis.PrefixIndex` does in Redis, by the same contract suite."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from quire.keys import ChunkKeys
-from quire.metadata.index import (
+from quire.model.index import (
     DIGEST_MODULUS,
     OBJECT_TIER,
     ChunkRecord,
@@ -19,6 +18,7 @@ from quire.metadata.index import (
     PlacedRun,
     listing_number,
 )
+from quire.model.keys import ChunkKeys
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.descriptor import RdmaTarget
-from quire.errors import PeerLost
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import PeerLost
 
 
 class Region(Protocol):
@@ -98,6 +98,10 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def description(self) -> str:
+        """What carries the bytes, for logs."""
+
     @property
     def address(self) -> bytes:
         """What a peer needs to connect here."""

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from quire.descriptor import RdmaTarget
-from quire.errors import PeerLost, TargetInvalid
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import PeerLost, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote
 
 Bytes = npt.NDArray[np.uint8]
@@ -61,6 +61,7 @@ class MemoryTransport:
     """One member of an imaginary fabric. `kill()` makes it die as a process would."""
 
     name = "memory"
+    description = "memory of this process"
     _fabric: ClassVar[dict[bytes, MemoryTransport]] = {}
     _names = itertools.count(1)
 

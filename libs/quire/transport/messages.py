@@ -6,7 +6,7 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from quire.errors import InvalidRequest
+from quire.model.errors import InvalidRequest
 
 TRANSFER_ID_BYTES: Final = 16
 _NO_TRACE: Final = bytes(25)

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 import pyucx
-from quire.descriptor import RdmaTarget
-from quire.errors import DeadlineExceeded, PeerLost, QuireError, TargetInvalid
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import DeadlineExceeded, PeerLost, QuireError, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote
 
 _MESSAGE_ID: Final = 1

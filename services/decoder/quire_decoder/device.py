@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from quire.latents import LatentInfo
+from quire.model.latents import LatentInfo
 from quire.telemetry import background
 from quire_decoder.core.batching import BatchSizes, Verdict
 from quire_decoder.errors import DeviceFull

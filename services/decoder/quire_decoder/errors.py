@@ -1,10 +1,10 @@
-"""Errors of the decoder; all else comes from `quire.errors`.
+"""Errors of the decoder; all else comes from `quire.model.errors`.
 
-ResourceExhausted (quire.errors)
+ResourceExhausted (quire.model.errors)
 └── DeviceFull          the device has no memory for this decode
 """
 
-from quire.errors import ResourceExhausted
+from quire.model.errors import ResourceExhausted
 
 
 class DeviceFull(ResourceExhausted):

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.clock import Clock
-from quire.descriptor import RdmaTarget
-from quire.images import ImageEntry, Rendering
-from quire.latents import LatentInfo
+from quire.model.descriptor import RdmaTarget
+from quire.model.images import ImageEntry, Rendering
+from quire.model.latents import LatentInfo
+from quire_server.clock import Clock
 
 __all__ = ["Clock", "Owner", "PixelEncoder", "Pixels", "RecordSource", "RemoteMemory", "VaeRunner"]
 

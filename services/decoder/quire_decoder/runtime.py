@@ -15,10 +15,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from quire.descriptor import RdmaTarget
-from quire.errors import CorruptData, DeadlineExceeded, InvalidRequest, NotImplementedHere, QuireError, TooManyRequests
-from quire.images import ImageEntry, Rendering
-from quire.latents import decode_record, denormalised
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import (
+    CorruptData,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotImplementedHere,
+    QuireError,
+    TooManyRequests,
+)
+from quire.model.images import ImageEntry, Rendering
+from quire.model.latents import decode_record, denormalised
 from quire.telemetry import logger, names, tracer
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.dual_cache import Costs, DualCache, Outcome, Tuning

@@ -10,20 +10,20 @@ from typing import Any
 from quire import PROTOCOL_VERSION
 from quire.client import QuireClient
 from quire.client.remote_memory import RemoteMemory
-from quire.clock import SystemClock
-from quire.nodes import Node, Role
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool
-from quire.rpc.credentials import member_token
-from quire.rpc.server import Server
-from quire.rpc.service import member_tls, run_service, serve_member
-from quire.v1 import decoder_pb2 as pb
-from quire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
+from quire.model.nodes import Node, Role
+from quire.wire import convert
+from quire.wire.channels import ChannelPool
+from quire.wire.credentials import member_token
+from quire.wire.v1 import decoder_pb2 as pb
+from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
 from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes
 from quire_decoder.config import PREFIX, DecoderConfig
 from quire_decoder.runtime import Decoder
+from quire_server.clock import SystemClock
+from quire_server.grpc_server import Server
+from quire_server.service import member_tls, run_service, serve_member
 
 
 class DecoderServicer(DecoderServiceServicer):

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from quire.clock import Clock
-from quire.errors import NotAllowed, ResourceExhausted, Unauthenticated
-from quire.hashing import tenant_name
-from quire.metadata.access import AccessKey
-from quire.rpc.credentials import AUTHORIZATION, bearer, is_member
+from quire.model.errors import NotAllowed, ResourceExhausted, Unauthenticated
+from quire.model.hashing import tenant_name
 from quire.telemetry import counter, names
+from quire.wire.credentials import AUTHORIZATION, bearer, is_member
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.limits import Limits, TenantLimits
 from quire_gateway.errors import GatewayLate, TenantExhausted, TransfersExhausted
 from quire_gateway.keyring import KeyRing
+from quire_server.clock import Clock
+from quire_server.redis.access import AccessKey
 
 _LOOK_S: Final = 0.05
 _WRONG_SECRET: Final = secrets.token_hex(20)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import SECRET_BYTES_MIN, ServiceConfig, files_together, setting
-from quire.permit import TRANSFER_S_MAX
+from quire.model.permit import TRANSFER_S_MAX
+from quire_server.config import SECRET_BYTES_MIN, ServiceConfig, files_together, setting
 
 PREFIX = "QUIRE_GATEWAY_"
 

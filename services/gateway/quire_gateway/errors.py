@@ -1,12 +1,12 @@
-"""Errors of the gateway; all else comes from `quire.errors`.
+"""Errors of the gateway; all else comes from `quire.model.errors`.
 
-TooManyRequests (quire.errors)
+TooManyRequests (quire.model.errors)
 ├── TransfersExhausted      the gateway's bound on simultaneous transfers is reached
 ├── TenantExhausted         the tenant's bound on requests, bytes or memory is reached
 └── GatewayLate             the gateway has more to do than it manages
 """
 
-from quire.errors import TooManyRequests
+from quire.model.errors import TooManyRequests
 
 
 class TransfersExhausted(TooManyRequests):

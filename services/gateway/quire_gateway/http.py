@@ -10,10 +10,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from quire.client import ImageClient, QuireClient
-from quire.durability import Durability
-from quire.errors import DeadlineExceeded, ImageMissing, InvalidRequest, QuireError
-from quire.images import MEDIA_TYPES, Rendering
-from quire.latents import (
+from quire.model.durability import Durability
+from quire.model.errors import DeadlineExceeded, ImageMissing, InvalidRequest, QuireError
+from quire.model.images import MEDIA_TYPES, Rendering
+from quire.model.latents import (
     LatentInfo,
     Normalisation,
     RecordInvalid,
@@ -23,8 +23,8 @@ from quire.latents import (
     from_bytes,
     from_safetensors,
 )
-from quire.rpc.status import status_of
 from quire.telemetry import logger, names
+from quire.wire.status import status_of
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.requests import HttpRequests, listen, traced

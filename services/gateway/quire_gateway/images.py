@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.descriptor import RdmaTarget
-from quire.errors import DeadlineExceeded, NodeUnavailable, QuireError
-from quire.images import ImageEntry, Rendering
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import DeadlineExceeded, NodeUnavailable, QuireError
+from quire.model.images import ImageEntry, Rendering
 from quire.telemetry import logger, names, tracer
 from quire_gateway.ports import Decoders, Router
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from quire.clock import Clock
-from quire.metadata.access import AccessKey, AccessKeys
+from quire_server.clock import Clock
+from quire_server.redis.access import AccessKey, AccessKeys
 
 _REMEMBERED_S: Final = 2.0
 _REMEMBERED_MAX: Final = 10_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.durability import Durability, OnExisting
-from quire.errors import ChunkMissing, TargetInvalid
-from quire.images import ImageEntry
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import ChunkMissing, TargetInvalid
+from quire.model.images import ImageEntry
 from quire.telemetry import names, tracer
 from quire_gateway.leases import Leases
 from quire_gateway.ports import Catalogue

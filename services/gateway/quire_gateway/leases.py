@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-from quire.errors import QuireError
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
+from quire.model.errors import QuireError
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
 from quire.telemetry import background, logger
 from quire_gateway.ports import Catalogue, Leased
 

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.descriptor import Descriptor, RdmaTarget
-from quire.durability import Durability, OnExisting
-from quire.hashing import Namespace
-from quire.images import ImageEntry, Rendering
-from quire.keys import ChunkKeys
-from quire.metadata.index import ChunkRecord
-from quire.nodes import Segment
-from quire.outcome import ChunkRun, NodeOutcome
+from quire.model.descriptor import Descriptor, RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.hashing import Namespace
+from quire.model.images import ImageEntry, Rendering
+from quire.model.index import ChunkRecord
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Segment
+from quire.model.outcome import ChunkRun, NodeOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from aiohttp import web
 from opentelemetry import trace
 
-from quire.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid
 from quire.telemetry import attach, meter, names, tracer
 
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
-from quire.descriptor import Descriptor, RdmaTarget
-from quire.durability import Durability, OnExisting
-from quire.errors import (
+from quire.model.descriptor import Descriptor, RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import (
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
@@ -19,11 +19,11 @@ from quire.errors import (
     Unavailable,
     by_code,
 )
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.metadata.index import records
-from quire.nodes import Segment
-from quire.outcome import ChunkRun, NodeOutcome
+from quire.model.hashing import Namespace
+from quire.model.index import records
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Segment
+from quire.model.outcome import ChunkRun, NodeOutcome
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, node_shares, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted

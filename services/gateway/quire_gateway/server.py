@@ -12,29 +12,25 @@ from typing import Any
 from quire import PROTOCOL_VERSION
 from quire.client import ImageClient, QuireClient
 from quire.client.remote_memory import RemoteMemory
-from quire.clock import SystemClock
-from quire.errors import LeaseForged
-from quire.hashing import tenant_name
-from quire.keys import ChunkKeys
-from quire.lease import Lease, LeaseSigner
-from quire.metadata import AccessKeys, Buckets, connect
-from quire.nodes import Node, Role, Segment
-from quire.outcome import NodeOutcome
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, call
-from quire.rpc.credentials import member_token
-from quire.rpc.server import Server
-from quire.rpc.service import member_tls, run_service, serve_member
-from quire.rpc.tls import Tls
-from quire.v1 import gateway_pb2 as pb
-from quire.v1 import images_pb2, orchestrator_pb2
-from quire.v1.gateway_pb2_grpc import (
+from quire.model.errors import LeaseForged
+from quire.model.hashing import tenant_name
+from quire.model.keys import ChunkKeys
+from quire.model.lease import Lease, LeaseSigner
+from quire.model.nodes import Node, Role, Segment
+from quire.model.outcome import NodeOutcome
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call
+from quire.wire.credentials import member_token
+from quire.wire.tls import Tls
+from quire.wire.v1 import gateway_pb2 as pb
+from quire.wire.v1 import images_pb2, orchestrator_pb2
+from quire.wire.v1.gateway_pb2_grpc import (
     AdminServiceServicer,
     GatewayServiceServicer,
     add_AdminServiceServicer_to_server,
     add_GatewayServiceServicer_to_server,
 )
-from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_gateway.adapters.blobs import ObstoreBlobs, ObstoreChunks
 from quire_gateway.adapters.cluster import (
     GrpcAllocator,
@@ -59,6 +55,10 @@ from quire_gateway.s3.backends import WHOLE_BODIES, Backends
 from quire_gateway.s3.frontend import S3Frontend
 from quire_gateway.s3.rdma import RdmaRequests
 from quire_gateway.s3.reserved import ChunkBackend, LatentBackend
+from quire_server.clock import SystemClock
+from quire_server.grpc_server import Server
+from quire_server.redis import AccessKeys, Buckets, connect
+from quire_server.service import member_tls, run_service, serve_member
 
 
 class GatewayServicer(GatewayServiceServicer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import SECRET_BYTES_MIN, ServiceConfig, setting
+from quire_server.config import SECRET_BYTES_MIN, ServiceConfig, setting
 
 PREFIX = "QUIRE_ORCHESTRATOR_"
 

@@ -1,10 +1,10 @@
-"""Errors of the orchestrator; all else comes from `quire.errors`.
+"""Errors of the orchestrator; all else comes from `quire.model.errors`.
 
-NoStorageNode (quire.errors)
+NoStorageNode (quire.model.errors)
 └── NoDurableNode       durability asks for more storage nodes than are alive
 """
 
-from quire.errors import NoStorageNode
+from quire.model.errors import NoStorageNode
 
 
 class NoDurableNode(NoStorageNode):

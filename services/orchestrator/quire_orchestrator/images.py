@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from quire.errors import ImageMissing, InvalidRequest, NoDecoder, QuireError
-from quire.images import ImageEntry, check_image_id, record_keys
-from quire.keys import ChunkKeys
-from quire.nodes import Node
+from quire.model.errors import ImageMissing, InvalidRequest, NoDecoder, QuireError
+from quire.model.images import ImageEntry, check_image_id, record_keys
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
 from quire.telemetry import logger
 from quire_orchestrator.core.routing import ImageRouter, Route
 from quire_orchestrator.ports import Catalogue, Clock

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from quire.clock import Clock
-from quire.durability import Durability
-from quire.images import ImageEntry
-from quire.keys import ChunkKeys
-from quire.metadata.index import ChunkRecord, Evicted, Listing, Match, ObjectMark
-from quire.nodes import Node
-from quire.policy import NamespacePolicy, TenantPolicy
+from quire.model.durability import Durability
+from quire.model.images import ImageEntry
+from quire.model.index import ChunkRecord, Evicted, Listing, Match, ObjectMark
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire_server.clock import Clock
 
 __all__ = ["Catalogue", "ChunkHolder", "Clock", "Index", "Members", "PolicyBook"]
 
 
 class Index(Protocol):
-    """The prefix-closed index; see `quire.metadata.PrefixIndex`."""
+    """The prefix-closed index; see `quire_server.redis.PrefixIndex`."""
 
     async def match(self, keys: ChunkKeys) -> Match: ...
     async def register(
@@ -53,7 +53,7 @@ class Index(Protocol):
 
 
 class Members(Protocol):
-    """Who is alive; see `quire.metadata.Membership`."""
+    """Who is alive; see `quire_server.redis.Membership`."""
 
     async def renew(self, node: Node, now_ms: int, expires_ms: int) -> None: ...
     async def leave(self, node_id: str, incarnation: str) -> bool: ...
@@ -61,7 +61,7 @@ class Members(Protocol):
 
 
 class PolicyBook(Protocol):
-    """What operators set; see `quire.metadata.Policies`."""
+    """What operators set; see `quire_server.redis.Policies`."""
 
     async def set(self, policy: NamespacePolicy) -> None: ...
     async def all(self) -> list[NamespacePolicy]: ...
@@ -72,7 +72,7 @@ class PolicyBook(Protocol):
 
 
 class Catalogue(Protocol):
-    """Images by id; see `quire.metadata.Images`."""
+    """Images by id; see `quire_server.redis.Images`."""
 
     async def put(self, entry: ImageEntry) -> ImageEntry | None: ...
     async def get(self, image_id: str) -> ImageEntry | None: ...

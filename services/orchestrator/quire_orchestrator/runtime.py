@@ -11,24 +11,24 @@ from dataclasses import dataclass, replace
 
 from opentelemetry.trace import SpanKind
 
-from quire.durability import Durability, OnExisting
-from quire.errors import InvalidRequest, QuireError, VersionUnsupported
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.lease import Lease, LeasedRun, LeaseSigner
-from quire.metadata.index import OBJECT_TIER, ChunkRecord, Evicted, Listing, Match, ObjectMark, records
-from quire.nodes import Location, Node, Role, Segment
-from quire.policy import NamespacePolicy, TenantPolicy
-from quire.profile import Profiles
-from quire.rpc import version
-from quire.rpc.heartbeat import ClusterNews
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import InvalidRequest, QuireError, VersionUnsupported
+from quire.model.hashing import Namespace
+from quire.model.index import OBJECT_TIER, ChunkRecord, Evicted, Listing, Match, ObjectMark, records
+from quire.model.keys import ChunkKeys
+from quire.model.lease import Lease, LeasedRun, LeaseSigner
+from quire.model.nodes import Location, Node, Role, Segment
+from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire.model.profile import Profiles
 from quire.telemetry import counter, logger, meter, names, tracer
+from quire.wire import version
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.advice import Advice, advise
 from quire_orchestrator.core.eviction import drops, has_objects, in_object, rebuilder
 from quire_orchestrator.core.placement import first_chunks, newcomer_rate, placed_segments, readable_segments
 from quire_orchestrator.errors import NoDurableNode
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members, PolicyBook
+from quire_server.heartbeat import ClusterNews
 
 _PIN_TRIES = 3
 _SWEEP_MAX = 256

@@ -7,22 +7,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quire.clock import SystemClock
-from quire.errors import InvalidRequest
-from quire.hashing import block_keys, tenant_name
-from quire.keys import ChunkKeys
-from quire.metadata import Images, Membership, Policies, PrefixIndex, connect
-from quire.metadata.index import ChunkRecord
-from quire.nodes import Location
-from quire.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
-from quire.profile import Profiles
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool
-from quire.rpc.server import Server, until_signalled
-from quire.rpc.service import member_tls, run_service, stop_within_s
-from quire.telemetry import publish
-from quire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
-from quire.v1.orchestrator_pb2_grpc import (
+from quire.model.errors import InvalidRequest
+from quire.model.hashing import block_keys, tenant_name
+from quire.model.index import ChunkRecord
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Location
+from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
+from quire.model.profile import Profiles
+from quire.wire import convert
+from quire.wire.channels import ChannelPool
+from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
+from quire.wire.v1.orchestrator_pb2_grpc import (
     OrchestratorServiceServicer,
     add_OrchestratorServiceServicer_to_server,
 )
@@ -32,6 +27,11 @@ from quire_orchestrator.core.advice import Advice
 from quire_orchestrator.core.routing import ImageRouter
 from quire_orchestrator.images import ImageDesk
 from quire_orchestrator.runtime import Orchestrator, Question
+from quire_server.clock import SystemClock
+from quire_server.grpc_server import Server, until_signalled
+from quire_server.redis import Images, Membership, Policies, PrefixIndex, connect
+from quire_server.service import member_tls, run_service, stop_within_s
+from quire_server.telemetry import publish
 
 _WINDOW_US_MAX = 0xFFFFFFFF
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import ServiceConfig, setting
-from quire.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid
+from quire_server.config import ServiceConfig, setting
 
 PREFIX = "QUIRE_SCHEDULER_"
 

@@ -1,13 +1,13 @@
-"""Errors of the scheduler; all else comes from `quire.errors`.
+"""Errors of the scheduler; all else comes from `quire.model.errors`.
 
-InvalidRequest (quire.errors)
+InvalidRequest (quire.model.errors)
 ├── DemandInvalid       a request whose bytes, window, layers or weight are not positive
 └── UnknownLink         a link that has no budget here
-Unavailable (quire.errors)
+Unavailable (quire.model.errors)
 └── NotLeader           another scheduler leads
 """
 
-from quire.errors import InvalidRequest, Unavailable
+from quire.model.errors import InvalidRequest, Unavailable
 
 
 class DemandInvalid(InvalidRequest):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from quire.errors import QuireError
+from quire.model.errors import QuireError
 from quire.telemetry import logger
 from quire_scheduler.errors import NotLeader
 from quire_scheduler.ports import Clock, LeaderLease

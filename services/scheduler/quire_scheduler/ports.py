@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from quire.clock import Clock
+from quire_server.clock import Clock
 
 
 class LeaderLease(Protocol):

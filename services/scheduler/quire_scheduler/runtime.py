@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.errors import TooManyRequests
+from quire.model.errors import TooManyRequests
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.epochs import Grant, LinkEpochs
 from quire_scheduler.core.factory import make_policy

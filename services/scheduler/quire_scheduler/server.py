@@ -6,19 +6,19 @@ import os
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.clock import SystemClock
-from quire.metadata import RedisLeaderLease, connect
-from quire.nodes import Node, Role
-from quire.rpc.channels import ChannelPool
-from quire.rpc.server import Server
-from quire.rpc.service import member_tls, run_service, serve_member
-from quire.v1 import scheduler_pb2 as pb
-from quire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
+from quire.model.nodes import Node, Role
+from quire.wire.channels import ChannelPool
+from quire.wire.v1 import scheduler_pb2 as pb
+from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
 from quire_scheduler.config import PREFIX, SchedulerConfig
 from quire_scheduler.core.epochs import Grant
 from quire_scheduler.core.policy import Demand, Observation
 from quire_scheduler.leadership import Leadership
 from quire_scheduler.runtime import Scheduler
+from quire_server.clock import SystemClock
+from quire_server.grpc_server import Server
+from quire_server.redis import RedisLeaderLease, connect
+from quire_server.service import member_tls, run_service, serve_member
 
 
 class SchedulerServicer(SchedulerServiceServicer):

@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import ConfigInvalid, LayoutInvalid
+from quire.model.errors import ConfigInvalid, LayoutInvalid
 from quire_storage.core.slots import Shape, SlotAllocator
 
 Bytes = npt.NDArray[np.uint8]

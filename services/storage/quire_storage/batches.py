@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.descriptor import Descriptor
-from quire.errors import ChunkMissing, CorruptData
-from quire.outcome import ChunkRun
+from quire.model.descriptor import Descriptor
+from quire.model.errors import ChunkMissing, CorruptData
+from quire.model.outcome import ChunkRun
 from quire.telemetry import names, tracer
 from quire_storage.core.chunks import Chunk, Copy, MemoryPlace
 from quire_storage.core.plan import BatchPlan, cut_runs, verification

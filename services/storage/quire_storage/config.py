@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.config import SECRET_BYTES_MIN, ServiceConfig, setting
-from quire.permit import TRANSFER_S_MAX
+from quire.model.permit import TRANSFER_S_MAX
+from quire_server.config import SECRET_BYTES_MIN, ServiceConfig, setting
 from quire_storage.core.slots import ALIGNMENT
 
 PREFIX = "QUIRE_STORAGE_"

@@ -17,10 +17,10 @@ from functools import partial
 
 from opentelemetry import trace as otel
 
-from quire.descriptor import DeliveryOrder, Descriptor
-from quire.errors import DeadlineExceeded, InternalError, PeerLost, QuireError
-from quire.outcome import ChunkRun, NodeOutcome
-from quire.policy import TenantPolicy
+from quire.model.descriptor import DeliveryOrder, Descriptor
+from quire.model.errors import DeadlineExceeded, InternalError, PeerLost, QuireError
+from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.policy import TenantPolicy
 from quire.telemetry import binary_context, logger, names, tracer
 from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message

@@ -1,12 +1,12 @@
-"""Errors of the storage node; all else comes from `quire.errors`.
+"""Errors of the storage node; all else comes from `quire.model.errors`.
 
-InternalError (quire.errors)
+InternalError (quire.model.errors)
 └── SlotsUnsettled          a client's memory is still being read into slots that cannot be given back
-ConfigInvalid (quire.errors)
+ConfigInvalid (quire.model.errors)
 ├── ForeignPool             the pool on disk is of another node, or of a newer version; it is left alone
 ├── DriveUnusable           a drive is too small, or cannot be read or written
 └── BlockIOUnavailable      this kernel does not offer the way of doing I/O that was asked for
-Unavailable (quire.errors)
+Unavailable (quire.model.errors)
 ├── DriveFailed             a drive answers with errors; its chunks are elsewhere, or lost
 ├── ObjectTierFailed        the object tier does not answer, or refuses
 └── NotReplicated           no second node took chunks that were to be replicated
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.errors import ConfigInvalid, InternalError, Unavailable
+from quire.model.errors import ConfigInvalid, InternalError, Unavailable
 
 
 class SlotsUnsettled(InternalError):

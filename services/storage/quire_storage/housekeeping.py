@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.errors import QuireError
-from quire.policy import NamespacePolicy
+from quire.model.errors import QuireError
+from quire.model.policy import NamespacePolicy
 from quire.telemetry import logger
 from quire_storage.ports import Clock, ClusterIndex
 from quire_storage.tiers import Tiers

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.descriptor import RdmaTarget
-from quire.durability import Durability, OnExisting
-from quire.errors import DeadlineExceeded, InvalidRequest, TargetInvalid
-from quire.keys import KEY_BYTES, ChunkKeys
-from quire.layout import KvLayout
-from quire.metadata.index import ChunkRecord
-from quire.outcome import ChunkRun
+from quire.model.descriptor import RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import DeadlineExceeded, InvalidRequest, TargetInvalid
+from quire.model.index import ChunkRecord
+from quire.model.keys import KEY_BYTES, ChunkKeys
+from quire.model.layout import KvLayout
+from quire.model.outcome import ChunkRun
 from quire.telemetry import names, tracer
 from quire.transport import Peer, Region, Remote, Transport
 from quire_storage.core.checksums import slice_checksums

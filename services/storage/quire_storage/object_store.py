@@ -1,6 +1,6 @@
 """Chunks in the object tier: put, looked for, fetched when nobody nearer has them, listed, deleted.
 
-What an object is stands in `quire.chunk_object`.
+What an object is stands in `quire.model.chunk_object`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from quire.chunk_object import read_chunk_object, record_of, sound_header, write_chunk_object
-from quire.durability import Durability
-from quire.errors import CorruptData, DeadlineExceeded, QuireError
-from quire.metadata.index import ChunkRecord
+from quire.model.chunk_object import read_chunk_object, record_of, sound_header, write_chunk_object
+from quire.model.durability import Durability
+from quire.model.errors import CorruptData, DeadlineExceeded, QuireError
+from quire.model.index import ChunkRecord
 from quire.telemetry import logger
 from quire_storage.core.chunks import Chunk, Header
 from quire_storage.core.pool_format import pack_header, unpack_header

@@ -10,13 +10,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.clock import Clock
-from quire.descriptor import Descriptor
-from quire.keys import ChunkKeys
-from quire.metadata.index import ChunkRecord, Listing, ObjectMark
-from quire.nodes import Node
-from quire.outcome import ChunkRun, NodeOutcome
-from quire.policy import NamespacePolicy, TenantPolicy
+from quire.model.descriptor import Descriptor
+from quire.model.index import ChunkRecord, Listing, ObjectMark
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire_server.clock import Clock
 from quire_storage.core.iocb import Iocb
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
-from quire.errors import DeadlineExceeded, QuireError
+from quire.model.errors import DeadlineExceeded, QuireError
 
 _TRANSFERS_MAX = 4096
 

@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.errors import InvalidRequest, QuireError, ResourceExhausted
+from quire.model.errors import InvalidRequest, QuireError, ResourceExhausted
 from quire.telemetry import background, counter, logger, meter, names
 from quire_storage.core.pacing import Pacer
 from quire_storage.ports import AdmissionRequest, Clock, RateSource

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from quire.errors import QuireError
-from quire.metadata.index import ChunkRecord
-from quire.rpc.heartbeat import ClusterNews
+from quire.model.errors import QuireError
+from quire.model.index import ChunkRecord
 from quire.telemetry import logger
+from quire_server.heartbeat import ClusterNews
 from quire_storage.ports import Clock, Listing
 from quire_storage.registry import Registry
 from quire_storage.tiers import Tiers

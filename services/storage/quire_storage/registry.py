@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
-from quire.errors import QuireError
-from quire.metadata.index import OBJECT_TIER, ChunkRecord, ObjectMark
+from quire.model.errors import QuireError
+from quire.model.index import OBJECT_TIER, ChunkRecord, ObjectMark
 from quire.telemetry import logger
 from quire_storage.ports import Clock, ClusterIndex, Listing
 

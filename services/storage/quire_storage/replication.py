@@ -18,15 +18,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from quire.chunk_object import sound_header
-from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.durability import Durability
-from quire.errors import QuireError
-from quire.keys import ChunkKeys
-from quire.lease import Lease, LeasedRun, LeaseSigner
-from quire.metadata.index import OBJECT_TIER
-from quire.nodes import Node
-from quire.outcome import ChunkRun
+from quire.model.chunk_object import sound_header
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.durability import Durability
+from quire.model.errors import QuireError
+from quire.model.index import OBJECT_TIER
+from quire.model.keys import ChunkKeys
+from quire.model.lease import Lease, LeasedRun, LeaseSigner
+from quire.model.nodes import Node
+from quire.model.outcome import ChunkRun
 from quire.telemetry import counter, logger, names
 from quire.transport import Region, Transport
 from quire_storage.config import StorageConfig

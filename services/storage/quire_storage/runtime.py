@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, cast
 
-from quire.durability import Durability
-from quire.errors import ChunkMissing, InvalidRequest, LeaseForged, PeerLost, QuireError, TooManyRequests
-from quire.keys import ChunkKeys
-from quire.lease import Lease, LeaseSigner
-from quire.metadata.index import OBJECT_TIER, records
-from quire.nodes import Node
-from quire.outcome import NodeOutcome
-from quire.rpc.heartbeat import ClusterNews
+from quire.model.durability import Durability
+from quire.model.errors import ChunkMissing, InvalidRequest, LeaseForged, PeerLost, QuireError, TooManyRequests
+from quire.model.index import OBJECT_TIER, records
+from quire.model.keys import ChunkKeys
+from quire.model.lease import Lease, LeaseSigner
+from quire.model.nodes import Node
+from quire.model.outcome import NodeOutcome
 from quire.telemetry import background, logger, meter, names, tracer
 from quire.transport import LayerProduced, Peer, Stalled, Transport, decode_message
+from quire_server.heartbeat import ClusterNews
 from quire_storage.arena import Arena
 from quire_storage.batches import Promotions, Reading
 from quire_storage.config import StorageConfig

@@ -10,22 +10,22 @@ from functools import partial
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.clock import SystemClock
-from quire.errors import InvalidRequest
-from quire.keys import ChunkKeys
-from quire.nodes import Location, Node, Role
-from quire.outcome import NodeOutcome
-from quire.permit import PermitSigner
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool
-from quire.rpc.permits import PermitChecker
-from quire.rpc.server import Server
-from quire.rpc.service import member_tls, run_service, serve_member
+from quire.model.errors import InvalidRequest
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Location, Node, Role
+from quire.model.outcome import NodeOutcome
+from quire.model.permit import PermitSigner
 from quire.telemetry import logger
-from quire.transport.ucx import UcxTransport
-from quire.v1 import gateway_pb2
-from quire.v1 import storage_pb2 as pb
-from quire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
+from quire.transport import ucx_transport
+from quire.wire import convert
+from quire.wire.channels import ChannelPool
+from quire.wire.v1 import gateway_pb2
+from quire.wire.v1 import storage_pb2 as pb
+from quire.wire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
+from quire_server.clock import SystemClock
+from quire_server.grpc_server import Server
+from quire_server.permits import PermitChecker
+from quire_server.service import member_tls, run_service, serve_member
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.adapters.drives import FileDrives
@@ -110,7 +110,7 @@ async def serve(config: StorageConfig) -> None:
     tls = member_tls(config)
     channels, incarnation = ChannelPool(tls), os.urandom(8).hex()
     clock, permits = SystemClock(), PermitSigner(config.cluster_secret.encode())
-    transport = UcxTransport(**({"TLS": config.ucx_tls} if config.ucx_tls else {}))
+    transport = ucx_transport(**({"TLS": config.ucx_tls} if config.ucx_tls else {}))
     address = config.orchestrator_address
     ports = Ports(
         GrpcClusterIndex(channels, address),

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
-from quire.durability import Durability
-from quire.errors import NotImplementedHere, PeerLost, QuireError
-from quire.outcome import NodeOutcome
+from quire.model.durability import Durability
+from quire.model.errors import NotImplementedHere, PeerLost, QuireError
+from quire.model.outcome import NodeOutcome
 from quire.telemetry import binary_context, counter, logger, names, tracer
 from quire.transport import Quiesced, Region, Transport
 from quire.transport.messages import encode_message

@@ -14,9 +14,9 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from quire.durability import Durability, OnExisting
-from quire.errors import ChunkMissing, PoolFull, QuireError
-from quire.metadata.index import ChunkRecord
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import ChunkMissing, PoolFull, QuireError
+from quire.model.index import ChunkRecord
 from quire.telemetry import background, counter, logger, names
 from quire_storage.arena import Arena
 from quire_storage.core import events as ev

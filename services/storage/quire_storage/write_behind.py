@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from opentelemetry.metrics import Observation
 
-from quire.errors import DeadlineExceeded, QuireError
+from quire.model.errors import DeadlineExceeded, QuireError
 from quire.telemetry import background, logger, meter, names
 from quire_storage.core.chunks import Chunk, Header
 from quire_storage.object_store import ObjectStore

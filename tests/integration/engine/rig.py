@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.clock import SystemClock
-from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.durability import Durability, OnExisting
-from quire.keys import ChunkKeys
-from quire.metadata.index import ChunkRecord
-from quire.outcome import ChunkRun
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.index import ChunkRecord
+from quire.model.keys import ChunkKeys
+from quire.model.outcome import ChunkRun
+from quire_server.clock import SystemClock
 from quire_storage.arena import Arena
 from quire_storage.batches import Batches, Promotions, Reading
 from quire_storage.config import StorageConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from quire.durability import Durability
-from quire.errors import QuireError
+from quire.model.durability import Durability
+from quire.model.errors import QuireError
 from quire_storage.errors import DriveUnusable, ForeignPool
 from tests.integration.engine.disk import SimDisk
 from tests.integration.engine.rig import Engine, key_of, payload_of

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from quire.durability import Durability
-from quire.errors import CorruptData
+from quire.model.durability import Durability
+from quire.model.errors import CorruptData
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.iocb import Contexts, Op
 from quire_storage.core.slots import Shape

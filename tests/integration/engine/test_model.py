@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from quire.durability import Durability
-from quire.errors import ChunkMissing, ContentConflict
+from quire.model.durability import Durability
+from quire.model.errors import ChunkMissing, ContentConflict
 from tests.integration.engine.disk import SimDisk
 from tests.integration.engine.rig import Engine, payload_of, with_settings
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from quire.durability import Durability, OnExisting
-from quire.keys import ChunkKeys
-from quire.metadata.index import ChunkRecord
+from quire.model.durability import Durability, OnExisting
+from quire.model.index import ChunkRecord
+from quire.model.keys import ChunkKeys
 from quire_orchestrator.core.eviction import drops
 from quire_storage.core import events as ev
 from tests.simulation.tiny.model import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from quire.durability import Durability
-from quire.metadata.index import OBJECT_TIER
+from quire.model.durability import Durability
+from quire.model.index import OBJECT_TIER
 from quire.testing.index import IndexState
 from quire_storage.core import events as ev
 from tests.simulation.tiny.model import (

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from quire.durability import Durability
-from quire.errors import QuireError
-from quire.metadata.index import ChunkRecord
+from quire.model.durability import Durability
+from quire.model.errors import QuireError
+from quire.model.index import ChunkRecord
 from quire.testing.index import IndexState, MemoryIndex
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.residency import Residency

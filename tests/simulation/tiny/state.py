@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.durability import Durability
+from quire.model.durability import Durability
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk, Copy
 from quire_storage.core.pool_format import PAGE_BYTES, Geometry

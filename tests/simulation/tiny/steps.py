@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.durability import Durability
-from quire.metadata.index import OBJECT_TIER, ChunkRecord, ObjectMark
+from quire.model.durability import Durability
+from quire.model.index import OBJECT_TIER, ChunkRecord, ObjectMark
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk
 from tests.simulation.tiny.clients import Clients

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quire.latents import LatentInfo, RecordInvalid, Vae
+from quire.model.latents import LatentInfo, RecordInvalid, Vae
 from quire_decoder.core.batching import BatchSizes, Verdict
 from quire_decoder.device import Device
 from quire_decoder.errors import DeviceFull

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from quire.errors import ConfigInvalid
-from quire.latents import denormalised
-from quire.local.pictures import VAE_FOLDER, encode, pictures
+from quire.model.errors import ConfigInvalid
+from quire.model.latents import denormalised
 from quire_decoder.adapters.engines import make_engine
 from quire_decoder.adapters.vae import DiffusersVaes
-from quire_decoder.bench.fidelity import psnr, ssim
 from quire_decoder.errors import DeviceFull
+from quire_tools.bench.decoder.fidelity import psnr, ssim
+from quire_tools.local.pictures import VAE_FOLDER, encode, pictures
 
 
 @pytest.mark.parametrize("engine", ["eager", "channels_last", "compile", "graphs"])

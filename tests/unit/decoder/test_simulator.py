@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.errors import InvalidRequest
-from quire_decoder.bench.plan import Prices, Scenario, cumulative
-from quire_decoder.bench.simulator import (
+from quire.model.errors import InvalidRequest
+from quire_decoder.core.dual_cache import Tuning
+from quire_decoder.core.tiers import SieveTier
+from quire_tools.bench.decoder.plan import Prices, Scenario, cumulative
+from quire_tools.bench.decoder.simulator import (
     ClusterSettings,
     belady_miss_ratio,
     simulate,
     simulate_cluster,
     simulate_image_store,
 )
-from quire_decoder.bench.trace import PUBLISHED, Trace, generate, read_trace, statistics
-from quire_decoder.core.dual_cache import Tuning
-from quire_decoder.core.tiers import SieveTier
+from quire_tools.bench.decoder.trace import PUBLISHED, Trace, generate, read_trace, statistics
 
 
 def test_the_generated_trace_is_like_the_published_one() -> None:

@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from quire.errors import NotAllowed, Unauthenticated
-from quire.hashing import tenant_name
-from quire.metadata.access import AccessKey
-from quire.rpc.credentials import member_token
+from quire.model.errors import NotAllowed, Unauthenticated
+from quire.model.hashing import tenant_name
 from quire.testing import FakeClock
+from quire.wire.credentials import member_token
 from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.errors import GatewayLate, TenantExhausted
+from quire_server.redis.access import AccessKey
 
 SECRET = "s" * 32
 KEYS = {

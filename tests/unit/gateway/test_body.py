@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from isal import isal_zlib
 
-from quire.metadata.index import ChunkRecord
+from quire.model.index import ChunkRecord
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import body as body_module
 from quire_gateway.s3.backend import Described

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from quire.errors import DescriptorInvalid
-from quire.nodes import Segment
-from quire.outcome import ChunkRun, NodeOutcome
+from quire.model.errors import DescriptorInvalid
+from quire.model.nodes import Segment
+from quire.model.outcome import ChunkRun, NodeOutcome
 from quire_gateway.core.plan import delivered_mask, shares, usable_chunks
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.layout import Dtype, KvLayout
-from quire.nodes import Node, Role, Segment
-from quire.profile import Profiles, ttft_s
+from quire.model.layout import Dtype, KvLayout
+from quire.model.nodes import Node, Role, Segment
+from quire.model.profile import Profiles, ttft_s
 from quire_orchestrator.core.advice import advise
 from quire_orchestrator.core.placement import first_chunks, newcomer_rate
 

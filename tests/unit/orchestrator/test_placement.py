@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from quire.keys import SEGMENT_CHUNKS, ChunkKeys
-from quire.metadata.index import OBJECT_TIER, Match, PlacedRun
-from quire.nodes import Location, Node, Role
+from quire.model.index import OBJECT_TIER, Match, PlacedRun
+from quire.model.keys import SEGMENT_CHUNKS, ChunkKeys
+from quire.model.nodes import Location, Node, Role
 from quire_orchestrator.core.placement import placed_segments, readable_segments, rendezvous
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.nodes import Node, Role
+from quire.model.nodes import Node, Role
 from quire_orchestrator.core.routing import ImageRouter
 
 

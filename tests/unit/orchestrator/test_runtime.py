@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.durability import Durability, OnExisting
-from quire.errors import NodeUnavailable
-from quire.hashing import Namespace, block_keys
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
-from quire.metadata.index import records
-from quire.nodes import Node, Role
-from quire.profile import Profiles
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import NodeUnavailable
+from quire.model.hashing import Namespace, block_keys
+from quire.model.index import records
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire.model.nodes import Node, Role
+from quire.model.profile import Profiles
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
 from quire_orchestrator.config import OrchestratorConfig

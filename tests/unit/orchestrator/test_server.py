@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import quire_orchestrator.server as server
-from quire.hashing import Namespace, block_keys
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
-from quire.rpc import convert
-from quire.v1 import gateway_pb2
+from quire.model.hashing import Namespace, block_keys
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire.wire import convert
+from quire.wire.v1 import gateway_pb2
 from quire_orchestrator.runtime import Found, Question
 
 

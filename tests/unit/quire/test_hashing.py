@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import InvalidRequest, KeysInvalid
-from quire.hashing import HashAlgorithm, Namespace, block_keys, engine_keys, sha256_cbor
-from quire.keys import KEYS_MAX, ChunkKeys
-from quire.layout import Dtype, KvLayout
+from quire.model.errors import InvalidRequest, KeysInvalid
+from quire.model.hashing import HashAlgorithm, Namespace, block_keys, engine_keys, sha256_cbor
+from quire.model.keys import KEYS_MAX, ChunkKeys
+from quire.model.layout import Dtype, KvLayout
 
 LAYOUT = KvLayout(32, 16, 8, 128, Dtype.BF16)
 NAMESPACE = Namespace("llama", "w1", LAYOUT)

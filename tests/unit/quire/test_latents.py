@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.torch import save
 
-from quire.errors import CorruptData, QuireError
-from quire.latents import (
+from quire.model.errors import CorruptData, QuireError
+from quire.model.latents import (
     DecodeRule,
     LatentInfo,
     Normalisation,

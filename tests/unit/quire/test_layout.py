@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import LayoutInvalid
-from quire.layout import Attention, Dtype, KvLayout
+from quire.model.errors import LayoutInvalid
+from quire.model.layout import Attention, Dtype, KvLayout
 
 layouts = st.builds(
     KvLayout, st.integers(1, 128), st.integers(1, 256), st.integers(1, 16), st.integers(1, 256), st.sampled_from(Dtype)

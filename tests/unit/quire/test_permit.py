@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import LeaseExpired, LeaseForged
-from quire.permit import PermitSigner
-from quire.rpc.permits import PermitChecker, permit
+from quire.model.errors import LeaseExpired, LeaseForged
+from quire.model.permit import PermitSigner
 from quire.testing import FakeClock
-from quire.v1 import storage_pb2 as pb
+from quire.wire.v1 import storage_pb2 as pb
+from quire_server.permits import PermitChecker, permit
 
 SIGNER = PermitSigner(b"a secret")
 

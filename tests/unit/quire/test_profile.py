@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.errors import InvalidRequest
-from quire.profile import ComputeProfile, Profiles, Sample, load_profile, ttft_s
+from quire.model.errors import InvalidRequest
+from quire.model.profile import ComputeProfile, Profiles, Sample, load_profile, ttft_s
 
 
 def _shipped() -> ComputeProfile:

@@ -11,7 +11,7 @@ import pytest
 from quire.client.buffers import Buffer
 from quire.client.quarantine import Quarantine, may_be_in_use
 from quire.client.remote_memory import RemoteMemory
-from quire.errors import (
+from quire.model.errors import (
     DeadlineExceeded,
     InvalidRequest,
     MetadataUnavailable,

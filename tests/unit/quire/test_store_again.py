@@ -9,14 +9,14 @@ import grpc
 import pytest
 
 from quire.client import QuireClient
-from quire.errors import NodeUnavailable, PoolFull
-from quire.hashing import Namespace
-from quire.keys import ChunkKeys
-from quire.layout import Dtype, KvLayout
-from quire.rpc.server import Server
+from quire.model.errors import NodeUnavailable, PoolFull
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
 from quire.transport.memory import MemoryTransport
-from quire.v1 import gateway_pb2 as pb
-from quire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
+from quire.wire.v1 import gateway_pb2 as pb
+from quire.wire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
+from quire_server.grpc_server import Server
 
 NAMESPACE = Namespace("m", "1", KvLayout(2, 16, 1, 32, Dtype.FP16))
 

@@ -8,8 +8,9 @@ import json
 import pytest
 import structlog
 
-from quire.telemetry import background, configure, headers, logger, tracer
+from quire.telemetry import background, headers, logger, tracer
 from quire.telemetry.trace import in_request
+from quire_server.telemetry import configure
 
 
 def test_secrets_are_masked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

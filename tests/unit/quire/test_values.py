@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire import errors
-from quire.config import load, setting
-from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.errors import (
+from quire.model import errors
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.errors import (
     ConfigInvalid,
     DescriptorInvalid,
     InvalidRequest,
@@ -20,10 +19,8 @@ from quire.errors import (
     LeaseForged,
     TargetInvalid,
 )
-from quire.keys import ChunkKeys
-from quire.lease import Lease, LeasedRun, LeaseSigner
-from quire.rpc import convert
-from quire.rpc.status import status_of
+from quire.model.keys import ChunkKeys
+from quire.model.lease import Lease, LeasedRun, LeaseSigner
 from quire.telemetry.trace import binary_context, from_binary
 from quire.transport.messages import (
     LayerProduced,
@@ -33,6 +30,9 @@ from quire.transport.messages import (
     decode_message,
     encode_message,
 )
+from quire.wire import convert
+from quire.wire.status import status_of
+from quire_server.config import load, setting
 
 targets = st.builds(
     RdmaTarget,
@@ -149,7 +149,7 @@ def test_every_error_has_a_code_of_its_own_and_a_status() -> None:
         kind = pending.pop()
         kinds.append(kind)
         pending.extend(kind.__subclasses__())
-    common = [kind for kind in kinds if kind.__module__ == "quire.errors"]
+    common = [kind for kind in kinds if kind.__module__ == "quire.model.errors"]
     assert len({kind.code() for kind in common}) == len(common)
     assert all(issubclass(kind, errors.by_code(kind.code())) for kind in kinds)
     internal = {kind.code() for kind in kinds if status_of(kind("x")).name == "INTERNAL"}

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from quire.errors import ConfigInvalid, MetadataUnavailable, TooManyRequests
+from quire.model.errors import ConfigInvalid, MetadataUnavailable, TooManyRequests
 from quire.testing import FakeClock
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.policy import Demand

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid
 from quire_scheduler.core.adaptive import Adaptive, cheapest_on_grid, cheapest_on_hulls
 from quire_scheduler.core.curves import Curve, Curves, monotone
 from quire_scheduler.core.factory import POLICIES, make_policy

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.errors import InvalidRequest
-from quire_scheduler.bench.scheduler import run_paper, run_workload
-from quire_scheduler.bench.workloads import GBPS, PaperMeasurements, read_workload
+from quire.model.errors import InvalidRequest
 from quire_scheduler.core.factory import make_policy
+from quire_tools.bench.scheduler.scheduler import run_paper, run_workload
+from quire_tools.bench.scheduler.workloads import GBPS, PaperMeasurements, read_workload
 
 PAPER = PaperMeasurements()
 

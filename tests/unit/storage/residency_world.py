@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quire.durability import Durability, OnExisting
-from quire.errors import QuireError
-from quire.metadata.index import ChunkRecord
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import QuireError
+from quire.model.index import ChunkRecord
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk, Copy, Placed
 from quire_storage.core.pool_format import PAGE_BYTES, Geometry

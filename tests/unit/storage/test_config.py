@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quire.config import load
-from quire.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid
+from quire_server.config import load
 from quire_storage.config import PREFIX, StorageConfig
 
 

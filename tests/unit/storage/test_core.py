@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.errors import DescriptorInvalid, LayoutInvalid, PoolFull
-from quire.keys import ChunkKeys
-from quire.metadata.index import ChunkRecord
-from quire.outcome import ChunkRun
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.errors import DescriptorInvalid, LayoutInvalid, PoolFull
+from quire.model.index import ChunkRecord
+from quire.model.keys import ChunkKeys
+from quire.model.outcome import ChunkRun
 from quire_storage.core.checksums import combined, mismatches, slice_checksums
 from quire_storage.core.chunks import Chunk, Copy, MemoryPlace
 from quire_storage.core.drr import DeficitRoundRobin

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_storage.bench.policies import LeafLru, S3Fifo, belady, simulate
 from quire_storage.core.eviction import Evictor, LeafArc
+from quire_tools.bench.storage.policies import LeafLru, S3Fifo, belady, simulate
 
 TRACE = Path(__file__).parents[4] / "shared" / "data" / "mooncake_conversation_trace.jsonl"
 

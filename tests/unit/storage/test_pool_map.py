@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.chunk_object import sound_header
-from quire.durability import Durability
-from quire.errors import LayoutInvalid, PoolFull
-from quire.metadata.index import ChunkRecord
+from quire.model.chunk_object import sound_header
+from quire.model.durability import Durability
+from quire.model.errors import LayoutInvalid, PoolFull
+from quire.model.index import ChunkRecord
 from quire_storage.core.chunks import Chunk, Header, Placed
 from quire_storage.core.pool_format import (
     PAGE_BYTES,

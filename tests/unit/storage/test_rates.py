@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from quire.errors import InvalidRequest, NodeUnavailable
-from quire.policy import TenantPolicy
+from quire.model.errors import InvalidRequest, NodeUnavailable
+from quire.model.policy import TenantPolicy
 from quire.testing import FakeClock
 from quire_storage.ports import AdmissionRequest, Grant
 from quire_storage.rates import Rates

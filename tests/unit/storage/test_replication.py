@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from quire.errors import NodeUnavailable
-from quire.keys import ChunkKeys
-from quire.metadata.index import OBJECT_TIER, ChunkRecord
-from quire.nodes import Node, Role
+from quire.model.errors import NodeUnavailable
+from quire.model.index import OBJECT_TIER, ChunkRecord
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node, Role
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
 from quire_storage.replication import Replicator, keepers_of

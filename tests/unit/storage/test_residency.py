@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from quire.durability import Durability, OnExisting
-from quire.errors import ContentConflict, KeysInvalid, PoolFull
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import ContentConflict, KeysInvalid, PoolFull
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy
 from quire_storage.core.residency import ResidencySettings

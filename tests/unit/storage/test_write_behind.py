@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pytest
 from isal import isal_zlib
 
-from quire.chunk_object import header_at_end
-from quire.durability import Durability
-from quire.metadata.index import ChunkRecord, ObjectMark
+from quire.model.chunk_object import header_at_end
+from quire.model.durability import Durability
+from quire.model.index import ChunkRecord, ObjectMark
 from quire.testing import FakeClock
 from quire_storage.core.chunks import Chunk, Header
 from quire_storage.errors import ObjectTierFailed

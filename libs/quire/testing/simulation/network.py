@@ -15,9 +15,9 @@ from typing import Any, Final
 import grpc
 from grpc.aio import AioRpcError, Metadata
 
-from quire.errors import InternalError, QuireError
-from quire.rpc.status import status_of, trailers_of
+from quire.model.errors import InternalError, QuireError
 from quire.testing.simulation.loop import Process, SimulatedLoop, current_process
+from quire.wire.status import status_of, trailers_of
 
 _RESOLUTION_S = 1e-8  # timers fire that much early, without moving the clock
 _REFUSED_S: Final = 0.05

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from quire.chunk_object import header_at_end
-from quire.errors import Unavailable
+from quire.model.chunk_object import header_at_end
+from quire.model.errors import Unavailable
 from quire.testing.simulation.loop import SimulatedLoop
 
 

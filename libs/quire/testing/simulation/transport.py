@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from quire.descriptor import RdmaTarget
-from quire.errors import DeadlineExceeded, PeerLost, TargetInvalid
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import DeadlineExceeded, PeerLost, TargetInvalid
 from quire.testing.simulation.loop import Process
 from quire.testing.simulation.network import Network
 from quire.transport.base import PayloadStream, Peer, Region, Remote

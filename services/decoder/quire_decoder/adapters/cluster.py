@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from quire.client import ImageClient, QuireClient
-from quire.descriptor import RdmaTarget
-from quire.images import ImageEntry
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, call
-from quire.v1 import common_pb2, decoder_pb2
-from quire.v1.decoder_pb2_grpc import DecoderServiceStub
+from quire.model.descriptor import RdmaTarget
+from quire.model.images import ImageEntry
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call
+from quire.wire.v1 import common_pb2, decoder_pb2
+from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
 
 _TIMEOUT_S = 10.0
 

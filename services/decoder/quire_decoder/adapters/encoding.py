@@ -8,8 +8,8 @@ from typing import Any
 import imagecodecs
 import numpy as np
 
-from quire.errors import CorruptData, InvalidRequest, NotImplementedHere
-from quire.images import Rendering
+from quire.model.errors import CorruptData, InvalidRequest, NotImplementedHere
+from quire.model.images import Rendering
 from quire_decoder.ports import Pixels
 
 _QUALITY = 90

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
-from quire.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid
 
 Decode = Callable[[Any], Any]
 """A batch of latents, on the device, to samples: (N, C, h, w) to (N, 3, H, W)."""

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import quire
-from quire.errors import ConfigInvalid, VaeUnknown
-from quire.latents import LatentInfo, Normalisation, RecordInvalid, Vae
+from quire.model.errors import ConfigInvalid, VaeUnknown
+from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae
 from quire.telemetry import logger
 from quire_decoder.adapters.engines import Decode, Engine, make_engine
 from quire_decoder.errors import DeviceFull
@@ -25,7 +24,7 @@ from quire_decoder.ports import Pixels
 
 _CLASSES = ("AutoencoderKL", "AutoencoderTiny")
 _TILE = 64  # latent pixels
-DEMO_FOLDER = Path(quire.__file__).parent / "assets" / "demo_vae"
+DEMO_FOLDER = Path(__file__).parents[1] / "assets" / "demo_vae"
 
 
 class DiffusersVaes:

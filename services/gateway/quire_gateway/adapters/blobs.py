@@ -10,9 +10,9 @@ from typing import Any
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
-from quire.chunk_object import object_path
-from quire.errors import Unavailable
-from quire.objects import open_store
+from quire.model.chunk_object import object_path
+from quire.model.errors import Unavailable
+from quire_server.objects import open_store
 
 _FOLDER = "s3"
 

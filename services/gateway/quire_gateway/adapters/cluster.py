@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from quire.clock import Clock
-from quire.descriptor import RdmaTarget
-from quire.durability import Durability, OnExisting
-from quire.hashing import Namespace
-from quire.images import ImageEntry, Rendering
-from quire.keys import ChunkKeys
-from quire.lease import LeaseSigner
-from quire.metadata.index import OBJECT_TIER, ChunkRecord
-from quire.nodes import Segment
-from quire.outcome import NodeOutcome
-from quire.permit import PermitSigner
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, call, stream
-from quire.rpc.permits import permit
-from quire.v1 import decoder_pb2, gateway_pb2, images_pb2, orchestrator_pb2, storage_pb2
-from quire.v1.decoder_pb2_grpc import DecoderServiceStub
-from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from quire.v1.storage_pb2_grpc import StorageServiceStub
+from quire.model.descriptor import RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.hashing import Namespace
+from quire.model.images import ImageEntry, Rendering
+from quire.model.index import OBJECT_TIER, ChunkRecord
+from quire.model.keys import ChunkKeys
+from quire.model.lease import LeaseSigner
+from quire.model.nodes import Segment
+from quire.model.outcome import NodeOutcome
+from quire.model.permit import PermitSigner
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.v1 import decoder_pb2, gateway_pb2, images_pb2, orchestrator_pb2, storage_pb2
+from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_gateway.config import GatewayConfig
 from quire_gateway.ports import Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived, Leased
+from quire_server.clock import Clock
+from quire_server.permits import permit
 
 
 class GrpcAllocator:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quire.errors import DescriptorInvalid
-from quire.nodes import Segment
-from quire.outcome import ChunkRun, NodeOutcome
+from quire.model.errors import DescriptorInvalid
+from quire.model.nodes import Segment
+from quire.model.outcome import ChunkRun, NodeOutcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from quire import errors
+from quire.model import errors
 
 STATUS: Final[Mapping[str, int]] = {
     "AccessDenied": 403,

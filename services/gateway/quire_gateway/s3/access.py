@@ -6,12 +6,12 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from quire.clock import Clock
-from quire.metadata.access import SYSTEM_TENANT, AccessKey, Level
 from quire_gateway.core.aws_chunked import Signing
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import Request, read_claim, verify
 from quire_gateway.keyring import KeyRing
+from quire_server.clock import Clock
+from quire_server.redis.access import SYSTEM_TENANT, AccessKey, Level
 
 CHUNKS_BUCKET: Final = "quire-kv"
 LATENTS_BUCKET: Final = "quire-latents"

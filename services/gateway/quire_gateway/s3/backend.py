@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from quire.clock import Clock
-from quire.metadata.buckets import Blob, Buckets, Page, Part, StoredObject, Upload
+from quire.model.buckets import Blob, Page, Part, StoredObject, Upload
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.body import Body
+from quire_server.clock import Clock
+from quire_server.redis.buckets import Buckets
 
 BLOB_BYTES: Final = 8 << 20
 PART_BYTES_MIN: Final = 5 << 20

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from quire.errors import QuireError
-from quire.metadata.access import SYSTEM_TENANT, Level
-from quire.metadata.buckets import StoredObject
+from quire.model.buckets import StoredObject
+from quire.model.errors import QuireError
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import RESERVED
@@ -19,6 +18,7 @@ from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.call import Call, check_bucket_name
 from quire_gateway.s3.listing import Listing, list_objects
 from quire_gateway.s3.objects import xml_answer
+from quire_server.redis.access import SYSTEM_TENANT, Level
 
 _MAX_KEYS: Final = 1000
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from aiohttp import web
 
-from quire.errors import ConfigInvalid, QuireError
+from quire.model.errors import ConfigInvalid, QuireError
 from quire.telemetry import logger, names
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from quire.metadata.buckets import StoredObject
+from quire.model.buckets import StoredObject
 from quire_gateway.s3.backend import Backend
 
 _AFTER_JUMP: Final = 32  # the next entry is often a common prefix too: most of a full page would be thrown away

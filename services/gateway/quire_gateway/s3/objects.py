@@ -10,8 +10,7 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from quire.metadata.access import Level
-from quire.metadata.buckets import StoredObject
+from quire.model.buckets import StoredObject
 from quire_gateway.core.ranges import Conditions, read_copy_range, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3 import xml
@@ -20,6 +19,7 @@ from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import IDLE_S
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import PREFIX
+from quire_server.redis.access import Level
 
 _PARTS_MAX: Final = 10_000
 _LIST_MAX: Final = 1000

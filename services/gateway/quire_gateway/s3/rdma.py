@@ -24,13 +24,12 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
-from quire.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.durability import Durability, OnExisting
-from quire.errors import DescriptorInvalid, InvalidRequest, QuireError, TargetInvalid
-from quire.hashing import Namespace, tenant_name
-from quire.keys import KEY_BYTES, ChunkKeys
-from quire.metadata.access import Level
-from quire.outcome import NodeOutcome
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import DescriptorInvalid, InvalidRequest, QuireError, TargetInvalid
+from quire.model.hashing import Namespace, tenant_name
+from quire.model.keys import KEY_BYTES, ChunkKeys
+from quire.model.outcome import NodeOutcome
 from quire_gateway.admission import Admission, Need
 from quire_gateway.core.ranges import read_range
 from quire_gateway.core.s3_errors import S3Error
@@ -45,6 +44,7 @@ from quire_gateway.s3.body import Body
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.objects import expected_etag
+from quire_server.redis.access import Level
 
 TOKEN: Final = "x-amz-rdma-token"
 DESCRIPTOR: Final = "x-quire-descriptor"

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from quire.chunk_object import HEADER, ChunkObject, header_at_end, read_chunk_object, record_of, sound_header
 from quire.client import ImageClient
-from quire.errors import CorruptData, ImageMissing, InvalidRequest
-from quire.images import RECORD_BYTES_MAX, ImageEntry
-from quire.keys import KEY_BYTES
-from quire.metadata.buckets import Page, StoredObject
+from quire.model.buckets import Page, StoredObject
+from quire.model.chunk_object import HEADER, ChunkObject, header_at_end, read_chunk_object, record_of, sound_header
+from quire.model.errors import CorruptData, ImageMissing, InvalidRequest
+from quire.model.images import RECORD_BYTES_MAX, ImageEntry
+from quire.model.keys import KEY_BYTES
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.ports import ChunkIndex
 from quire_gateway.s3.backend import Described

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import grpc
 
-from quire.durability import Durability
-from quire.keys import ChunkKeys
-from quire.nodes import Node
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, call
-from quire.v1 import storage_pb2 as pb
-from quire.v1.storage_pb2_grpc import StorageServiceStub
+from quire.model.durability import Durability
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call
+from quire.wire.v1 import storage_pb2 as pb
+from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 
 _TIMEOUT_S = 5.0
 _RAISE_TIMEOUT_S = 60.0

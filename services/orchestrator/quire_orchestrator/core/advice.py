@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from quire.layout import KvLayout
-from quire.profile import ComputeProfile, ttft_s
+from quire.model.layout import KvLayout
+from quire.model.profile import ComputeProfile, ttft_s
 
 _CANDIDATES_MAX: Final = 257
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.metadata.index import OBJECT_TIER, Evicted, Match
-from quire.nodes import Node
+from quire.model.index import OBJECT_TIER, Evicted, Match
+from quire.model.nodes import Node
 from quire_orchestrator.core.placement import rendezvous
 
 

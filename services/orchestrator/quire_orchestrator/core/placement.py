@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from quire.keys import SEGMENT_CHUNKS, ChunkKeys
-from quire.metadata.index import OBJECT_TIER, Match
-from quire.nodes import Location, Node, Role, Segment
+from quire.model.index import OBJECT_TIER, Match
+from quire.model.keys import SEGMENT_CHUNKS, ChunkKeys
+from quire.model.nodes import Location, Node, Role, Segment
 
 _NOWHERE = Location()
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.nodes import Node
+from quire.model.nodes import Node
 from quire_orchestrator.core.placement import rendezvous
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from quire.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid
 from quire_scheduler.core.adaptive import Adaptive
 from quire_scheduler.core.policies import BwProp, Equal, KvProp, StallOpt
 from quire_scheduler.core.policy import Policy

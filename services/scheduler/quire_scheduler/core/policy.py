@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from quire.policy import WEIGHT_MAX, WEIGHT_MIN
+from quire.model.policy import WEIGHT_MAX, WEIGHT_MIN
 from quire_scheduler.errors import DemandInvalid
 
 Rates = npt.NDArray[np.float64]

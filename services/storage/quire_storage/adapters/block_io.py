@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid
 from quire.telemetry import logger
 from quire_storage.adapters.threads import ThreadBlockIO
 from quire_storage.adapters.uring import UringBlockIO

@@ -6,22 +6,22 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from quire.clock import Clock
-from quire.descriptor import Descriptor
-from quire.errors import DeadlineExceeded, NodeUnavailable, QuireError, Unavailable
-from quire.keys import ChunkKeys
-from quire.metadata.index import ChunkRecord, Listing, ObjectMark
-from quire.nodes import Node
-from quire.outcome import ChunkRun, NodeOutcome
-from quire.permit import PermitSigner
-from quire.policy import NamespacePolicy
-from quire.rpc import convert
-from quire.rpc.channels import ChannelPool, call, stream
-from quire.rpc.permits import permit
-from quire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
-from quire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
-from quire.v1.scheduler_pb2_grpc import SchedulerServiceStub
-from quire.v1.storage_pb2_grpc import StorageServiceStub
+from quire.model.descriptor import Descriptor
+from quire.model.errors import DeadlineExceeded, NodeUnavailable, QuireError, Unavailable
+from quire.model.index import ChunkRecord, Listing, ObjectMark
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.permit import PermitSigner
+from quire.model.policy import NamespacePolicy
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceStub
+from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
+from quire_server.clock import Clock
+from quire_server.permits import permit
 from quire_storage.ports import AdmissionRequest, Grant
 
 _INDEX_TIMEOUT_S = 10.0

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
-from quire.chunk_object import header_at_end, object_path
-from quire.objects import open_store
+from quire.model.chunk_object import header_at_end, object_path
+from quire_server.objects import open_store
 from quire_storage.errors import ObjectTierFailed
 
 _CHUNK_NAME = re.compile("[0-9a-f]{64}")
@@ -18,7 +18,7 @@ _TAIL_BYTES = 8192
 
 
 class ObstoreTier:
-    """`url`: see `quire.objects.open_store`."""
+    """`url`: see `quire_server.objects.open_store`."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self.description = url

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.durability import Durability
-from quire.metadata.index import ChunkRecord
+from quire.model.durability import Durability
+from quire.model.index import ChunkRecord
 from quire_storage.core.slots import Shape
 
 NO_NAMESPACE = bytes(16)

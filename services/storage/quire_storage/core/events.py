@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quire.durability import Durability, OnExisting
-from quire.errors import QuireError
-from quire.metadata.index import ChunkRecord
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import QuireError
+from quire.model.index import ChunkRecord
 from quire_storage.core.chunks import Chunk, Copy, MemoryPlace, Placed
 from quire_storage.core.slots import Shape
 

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
-from quire.descriptor import DeliveryOrder, Descriptor
-from quire.errors import DescriptorInvalid
-from quire.outcome import ChunkRun
+from quire.model.descriptor import DeliveryOrder, Descriptor
+from quire.model.errors import DescriptorInvalid
+from quire.model.outcome import ChunkRun
 from quire_storage.core.checksums import Checksums, combined, mismatches
 from quire_storage.core.chunks import Chunk, Copy
 from quire_storage.core.extents import extents

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from isal.isal_zlib import crc32
 
-from quire.chunk_object import CRC_FROM, HAS_PARENT, HEADER, HEADER_MAGIC, record_of
-from quire.durability import Durability
-from quire.errors import LayoutInvalid
+from quire.model.chunk_object import CRC_FROM, HAS_PARENT, HEADER, HEADER_MAGIC, record_of
+from quire.model.durability import Durability
+from quire.model.errors import LayoutInvalid
 from quire_storage.core.chunks import Chunk, Header
 from quire_storage.errors import ForeignPool
 

@@ -15,9 +15,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from quire.chunk_object import HAS_PARENT
-from quire.durability import Durability
-from quire.errors import PoolFull
+from quire.model.chunk_object import HAS_PARENT
+from quire.model.durability import Durability
+from quire.model.errors import PoolFull
 from quire_storage.core.chunks import DiskPlace, Placed
 from quire_storage.core.pool_format import (
     LEVELS,

@@ -17,9 +17,9 @@ from enum import Enum
 from itertools import islice
 from typing import Any, Final
 
-from quire.durability import Durability, OnExisting
-from quire.errors import ContentConflict, KeysInvalid, PoolFull, QuireError
-from quire.metadata.index import DIGEST_MODULUS, listing_number
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import ContentConflict, KeysInvalid, PoolFull, QuireError
+from quire.model.index import DIGEST_MODULUS, listing_number
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk, Copy, DiskPlace, Header, MemoryPlace, Placed
 from quire_storage.core.eviction import LeafArc

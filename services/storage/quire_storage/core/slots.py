@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import LayoutInvalid, PoolFull
+from quire.model.errors import LayoutInvalid, PoolFull
 
 ALIGNMENT: Final = 4096
 

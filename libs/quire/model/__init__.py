@@ -1,0 +1,1 @@
+"""What Quire speaks of, as values: no I/O, no clock, nothing but the standard library, numpy and hashes."""

@@ -1,0 +1,73 @@
+"""Buckets and the objects in them, for the S3 frontend: names, what is known of each, and which bytes they are.
+
+Buckets belong to a tenant, and a name is a tenant's own: nobody sees or can tell another's. An object is a list of
+blobs in the object tier. A blob that nothing refers to (any more) stands in the bucket's list of garbage, with the time
+from which on it may go: it is put there before it is written, and taken out when an object refers to it, so that
+nothing that dies half-way leaves bytes behind for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+GRACE_MS: Final = 300_000  # a reader may still be at a blob that was replaced, and is given more for each that it has
+UNCOMMITTED_MS: Final = 86_400_000
+COMPLETED_MS: Final = 86_400_000  # so long a completed upload can be completed again, by a client that heard no answer
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """So many bytes in the object tier."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """What a bucket has under a key. `etag` without quotes; `headers` and `metadata` as the client gave them.
+
+    `checksums` by algorithm, base64, of the whole object; empty where they are not known.
+    """
+
+    key: str
+    etag: str
+    size: int
+    modified_s: float
+    blobs: tuple[Blob, ...]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Of a listing. `last`: the last key that was looked at, whether or not its object is among `objects`."""
+
+    objects: list[StoredObject]
+    last: str
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A multipart upload that is under way."""
+
+    key: str
+    upload_id: str
+    started_s: float
+    headers: Mapping[str, str]
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of it."""
+
+    number: int
+    etag: str
+    size: int
+    modified_s: float
+    blobs: tuple[Blob, ...]

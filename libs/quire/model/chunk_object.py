@@ -1,0 +1,118 @@
+"""A chunk as an object of its own: L·S bytes as KV_L2TD lays them out, then its header, then the header's length.
+
+So a range of it is a layer, and it tells by itself what it is: key, parent, layout, namespace, a CRC-32 for each layer.
+The header is the one that a chunk has on a drive.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from isal import isal_zlib
+
+from quire.model.durability import Durability
+from quire.model.errors import CorruptData
+from quire.model.index import ChunkRecord
+
+Bytes = npt.NDArray[np.uint8]
+HEADER_MAGIC: Final = 0x31435751  # "QWC1"
+HAS_PARENT: Final = 1
+CRC_FROM: Final = 8
+HEADER: Final = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("crc", "<u4"),
+        ("generation", "<u8"),
+        ("slab", "<u4"),
+        ("slot", "<u4"),
+        ("num_layers", "<u4"),
+        ("slice_bytes", "<u4"),
+        ("flags", "<u4"),
+        ("durability", "<u4"),
+        ("stored_ms", "<u8"),
+        ("key", "V32"),
+        ("parent", "V32"),
+        ("segment", "V32"),
+        ("parent_segment", "V32"),
+        ("namespace", "V16"),
+    ]
+)
+assert HEADER.itemsize == 192, "the checksums start there"
+TRAILER: Final = struct.Struct("<I8s")
+MAGIC: Final = b"QUIREOBJ"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkObject:
+    """What a sound object is. `payload`: (L, S). `header`: as it stands there."""
+
+    record: ChunkRecord
+    payload: Bytes
+    header: bytes
+
+
+def object_path(key: bytes) -> str:
+    """Where the object tier has a chunk."""
+    name = key.hex()
+    return f"chunks/{name[:2]}/{name}"
+
+
+def record_of(row: np.void) -> ChunkRecord:
+    """The record in a header's fixed fields."""
+    parent = int(row["flags"]) & HAS_PARENT
+    return ChunkRecord(
+        row["key"].tobytes(),
+        row["parent"].tobytes() if parent else b"",
+        row["segment"].tobytes(),
+        row["parent_segment"].tobytes() if parent else b"",
+    )
+
+
+def sound_header(raw: bytes) -> np.void | None:
+    """The fixed fields of the header that `raw` starts with; None if it is none, or not as it was written."""
+    if len(raw) < HEADER.itemsize:
+        return None
+    row: np.void = np.frombuffer(raw, dtype=HEADER, count=1)[0]
+    end = HEADER.itemsize + 4 * int(row["num_layers"])
+    known = int(row["durability"]) < len(Durability) and row["num_layers"] and row["slice_bytes"]
+    if int(row["magic"]) != HEADER_MAGIC or not known or end > len(raw):
+        return None
+    return row if isal_zlib.crc32(raw[CRC_FROM:end]) == int(row["crc"]) else None
+
+
+def header_at_end(tail: bytes) -> bytes | None:
+    """The header of a chunk object of which `tail` is the end; None where there is none, or not the whole of it."""
+    if len(tail) < TRAILER.size:
+        return None
+    size, magic = TRAILER.unpack_from(tail, len(tail) - TRAILER.size)
+    header = tail[max(0, len(tail) - TRAILER.size - size) : -TRAILER.size]
+    return header if magic == MAGIC and len(header) == size else None
+
+
+def read_chunk_object(raw: bytes) -> ChunkObject:
+    """Raises `CorruptData` if anything of it is not as it was written."""
+    if len(raw) < TRAILER.size + HEADER.itemsize:
+        raise CorruptData(f"{len(raw)} bytes are no chunk")
+    header = header_at_end(raw)
+    if header is None or len(header) < HEADER.itemsize:
+        raise CorruptData("no chunk's header at the end")
+    row = sound_header(header)
+    if row is None:
+        raise CorruptData("a chunk's header that is none, or does not match its checksum")
+    layers, slice_bytes = int(row["num_layers"]), int(row["slice_bytes"])
+    if len(raw) != layers * slice_bytes + len(header) + TRAILER.size:
+        raise CorruptData(f"{len(raw)} bytes, its header says {layers} × {slice_bytes}")
+    payload = np.frombuffer(raw, dtype=np.uint8, count=layers * slice_bytes).reshape(layers, slice_bytes)
+    sums = np.frombuffer(header, dtype="<u4", count=layers, offset=HEADER.itemsize)
+    if not np.array_equal(sums, np.array([isal_zlib.crc32(layer) for layer in payload], dtype=np.uint32)):
+        raise CorruptData("a layer does not match its checksum")
+    return ChunkObject(record_of(row), payload, header)
+
+
+def write_chunk_object(payload: Bytes, header: bytes) -> bytes:
+    """`payload`: (L, S)."""
+    return b"".join([payload.tobytes(), header, TRAILER.pack(len(header), MAGIC)])

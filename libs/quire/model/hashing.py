@@ -1,0 +1,164 @@
+"""From tokens to chained block keys: H_i = Hash(H_{i-1} ‖ tokens_i), H_{-1} = digest of the namespace.
+
+Two hashes: `sha256_cbor`, SHA-256 over canonical CBOR of (parent, tokens, extra) as vLLM's portable choice does it, and
+`blake3` over the parent and the tokens as little-endian 32-bit words, six times as fast. The namespace digest names the
+algorithm, so that keys of the two never meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Final
+
+import blake3
+import cbor2
+import numpy as np
+
+from quire.model.errors import InvalidRequest, KeysInvalid
+from quire.model.keys import KEY_BYTES, KEYS_MAX, ChunkKeys
+from quire.model.layout import Attention, Dtype, KvLayout
+
+_SALT_BYTES_MAX: Final = 64
+_NAME_LENGTH_MAX: Final = 512
+
+
+class HashAlgorithm(Enum):
+    """How block keys are computed."""
+
+    SHA256_CBOR = "sha256_cbor"
+    BLAKE3 = "blake3"
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What makes equal tokens equal state. Nothing is shared between namespaces.
+
+    `tenant_salt` keeps one tenant from probing another's cache by timing. `shard_index` of `shard_count` is the
+    tensor-parallel rank. Raises `InvalidRequest`.
+    """
+
+    model_id: str
+    weight_version: str
+    layout: KvLayout
+    tenant_salt: bytes = b""
+    adapter: str = ""
+    shard_index: int = 0
+    shard_count: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.model_id:
+            raise InvalidRequest("must name the model", field="namespace.model_id")
+        for name in ("model_id", "weight_version", "adapter"):
+            if len(getattr(self, name)) > _NAME_LENGTH_MAX:
+                raise InvalidRequest(f"longer than {_NAME_LENGTH_MAX} characters", field=f"namespace.{name}")
+        if len(self.tenant_salt) > _SALT_BYTES_MAX:
+            raise InvalidRequest(f"longer than {_SALT_BYTES_MAX} bytes", field="namespace.tenant_salt")
+        if not 0 <= self.shard_index < self.shard_count:
+            raise InvalidRequest(f"{self.shard_index} of {self.shard_count}", field="namespace.shard_index")
+
+    @property
+    def tenant(self) -> str:
+        """Name of the tenant, by which links are shared."""
+        return tenant_name(self.tenant_salt)
+
+    def to_json(self) -> str:
+        """For files and headers; see `from_json`."""
+        layout = self.layout
+        record = {
+            "model_id": self.model_id,
+            "weight_version": self.weight_version,
+            "tenant_salt_hex": self.tenant_salt.hex(),
+            "adapter": self.adapter,
+            "num_layers": layout.num_layers,
+            "chunk_tokens": layout.chunk_tokens,
+            "kv_heads": layout.kv_heads,
+            "head_dim": layout.head_dim,
+            "dtype": layout.dtype.value[0],
+            "attention": layout.attention.value,
+            "shard_index": self.shard_index,
+            "shard_count": self.shard_count,
+        }
+        return json.dumps(record, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Namespace:
+        """The inverse of `to_json`. Raises `InvalidRequest`, saying what is missing or wrong."""
+        try:
+            record = json.loads(text)
+            numbers = [record[name] for name in ("num_layers", "chunk_tokens", "kv_heads", "head_dim")]
+            shard = record.get("shard_index", 0), record.get("shard_count", 1)
+            if not all(type(number) is int for number in (*numbers, *shard)):
+                raise ValueError(f"{(*numbers, *shard)} are not all whole numbers")
+            dtype = next(dtype for dtype in Dtype if dtype.value[0] == record["dtype"])
+            layers, tokens, heads, dim = numbers
+            layout = KvLayout(layers, tokens, heads, dim, dtype, Attention(record["attention"]))
+            names = [str(record[name]) for name in ("model_id", "weight_version", "adapter")]
+            salt = bytes.fromhex(record["tenant_salt_hex"])
+        except (ValueError, KeyError, StopIteration, TypeError, AttributeError, RecursionError) as error:
+            raise InvalidRequest(f"this is no namespace: {error!r}", field="namespace") from None
+        return cls(names[0], names[1], layout, salt, names[2], *shard)
+
+    def digest(self) -> bytes:
+        """H_{-1}: 32 bytes."""
+        layout = asdict(self.layout)
+        layout["dtype"], layout["attention"] = self.layout.dtype.value[0], self.layout.attention.value
+        record = {
+            "quire": 1,
+            "salt": self.tenant_salt,
+            "model": self.model_id,
+            "weights": self.weight_version,
+            "adapter": self.adapter,
+            "layout": layout,
+            "shard": [self.shard_index, self.shard_count],
+        }
+        return hashlib.sha256(cbor2.dumps(record, canonical=True)).digest()
+
+
+def tenant_name(salt: bytes) -> str:
+    """Tells nothing of the salt. Empty for no salt."""
+    return hashlib.blake2b(salt, digest_size=8, person=b"quire tenant").hexdigest() if salt else ""
+
+
+def block_keys(
+    namespace: Namespace, tokens: Sequence[int], algorithm: HashAlgorithm = HashAlgorithm.SHA256_CBOR
+) -> ChunkKeys:
+    """Keys of all whole chunks of `tokens`; a rest shorter than a chunk has none. Raises `KeysInvalid`."""
+    size = namespace.layout.chunk_tokens
+    count = len(tokens) // size
+    if count > KEYS_MAX:
+        raise KeysInvalid(f"{len(tokens)} tokens are {count} chunks, {KEYS_MAX} at most", field="tokens")
+    root = hashlib.sha256(namespace.digest() + algorithm.value.encode()).digest()
+    chain = _blake3_chain if algorithm is HashAlgorithm.BLAKE3 else _sha256_cbor_chain
+    return ChunkKeys(b"".join(chain(root, tokens, size, count)))
+
+
+def sha256_cbor(value: object) -> bytes:
+    """SHA-256 over canonical CBOR, as vLLM's function of that name."""
+    return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
+
+
+def engine_keys(namespace: Namespace, digests: ChunkKeys) -> ChunkKeys:
+    """Keys of chunks for which an engine has its own chained digests: Hash(namespace ‖ digest)."""
+    root = namespace.digest()
+    return ChunkKeys(b"".join(hashlib.sha256(root + digest).digest() for digest in digests))
+
+
+def _sha256_cbor_chain(root: bytes, tokens: Sequence[int], size: int, count: int) -> list[bytes]:
+    keys, parent, values = [], root, list(tokens)
+    for at in range(0, count * size, size):
+        parent = sha256_cbor((parent, tuple(values[at : at + size]), None))
+        keys.append(parent)
+    return keys
+
+
+def _blake3_chain(root: bytes, tokens: Sequence[int], size: int, count: int) -> list[bytes]:
+    words = np.asarray(tokens, dtype="<u4").tobytes()
+    keys, parent = [], root
+    for at in range(0, count * size * 4, size * 4):
+        parent = blake3.blake3(parent + words[at : at + size * 4]).digest(length=KEY_BYTES)
+        keys.append(parent)
+    return keys

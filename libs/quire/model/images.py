@@ -1,0 +1,121 @@
+"""Images that live as latents: what is known of one, where its record lies, how it can be asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from quire.model.errors import InvalidRequest
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Attention, Dtype, KvLayout
+
+_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,254}")
+_UNIT_BYTES: Final = 4096
+RECORD_BYTES_MAX: Final = 32 << 20
+MEDIA_TYPES: Final = {
+    "png": "image/png",
+    "webp": "image/webp",
+    "jpeg": "image/jpeg",
+    "avif": "image/avif",
+}
+WIDTH_MAX: Final = 8192
+PIXELS_MAX: Final = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class ImageEntry:
+    """An image in the catalogue. `record_sha256` names its record in the chunk store, `record_bytes` is its length.
+
+    `latent_sha256` is of the values, `weights_sha256` of the VAE that they belong to, empty for unknown.
+    """
+
+    image_id: str
+    record_sha256: bytes
+    record_bytes: int
+    latent_sha256: bytes
+    weights_sha256: str
+    height: int
+    width: int
+    created_ms: int = 0
+
+    def __post_init__(self) -> None:
+        check_image_id(self.image_id)
+        if len(self.record_sha256) != 32 or len(self.latent_sha256) != 32:
+            raise InvalidRequest("digests have 32 bytes", field="record_sha256, latent_sha256")
+        if not 0 < self.record_bytes <= RECORD_BYTES_MAX:
+            raise InvalidRequest(f"{self.record_bytes} bytes, {RECORD_BYTES_MAX} at most", field="record_bytes")
+        if not (0 < self.height <= 1 << 16 and 0 < self.width <= 1 << 16):
+            raise InvalidRequest(f"{self.height} × {self.width}", field="height, width")
+
+    @property
+    def namespace(self) -> Namespace:
+        return record_namespace(self.record_bytes)
+
+    @property
+    def keys(self) -> ChunkKeys:
+        """The one key of its record: by content, so that equal records are stored once."""
+        return record_keys(self.record_sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How an image is wanted. Quality from 1 to 100; 0: lossless where it can be, else 90. Width 0: its own."""
+
+    format: str = "png"
+    quality: int = 0
+    width: int = 0
+
+    def __post_init__(self) -> None:
+        if self.format not in MEDIA_TYPES:
+            raise InvalidRequest(f"{self.format!r}; there are {', '.join(MEDIA_TYPES)}", field="format")
+        if not 0 <= self.quality <= 100:
+            raise InvalidRequest(f"{self.quality} is not in 0..100", field="quality")
+        if not 0 <= self.width <= WIDTH_MAX:
+            raise InvalidRequest(f"{self.width} is not in 0..{WIDTH_MAX}", field="width")
+
+    @property
+    def media_type(self) -> str:
+        return MEDIA_TYPES[self.format]
+
+    def size(self, entry: ImageEntry) -> tuple[int, int]:
+        """(height, width) in pixels. Raises `InvalidRequest` for more than anybody should ask for."""
+        height, width = entry.height, entry.width
+        if self.width:
+            height, width = max(1, round(entry.height * self.width / entry.width)), self.width
+        if max(height * width, entry.height * entry.width) > PIXELS_MAX:
+            raise InvalidRequest(f"{height} × {width}: {PIXELS_MAX} pixels at most", field="width")
+        return height, width
+
+    def bytes_max(self, entry: ImageEntry) -> int:
+        """What no encoding of it exceeds: the pixels, and room for headers and incompressible rows."""
+        height, width = self.size(entry)
+        return (6 if self.format == "avif" else 4) * height * width + (64 << 10)
+
+    def etag(self, entry: ImageEntry, decoder_build: str) -> str:
+        """Strong: the record (values, VAE, rules), what decoded it, and how it was encoded."""
+        parts = (entry.record_sha256.hex(), decoder_build, self.format, self.quality, self.width)
+        return f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
+
+
+def check_image_id(image_id: str) -> None:
+    """Raises `InvalidRequest`."""
+    if not _ID.fullmatch(image_id):
+        raise InvalidRequest(f"{image_id[:80]!r} is not 1 to 255 of letters, digits, '.', '_', '~', '-'", field="id")
+
+
+def record_keys(record_sha256: bytes) -> ChunkKeys:
+    """Under which a record is stored."""
+    return ChunkKeys(hashlib.sha256(b"quire image record" + record_sha256).digest())
+
+
+def record_namespace(record_bytes: int) -> Namespace:
+    """Where records of about that length lie: one layout per quarter of an octave, so that the store has few shapes."""
+    units = max(1, -(-record_bytes // _UNIT_BYTES))
+    if units > 4:
+        step = 1 << max(0, (units - 1).bit_length() - 3)
+        units = -(-units // step) * step
+    layout = KvLayout(1, units, 1, _UNIT_BYTES, Dtype.FP8_E4M3, Attention.MLA)
+    return Namespace("quire-images", "1", layout)

@@ -1,0 +1,94 @@
+"""What the prefix index knows of chunks: records, placements, and what its operations answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from quire.model.keys import ChunkKeys
+
+OBJECT_TIER: Final = "@object"
+"""Stands among the nodes of a placement for the object tier, which every storage node reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """A chunk's place in the index. `parent` and `parent_segment` are empty for the first of a prefix."""
+
+    key: bytes
+    parent: bytes
+    segment: bytes
+    parent_segment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedRun:
+    """`count` consecutive chunks that the same `nodes` hold; no nodes: indexed, but no replica is left."""
+
+    count: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The longest indexed prefix, as runs from its start."""
+
+    runs: tuple[PlacedRun, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(run.count for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A chunk that was taken out: the generation of its entry, and the nodes that were listed."""
+
+    record: ChunkRecord
+    generation: int
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """`removed`: what was taken out; `absent`: keys that were not indexed in the first place."""
+
+    removed: tuple[Gone, ...]
+    absent: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """How many chunks are listed for a node, and the sum of their `listing_number` modulo 2^48."""
+
+    count: int = 0
+    digest: int = 0
+
+
+DIGEST_MODULUS: Final = 1 << 48
+
+
+def listing_number(key: bytes, generation: int) -> int:
+    """Of a chunk that an index entry of a generation lists: the first six bytes of both, added.
+
+    With the generation, so that an index that went back to an earlier entry of the key differs from what nodes know.
+    """
+    return int.from_bytes(key[:6], "big") + (generation >> 16)
+
+
+class ObjectMark(Enum):
+    """Whether an entry lists the object tier now; GONE: there is no such entry; DELETING: the object is going."""
+
+    LISTED = 1
+    GONE = 2
+    DELETING = 3
+
+
+def records(keys: ChunkKeys, first: int, count: int) -> list[ChunkRecord]:
+    """Index records of chunks first … first+count-1 of a chain whose keys from the start are `keys`."""
+    made = []
+    for index in range(first, first + count):
+        parent, parent_segment = (keys.at(index - 1), keys.segment_of(index - 1)) if index else (b"", b"")
+        made.append(ChunkRecord(keys.at(index), parent, keys.segment_of(index), parent_segment))
+    return made

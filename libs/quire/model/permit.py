@@ -1,0 +1,54 @@
+"""Permits: the gateway's word that a transfer is what its client asked for.
+
+A lease says which chunks may be read; a permit binds one transfer to a tenant, to a time and to everything that its
+request says: these chunks, this piece of client memory (worker, address, length, remote key), this layout and level.
+The gateway signs it with the cluster's secret; the storage node verifies it before a byte moves. So nobody who merely
+reaches a storage node can have it deliver or ingest, and nobody in between can turn a transfer to other memory. What
+moves no client's memory (drop, describe, copy between nodes) are guarded by the members' TLS alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from typing import Final
+
+from quire.model.errors import LeaseExpired, LeaseForged
+
+TRANSFER_S_MAX: Final = 1500.0
+"""No permit is good for longer, and no node works longer on a transfer: clients take memory back by that."""
+
+_MAC_BYTES: Final = 32
+_EXPIRY: Final = struct.Struct("<q")
+
+
+class PermitSigner:
+    """Signs and verifies with the cluster's secret."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def sign(self, tenant: str, request: bytes, expires_ms: int) -> bytes:
+        """`request`: all that the transfer's request says, as bytes that are the same at both ends."""
+        expiry, name = _EXPIRY.pack(expires_ms), tenant.encode()
+        return self._mac(name, request, expiry) + expiry + name
+
+    def verify(self, permit: bytes, request: bytes, now_ms: int) -> tuple[str, int]:
+        """The tenant whose transfer it is, and when the permit expires. Raises `LeaseForged`, `LeaseExpired`."""
+        expiry = permit[_MAC_BYTES : _MAC_BYTES + _EXPIRY.size]
+        tenant = permit[_MAC_BYTES + _EXPIRY.size :]
+        if len(expiry) < _EXPIRY.size or not hmac.compare_digest(
+            self._mac(tenant, request, expiry), permit[:_MAC_BYTES]
+        ):
+            raise LeaseForged("no gateway of this cluster has signed this transfer", field="permit")
+        expires_ms = int(_EXPIRY.unpack(expiry)[0])
+        if now_ms >= expires_ms:
+            raise LeaseExpired("the transfer was permitted too long ago", field="permit")
+        return tenant.decode(errors="replace"), expires_ms
+
+    def _mac(self, tenant: bytes, request: bytes, expiry: bytes) -> bytes:
+        mac = hmac.new(self._secret, b"quire permit 2", hashlib.sha256)
+        for part in (tenant, expiry, hashlib.sha256(request).digest()):
+            mac.update(len(part).to_bytes(8, "little") + part)
+        return mac.digest()

@@ -1,0 +1,46 @@
+"""What a namespace may take up, and for how long; what a tenant gets of the links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from quire.model.errors import InvalidRequest
+
+NAMESPACE_TAG_BYTES: Final = 16
+WEIGHT_MIN: Final = 1e-3
+WEIGHT_MAX: Final = 1e3
+_TTL_S_MAX: Final = 100 * 365 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacePolicy:
+    """`namespace`: first 16 bytes of its digest; `ttl_s`, counted from storing, and `quota_bytes`: 0 for no limit."""
+
+    namespace: bytes
+    ttl_s: int
+    quota_bytes: int
+
+    def __post_init__(self) -> None:
+        if len(self.namespace) != NAMESPACE_TAG_BYTES:
+            raise InvalidRequest(f"{len(self.namespace)} bytes, {NAMESPACE_TAG_BYTES} are needed", field="namespace")
+        if not 0 <= self.ttl_s <= _TTL_S_MAX:
+            raise InvalidRequest(f"{self.ttl_s} is not in 0..{_TTL_S_MAX}", field="ttl_s")
+        if self.quota_bytes < 0:
+            raise InvalidRequest(f"{self.quota_bytes} is negative", field="quota_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class TenantPolicy:
+    """`tenant`: `Namespace.tenant`. Of a contended link it gets a part in proportion to `weight`, and never more than
+    `cap_bytes_per_s` (0 for no cap)."""
+
+    tenant: str = ""
+    weight: float = 1.0
+    cap_bytes_per_s: int = 0
+
+    def __post_init__(self) -> None:
+        if not WEIGHT_MIN <= self.weight <= WEIGHT_MAX:
+            raise InvalidRequest(f"{self.weight} is not within {WEIGHT_MIN}..{WEIGHT_MAX}", field="weight")
+        if self.cap_bytes_per_s < 0:
+            raise InvalidRequest(f"{self.cap_bytes_per_s} is negative", field="cap_bytes_per_s")

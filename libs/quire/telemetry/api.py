@@ -1,0 +1,34 @@
+"""Where spans, measurements and log lines go in. The process decides what becomes of them: `quire_server.telemetry`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+from opentelemetry import metrics, trace
+
+
+def tracer() -> trace.Tracer:
+    """Quire's tracer."""
+    return trace.get_tracer("quire")
+
+
+def meter() -> metrics.Meter:
+    """Quire's meter."""
+    return metrics.get_meter("quire")
+
+
+def counter(
+    name: str, unit: str = "1", description: str = "", kinds: Sequence[Mapping[str, str]] = ({},)
+) -> metrics.Counter:
+    """One that stands at 0 from the start, for each of `kinds`: what never happened is told from what is not."""
+    made = meter().create_counter(name, unit, description)
+    for kind in kinds:
+        made.add(0, kind)
+    return made
+
+
+def logger() -> Any:
+    """A structured logger."""
+    return structlog.get_logger()

@@ -1,0 +1,111 @@
+"""Channels to other services: one per address, kept; each call with a deadline, the trace, and typed errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any, Final
+
+import grpc
+from opentelemetry import trace
+
+from quire.telemetry import headers, names, tracer
+from quire.wire.credentials import interceptors
+from quire.wire.status import error_of, went_away
+from quire.wire.tls import RotatingChannel, Tls
+from quire.wire.version import SPOKEN
+
+MESSAGE_BYTES_MAX: Final = 32 << 20
+"""Of one gRPC message. Bulk data goes elsewhere."""
+
+_OPTIONS: Final = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
+
+
+class ChannelPool:
+    """Channels by address. Use from one loop. `tls`: with whom to speak, and as whom; `token`: what to show."""
+
+    def __init__(self, tls: Tls | None = None, token: str = "") -> None:
+        self._tls = tls
+        self._token = token
+        self._channels: dict[str, Any] = {}
+
+    def get(self, address: str) -> Any:
+        """The channel to host:port; connects at the first call, reconnects by itself.
+
+        Of several, separated by commas (addresses, not names), the first that answers; when it goes the next one.
+        """
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = self._open(address)
+        return channel
+
+    def _open(self, address: str) -> Any:
+        shown, tls = interceptors(self._token), self._tls
+        if "," in address:
+            if tls is not None and not tls.server_name:
+                # One certificate for all of them: that it names the first is what is looked at.
+                tls = replace(tls, server_name=address.split(",")[0].strip().rpartition(":")[0])
+            address = "ipv4:" + ",".join(part.strip() for part in address.split(","))
+        if tls is not None:
+            return RotatingChannel(address, tls, _OPTIONS, shown)
+        return grpc.aio.insecure_channel(address, options=_OPTIONS, interceptors=shown)
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+
+async def call(method: Any, request: Any, *, timeout_s: float, again: bool = True) -> Any:
+    """A unary call. Raises the `QuireError` that the server raised.
+
+    `again`: asked once more if the server went away, which costs nothing where there is another one. Not for requests
+    that name memory: the first may still be at it.
+    """
+    span, metadata = _begin(method)
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    try:
+        try:
+            return await method(request, timeout=timeout_s, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            if not again or not went_away(error):
+                raise
+            span.add_event(names.EVENT_AGAIN)
+            left_s = max(0.001, timeout_s - (loop.time() - began_s))
+            return await method(request, timeout=left_s, metadata=metadata)
+    except grpc.aio.AioRpcError as error:
+        span.set_attribute("rpc.status_code", error.code().name)
+        raise error_of(error) from None
+    finally:
+        span.end()
+
+
+async def stream(method: Any, request: Any, *, timeout_s: float) -> AsyncGenerator[Any, None]:
+    """A server-streaming call. Closing the generator early cancels it."""
+    span, metadata = _begin(method)
+    responses = method(request, timeout=timeout_s, metadata=metadata)
+    try:
+        async for response in responses:
+            yield response
+    except grpc.aio.AioRpcError as error:
+        span.set_attribute("rpc.status_code", error.code().name)
+        raise error_of(error) from None
+    finally:
+        responses.cancel()
+        span.end()
+
+
+def _begin(method: Any) -> tuple[trace.Span, tuple[tuple[str, str], ...]]:
+    """A client span and the metadata that carry it. Not made current: a generator's span would leak into its caller."""
+    path = getattr(method, "_method", b"")
+    name = (path.decode() if isinstance(path, bytes) else str(path)).lstrip("/")
+    span = tracer().start_span(name or "rpc", kind=trace.SpanKind.CLIENT, attributes={"rpc.system.name": "grpc"})
+    return span, (*SPOKEN, *headers(trace.set_span_in_context(span)).items())

@@ -1,0 +1,315 @@
+"""Between messages and Quire's value types. Messages go no further inwards than the module that calls this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, TypeVar
+
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
+from quire.model.hashing import Namespace
+from quire.model.images import ImageEntry, Rendering
+from quire.model.index import ChunkRecord
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Attention, Dtype, KvLayout
+from quire.model.nodes import Location, Node, Role, Segment
+from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.policy import NamespacePolicy
+from quire.transport.messages import TRANSFER_ID_BYTES
+from quire.wire.v1 import common_pb2 as pb
+from quire.wire.v1 import images_pb2, orchestrator_pb2
+
+_DTYPES: Final = {
+    pb.DTYPE_FP32: Dtype.FP32,
+    pb.DTYPE_FP16: Dtype.FP16,
+    pb.DTYPE_BF16: Dtype.BF16,
+    pb.DTYPE_FP8_E4M3: Dtype.FP8_E4M3,
+    pb.DTYPE_FP8_E5M2: Dtype.FP8_E5M2,
+}
+_ATTENTION: Final = {pb.ATTENTION_KV_HEADS: Attention.KV_HEADS, pb.ATTENTION_MLA: Attention.MLA}
+_ROLES: Final = {
+    pb.ROLE_STORAGE: Role.STORAGE,
+    pb.ROLE_DECODER: Role.DECODER,
+    pb.ROLE_GATEWAY: Role.GATEWAY,
+    pb.ROLE_SCHEDULER: Role.SCHEDULER,
+}
+_ORDERS: Final = {
+    pb.DELIVERY_ORDER_AUTO: DeliveryOrder.AUTO,
+    pb.DELIVERY_ORDER_LAYERWISE: DeliveryOrder.LAYERWISE,
+    pb.DELIVERY_ORDER_CHUNKWISE: DeliveryOrder.CHUNKWISE,
+}
+_DURABILITY: Final = {
+    pb.DURABILITY_MEMORY: Durability.MEMORY,
+    pb.DURABILITY_LOCAL: Durability.LOCAL,
+    pb.DURABILITY_REPLICATED: Durability.REPLICATED,
+    pb.DURABILITY_OBJECT: Durability.OBJECT,
+}
+_ON_EXISTING: Final = {pb.ON_EXISTING_SKIP: OnExisting.SKIP, pb.ON_EXISTING_VERIFY: OnExisting.VERIFY}
+
+
+Message = TypeVar("Message")
+Value = TypeVar("Value")
+
+
+def _inverse(table: dict[Message, Value], value: Value) -> Message:
+    return next(message for message, meaning in table.items() if meaning is value)
+
+
+def layout_from(message: pb.KvLayout) -> KvLayout:
+    if message.dtype not in _DTYPES:
+        raise LayoutInvalid("not set, or unknown", field="layout.dtype")
+    if message.attention not in _ATTENTION:
+        raise LayoutInvalid("not set, or unknown", field="layout.attention")
+    return KvLayout(
+        message.num_layers,
+        message.chunk_tokens,
+        message.kv_heads,
+        message.head_dim,
+        _DTYPES[message.dtype],
+        _ATTENTION[message.attention],
+    )
+
+
+def layout_to(layout: KvLayout) -> pb.KvLayout:
+    return pb.KvLayout(
+        num_layers=layout.num_layers,
+        chunk_tokens=layout.chunk_tokens,
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        dtype=_inverse(_DTYPES, layout.dtype),
+        attention=_inverse(_ATTENTION, layout.attention),
+    )
+
+
+def namespace_from(message: pb.Namespace) -> Namespace:
+    return Namespace(
+        message.model_id,
+        message.weight_version,
+        layout_from(message.layout),
+        message.tenant_salt,
+        message.adapter,
+        message.shard_index,
+        message.shard_count or 1,
+    )
+
+
+def namespace_to(namespace: Namespace) -> pb.Namespace:
+    return pb.Namespace(
+        tenant_salt=namespace.tenant_salt,
+        model_id=namespace.model_id,
+        weight_version=namespace.weight_version,
+        adapter=namespace.adapter,
+        layout=layout_to(namespace.layout),
+        shard_index=namespace.shard_index,
+        shard_count=namespace.shard_count,
+    )
+
+
+def target_from(message: pb.RdmaTarget) -> RdmaTarget:
+    return RdmaTarget(message.worker_address, message.address, message.length, message.remote_key)
+
+
+def target_to(target: RdmaTarget) -> pb.RdmaTarget:
+    return pb.RdmaTarget(
+        worker_address=target.worker_address, address=target.address, length=target.length, remote_key=target.remote_key
+    )
+
+
+def order_to(order: DeliveryOrder) -> pb.DeliveryOrder.ValueType:
+    return _inverse(_ORDERS, order)
+
+
+def descriptor_from(message: pb.Descriptor) -> Descriptor:
+    if message.order not in _ORDERS:
+        raise DescriptorInvalid("not set, or unknown", field="descriptor.order")
+    return Descriptor(
+        ChunkKeys(message.chunk_keys),
+        message.num_layers,
+        message.chunk_tokens,
+        message.per_layer_chunk_bytes,
+        _ORDERS[message.order],
+        target_from(message.target),
+    )
+
+
+def descriptor_to(descriptor: Descriptor) -> pb.Descriptor:
+    return pb.Descriptor(
+        chunk_keys=descriptor.keys.packed,
+        num_layers=descriptor.num_layers,
+        chunk_tokens=descriptor.chunk_tokens,
+        per_layer_chunk_bytes=descriptor.slice_bytes,
+        order=order_to(descriptor.order),
+        target=target_to(descriptor.target),
+    )
+
+
+def segment_from(message: pb.Segment) -> Segment:
+    return Segment(
+        message.node_id, message.grpc_address, message.worker_address, message.first_chunk, message.chunk_count
+    )
+
+
+def segment_to(segment: Segment) -> pb.Segment:
+    return pb.Segment(
+        node_id=segment.node_id,
+        grpc_address=segment.grpc_address,
+        worker_address=segment.worker_address,
+        first_chunk=segment.first_chunk,
+        chunk_count=segment.chunk_count,
+    )
+
+
+def role_from(value: pb.Role.ValueType) -> Role:
+    if value not in _ROLES:
+        raise InvalidRequest("not set, or unknown", field="role")
+    return _ROLES[value]
+
+
+def node_from(message: pb.Node) -> Node:
+    return Node(
+        message.node_id,
+        role_from(message.role),
+        message.grpc_address,
+        message.worker_address,
+        message.incarnation,
+        message.protocol_version,
+        message.capacity_bytes,
+        message.used_bytes,
+        dict(message.figures),
+        Location(message.host, message.zone),
+        dict(message.details),
+    )
+
+
+def node_to(node: Node) -> pb.Node:
+    return pb.Node(
+        node_id=node.node_id,
+        role=_inverse(_ROLES, node.role),
+        grpc_address=node.grpc_address,
+        worker_address=node.worker_address,
+        incarnation=node.incarnation,
+        protocol_version=node.protocol_version,
+        capacity_bytes=node.capacity_bytes,
+        used_bytes=node.used_bytes,
+        figures=node.figures,
+        host=node.location.host,
+        zone=node.location.zone,
+        details=node.details,
+    )
+
+
+def record_from(message: orchestrator_pb2.ChunkRecord) -> ChunkRecord:
+    return ChunkRecord(message.key, message.parent, message.segment, message.parent_segment)
+
+
+def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
+    return orchestrator_pb2.ChunkRecord(
+        key=record.key, parent=record.parent, segment=record.segment, parent_segment=record.parent_segment
+    )
+
+
+def policy_from(message: pb.NamespacePolicy) -> NamespacePolicy:
+    return NamespacePolicy(message.namespace, message.ttl_s, message.quota_bytes)
+
+
+def policy_to(policy: NamespacePolicy) -> pb.NamespacePolicy:
+    return pb.NamespacePolicy(namespace=policy.namespace, ttl_s=policy.ttl_s, quota_bytes=policy.quota_bytes)
+
+
+def durability_from(value: pb.Durability.ValueType) -> Durability:
+    if value not in _DURABILITY:
+        raise InvalidRequest("not set, or unknown", field="durability")
+    return _DURABILITY[value]
+
+
+def durability_to(value: Durability) -> pb.Durability.ValueType:
+    return _inverse(_DURABILITY, value)
+
+
+def on_existing_from(value: pb.OnExisting.ValueType) -> OnExisting:
+    return _ON_EXISTING.get(value, OnExisting.SKIP)
+
+
+def on_existing_to(value: OnExisting) -> pb.OnExisting.ValueType:
+    return _inverse(_ON_EXISTING, value)
+
+
+def transfer_id_from(raw: bytes, field: str) -> bytes:
+    if len(raw) != TRANSFER_ID_BYTES:
+        raise InvalidRequest(f"{len(raw)} bytes, {TRANSFER_ID_BYTES} are needed", field=field)
+    return raw
+
+
+def runs_from(messages: Iterable[pb.ChunkRun]) -> tuple[ChunkRun, ...]:
+    return tuple(ChunkRun(message.first_chunk, message.chunk_count) for message in messages)
+
+
+def runs_to(runs: Iterable[ChunkRun]) -> list[pb.ChunkRun]:
+    return [pb.ChunkRun(first_chunk=run.first, chunk_count=run.count) for run in runs]
+
+
+def outcome_from(message: pb.NodeOutcome) -> NodeOutcome:
+    return NodeOutcome(
+        message.node_id,
+        runs_from(message.runs),
+        message.delivered,
+        message.bytes,
+        _ORDERS.get(message.order, DeliveryOrder.AUTO),
+        message.rate_bytes_per_s,
+        message.scheduled,
+        message.quiesced,
+        message.error_code,
+        message.error_message,
+    )
+
+
+def outcome_to(outcome: NodeOutcome) -> pb.NodeOutcome:
+    return pb.NodeOutcome(
+        node_id=outcome.node_id,
+        runs=runs_to(outcome.runs),
+        delivered=outcome.delivered,
+        bytes=outcome.bytes_moved,
+        order=order_to(outcome.order),
+        rate_bytes_per_s=outcome.rate_bytes_per_s,
+        scheduled=outcome.scheduled,
+        quiesced=outcome.quiesced,
+        error_code=outcome.error_code,
+        error_message=outcome.error_message,
+    )
+
+
+def image_from(message: images_pb2.ImageEntry) -> ImageEntry:
+    """Raises `InvalidRequest`."""
+    return ImageEntry(
+        message.image_id,
+        message.record_sha256,
+        message.record_bytes,
+        message.latent_sha256,
+        message.weights_sha256,
+        message.height,
+        message.width,
+        message.created_ms,
+    )
+
+
+def image_to(entry: ImageEntry) -> images_pb2.ImageEntry:
+    return images_pb2.ImageEntry(
+        image_id=entry.image_id,
+        record_sha256=entry.record_sha256,
+        record_bytes=entry.record_bytes,
+        latent_sha256=entry.latent_sha256,
+        weights_sha256=entry.weights_sha256,
+        height=entry.height,
+        width=entry.width,
+        created_ms=entry.created_ms,
+    )
+
+
+def rendering_from(message: images_pb2.Rendering) -> Rendering:
+    """Raises `InvalidRequest`."""
+    return Rendering(message.format or "png", message.quality, message.width)
+
+
+def rendering_to(rendering: Rendering) -> images_pb2.Rendering:
+    return images_pb2.Rendering(format=rendering.format, quality=rendering.quality, width=rendering.width)

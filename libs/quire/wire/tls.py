@@ -1,0 +1,145 @@
+"""TLS between services and for clients; certificates are read again when their files change, without a restart."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from quire.model.errors import ConfigInvalid
+
+# What every member's certificate is made out to: members are known by this name, not by where they run.
+MEMBER_NAME: Final = "member.quire.internal"
+_LOOK_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files. `ca`: who signs the other side's certificate, None for the system's authorities; `cert` and `key`:
+    one's own, None for none. `server_name`: whom to expect at the other end, "" for the address that was dialled.
+    """
+
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    server_name: str = ""
+
+    def stamp(self) -> tuple[int, ...]:
+        """Another one when a file has changed."""
+        return tuple(path.stat().st_mtime_ns for path in (self.ca, self.cert, self.key) if path is not None)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """Raises `ConfigInvalid` for files that cannot be read."""
+        return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
+
+    def server_credentials(self, *, clients_too: bool) -> grpc.ServerCredentials:
+        """`clients_too`: nobody without a certificate of `ca` gets in. Raises `ConfigInvalid`."""
+        last = [self.stamp()]
+
+        def fetch() -> Any:
+            try:
+                now = self.stamp()
+                if now == last[0]:
+                    return None
+                made = self._certificates()
+            except (OSError, ConfigInvalid):
+                return None  # half of a rotation: the old one serves until the new one is whole
+            last[0] = now
+            return made
+
+        made: grpc.ServerCredentials = grpc.dynamic_ssl_server_credentials(
+            self._certificates(), fetch, require_client_authentication=clients_too
+        )
+        return made
+
+    def _certificates(self) -> grpc.ServerCertificateConfiguration:
+        pair: Any = [(_read(self.key), _read(self.cert))]
+        made: grpc.ServerCertificateConfiguration = grpc.ssl_server_certificate_configuration(pair, _read(self.ca))
+        return made
+
+
+def tls_of_environment(server_name: str = "") -> Tls | None:
+    """What QUIRE_CLIENT_CA, _CERT and _KEY say; None if they say nothing."""
+    files = [os.environ.get(f"QUIRE_CLIENT_{name}", "") for name in ("CA", "CERT", "KEY")]
+    if not any(files):
+        return None
+    ca, cert, key = (Path(file) if file else None for file in files)
+    return Tls(ca, cert, key, server_name)
+
+
+class RotatingChannel:
+    """A channel whose next calls go over another one when the certificates have changed. What stubs need of one."""
+
+    def __init__(self, address: str, tls: Tls, options: list[tuple[str, Any]], interceptors: Any) -> None:
+        self._address = address
+        self._tls = tls
+        self._interceptors = interceptors
+        self._options = list(options)
+        if tls.server_name:
+            self._options.append(("grpc.ssl_target_name_override", tls.server_name))
+        self._made: list[grpc.aio.Channel] = []
+        self._stamp: tuple[int, ...] = ()
+        self._looked_s = 0.0
+
+    def now(self) -> grpc.aio.Channel:
+        """The channel of the certificates as they are, or were a second ago."""
+        now_s = time.monotonic()
+        if self._made and now_s - self._looked_s < _LOOK_S:
+            return self._made[-1]
+        self._looked_s = now_s
+        try:
+            stamp = self._tls.stamp()
+            if stamp != self._stamp:
+                credentials = self._tls.channel_credentials()
+                self._made.append(
+                    grpc.aio.secure_channel(
+                        self._address, credentials, options=self._options, interceptors=self._interceptors
+                    )
+                )
+                self._stamp = stamp
+        except (OSError, ConfigInvalid):
+            if not self._made:
+                raise
+        return self._made[-1]
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        return self._method("unary_unary", arguments, options)
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Any:
+        return self._method("unary_stream", arguments, options)
+
+    def get_state(self, try_to_connect: bool = False) -> Any:
+        return self.now().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last: Any) -> None:
+        await self.now().wait_for_state_change(last)
+
+    async def close(self) -> None:
+        for channel in self._made:
+            await channel.close()
+
+    def _method(self, kind: str, arguments: Any, options: Any) -> Any:
+        made: dict[int, Any] = {}
+
+        def call(*request: Any, **context: Any) -> Any:
+            channel = self.now()
+            if id(channel) not in made:
+                made.clear()
+                made[id(channel)] = getattr(channel, kind)(*arguments, **options)
+            return made[id(channel)](*request, **context)
+
+        call._method = arguments[0]  # type: ignore[attr-defined]
+        return call
+
+
+def _read(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigInvalid(f"{path}: {error.strerror}") from None

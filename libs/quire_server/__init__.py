@@ -1,0 +1,1 @@
+"""What Quire's services share: their life, configuration, telemetry, Redis, object stores, certificates."""

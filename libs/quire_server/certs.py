@@ -1,0 +1,156 @@
+"""A private certificate authority for trials and small clusters; a company's own does as well.
+
+`ca.pem`, `ca-key.pem`: the authority. `member.pem`, `member-key.pem`: what every service shows to the others; made out
+to a name, not to addresses. `public.pem`, `public-key.pem`: what clients see at the gateway; made out to its hosts.
+Made again on a folder that has an authority, the others are replaced: services take them up without a restart.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from quire.model.errors import InvalidRequest
+from quire.wire.tls import MEMBER_NAME
+
+_AUTHORITY_DAYS: Final = 3650
+_EARLIER: Final = datetime.timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Where they are."""
+
+    ca: Path
+    member: Path
+    member_key: Path
+    public: Path
+    public_key: Path
+
+
+def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
+    """Make what is not there, and replace what is not the authority's. Raises `InvalidRequest` for `days` below one."""
+    if days < 1:
+        raise InvalidRequest(f"{days} days", field="days")
+    folder.mkdir(parents=True, exist_ok=True)
+    ca_key, ca = _authority(folder)
+    made = Certificates(
+        folder / "ca.pem",
+        folder / "member.pem",
+        folder / "member-key.pem",
+        folder / "public.pem",
+        folder / "public-key.pem",
+    )
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    for name, names, usage, cert_file, key_file in (
+        ("quire member", [MEMBER_NAME], both, made.member, made.member_key),
+        ("quire gateway", ["localhost", "127.0.0.1", *hosts], both[:1], made.public, made.public_key),
+    ):
+        key = ec.generate_private_key(ec.SECP256R1())
+        cert = _issued(name, key, names, usage, ca_key, ca, days)
+        # The key first: who reads between the two has a pair that does not match, and tries again later.
+        _write(key_file, _pem(key), 0o600)
+        _write(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    return made
+
+
+def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    key_file, cert_file = folder / "ca-key.pem", folder / "ca.pem"
+    if key_file.exists() and cert_file.exists():
+        key = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise InvalidRequest(f"{key_file} is no key of ours", field="folder")
+        return key, x509.load_pem_x509_certificate(cert_file.read_bytes())
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "quire authority")])
+    builder = _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(authority=True), critical=True)
+    cert = builder.sign(key, hashes.SHA256())
+    _write(key_file, _pem(key), 0o600)
+    _write(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    return key, cert
+
+
+def _issued(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    names: Sequence[str],
+    usage: Sequence[x509.ObjectIdentifier],
+    ca_key: ec.EllipticCurvePrivateKey,
+    ca: x509.Certificate,
+    days: int,
+) -> x509.Certificate:
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    builder = (
+        _builder(subject, ca.subject, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([_general(each) for each in names]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+        .add_extension(_usage(authority=False), critical=True)
+        .add_extension(issuer, critical=False)
+    )
+    return builder.sign(ca_key, hashes.SHA256())
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLIER)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _general(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(file: Path, content: bytes, mode: int) -> None:
+    """Whole or not at all."""
+    part = file.with_suffix(".part")
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "wb") as out:
+        out.write(content)
+    part.replace(file)

@@ -1,0 +1,138 @@
+"""Configuration from the environment: one frozen dataclass per service, every problem reported at once.
+
+The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. Field
+metadata: `doc` (one sentence), `minimum`, `maximum`, `required`, and `variable` for names shared by several services.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final, Protocol, TypeVar, get_type_hints
+
+from quire.model.errors import ConfigInvalid
+
+
+class _Config(Protocol):
+    """A dataclass; what `load` can fill."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Config = TypeVar("Config", bound=_Config)
+
+
+SECRET_BYTES_MIN: Final = 32
+"""An access key and its secret are enough to try cluster secrets offline, so one that can be guessed is refused."""
+
+
+def setting(
+    default: Any,
+    doc: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    variable: str | None = None,
+    required: bool = False,
+    bytes_min: int = 0,
+) -> Any:
+    """A field of a configuration dataclass. `bytes_min`: of a secret's text, which no problem repeats."""
+    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "variable": variable, "required": required}
+    metadata["bytes_min"] = bytes_min
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """What every service has."""
+
+    metrics_listen: str = setting("", "host:port of the metrics for Prometheus, at /metrics; empty for none")
+    cluster_ca: str = setting(
+        "", "PEM of who signs members' certificates; empty: members talk without TLS", variable="QUIRE_CLUSTER_CA"
+    )
+    cluster_cert: str = setting("", "PEM of this member's certificate", variable="QUIRE_CLUSTER_CERT")
+    cluster_key: str = setting("", "PEM of its private key", variable="QUIRE_CLUSTER_KEY")
+    drain_s: float = setting(1.0, "time after SIGTERM for those who have not heard of it yet", minimum=0)
+
+    def problems(self) -> list[str]:
+        """What cannot be right about the values together."""
+        return files_together(
+            {
+                "QUIRE_CLUSTER_CA": self.cluster_ca,
+                "QUIRE_CLUSTER_CERT": self.cluster_cert,
+                "QUIRE_CLUSTER_KEY": self.cluster_key,
+            }
+        )
+
+
+def files_together(paths: Mapping[str, str]) -> list[str]:
+    """All of them or none, and those that are named must be readable."""
+    if not any(paths.values()):
+        return []
+    missing = [
+        f"{name}: must be set, as {', '.join(paths)} belong together" for name, path in paths.items() if not path
+    ]
+    unreadable = [
+        f"{name}={path!r}: cannot be read" for name, path in paths.items() if path and not os.access(path, os.R_OK)
+    ]
+    return missing + unreadable
+
+
+def variable_name(prefix: str, field: dataclasses.Field[Any]) -> str:
+    return str(field.metadata.get("variable") or f"{prefix}{field.name.upper()}")
+
+
+def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None = None) -> Config:
+    """Fill `kind` from the environment. Raises `ConfigInvalid` with every variable that cannot be used."""
+    source = os.environ if environment is None else environment
+    hints, values, problems = get_type_hints(kind), {}, []
+    for field in dataclasses.fields(kind):
+        name = variable_name(prefix, field)
+        if not source.get(name):
+            if field.metadata.get("required"):
+                problems.append(f"{name}: must be set")
+            continue
+        if len(source[name].encode()) < field.metadata.get("bytes_min", 0):
+            problems.append(
+                f"{name}: shorter than {field.metadata['bytes_min']} bytes; `openssl rand -hex 32` makes one"
+            )
+        try:
+            value = _parse(source[name], hints[field.name])
+        except ValueError as error:
+            problems.append(f"{name}={source[name]!r}: {error}")
+            continue
+        minimum = field.metadata.get("minimum")
+        if isinstance(value, float) and not math.isfinite(value):
+            problems.append(f"{name}={source[name]!r}: not a finite number")
+        if minimum is not None and value < minimum:
+            problems.append(f"{name}={source[name]!r}: less than {minimum}")
+        maximum = field.metadata.get("maximum")
+        if maximum is not None and value > maximum:
+            problems.append(f"{name}={source[name]!r}: more than {maximum}")
+        values[field.name] = value
+    config = kind(**values)
+    if isinstance(config, ServiceConfig):
+        problems += config.problems()
+    if problems:
+        raise ConfigInvalid("; ".join(problems))
+    return config
+
+
+def _parse(text: str, kind: Any) -> Any:
+    if kind is bool:
+        lowered = text.lower()
+        if lowered not in ("1", "0", "true", "false", "yes", "no"):
+            raise ValueError("not a yes or no")
+        return lowered in ("1", "true", "yes")
+    if kind is int:
+        return int(text.replace("_", ""))
+    if kind is float:
+        return float(text)
+    if kind is bytes:
+        return text.encode()
+    if kind is Path:
+        return Path(text)
+    return text

@@ -1,0 +1,222 @@
+"""Life of a gRPC server: health, reflection, traces, errors, a graceful stop on SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import faulthandler
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from opentelemetry import trace
+
+from quire.model import errors
+from quire.telemetry import attach, logger, meter, names, tracer
+from quire.wire.channels import MESSAGE_BYTES_MAX
+from quire.wire.status import status_of, trailers_of
+from quire.wire.tls import MEMBER_NAME, Tls
+from quire.wire.version import check_metadata
+from quire_server.telemetry.metrics import readiness
+
+_UNFIT_MAX: Final = 256
+_ROUNDS: Final = 50
+_OPTIONS: Final = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.so_reuseport", 0),
+]
+
+
+class Server:
+    """A gRPC server with everything that each of Quire's has.
+
+    `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells. With
+    `tls` only members of the cluster get in, by the name in their certificates; if it is `public` anybody does.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        services: Sequence[str],
+        *,
+        requests_max: int = 1024,
+        tls: Tls | None = None,
+        public: bool = False,
+    ) -> None:
+        self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._health = health.aio.HealthServicer()
+        edge = _EdgeInterceptor(members_only=tls is not None and not public)
+        self.grpc = grpc.aio.server(
+            interceptors=[edge],
+            options=_OPTIONS,
+            maximum_concurrent_rpcs=requests_max,
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call, unused-ignore]
+        reflection.enable_server_reflection(self._services, self.grpc)
+        self._address = address
+        self._credentials = tls.server_credentials(clients_too=not public) if tls is not None else None
+        self.port = 0
+        """Where it listens, once it has been started."""
+
+    async def start(self) -> None:
+        """Listen, and report healthy. Raises `ConfigInvalid` for an address that is none, or is taken."""
+        try:
+            if self._credentials is None:
+                self.port = self.grpc.add_insecure_port(self._address)
+            else:
+                self.port = self.grpc.add_secure_port(self._address, self._credentials)
+        except RuntimeError as error:
+            raise errors.ConfigInvalid(f"cannot listen on {self._address!r}: {error}") from None
+        await self.grpc.start()
+        await self._report(health_pb2.HealthCheckResponse.SERVING)
+
+    async def drain(self, drain_s: float) -> None:
+        """Report unhealthy, and serve for `drain_s` who has not heard of it yet."""
+        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await asyncio.sleep(drain_s)
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new requests, let running ones finish for `grace_s`."""
+        await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
+        for _ in range(_ROUNDS):  # what has arrived and was not taken up yet would be cancelled
+            await asyncio.sleep(0)
+        await self.grpc.stop(grace_s)
+
+    async def _report(self, status: Any) -> None:
+        if status == health_pb2.HealthCheckResponse.SERVING:
+            readiness.set()
+        else:
+            readiness.clear()
+        for name in ("", *self._services):
+            await self._health.set(name, status)
+
+
+async def until_signalled(stop_within_s: float) -> None:
+    """Return on SIGTERM or SIGINT. So long after it the process ends, whatever still hangs; its log then says where."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopped.set)
+    await stopped.wait()
+    faulthandler.dump_traceback_later(stop_within_s, exit=True)
+
+
+class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+    """A span for each request, in the caller's trace; every exception becomes a status, never a stack trace."""
+
+    def __init__(self, *, members_only: bool) -> None:
+        self._members_only = members_only
+        self._unfit: set[str] = set()
+        self._duration = meter().create_histogram(
+            names.RPC_DURATION, "s", "time to answer a request", explicit_bucket_boundaries_advisory=names.SECONDS
+        )
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or method.startswith(("/grpc.health", "/grpc.reflection")):
+            return handler
+        carrier = {str(key): str(value) for key, value in handler_call_details.invocation_metadata or ()}
+        if handler.unary_unary:
+            wrapped = self._unary(handler.unary_unary, method, carrier)
+            return grpc.unary_unary_rpc_method_handler(
+                wrapped, handler.request_deserializer, handler.response_serializer
+            )
+        if handler.unary_stream:
+            streamed = self._stream(handler.unary_stream, method, carrier)
+            return grpc.unary_stream_rpc_method_handler(
+                streamed, handler.request_deserializer, handler.response_serializer
+            )
+        return handler
+
+    def _unary(
+        self, behaviour: Callable[..., Awaitable[Any]], method: str, carrier: dict[str, str]
+    ) -> Callable[..., Any]:
+        async def call(request: Any, context: Any) -> Any:
+            with self._timed(method, context), _span(method, carrier) as span:
+                try:
+                    self._check(carrier, context)
+                    return await behaviour(request, context)
+                except Exception as error:
+                    await _abort(context, error, method, span)
+
+        return call
+
+    def _stream(
+        self, behaviour: Callable[..., AsyncIterator[Any]], method: str, carrier: dict[str, str]
+    ) -> Callable[..., Any]:
+        async def call(request: Any, context: Any) -> AsyncIterator[Any]:
+            with self._timed(method, context), _span(method, carrier) as span:
+                try:
+                    self._check(carrier, context)
+                    async for response in behaviour(request, context):
+                        yield response
+                except Exception as error:
+                    await _abort(context, error, method, span)
+
+        return call
+
+    def _check(self, carrier: dict[str, str], context: Any) -> None:
+        """Raises `VersionUnsupported`, which the log says once for each peer, and `Unauthenticated`."""
+        try:
+            check_metadata(carrier)
+        except errors.VersionUnsupported as error:
+            peer = str(context.peer()).rpartition(":")[0]
+            if peer not in self._unfit and len(self._unfit) < _UNFIT_MAX:
+                self._unfit.add(peer)
+                logger().error("a caller cannot be used", peer=peer, error=str(error))
+            raise
+        if self._members_only:
+            names_shown = context.auth_context().get("x509_subject_alternative_name", ())
+            if MEMBER_NAME.encode() not in names_shown:
+                raise errors.Unauthenticated("this certificate is no member's", field="certificate")
+
+    @contextlib.contextmanager
+    def _timed(self, method: str, context: Any) -> Iterator[None]:
+        started_s, code = time.perf_counter(), "OK"
+        try:
+            yield
+        except grpc.aio.AbortError:
+            code = getattr(context.code(), "name", "UNKNOWN")
+            raise
+        except BaseException:  # the caller hung up
+            code = grpc.StatusCode.CANCELLED.name
+            raise
+        finally:
+            attributes = {"rpc.method": method.lstrip("/"), "rpc.response.status_code": code}
+            self._duration.record(time.perf_counter() - started_s, attributes)
+
+
+def _span(method: str, carrier: dict[str, str]) -> Any:
+    service, _, name = method.lstrip("/").rpartition("/")
+    attributes = {"rpc.system.name": "grpc", "rpc.service": service, "rpc.method": name}
+    parent = attach(carrier)
+    return tracer().start_as_current_span(
+        f"{service}/{name}",
+        parent,
+        trace.SpanKind.SERVER,
+        attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    )
+
+
+async def _abort(context: Any, error: Exception, method: str, span: trace.Span) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if not isinstance(error, errors.QuireError):
+        logger().error("a request failed unexpectedly", method=method, exc_info=error)
+        error = errors.InternalError("internal error; the service's log has the details")
+    status = status_of(error)
+    span.set_attribute("rpc.status_code", status.name)
+    span.set_status(trace.Status(trace.StatusCode.ERROR, error.code()))
+    await context.abort(status, str(error), trailers_of(error))

@@ -1,0 +1,21 @@
+"""What Quire keeps in Redis: the prefix-closed index, pins of leases, membership, leaders. Nobody else sees `redis`."""
+
+from quire_server.redis.access import AccessKeys
+from quire_server.redis.buckets import Buckets
+from quire_server.redis.connection import connect
+from quire_server.redis.images import Images
+from quire_server.redis.index import PrefixIndex
+from quire_server.redis.leader import RedisLeaderLease
+from quire_server.redis.membership import Membership
+from quire_server.redis.policies import Policies
+
+__all__ = [
+    "AccessKeys",
+    "Buckets",
+    "Images",
+    "Membership",
+    "Policies",
+    "PrefixIndex",
+    "RedisLeaderLease",
+    "connect",
+]

@@ -1,0 +1,135 @@
+"""Access keys for the frontends: whose they are and what they may do.
+
+The secret of a key is not kept anywhere: it follows from the cluster's secret, the key's name and its generation. What
+Redis has of a key lets nobody sign anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import secrets
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Final, cast
+
+import cbor2
+import redis.asyncio as redis
+
+from quire.model.errors import InvalidRequest
+from quire_server.redis.connection import metadata_errors
+
+SYSTEM_TENANT: Final = "quire"
+"""Owns the buckets of chunks and latents."""
+
+_KEY: Final = "quire:s3:access"
+_SECRET_CHARS: Final = 40
+
+
+class Level(IntEnum):
+    """Each may what those below it may."""
+
+    READ = 1
+    WRITE = 2
+    ADMIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a key may do with the objects of a tenant's bucket whose keys begin with `prefix`."""
+
+    tenant: str
+    bucket: str
+    prefix: str
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKey:
+    """A tenant's key. It may do everything with its tenant's own buckets, and with others' what is granted.
+
+    `rdma`: it may name memory that bytes go to or come from. Such a client is trusted: see the README.
+    """
+
+    name: str
+    tenant: str
+    grants: tuple[Grant, ...] = ()
+    generation: int = 1
+    read_only: bool = False
+    rdma: bool = False
+
+
+class AccessKeys:
+    """Made by operators, who know the cluster's secret; read by gateways."""
+
+    def __init__(self, client: redis.Redis, cluster_secret: bytes) -> None:
+        self._client = client
+        self._cluster_secret = cluster_secret
+
+    async def create(
+        self, tenant: str, grants: tuple[Grant, ...] = (), *, read_only: bool = False, rdma: bool = False
+    ) -> AccessKey:
+        if not tenant or "/" in tenant or not tenant.isprintable():
+            raise InvalidRequest(f"{tenant!r} is empty, or has a slash", field="tenant")
+        if tenant == SYSTEM_TENANT:
+            raise InvalidRequest(f"{tenant!r} is Quire's own name; grant single buckets of it instead", field="tenant")
+        name = "QK" + base64.b32encode(secrets.token_bytes(11)).decode().rstrip("=")
+        key = AccessKey(name, tenant, grants, read_only=read_only, rdma=rdma)
+        await self._write(key)
+        return key
+
+    async def rotate(self, name: str) -> AccessKey | None:
+        """Another secret; the one before is worth nothing from now on."""
+        key = await self.get(name)
+        if key is None:
+            return None
+        key = replace(key, generation=key.generation + 1)
+        await self._write(key)
+        return key
+
+    async def grant(self, name: str, grant: Grant) -> AccessKey | None:
+        """Add a grant, in the place of one for the same bucket and prefix."""
+        key = await self.get(name)
+        if key is None:
+            return None
+        same = (grant.tenant, grant.bucket, grant.prefix)
+        others = [each for each in key.grants if (each.tenant, each.bucket, each.prefix) != same]
+        key = replace(key, grants=(*others, grant))
+        await self._write(key)
+        return key
+
+    async def delete(self, name: str) -> bool:
+        async with metadata_errors():
+            return bool(await self._client.hdel(_KEY, name))
+
+    async def get(self, name: str) -> AccessKey | None:
+        async with metadata_errors():
+            raw = cast(bytes | None, await self._client.hget(_KEY, name))
+        return _unpack(name, raw) if raw else None
+
+    async def all(self) -> list[AccessKey]:
+        async with metadata_errors():
+            found = cast(dict[bytes, bytes], await self._client.hgetall(_KEY))
+        return [_unpack(name.decode(), raw) for name, raw in sorted(found.items())]
+
+    def secret(self, key: AccessKey) -> str:
+        """What its holder signs with; 40 characters."""
+        text = f"quire s3 secret\n{key.name}\n{key.generation}".encode()
+        return base64.b64encode(hmac.digest(self._cluster_secret, text, "sha256"), b"-_").decode()[:_SECRET_CHARS]
+
+    def salt(self, tenant: str) -> bytes:
+        """What the tenant's namespaces have: nobody else can name, or guess, what it stores. 16 bytes."""
+        text = f"quire tenant salt\n{tenant}".encode()
+        return hmac.digest(self._cluster_secret, text, "sha256")[:16]
+
+    async def _write(self, key: AccessKey) -> None:
+        grants = [[each.tenant, each.bucket, each.prefix, int(each.level)] for each in key.grants]
+        raw = cbor2.dumps([key.tenant, grants, key.generation, key.read_only, key.rdma])
+        async with metadata_errors():
+            await self._client.hset(_KEY, key.name, raw)
+
+
+def _unpack(name: str, raw: bytes) -> AccessKey:
+    tenant, grants, generation, read_only, rdma = cbor2.loads(raw)
+    made = tuple(Grant(owner, bucket, prefix, Level(level)) for owner, bucket, prefix, level in grants)
+    return AccessKey(name, tenant, made, generation, read_only, rdma)

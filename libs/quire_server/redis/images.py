@@ -1,0 +1,120 @@
+"""The catalogue of images: by id, in order of ids, and how often each record is used."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import cbor2
+import redis.asyncio as redis
+
+from quire.model.images import ImageEntry
+from quire_server.redis.connection import metadata_errors
+
+_ENTRIES, _IDS, _USES = "quire:{images}:entries", "quire:{images}:ids", "quire:{images}:uses"
+_UNUSED = "quire:{images}:unused"
+
+# KEYS: entries, ids, uses, unused. ARGV: 1 id, 2 entry, 3 record digest. Returns the entry before, or false.
+_PUT = """
+local before = redis.call('HGET', KEYS[1], ARGV[1])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('ZADD', KEYS[2], 0, ARGV[1])
+redis.call('HINCRBY', KEYS[3], ARGV[3], 1)
+redis.call('SREM', KEYS[4], ARGV[3])
+return before
+"""
+# KEYS: entries, ids, uses. ARGV: 1 id, 2 the entry that is meant (empty: any). Returns the entry, or false.
+_DELETE = """
+local before = redis.call('HGET', KEYS[1], ARGV[1])
+if not before or (ARGV[2] ~= '' and before ~= ARGV[2]) then return false end
+redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+return before
+"""
+# KEYS: uses, unused. ARGV: 1 record digest. One use less; how many are left.
+_RELEASE = """
+local left = redis.call('HINCRBY', KEYS[1], ARGV[1], -1)
+if left <= 0 then
+    redis.call('HDEL', KEYS[1], ARGV[1])
+    redis.call('SADD', KEYS[2], ARGV[1])
+end
+return left
+"""
+
+
+class Images:
+    """Written by PUT and DELETE, read by everything else."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._put = client.register_script(_PUT)
+        self._delete = client.register_script(_DELETE)
+        self._release = client.register_script(_RELEASE)
+
+    async def put(self, entry: ImageEntry) -> ImageEntry | None:
+        """Catalogue an image; the one of that id before, whose record is now used once less (`release` it)."""
+        async with metadata_errors():
+            packed = _pack(entry)
+            before = await self._put(
+                keys=[_ENTRIES, _IDS, _USES, _UNUSED], args=[entry.image_id, packed, entry.record_sha256]
+            )
+        return _unpack(entry.image_id, before) if before else None
+
+    async def get(self, image_id: str) -> ImageEntry | None:
+        async with metadata_errors():
+            raw = cast(bytes | None, await self._client.hget(_ENTRIES, image_id))
+        return _unpack(image_id, raw) if raw else None
+
+    async def delete(self, image_id: str) -> ImageEntry | None:
+        """Take an image out of the catalogue; what it was, None if there was none."""
+        async with metadata_errors():
+            raw = await self._delete(keys=[_ENTRIES, _IDS, _USES], args=[image_id, b""])
+        return _unpack(image_id, raw) if raw else None
+
+    async def release(self, record_sha256: bytes) -> bool:
+        """An image does not use that record any more; whether no other does. Then it is among the `unused`."""
+        async with metadata_errors():
+            return int(await self._release(keys=[_USES, _UNUSED], args=[record_sha256])) <= 0
+
+    async def unused(self, limit: int) -> list[bytes]:
+        """Digests of records that no image uses and that may still be stored."""
+        async with metadata_errors():
+            return cast(list[bytes], await self._client.srandmember(_UNUSED, limit))
+
+    async def removed(self, record_sha256: bytes) -> None:
+        """The record is not stored any more."""
+        async with metadata_errors():
+            await self._client.srem(_UNUSED, record_sha256)
+
+    async def list(self, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
+        """Images whose ids begin with `prefix` and come after `after`, in order; and where to go on, "" at the end.
+
+        A page of up to `limit` ids may hold fewer images: those that were deleted meanwhile are not in it.
+        """
+        low = f"({after}" if after >= prefix and after else f"[{prefix}"
+        high = f"[{prefix}\xff" if prefix else "+"
+        async with metadata_errors():
+            found = await self._client.zrange(_IDS, low, high, bylex=True, offset=0, num=limit)
+            ids = cast(list[bytes], found)
+            raws = cast(
+                list[bytes | None], await self._client.hmget(_ENTRIES, [each.decode() for each in ids]) if ids else []
+            )
+        entries = [_unpack(each.decode(), raw) for each, raw in zip(ids, raws, strict=True) if raw]
+        return entries, ids[-1].decode() if len(ids) >= limit else ""
+
+
+def _pack(entry: ImageEntry) -> bytes:
+    return cbor2.dumps(
+        [
+            entry.record_sha256,
+            entry.record_bytes,
+            entry.latent_sha256,
+            entry.weights_sha256,
+            entry.height,
+            entry.width,
+            entry.created_ms,
+        ]
+    )
+
+
+def _unpack(image_id: str, raw: bytes) -> ImageEntry:
+    return ImageEntry(image_id, *cbor2.loads(raw))

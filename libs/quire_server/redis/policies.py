@@ -1,0 +1,56 @@
+"""What operators set: policies of namespaces and of tenants, and the threshold Θ."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import cbor2
+import redis.asyncio as redis
+
+from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire_server.redis.connection import metadata_errors
+
+_KEY = "quire:policies"
+_TENANTS_KEY = "quire:tenants"
+_THETA_KEY = "quire:theta"
+
+
+class Policies:
+    """Set by operators, carried out by the services."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+
+    async def set(self, policy: NamespacePolicy) -> None:
+        """Replace the namespace's policy; one without limits is forgotten."""
+        async with metadata_errors():
+            if policy.ttl_s or policy.quota_bytes:
+                await self._client.hset(_KEY, policy.namespace, cbor2.dumps([policy.ttl_s, policy.quota_bytes]))
+            else:
+                await self._client.hdel(_KEY, policy.namespace)
+
+    async def all(self) -> list[NamespacePolicy]:
+        async with metadata_errors():
+            entries = cast(dict[bytes, bytes], await self._client.hgetall(_KEY))
+        return [NamespacePolicy(name, *cbor2.loads(raw)) for name, raw in sorted(entries.items())]
+
+    async def set_tenant(self, policy: TenantPolicy) -> None:
+        """Replace a tenant's policy."""
+        async with metadata_errors():
+            record = cbor2.dumps([policy.weight, policy.cap_bytes_per_s])
+            await self._client.hset(_TENANTS_KEY, policy.tenant, record)
+
+    async def tenants(self) -> dict[str, TenantPolicy]:
+        """Those that were set, by tenant."""
+        async with metadata_errors():
+            entries = cast(dict[bytes, bytes], await self._client.hgetall(_TENANTS_KEY))
+        return {name.decode(): TenantPolicy(name.decode(), *cbor2.loads(raw)) for name, raw in entries.items()}
+
+    async def set_theta(self, theta_bytes: int) -> None:
+        """The threshold Θ of every storage node; 0 gives it back to their own settings."""
+        async with metadata_errors():
+            await self._client.set(_THETA_KEY, theta_bytes)
+
+    async def theta(self) -> int:
+        async with metadata_errors():
+            return int(cast(bytes | None, await self._client.get(_THETA_KEY)) or 0)

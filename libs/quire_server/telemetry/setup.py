@@ -1,0 +1,129 @@
+"""Set-up of OpenTelemetry and structlog, once per process.
+
+`OTEL_EXPORTER_OTLP_ENDPOINT` sends traces to a collector; metrics are scraped (`metrics_listener`).
+`QUIRE_TRACE_FOLDER` also appends each finished span to a file there as one JSON line, for machines without a collector.
+With neither, spans are not recorded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import MutableMapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SimpleSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
+
+from quire.telemetry.trace import in_request
+
+_SECRET_WORDS: Final = ("secret", "password", "token", "authorization", "signature", "lease", "credential")
+_URL_PASSWORD: Final = re.compile(r"(\w+://[^\s/:@]*:)[^\s/@]+@")
+
+
+class FileSpanExporter(SpanExporter):
+    """One JSON object per finished span and line; times in Unix nanoseconds."""
+
+    def __init__(self, path: Path, service: str) -> None:
+        self._file = path.open("a", buffering=1)
+        self._service = service
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        for span in spans:
+            self._file.write(json.dumps(self._record(span)) + "\n")
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self._file.close()
+
+    def _record(self, span: ReadableSpan) -> dict[str, Any]:
+        context, parent = span.get_span_context(), span.parent
+        return {
+            "trace_id": f"{context.trace_id:032x}" if context else "",
+            "span_id": f"{context.span_id:016x}" if context else "",
+            "parent_id": f"{parent.span_id:016x}" if parent else None,
+            "name": span.name,
+            "service": self._service,
+            "start_ns": span.start_time,
+            "end_ns": span.end_time,
+            "attributes": dict(span.attributes or {}),
+            "events": [[event.timestamp, event.name, dict(event.attributes or {})] for event in span.events],
+            "ok": span.status.is_ok,
+        }
+
+
+def configure(service: str, *, log_level: str = "info", metrics_too: bool = False) -> None:
+    """Install exporters and log format for this process; with `metrics_too` also what `metrics_listener` serves."""
+    _configure_logs(service, log_level)
+    # A stream whose client hung up is closed from another context; it says so with a stack trace, and means nothing.
+    logging.getLogger("opentelemetry.context").setLevel(logging.CRITICAL)
+    endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+    folder = os.environ.get("QUIRE_TRACE_FOLDER")
+    resource = Resource.create({"service.name": service})
+    readers: list[MetricReader] = []
+    if metrics_too:
+        from opentelemetry.exporter.prometheus import PrometheusMetricReader
+
+        readers.append(PrometheusMetricReader())
+    if readers:
+        metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
+    if not endpoint and not folder:
+        return
+    # OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say how many requests are traced.
+    provider = TracerProvider(resource=resource)
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        path = Path(folder) / f"{service}-{os.getpid()}.jsonl"
+        provider.add_span_processor(SimpleSpanProcessor(FileSpanExporter(path, service)))
+    if endpoint:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    trace.set_tracer_provider(provider)
+
+
+def _configure_logs(service: str, level: str) -> None:
+    def add_trace(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        if in_request():
+            context = trace.get_current_span().get_span_context()
+            event["trace_id"] = f"{context.trace_id:032x}"
+        return event
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso"),
+            add_trace,
+            structlog.processors.format_exc_info,
+            _without_secrets,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def _without_secrets(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Whatever is named like a secret is not written, and no URL with its password."""
+    for name, value in event.items():
+        if any(word in name.lower() for word in _SECRET_WORDS):
+            event[name] = "***"
+        elif isinstance(value, str):
+            event[name] = _URL_PASSWORD.sub(r"\1***@", value)
+    return event

@@ -1,0 +1,130 @@
+"""What Quire is compared with: an image store. PNGs in the same object tier, an LRU of PNGs in front, no decoding.
+
+It stands in a decoder's place in a cluster, so that requests take the very same way: an "image" whose record is its
+PNG. Only PNG, as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from typing import Any
+
+from quire import PROTOCOL_VERSION
+from quire.client import Buffer, QuireClient
+from quire.client.remote_memory import RemoteMemory
+from quire.model.durability import Durability
+from quire.model.errors import NotImplementedHere
+from quire.model.images import ImageEntry, Rendering
+from quire.model.nodes import Node, Role
+from quire.wire import convert
+from quire.wire.channels import ChannelPool, call
+from quire.wire.v1 import decoder_pb2 as pb
+from quire.wire.v1 import images_pb2
+from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
+from quire_decoder.adapters.cluster import StoredRecords
+from quire_decoder.config import PREFIX, DecoderConfig
+from quire_decoder.core.tiers import LruTier
+from quire_server.grpc_server import Server
+from quire_server.service import run_service, serve_member
+
+
+class ImageStore(DecoderServiceServicer):
+    """A cache of PNGs before the store. Requests for one image that come while it is fetched wait for it."""
+
+    def __init__(self, config: DecoderConfig, client: QuireClient) -> None:
+        self._delay_s = config.fetch_delay_ms / 1e3
+        self._records = StoredRecords(client)
+        self._remote_memory = RemoteMemory(client.transport)
+        self._tier: LruTier[bytes] = LruTier(config.cache_bytes, config.tail_share)
+        self._held: dict[bytes, bytes] = {}
+        self._fetching: dict[bytes, asyncio.Task[bytes]] = {}
+        self.requests = self.hits = 0
+
+    async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
+        entry = convert.image_from(request.entry)
+        if convert.rendering_from(request.rendering) != Rendering("png"):
+            raise NotImplementedHere("this store has PNGs, as they are", field="rendering")
+        self.requests += 1
+        key, stages = entry.record_sha256, {}
+        if self._tier.hit(key) is not None:
+            self.hits += 1
+            source, image = "image", self._held[key]
+        else:
+            started = time.perf_counter()
+            joined = key in self._fetching
+            source, image = "joined" if joined else "miss", await self._fetch(entry)
+            stages["fetch"] = int((time.perf_counter() - started) * 1e6)
+        await self._remote_memory.push(image, convert.target_from(request.target))
+        return pb.DecodeResponse(length=len(image), source=source, build="png", stages_us=stages)
+
+    async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:
+        raise NotImplementedHere("an image store decodes nothing for others")
+
+    async def WriteBack(self, request: pb.WriteBackRequest, context: Any) -> pb.WriteBackResponse:
+        raise NotImplementedHere("an image store decodes nothing for others")
+
+    async def _fetch(self, entry: ImageEntry) -> bytes:
+        key = entry.record_sha256
+        if key not in self._fetching:
+            task = self._fetching[key] = asyncio.create_task(self._fetch_now(entry))
+            task.add_done_callback(lambda done: self._fetching.pop(key, None))
+        return await asyncio.shield(self._fetching[key])
+
+    async def _fetch_now(self, entry: ImageEntry) -> bytes:
+        await asyncio.sleep(self._delay_s)
+        image = await self._records.fetch(entry)
+        self._held[entry.record_sha256] = image
+        for gone in self._tier.insert(entry.record_sha256, len(image)):
+            self._held.pop(gone, None)
+        return image
+
+
+async def put_png(client: QuireClient, name: str, png: bytes, height: int, width: int) -> None:
+    """Store a PNG as an image's record."""
+    digest = hashlib.sha256(png).digest()
+    entry = ImageEntry(name, digest, len(png), digest, "", height, width)
+    buffer: Buffer = client.allocate(entry.namespace.layout.chunk_bytes)
+    assert buffer.view is not None, "host memory"
+    memoryview(buffer.view.data)[: len(png)] = png
+    request = images_pb2.PutLatentRequest(
+        entry=convert.image_to(entry),
+        source=convert.target_to(buffer.target()),
+        durability=convert.durability_to(Durability.LOCAL),
+    )
+    await call(client.gateway.PutLatent, request, timeout_s=client.timeout_s, again=False)
+    buffer.close()
+
+
+async def serve(config: DecoderConfig) -> None:
+    """Run until SIGTERM."""
+    client, channels, incarnation = QuireClient(config.gateway_address), ChannelPool(), os.urandom(8).hex()
+    await client.start()
+    store = ImageStore(config, client)
+    server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max)
+    add_DecoderServiceServicer_to_server(store, server.grpc)
+
+    def describe() -> Node:
+        return Node(
+            config.node_id,
+            Role.DECODER,
+            config.advertise or config.listen,
+            client.transport.address,
+            incarnation,
+            PROTOCOL_VERSION,
+            figures={"requests": store.requests, "hits.image": store.hits},
+            details={"build": "png"},
+        )
+
+    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
+    await client.close()
+
+
+def main() -> None:
+    run_service("decoder", DecoderConfig, PREFIX, serve)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""`quire bench images --live`: a trace through the real services, by what is cached (LatentBox, Table 4, Figure 7).
+
+Every set-up runs on the same stored bytes, the same requests in the same order, and the same cache size: ImgStore (PNGs
+in the same object tier), Decode-All (no cache), images alone, latents alone, and the tuned split.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.progress import Progress
+
+from quire.client import ImageClient, QuireClient
+from quire_tools.bench.decoder.image_store.server import put_png
+from quire_tools.bench.decoder.trace import Trace
+from quire_tools.bench.report import Report, Row
+from quire_tools.local import LocalCluster
+from quire_tools.local.pictures import encode, pictures
+
+FETCH_MS: Final = 140.0
+_WINDOW: Final = 50
+_WARMERS: Final = 16
+SETUPS: Final[dict[str, dict[str, str]]] = {
+    "ImgStore": {},
+    "Decode-All": {"CACHE_BYTES": "0"},
+    "LB-ImgCache": {"ALPHA": "1", "TUNE": "false"},
+    "LB-LatentCache": {"ALPHA": "0", "TUNE": "false"},
+    "LB-Adaptive": {"TUNE_WINDOW": str(_WINDOW), "TUNE_STEP": "0.02"},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSettings:
+    """`warmup` requests come sixteen at a time and are not counted, then `rate` per second, with exponential gaps.
+
+    `size` of the images in pixels.
+    """
+
+    requests: int = 600
+    warmup: int = 2000
+    rate: float = 8.0
+    cache_share: float = 0.10
+    size: int = 128
+    promote_hits: int = 4
+    seed: int = 1
+    setups: tuple[str, ...] = tuple(SETUPS)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Latencies in seconds, seen by the client; where images were found; stages in microseconds, by where."""
+
+    latencies: list[float] = field(default_factory=list)
+    sources: Counter[str] = field(default_factory=Counter)
+    stages: dict[str, Counter[str]] = field(default_factory=dict)
+    alpha: float = float("nan")
+
+    def add(self, seconds: float, source: str, stages_us: dict[str, int]) -> None:
+        self.latencies.append(seconds)
+        self.sources[source] += 1
+        self.stages.setdefault(source, Counter()).update(stages_us)
+
+
+def run(trace: Trace, settings: LiveSettings, show_progress: bool = True) -> Report:
+    """Store, then replay, set-up by set-up."""
+    report = Report("images --live", {"name": f"{settings.setups[0]}, same run", "unit": "mean latency, ms"}, tall=True)
+    start = max(0, len(trace) // 2 - settings.warmup - settings.requests)
+    order = trace.objects[start : start + settings.warmup + settings.requests]
+    names = {int(key): f"i{at}" for at, key in enumerate(dict.fromkeys(order.tolist()))}
+    requests = [names[int(key)] for key in order]
+    outcomes: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory(prefix="quire-live-") as folder, Progress(disable=not show_progress) as progress:
+        stored = progress.add_task("store latents and PNGs", total=None)
+        with _cluster(Path(folder), {}) as cluster:
+            bytes_of = asyncio.run(_store(cluster.gateway_address, list(names.values()), settings.size))
+        progress.update(stored, total=1, completed=1)
+        capacity = max(1, int(settings.cache_share * sum(png for png, _ in bytes_of)))
+        for name, changes in ((each, SETUPS[each]) for each in settings.setups):
+            task = progress.add_task(name, total=len(requests))
+            common = {
+                "CACHE_BYTES": str(capacity),
+                "FETCH_DELAY_MS": str(FETCH_MS),
+                "PROMOTE_HITS": str(settings.promote_hits),
+                "FETCHES_MAX": "64",
+            }
+            variables = {f"QUIRE_DECODER_{key}": value for key, value in (common | changes).items()}
+            modules = {"decoder": "quire_tools.bench.decoder.image_store.server"} if name == "ImgStore" else None
+            with _cluster(Path(folder), variables, modules) as cluster:
+                wanted = [f"png.{each}" for each in requests] if name == "ImgStore" else requests
+                outcomes[name] = asyncio.run(
+                    _replay(cluster.gateway_address, wanted, settings, lambda task=task: progress.advance(task))
+                )
+    first = settings.setups[0]
+    base = _mean_ms(outcomes[first])
+    for name, outcome in outcomes.items():
+        report.rows.append(Row({"set-up": name}, _figures(outcome), base, base / _mean_ms(outcome)))
+    pngs, latents = (np.array(each, dtype=float) for each in zip(*bytes_of, strict=True))
+    report.notes += [
+        f"{len(requests)} requests of {len(names)} images in the trace's order, the first {settings.warmup} to warm "
+        f"up, then {settings.rate:g} per second with exponential gaps; cache {capacity} bytes, "
+        f"{settings.cache_share:.0%} of the PNGs; {settings.size} × {settings.size}",
+        f"bytes of an image: PNG {pngs.mean():.0f}, latent {latents.mean():.0f}",
+        f"every fetch from the object tier is {FETCH_MS:g} ms longer (the paper's T_fetch, injected); T_decode is what "
+        "the demo's VAE takes here; latencies as the client sees them, gateway and UCX included",
+        "stages: mean milliseconds of the requests that were found there",
+    ]
+    return report
+
+
+def _cluster(folder: Path, settings: dict[str, str], modules: dict[str, str] | None = None) -> LocalCluster:
+    return LocalCluster(folder, settings=settings, modules=modules, arena_bytes=128 << 20, drive_bytes=256 << 20)
+
+
+async def _store(gateway: str, names: list[str], size: int) -> list[tuple[int, int]]:
+    """Bytes of each image as a PNG and as a latent record. The PNG is of the decode: all set-ups answer alike."""
+    sizes = []
+    async with QuireClient(gateway) as client:
+        images = ImageClient(client)
+        for name, (latent, info) in zip(names, encode(pictures(len(names), size)), strict=True):
+            entry = await images.put(name, latent, info)
+            png = (await images.get(name)).data
+            await put_png(client, f"png.{name}", png, size, size)
+            sizes.append((len(png), entry.record_bytes))
+    return sizes
+
+
+async def _replay(gateway: str, names: list[str], settings: LiveSettings, step: Any) -> Outcome:
+    """First the warm-up; then an open loop: requests come at their times, whatever has been answered."""
+    outcome = Outcome()
+    warm, counted = names[: settings.warmup], names[settings.warmup :]
+    times = np.cumsum(np.random.default_rng(settings.seed).exponential(1 / settings.rate, len(counted)))
+    async with QuireClient(gateway) as client:
+        images = ImageClient(client)
+        upcoming = iter(warm)
+
+        async def warm_up() -> None:
+            for name in upcoming:
+                await images.get(name)
+                step()
+
+        async def one(name: str) -> None:
+            started = time.perf_counter()
+            image = await images.get(name)
+            outcome.add(time.perf_counter() - started, image.source, image.stages_us)
+            step()
+
+        await asyncio.gather(*(warm_up() for _ in range(_WARMERS)))
+        begun, tasks = time.perf_counter(), []
+        for at, name in enumerate(counted):
+            await asyncio.sleep(max(0.0, begun + times[at] - time.perf_counter()))
+            tasks.append(asyncio.create_task(one(name)))
+        await asyncio.gather(*tasks)
+        await asyncio.sleep(1.2)  # figures come with heartbeats
+        for node in await client.status():
+            outcome.alpha = node.figures.get("cache.alpha", outcome.alpha)
+    return outcome
+
+
+def _mean_ms(outcome: Outcome) -> float:
+    return float(np.mean(outcome.latencies)) * 1e3
+
+
+def _figures(outcome: Outcome) -> dict[str, float]:
+    latencies = np.array(outcome.latencies) * 1e3
+    total = len(latencies)
+    figures = {"mean, ms": float(latencies.mean())}
+    figures |= {f"P{p}, ms": float(np.percentile(latencies, p)) for p in (50, 95, 99)}
+    for source in ("image", "latent", "miss", "joined"):
+        figures[f"{source}, %"] = 100 * outcome.sources[source] / total
+    for source, stage in (("latent", "decode"), ("miss", "decode"), ("miss", "fetch"), ("miss", "queue")):
+        spent = outcome.stages.get(source, Counter())[stage]
+        count = outcome.sources[source]
+        figures[f"{source}: {stage}"] = spent / count / 1e3 if count else float("nan")
+    figures["α at the end"] = outcome.alpha
+    return figures

@@ -1,0 +1,365 @@
+"""The commands, in one place; what they do stands in modules of their own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from quire import __version__
+from quire.model.errors import InvalidRequest, QuireError
+from quire_tools.cli import cluster as cluster_commands
+from quire_tools.cli.keys import keys_app
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+bench_app = typer.Typer(
+    no_args_is_help=True, help="Benchmarks: a table, --json FILE, --plot FILE.png; the baseline is named."
+)
+app.add_typer(bench_app, name="bench")
+plan_app = typer.Typer(no_args_is_help=True, help="What a deployment needs and costs, before there is one.")
+app.add_typer(plan_app, name="plan")
+
+
+images_app = typer.Typer(no_args_is_help=True, help="Images that live as latents.")
+app.add_typer(images_app, name="images")
+app.add_typer(keys_app, name="keys")
+
+
+@plan_app.callback()
+def plan() -> None:
+    """What a deployment needs and costs, before there is one."""
+
+
+Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
+Gateway = Annotated[str, typer.Option(help="host:port of a gateway; empty for the cluster on --folder")]
+Admin = Annotated[str, typer.Option(help="host:port of a gateway's admin frontend; empty for the cluster on --folder")]
+Json = Annotated[Path | None, typer.Option("--json", help="write the result there")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")]
+_FOLDER = Path("quire-data")
+Number = TypeVar("Number", int, float)
+
+
+@app.command()
+def version() -> None:
+    """Version of Quire and of the UCX in use."""
+    try:
+        from pyucx import library
+    except ImportError as error:
+        print(f"quire {__version__}, no UCX: {error}")
+        return
+    ucx = ".".join(map(str, library.version))
+    print(f"quire {__version__}, UCX {ucx} from {library.path} ({library.origin})")
+
+
+@app.command()
+def up(
+    folder: Folder = _FOLDER, storage_nodes: int = 1, arena_mib: int = 1024, drive_mib: int = 4096, trace: bool = False
+) -> None:
+    """Start a cluster on this machine and keep it running until Ctrl-C."""
+    cluster_commands.up(folder, storage_nodes, arena_mib << 20, drive_mib << 20, trace)
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(help="where they go; an authority that is there is kept")] = Path("certs"),
+    host: Annotated[list[str] | None, typer.Option(help="name or address under which clients reach a gateway")] = None,
+    days: Annotated[int, typer.Option(help="how long they are good")] = 90,
+) -> None:
+    """A private authority, and certificates for members and gateways. Again: new ones, taken up without a restart."""
+    from quire_server.certs import make
+
+    made = make(folder, host or [], days)
+    print(
+        f"QUIRE_CLUSTER_CA={made.ca}\nQUIRE_CLUSTER_CERT={made.member}\nQUIRE_CLUSTER_KEY={made.member_key}\n"
+        f"QUIRE_GATEWAY_TLS_CERT={made.public}\nQUIRE_GATEWAY_TLS_KEY={made.public_key}\nQUIRE_CLIENT_CA={made.ca}"
+    )
+
+
+@app.command()
+def status(folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
+    """Who is in the cluster, and what they hold."""
+    cluster_commands.status(folder, gateway)
+
+
+@app.command()
+def top(
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+    interval_s: float = 1.0,
+    rounds: Annotated[int, typer.Option(help="how often to draw; 0 for ever")] = 0,
+) -> None:
+    """The cluster as it works: rates, hits, links, caches. Ctrl-C ends it."""
+    from quire_tools.cli.top import top as show
+
+    show(folder, gateway, interval_s, rounds)
+
+
+@app.command()
+def trace(
+    trace_id: Annotated[
+        str, typer.Argument(metavar="[ID]", help="a trace, or how its id begins; none: the latest")
+    ] = "",
+    folder: Annotated[Path, typer.Option(help="with spans: QUIRE_TRACE_FOLDER")] = _FOLDER / "traces",
+    limit: Annotated[int, typer.Option(help="how many to list")] = 20,
+) -> None:
+    """A request's way through the services, as a waterfall."""
+    from quire_tools.cli.trace import show
+
+    show(folder, trace_id, limit)
+
+
+@app.command()
+def lookup(
+    file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
+    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """How much of a text's prefix is cached, and where. No side effect."""
+    cluster_commands.lookup(file, namespace, folder, gateway)
+
+
+@app.command()
+def policy(
+    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    ttl_s: Annotated[int, typer.Option(help="seconds after which a stored chunk goes; 0 for never")] = 0,
+    quota_mib: Annotated[int, typer.Option(help="what its chunks may take up in the cluster; 0 for no limit")] = 0,
+    folder: Folder = _FOLDER,
+    admin: Admin = "",
+) -> None:
+    """Bound what a namespace may take up, and for how long."""
+    cluster_commands.set_policy(namespace, ttl_s, quota_mib << 20, folder, admin)
+
+
+@app.command()
+def tenant(
+    salt: Annotated[str, typer.Option(help="the tenant's salt, in hexadecimal; empty for namespaces without")] = "",
+    weight: Annotated[float, typer.Option(help="its part of a contended link is in proportion to this")] = 1.0,
+    cap_mb_per_s: Annotated[float, typer.Option(help="what it may have together, MB/s; 0 for no cap")] = 0.0,
+    folder: Folder = _FOLDER,
+    admin: Admin = "",
+) -> None:
+    """Say what a tenant gets of contended links."""
+    cluster_commands.set_tenant(salt, weight, int(cap_mb_per_s * 1e6), folder, admin)
+
+
+@app.command()
+def profile(
+    out: Annotated[Path, typer.Option(help="file to write (JSON); put it into QUIRE_PROFILES")],
+    model: Annotated[str, typer.Option(help="folder or name of a transformers model; empty for the demo's")] = "",
+    name: Annotated[str, typer.Option(help="model under which look-ups find it; empty: as given")] = "",
+    device: Annotated[str, typer.Option(help="device under which look-ups find it; empty: this machine's")] = "",
+    inputs: str = "16,64,256,1024",
+    prefixes: str = "0,512,2048,4096",
+    rounds: int = 3,
+) -> None:
+    """Measure how long a model prefills, by input length × prefix length, on CUDA if there is one, else on the CPU."""
+    from quire_tools.cli.profile import measure
+
+    measure(out, model, name, device, _numbers(inputs, int), _numbers(prefixes, int), rounds)
+
+
+@app.command()
+def calibrate(
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+    model: Annotated[str, typer.Option(help="of the compute profile")] = "Llama-3.1-8B",
+    device: Annotated[str, typer.Option(help="of the compute profile")] = "a100-80gb",
+    profiles: Annotated[Path | None, typer.Option(help="folder with compute profiles of your own")] = None,
+    chunk_tokens: int = 16,
+    kv_heads: int = 8,
+    head_dim: int = 128,
+    hit: Annotated[float, typer.Option(help="cached share of the prompts")] = 0.5,
+    payload_mib: Annotated[int, typer.Option(help="largest payload to try")] = 256,
+    rounds: int = 5,
+    admin: Admin = "",
+    keep: Annotated[bool, typer.Option("--keep", help="measure only, do not set the cluster's threshold")] = False,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Measure both delivery modes on a running cluster and set its threshold Θ (ObjectCache, Eq. 2)."""
+    from quire.model.layout import Dtype, KvLayout
+    from quire.model.profile import Profiles
+    from quire_tools.bench import calibrate as bench
+
+    found = Profiles(profiles).find(model, device)
+    if found is None:
+        raise InvalidRequest(
+            f"there is no profile of {model!r} on {device!r}; `quire profile` makes one", field="device"
+        )
+    layout = KvLayout(found.num_layers, chunk_tokens, kv_heads, head_dim, Dtype.BF16)
+    address = cluster_commands.gateway_of(folder, gateway)
+    report, theta = bench.run(address, layout, found, hit, payload_mib << 20, rounds)
+    if keep:
+        report.notes.append(f"Θ would be {theta} bytes ({theta / 2**20:g} MiB); nothing was changed")
+    else:
+        cluster_commands.as_operator(folder, admin, lambda operator: operator.set_theta(theta))
+        report.notes.append(f"Θ of the cluster is now {theta} bytes ({theta / 2**20:g} MiB)")
+    report.show(json_file, plot, draw=lambda path: bench.draw(report, path))
+
+
+@images_app.command("put")
+def images_put(
+    file: Annotated[Path, typer.Argument(help=".safetensors with one tensor, or a latent record")],
+    name: Annotated[str, typer.Option("--id", help="empty: the file's name")] = "",
+    weights: Annotated[str, typer.Option(help="SHA-256 of the VAE's weights")] = "",
+    scale: Annotated[int, typer.Option(help="pixels per latent pixel")] = 8,
+    scaling_factor: float = 1.0,
+    shift_factor: float = 0.0,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Store a latent under an id."""
+    from quire_tools.cli import images
+
+    address = cluster_commands.gateway_of(folder, gateway)
+    images.put(address, file, name, weights, scale, scaling_factor, shift_factor)
+
+
+@images_app.command("get")
+def images_get(
+    name: Annotated[str, typer.Argument(help="the image's id")],
+    out: Annotated[Path, typer.Argument(help="file to write; its suffix names the format: png, webp, jpeg, avif")],
+    quality: int = 0,
+    width: int = 0,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Have an image decoded and encoded."""
+    from quire_tools.cli import images
+
+    images.get(cluster_commands.gateway_of(folder, gateway), name, out, quality, width)
+
+
+@images_app.command("ls")
+def images_ls(prefix: str = "", folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
+    """Images whose ids begin with a prefix."""
+    from quire_tools.cli import images
+
+    images.ls(cluster_commands.gateway_of(folder, gateway), prefix)
+
+
+@images_app.command("rm")
+def images_rm(
+    name: Annotated[str, typer.Argument(help="the image's id")], folder: Folder = _FOLDER, gateway: Gateway = ""
+) -> None:
+    """Forget an image."""
+    from quire_tools.cli import images
+
+    images.rm(cluster_commands.gateway_of(folder, gateway), name)
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Option(help="where the trace and the picture go")] = Path("quire-demo"),
+    gateway: Annotated[str, typer.Option("--endpoint", help="use a running cluster instead of a new one")] = "",
+) -> None:
+    """A real model reuses a prefix that another process computed; then a storage node dies."""
+    from quire_tools.cli.demo import Demo
+
+    Demo(folder, gateway).run()
+
+
+@bench_app.command("lookup")
+def bench_lookup(
+    context: int = 65_536,
+    chunk_tokens: int = 16,
+    rounds: int = 200,
+    clients: int = 4,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Longest match through gRPC, warm, and look-ups per second at saturation."""
+    from quire_tools.bench import lookup as bench
+
+    bench.run(context, chunk_tokens, rounds, clients).show(json_file, plot)
+
+
+@bench_app.command("delivery")
+def bench_delivery(
+    tier: str = "memory",
+    chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64,256",
+    context: int = 65_536,
+    hit: float = 0.875,
+    layers: int = 32,
+    rounds: int = 7,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Layerwise delivery (Llama 3.1 8B layout) against a bare pyucx stream of the same layers in the same run."""
+    from quire_tools.bench import delivery
+
+    sizes = [int(text) for text in chunk_tokens.split(",")]
+    delivery.run(tier, sizes, context, hit, layers, rounds).show(json_file, plot)
+
+
+@bench_app.command("ttft")
+def bench_ttft(
+    contexts: str = "4096,16384,32768,65536",
+    hits: str = "0.125,0.5,0.875",
+    chunk_tokens: str = "16,64,256",
+    gbps: Annotated[str, typer.Option(help="the paper's link; ours is an eighth of it")] = "100,10",
+    rounds: int = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="16K, G = 64 only, without the cold pool")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="added TTFT over the link's rate (Figure 15)")] = False,
+    bubble: Annotated[bool, typer.Option("--bubble", help="compute and stall by hit rate at 32K, by tier")] = False,
+    model: Annotated[bool, typer.Option("--model", help="a small transformer's real compute, no timers")] = False,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Time to first token by path, context, hit rate and chunk size, against pre-aggregated layers in local memory."""
+    from quire_tools.bench import ttft_figures as figures
+
+    if sweep or bubble or model:
+        from quire_tools.bench import ttft_more
+
+        report = ttft_more.sweep() if sweep else ttft_more.bubble() if bubble else ttft_more.real_model(rounds)
+        report.show(json_file, plot, draw=lambda path: figures.lines(report, path))
+        return
+    from quire_tools.bench import ttft
+
+    sizes = [64] if quick else _numbers(chunk_tokens, int)
+    lengths = [16_384] if quick else _numbers(contexts, int)
+    tries = min(rounds, 2) if quick else rounds
+    report = ttft.run(lengths, _numbers(hits, float), sizes, _numbers(gbps, float), tries, cold=not quick)
+    report.show(json_file, plot, draw=lambda path: figures.overheads(report, path))
+
+
+@bench_app.command("tracing")
+def bench_tracing(rounds: int = 15, deliveries: int = 8, json_file: Json = None, plot: Plot = None) -> None:
+    """What tracing costs: deliveries with it off, for one request in a hundred, and for all, in turns."""
+    from quire_tools.bench import tracing
+
+    tracing.run(rounds, deliveries).show(json_file, plot)
+
+
+def _numbers(text: str, kind: Callable[[str], Number]) -> list[Number]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is no list of numbers") from None
+
+
+def _add_commands() -> None:
+    """Benchmarks and plans whose packages are installed."""
+    for group, commands in (("quire.bench", bench_app), ("quire.plan", plan_app)):
+        for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+            commands.command(entry.name)(entry.load())
+
+
+def run() -> None:
+    """All commands. A `QuireError` is one line and status 1, no stack trace."""
+    try:
+        _add_commands()
+        app()
+    except QuireError as error:
+        Console(stderr=True).print(f"[bold red]{error.code()}[/]: {error}")
+        sys.exit(1)
+
+
+__all__ = ["app", "run"]

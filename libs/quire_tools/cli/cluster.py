@@ -1,0 +1,138 @@
+"""`quire up`, `quire status`, `quire lookup`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from quire.client import AdminClient, SyncClient
+from quire.model.errors import InvalidRequest
+from quire.model.hashing import Namespace, block_keys, tenant_name
+from quire.wire.tls import MEMBER_NAME, tls_of_environment
+from quire_tools.local import LocalCluster, read_state
+
+console = Console()
+
+
+def up(folder: Path, storage_nodes: int, arena_bytes: int, drive_bytes: int, trace: bool) -> None:
+    """Run a cluster until SIGINT or SIGTERM."""
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    cluster = LocalCluster(
+        folder, storage_nodes=storage_nodes, arena_bytes=arena_bytes, drive_bytes=drive_bytes, trace=trace
+    )
+    try:
+        with console.status("starting"):
+            cluster.start()
+        console.print(f"gateway [bold]{cluster.gateway_address}[/]; files in {folder}; Ctrl-C stops it")
+        console.print(f"operators {cluster.admin_address}, metrics of each service in {folder}/cluster.json")
+        console.print(f"images http://{cluster.http_address}/v1/images, S3 http://{cluster.s3_address} (`quire keys`)")
+        for name in cluster.names:
+            console.print(f"  {name:<14}{cluster.address(name)}  pid {cluster.pid(name)}")
+        while not stopped.wait(0.5):
+            pass
+    finally:
+        with console.status("stopping"):
+            cluster.stop()
+
+
+def status(folder: Path, gateway: str) -> None:
+    """A table of members."""
+    with SyncClient(gateway_of(folder, gateway)) as client:
+        nodes = client.status()
+    table = Table("node", "role", "address", "used MiB", "of MiB", "figures")
+    for node in nodes:
+        figures = ", ".join(f"{name} {value:g}" for name, value in sorted(node.figures.items()))
+        figures += "".join(f"\n[dim]{name}: {text}[/]" for name, text in sorted(node.details.items()))
+        table.add_row(
+            node.node_id,
+            node.role.value,
+            node.grpc_address,
+            f"{node.used_bytes / 2**20:.1f}",
+            f"{node.capacity_bytes / 2**20:.0f}",
+            figures,
+        )
+    console.print(table)
+
+
+def lookup(file: Path, namespace_file: Path, folder: Path, gateway: str) -> None:
+    """What a fetch of this text would find."""
+    namespace = read_namespace(namespace_file)
+    keys = block_keys(namespace, list(file.read_bytes()))
+    with SyncClient(gateway_of(folder, gateway)) as client:
+        found = client.lookup(namespace, keys, lease_ttl_ms=0)
+    size = namespace.layout.payload_bytes(found.matched_chunks)
+    console.print(
+        f"{found.matched_tokens} of {len(keys) * namespace.layout.chunk_tokens} tokens in whole chunks are cached "
+        f"({found.matched_chunks} chunks, {size / 2**20:.1f} MiB); Redis took {found.index_us} µs"
+    )
+    for segment in found.segments:
+        console.print(
+            f"  chunks {segment.first_chunk}–{segment.first_chunk + segment.chunk_count - 1} at {segment.node_id}"
+        )
+
+
+def set_policy(namespace_file: Path, ttl_s: int, quota_bytes: int, folder: Path, admin: str) -> None:
+    """Replace a namespace's policy."""
+    namespace = read_namespace(namespace_file)
+
+    async def work(operator: AdminClient) -> None:
+        await operator.set_policy(namespace, ttl_s=ttl_s, quota_bytes=quota_bytes)
+
+    as_operator(folder, admin, work)
+    console.print(f"{namespace.model_id}: ttl {ttl_s or 'none'} s, quota {quota_bytes >> 20 or 'none'} MiB")
+
+
+def set_tenant(salt: str, weight: float, cap_bytes_per_s: int, folder: Path, admin: str) -> None:
+    """Replace a tenant's policy. Raises `InvalidRequest` for a salt that is not hexadecimal."""
+    try:
+        raw = bytes.fromhex(salt)
+    except ValueError:
+        raise InvalidRequest(f"{salt!r} is not hexadecimal", field="salt") from None
+
+    async def work(operator: AdminClient) -> None:
+        await operator.set_tenant(raw, weight=weight, cap_bytes_per_s=cap_bytes_per_s)
+
+    as_operator(folder, admin, work)
+    console.print(
+        f"tenant {tenant_name(raw) or '(no salt)'}: weight {weight:g}, cap {cap_bytes_per_s or 'none'} bytes/s"
+    )
+
+
+def gateway_of(folder: Path, gateway: str) -> str:
+    """The gateway asked for, or that of the cluster on `folder`."""
+    return gateway or str(read_state(folder)["gateway"])
+
+
+def as_operator(folder: Path, admin: str, work: Callable[[AdminClient], Awaitable[None]]) -> None:
+    """At `admin` with QUIRE_CLUSTER_SECRET, or at the cluster on `folder`."""
+    secret = os.environ.get("QUIRE_CLUSTER_SECRET", "")
+    if not admin or not secret:
+        admin, secret = str(read_state(folder)["admin"]), (folder / "secret").read_text()
+
+    async def run() -> None:
+        async with AdminClient(admin, secret, tls=tls_of_environment(MEMBER_NAME)) as operator:
+            await work(operator)
+
+    asyncio.run(run())
+
+
+def write_namespace(file: Path, namespace: Namespace) -> None:
+    file.write_text(namespace.to_json())
+
+
+def read_namespace(file: Path) -> Namespace:
+    """Raises `InvalidRequest`, naming what is missing or wrong."""
+    try:
+        text = file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{file}: {error}", field="namespace") from None
+    return Namespace.from_json(text)

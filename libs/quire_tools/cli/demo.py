@@ -1,0 +1,301 @@
+"""`quire demo`: one process computes a prefix, another reuses it; then a storage node dies under a request.
+
+The model is a Llama of a few million random weights, by seed: its compute is real, its words are not. The tokens are
+the bytes of the source files of Quire itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+
+import quire.model
+from quire.client import SyncClient
+from quire.integrations.transformers import Prefill, PrefixCache
+from quire.model.hashing import block_keys
+from quire.telemetry import tracer
+from quire_server.telemetry import configure
+from quire_tools.cli.cluster import write_namespace
+from quire_tools.local import LocalCluster
+
+_PREFIX_TOKENS: Final = 3000
+_SUFFIX_TOKENS: Final = 192
+_LINK_BYTES_PER_S: Final = 400_000_000
+_MODEL_ID: Final = "quire-demo-llama"
+console = Console(highlight=False)
+
+
+def demo_model() -> Any:
+    """A Llama with grouped-query attention, 8 layers, byte vocabulary; weights by seed."""
+    torch.manual_seed(11)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        intermediate_size=1536,
+        max_position_embeddings=8192,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def demo_prompts() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two prompts with the same first 3,000 tokens: a source file each, behind shared ones. (1, tokens) bytes."""
+    folder = Path(quire.model.__file__).parent
+    shared = (folder / "hashing.py").read_bytes() + (folder / "descriptor.py").read_bytes()
+    endings = [(folder / name).read_bytes()[:_SUFFIX_TOKENS] for name in ("layout.py", "lease.py")]
+    first, second = (torch.tensor([list(shared[:_PREFIX_TOKENS] + ending)]) for ending in endings)
+    return first, second
+
+
+def compute_first_prompt(gateway: str, salt: str) -> None:
+    """What the other process does: prefill the first prompt and store its chunks. `salt`: hex, the same in both."""
+    configure("demo-producer")
+    model, (first, _) = demo_model(), demo_prompts()
+    with SyncClient(gateway) as client, tracer().start_as_current_span("demo.producer"):
+        cache = PrefixCache(model, client, model_id=_MODEL_ID, tenant_salt=bytes.fromhex(salt))
+        result = cache.prefill(first)
+        stored = result.wait_stored()
+        print(
+            json.dumps({"ttft_s": result.ttft_s, "stored": stored, "reused": result.reused_tokens}),
+            flush=True,
+        )
+
+
+class Demo:
+    """The whole demonstration. `gateway`: a running cluster; empty starts one of its own, which can be hurt."""
+
+    def __init__(self, folder: Path, gateway: str) -> None:
+        self._folder = folder
+        self._gateway = gateway
+        # A namespace of its own for each run: one that ran before must not have left the answer in the store.
+        self._salt = os.urandom(16)
+
+    def run(self) -> None:
+        """Raises `QuireError` when the cluster does not work, `SystemExit` when the logits are wrong."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self._gateway:
+            self._tell(self._gateway, None)
+            return
+        settings = {
+            "QUIRE_SCHEDULER_LINKS": f"default={_LINK_BYTES_PER_S}",
+            "QUIRE_DECODER_PROMOTE_HITS": "3",
+            "QUIRE_DECODER_TUNE_WINDOW": "40",
+            "QUIRE_DECODER_TUNE_STEP": "0.05",
+            "QUIRE_DECODER_CACHE_BYTES": str(256 << 10),
+        }
+        cluster = LocalCluster(
+            self._folder / "cluster",
+            storage_nodes=2,
+            arena_bytes=256 << 20,
+            drive_bytes=1 << 30,
+            trace=True,
+            settings=settings,
+        )
+        with _step("starting the cluster: redis, orchestrator, gateway, scheduler, decoder, 2 × storage"):
+            cluster.start()
+        try:
+            console.print(
+                f"the link's budget is set to {_LINK_BYTES_PER_S / 1e9} GB/s, so that the overlap can be seen"
+            )
+            self._tell(cluster.gateway_address, cluster)
+        finally:
+            with _step("stopping the cluster"):
+                cluster.stop()
+
+    def _tell(self, gateway: str, cluster: LocalCluster | None) -> None:
+        traces = self._folder / "cluster" / "traces"
+        if cluster is not None:
+            _trace_into(traces)
+        configure("demo-consumer", log_level="error")
+        with _step("another process computes the first prompt and stores its prefix"):
+            producer = self._produce(gateway)
+        console.print(
+            f"  it computed {_PREFIX_TOKENS + _SUFFIX_TOKENS - producer['reused']} tokens in "
+            f"{producer['ttft_s']:.2f} s and stored {producer['stored']} chunks"
+        )
+        with SyncClient(gateway) as client:
+            model, (first, second) = demo_model(), demo_prompts()
+            cache = PrefixCache(model, client, model_id=_MODEL_ID, tenant_salt=self._salt)
+            write_namespace(self._folder / "namespace.json", cache.namespace)
+            self._reuse(cache, model, first, second)
+            if cluster is not None:
+                self._lose_a_node(client, cache, cluster, second)
+            cache.close()
+        self._show_images(gateway, shifting=cluster is not None)
+        if cluster is not None:
+            spans = self._folder / "trace.jsonl"
+            spans.write_text("".join(path.read_text() for path in sorted(traces.glob("*.jsonl"))))
+            console.print(f"trace of every request, one span per line: [bold]{spans}[/]")
+
+    def _show_images(self, gateway: str, *, shifting: bool) -> None:
+        from quire_tools.cli.demo_images import show_images
+
+        with _step("images: encoding pictures into latents, storing them, getting them back"):
+            lines, picture = show_images(gateway, self._folder, shifting=shifting)
+        for line in lines:
+            console.print(line)
+        console.print(f"the pictures, as they were and as they came back: [bold]{picture}[/]")
+
+    def _produce(self, gateway: str) -> dict[str, Any]:
+        command = [
+            sys.executable,
+            "-c",
+            f"from quire_tools.cli.demo import compute_first_prompt as go; go({gateway!r}, {self._salt.hex()!r})",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        if done.returncode != 0:
+            raise SystemExit(f"the producer failed:\n{done.stderr[-2000:]}")
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    def _reuse(self, cache: PrefixCache, model: Any, first: torch.Tensor, second: torch.Tensor) -> None:
+        with _step("the second prompt, recomputed in full"):
+            cache.prefill(second[:, :64], reuse=False, store=False)
+            recomputed = cache.prefill(second, reuse=False, store=False)
+        with (
+            _step("the second prompt, with the prefix from Quire"),
+            tracer().start_as_current_span("demo.reuse"),
+        ):
+            reused = cache.prefill(second)
+            reused.wait_stored()
+        with _step("the second prompt, with the same prefix kept in this process's memory"):
+            kept = _logits_from_memory(model, first, second, reused.reused_tokens)
+        self._report(recomputed, reused)
+        identical = torch.equal(kept, reused.logits)
+        tail = recomputed.logits[:, -reused.computed_tokens :]
+        difference = float((tail - reused.logits).abs().max())
+        same = bool((tail.argmax(-1) == reused.logits.argmax(-1)).all())
+        console.print(
+            f"logits: bit-identical to the KV kept in memory: [bold]{'yes' if identical else 'NO'}[/]; "
+            f"largest difference to the full recompute {difference:.1e}, same tokens: {same}"
+        )
+        if not (identical and same):
+            raise SystemExit("the logits are wrong")
+        picture = self._folder / "timeline.png"
+        draw_timeline(picture, reused)
+        console.print(f"layer arrival, compute and stall: [bold]{picture}[/]")
+
+    def _report(self, recomputed: Prefill, reused: Prefill) -> None:
+        table = Table("", "tokens matched", "tokens computed", "MiB delivered", "time to first token")
+        for name, result in (("recompute", recomputed), ("reuse", reused)):
+            table.add_row(
+                name,
+                str(result.matched_tokens),
+                str(result.computed_tokens),
+                f"{result.bytes_delivered / 2**20:.1f}",
+                f"{result.ttft_s * 1e3:.0f} ms",
+            )
+        console.print(table)
+        layers = Table("layer", "arrived ms", "model asked ms", "model got ms", "stall ms")
+        for index, times in enumerate(reused.layers):
+            layers.add_row(
+                str(index),
+                *(f"{value * 1e3:.1f}" for value in (times.arrived_s, times.asked_s, times.got_s, times.stall_s)),
+            )
+        console.print(layers)
+        console.print(
+            f"{recomputed.ttft_s / reused.ttft_s:.1f}× faster to the first token; "
+            f"stalled {sum(times.stall_s for times in reused.layers) * 1e3:.0f} ms of "
+            f"{reused.ttft_s * 1e3:.0f}"
+        )
+
+    def _lose_a_node(self, client: SyncClient, cache: PrefixCache, cluster: LocalCluster, second: torch.Tensor) -> None:
+        keys = block_keys(cache.namespace, second[0].tolist())
+        victim = client.lookup(cache.namespace, keys, lease_ttl_ms=0).segments[0].node_id
+        # Frozen first, so that the request is surely under way when the node dies.
+        cluster.kill(victim, signal.SIGSTOP)
+        killer = threading.Timer(0.3, lambda: cluster.kill(victim, signal.SIGKILL))
+        with (
+            _step(f"{victim} is killed in the middle of a delivery"),
+            tracer().start_as_current_span("demo.loss"),
+        ):
+            killer.start()
+            survived = cache.prefill(second, store=False)
+            killer.join()
+        console.print(f"  {survived.failure or 'the delivery was faster than the kill'}")
+        console.print(
+            f"  the request finished all the same: {survived.reused_tokens} tokens reused, "
+            f"{survived.computed_tokens} recomputed, {survived.ttft_s * 1e3:.0f} ms"
+        )
+        if not survived.failure:
+            raise SystemExit("the node's death went unnoticed")
+
+
+def draw_timeline(path: Path, result: Prefill) -> None:
+    """Layers from top to bottom over time: when each arrived, waited, and was computed with."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    count = len(result.layers)
+    figure, axes = pyplot.subplots(figsize=(9, 0.5 * count + 1.5))
+    ends = [times.asked_s for times in result.layers[1:]] + [result.ttft_s]
+    for index, (times, end) in enumerate(zip(result.layers, ends, strict=True)):
+        axes.barh(
+            index,
+            (end - times.got_s) * 1e3,
+            left=times.got_s * 1e3,
+            color="#4878a8",
+            label="compute" if not index else None,
+        )
+        axes.barh(
+            index,
+            times.stall_s * 1e3,
+            left=times.asked_s * 1e3,
+            color="#d1605e",
+            label="stall" if not index else None,
+        )
+        axes.plot(times.arrived_s * 1e3, index, "k>", label="layer arrived" if not index else None)
+    axes.set(
+        yticks=range(count),
+        ylabel="layer",
+        xlabel="ms since the request began",
+        title=f"{result.reused_tokens} tokens from Quire, {result.computed_tokens} computed",
+    )
+    axes.set_xlim(left=0)
+    axes.invert_yaxis()
+    axes.legend(loc="lower left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _logits_from_memory(model: Any, first: torch.Tensor, second: torch.Tensor, prefix: int) -> torch.Tensor:
+    """The second prompt's logits behind a prefix of the first prompt's KV that never left this process."""
+    with torch.inference_mode():
+        whole = model(first, use_cache=True).past_key_values
+        memory = DynamicCache()
+        for index, layer in enumerate(whole.layers):
+            memory.update(layer.keys[:, :, :prefix].clone(), layer.values[:, :, :prefix].clone(), index)
+        logits: torch.Tensor = model(second[:, prefix:], past_key_values=memory, use_cache=True).logits
+    return logits
+
+
+def _trace_into(folder: Path) -> None:
+    os.environ["QUIRE_TRACE_FOLDER"] = str(folder)
+
+
+@contextmanager
+def _step(text: str) -> Iterator[None]:
+    """A line with a spinner while it happens and a time when it is done."""
+    started = time.monotonic()
+    with console.status(text):
+        yield
+    console.print(f"[green]✓[/] {text} ({time.monotonic() - started:.1f} s)")

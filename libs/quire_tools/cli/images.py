@@ -1,0 +1,81 @@
+"""`quire images`: put, get, ls, rm."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from quire.client import Image, ImageClient, QuireClient
+from quire.model.errors import InvalidRequest
+from quire.model.images import MEDIA_TYPES, ImageEntry, Rendering
+from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record, from_safetensors
+
+console = Console(highlight=False)
+
+
+def put(gateway: str, file: Path, image_id: str, weights: str, scale: int, scaling: float, shift: float) -> None:
+    """A .safetensors file with one tensor, or a record. Raises `InvalidRequest`."""
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise InvalidRequest(str(error), field="file") from None
+    if raw[:4] != b"QLAT":
+        values, dtype = from_safetensors(raw)
+        channels, height, width = values.shape
+        info = LatentInfo(
+            (channels, height, width),
+            dtype,
+            Vae(file.stem, weights_sha256=weights),
+            height * scale,
+            width * scale,
+            Normalisation(scaling, shift),
+        )
+        raw = encode_record(values, info)
+
+    async def store() -> ImageEntry:
+        async with QuireClient(gateway) as client:
+            return await ImageClient(client).put_record(image_id or file.stem, raw)
+
+    entry, held = asyncio.run(store()), file.stat().st_size
+    console.print(f"{entry.image_id}: {entry.height} × {entry.width}, {entry.record_bytes} bytes stored of {held}")
+
+
+def get(gateway: str, image_id: str, out: Path, quality: int, width: int) -> None:
+    """The suffix of `out` names the format. Raises `InvalidRequest`, `ImageMissing`."""
+    name = out.suffix.lstrip(".").lower().replace("jpg", "jpeg")
+    if name not in MEDIA_TYPES:
+        raise InvalidRequest(f"{out.suffix!r}; there are {', '.join(MEDIA_TYPES)}", field="out")
+
+    async def fetch() -> Image:
+        async with QuireClient(gateway) as client:
+            return await ImageClient(client).get(image_id, Rendering(name, quality, width))
+
+    image = asyncio.run(fetch())
+    out.write_bytes(image.data)
+    spent = ", ".join(f"{stage} {spent / 1e3:.1f}" for stage, spent in image.stages_us.items())
+    console.print(f"{out}: {len(image.data)} bytes, from {image.decoder} ({image.source}; ms: {spent or '–'})")
+
+
+def ls(gateway: str, prefix: str) -> None:
+    """All, in order of their ids."""
+
+    async def show() -> None:
+        table = Table("id", "size", "bytes as a latent", "vae")
+        async with QuireClient(gateway) as client:
+            async for entry in ImageClient(client).list(prefix):
+                size = f"{entry.width} × {entry.height}"
+                table.add_row(entry.image_id, size, str(entry.record_bytes), entry.weights_sha256[:12] or "–")
+        console.print(table)
+
+    asyncio.run(show())
+
+
+def rm(gateway: str, image_id: str) -> None:
+    async def delete() -> bool:
+        async with QuireClient(gateway) as client:
+            return await ImageClient(client).delete(image_id)
+
+    console.print(f"{image_id}: {'deleted' if asyncio.run(delete()) else 'there was none'}")

@@ -1,0 +1,110 @@
+"""`quire keys`: access keys for the frontends, made by who knows the cluster's Redis and its secret."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from quire.model.errors import InvalidRequest
+from quire_server.redis import AccessKeys, connect
+from quire_server.redis.access import AccessKey, Grant, Level
+from quire_tools.local import read_state
+
+Result = TypeVar("Result")
+console = Console()
+keys_app = typer.Typer(no_args_is_help=True, help="Access keys for the frontends.")
+_FOLDER = Path("quire-data")
+Folder = Annotated[Path, typer.Option(help="of the cluster, as `quire up` had it")]
+_GRANT_HELP = "TENANT/BUCKET:read|write|admin, or TENANT/BUCKET/PREFIX:..."
+
+
+@keys_app.command()
+def create(
+    tenant: Annotated[str, typer.Argument(help="whose key: it may do everything with its tenant's own buckets")],
+    grant: Annotated[list[str] | None, typer.Option(help=_GRANT_HELP)] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="own buckets too are only read")] = False,
+    rdma: Annotated[bool, typer.Option("--rdma", help="may name memory for RDMA; only for clients you trust")] = False,
+    folder: Folder = _FOLDER,
+) -> None:
+    """Make a key; prints its secret, which is kept nowhere."""
+    made = tuple(parse_grant(text) for text in grant or [])
+    key, secret, salt = _run(
+        folder, lambda keys: _with_secret(keys, keys.create(tenant, made, read_only=read_only, rdma=rdma))
+    )
+    console.print(f"access key  {key.name}\nsecret key  {secret}\ntenant      {key.tenant}", highlight=False)
+    console.print(f"gRPC token  {key.name}:{secret}\nsalt        {salt}", highlight=False, soft_wrap=True)
+
+
+@keys_app.command()
+def rotate(name: str, folder: Folder = _FOLDER) -> None:
+    """Give a key another secret; the one before is worth nothing from then on."""
+    key, secret, _ = _run(folder, lambda keys: _with_secret(keys, keys.rotate(name)))
+    console.print(f"access key  {key.name}\nsecret key  {secret}", highlight=False)
+
+
+@keys_app.command("grant")
+def add_grant(name: str, grant: Annotated[str, typer.Argument(help=_GRANT_HELP)], folder: Folder = _FOLDER) -> None:
+    """Let a key do something in another tenant's bucket, or in quire/quire-kv or quire/quire-latents."""
+    key = _run(folder, lambda keys: keys.grant(name, parse_grant(grant)))
+    if key is None:
+        raise InvalidRequest(f"there is no key {name!r}", field="key")
+    console.print(f"{name}: {len(key.grants)} grants")
+
+
+@keys_app.command()
+def rm(name: str, folder: Folder = _FOLDER) -> None:
+    """Delete a key."""
+    gone = _run(folder, lambda keys: keys.delete(name))
+    console.print(f"{name}: {'deleted' if gone else 'there was none'}")
+
+
+@keys_app.command()
+def ls(folder: Folder = _FOLDER) -> None:
+    """All keys; no secrets."""
+    table = Table("key", "tenant", "own buckets", "grants", "generation")
+    for key in _run(folder, lambda keys: keys.all()):
+        grants = ", ".join(
+            f"{each.tenant}/{each.bucket}/{each.prefix}:{each.level.name.lower()}" for each in key.grants
+        )
+        table.add_row(key.name, key.tenant, "read" if key.read_only else "all", grants or "–", str(key.generation))
+    console.print(table)
+
+
+def parse_grant(text: str) -> Grant:
+    """TENANT/BUCKET[/PREFIX]:read|write|admin. Raises `InvalidRequest`."""
+    place, _, level = text.rpartition(":")
+    tenant, _, rest = place.partition("/")
+    bucket, _, prefix = rest.partition("/")
+    if not tenant or not bucket or level.upper() not in Level.__members__:
+        raise InvalidRequest(f"{text!r} is not TENANT/BUCKET[/PREFIX]:read|write|admin", field="grant")
+    return Grant(tenant, bucket, prefix, Level[level.upper()])
+
+
+async def _with_secret(keys: AccessKeys, making: Awaitable[AccessKey | None]) -> tuple[AccessKey, str, str]:
+    key = await making
+    if key is None:
+        raise InvalidRequest("there is no such key", field="key")
+    return key, keys.secret(key), keys.salt(key.tenant).hex()
+
+
+def _run(folder: Path, action: Callable[[AccessKeys], Awaitable[Result]]) -> Result:
+    """On the Redis and the secret of the environment, else of the cluster that runs on `folder`."""
+    url, secret = os.environ.get("QUIRE_REDIS_URL", ""), os.environ.get("QUIRE_CLUSTER_SECRET", "")
+    if not url or not secret:
+        url, secret = str(read_state(folder)["redis"]), (folder / "secret").read_text()
+
+    async def run() -> Result:
+        client = connect(url)
+        try:
+            return await action(AccessKeys(client, secret.encode()))
+        finally:
+            await client.aclose()
+
+    return asyncio.run(run())

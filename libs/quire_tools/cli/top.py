@@ -1,0 +1,126 @@
+"""`quire top`: the cluster as it works, refreshed each second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from quire.client import SyncClient
+from quire.model.errors import QuireError
+from quire.model.nodes import Node, Role
+from quire_tools.cli.cluster import gateway_of
+
+_SPARKS = " ▁▂▃▄▅▆▇█"
+_HISTORY = 30
+# What of a role's figures is shown: (figure, as what, per second).
+_SHOWN: Mapping[Role, tuple[tuple[str, str, bool], ...]] = {
+    Role.STORAGE: (
+        ("delivered bytes", "out", True),
+        ("ingested bytes", "in", True),
+        ("deliveries", "deliveries", False),
+        ("ingests", "stores", False),
+        ("hits memory", "memory/s", True),
+        ("hits disk", "disk/s", True),
+        ("hits object", "object/s", True),
+        ("rate.granted", "granted", False),
+        ("corrupt", "corrupt", False),
+    ),
+    Role.DECODER: (
+        ("requests", "images/s", True),
+        ("hits.image", "image hits/s", True),
+        ("hits.latent", "latent hits/s", True),
+        ("queue", "queue", False),
+        ("cache.alpha", "α", False),
+        ("cache.gradient", "gradient", False),
+    ),
+    Role.GATEWAY: (("transfers", "transfers", False), ("shed", "shed/s", True)),
+    Role.SCHEDULER: (("leads", "leads", False), ("deliveries", "admitted", False)),
+}
+_BYTES = ("delivered bytes", "ingested bytes", "rate.granted")
+console = Console()
+
+
+def top(folder: Path, gateway: str, interval_s: float, rounds: int) -> None:
+    """Until Ctrl-C, or `rounds` times. A gateway that does not answer is shown as such and asked again."""
+    with SyncClient(gateway_of(folder, gateway)) as client:
+        screen = _Screen()
+        with Live(console=console, screen=console.is_terminal and not rounds, auto_refresh=False) as live:
+            shown = 0
+            while True:
+                try:
+                    live.update(screen.draw(list(client.status()), time.monotonic()), refresh=True)
+                except QuireError as error:
+                    live.update(Text(f"{error.code()}: {error}", style="bold red"), refresh=True)
+                shown += 1
+                if shown == rounds:
+                    return
+                time.sleep(interval_s)
+
+
+class _Screen:
+    """Remembers the figures of before: rates are differences."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[str, float, dict[str, float]]] = {}
+        self._rates: dict[tuple[str, str], float] = {}
+        self._history: list[float] = []
+
+    def draw(self, nodes: list[Node], now_s: float) -> Group:
+        table = Table("node", "role", "filled", "now", expand=True)
+        for node in nodes:
+            self._measure(node, now_s)
+            table.add_row(node.node_id, node.role.value, _filled(node), self._now(node))
+        self._history = [*self._history, sum(self._rates.get((n.node_id, "delivered bytes"), 0.0) for n in nodes)]
+        self._history = self._history[-_HISTORY:]
+        return Group(table, _links(nodes), _spark(self._history))
+
+    def _measure(self, node: Node, now_s: float) -> None:
+        """Heartbeats come each second: a rate is renewed when a new one has come."""
+        before = self._before.get(node.node_id)
+        if before is not None and before[0] == node.incarnation:
+            if before[2] == node.figures and now_s - before[1] < 3:
+                return
+            for name, value in node.figures.items():
+                passed_s = max(1e-3, now_s - before[1])
+                self._rates[node.node_id, name] = max(0.0, (value - before[2].get(name, 0.0)) / passed_s)
+        self._before[node.node_id] = (node.incarnation, now_s, node.figures)
+
+    def _now(self, node: Node) -> Text:
+        parts = []
+        for name, label, per_second in _SHOWN.get(node.role, ()):
+            if name in node.figures:
+                value = self._rates.get((node.node_id, name), 0.0) if per_second else node.figures[name]
+                text = f"{value / 1e6:.1f} MB/s" if name in _BYTES else f"{value:.3g}"
+                parts.append(f"{label} [bold]{text}[/]")
+        return Text.from_markup("  ".join(parts))
+
+
+def _filled(node: Node) -> ProgressBar | str:
+    return ProgressBar(node.capacity_bytes, node.used_bytes, width=20) if node.capacity_bytes else ""
+
+
+def _links(nodes: list[Node]) -> Text:
+    figures = next((n.figures for n in nodes if n.role is Role.SCHEDULER and n.figures.get("leads")), {})
+    lines = []
+    for name in sorted(figures):
+        if name.startswith("link.") and name.endswith(".budget"):
+            link = name.removeprefix("link.").removesuffix(".budget")
+            granted, budget = figures[f"link.{link}.granted"], figures[name]
+            full = round(20 * min(1.0, granted / budget)) if budget else 0
+            lines.append(
+                f"link {link}  {'█' * full}{'░' * (20 - full)}  {granted / 1e6:.0f} of {budget / 1e6:.0f} MB/s"
+            )
+    return Text("\n".join(lines) or "no scheduler leads", style="cyan")
+
+
+def _spark(history: list[float]) -> Text:
+    most = max(history, default=0.0)
+    bars = "".join(_SPARKS[round((len(_SPARKS) - 1) * value / most)] if most else _SPARKS[0] for value in history)
+    return Text(f"delivered {bars} {history[-1] / 1e6:.1f} MB/s (most {most / 1e6:.1f})")

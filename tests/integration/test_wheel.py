@@ -1,0 +1,136 @@
+"""`pip install quire` in an empty environment: what comes along, what is loaded, and what is said of what is missing.
+
+The environment is made of links to the distributions that pip would install for the wheel's requirements, as they are
+installed here: nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib.metadata import Distribution, PathDistribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_FOR_CLIENTS = {
+    "aiohttp",
+    "awscrt",
+    "boto3",
+    "cryptography",
+    "defusedxml",
+    "hiredis",
+    "isal",
+    "obstore",
+    "opentelemetry-sdk",
+    "prometheus-client",
+    "redis",
+    "torch",
+}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from this tree."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    return next(folder.glob("*.whl"))
+
+
+class Environment:
+    """A virtual environment with a wheel, its requirements for `extras`, and nothing else."""
+
+    def __init__(self, folder: Path, wheel: Path, extras: set[str]) -> None:
+        venv.create(folder, with_pip=False)
+        self._python = folder / "bin" / "python"
+        packages = next(folder.glob("lib/python*/site-packages"))
+        zipfile.ZipFile(wheel).extractall(packages)
+        mine = PathDistribution(next(packages.glob("quire-*.dist-info")))
+        self.distributions = _closure(mine, extras)
+        for name in self.distributions:
+            for file in distribution(name).files or []:
+                top = Path(file).parts[0]
+                source = Path(str(distribution(name).locate_file(top)))
+                if top not in ("..", "__pycache__") and not (packages / top).exists():
+                    (packages / top).symlink_to(source)
+
+    def run(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [str(self._python), "-I", "-c", code]
+        env = {"PATH": "/usr/bin:/bin", **environment}
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def _closure(start: Distribution, extras: set[str]) -> set[str]:
+    """Names of all distributions that pip would install for one."""
+    found: set[str] = set()
+    pending: list[tuple[Distribution, frozenset[str]]] = [(start, frozenset(extras))]
+    done: set[tuple[str, frozenset[str]]] = set()
+    while pending:
+        dist, wanted = pending.pop()
+        for line in dist.requires or []:
+            requirement = Requirement(line)
+            marks = [
+                requirement.marker is None or requirement.marker.evaluate({"extra": each}) for each in wanted or {""}
+            ]
+            if not any(marks):
+                continue
+            name, more = requirement.name.lower().replace("_", "-"), frozenset(requirement.extras)
+            if (name, more) not in done:
+                done.add((name, more))
+                pending.append((start if name == "quire" else distribution(name), more))
+                found |= {name} - {"quire"}
+    return found
+
+
+@pytest.fixture(scope="module")
+def client_only(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("client"), wheel, set())
+
+
+def test_a_client_installs_nothing_of_a_server(client_only: Environment) -> None:
+    assert {"grpcio", "numpy", "protobuf", "blake3"} <= client_only.distributions
+    assert not client_only.distributions & NOT_FOR_CLIENTS
+
+
+def test_importing_changes_nothing_and_loads_little(client_only: Environment) -> None:
+    """Everything below `quire.client`, `model`, `wire` and `transport`, without UCX on the machine."""
+    code = """
+import os, signal, sys, time, json
+before = dict(os.environ), signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+started = time.perf_counter()
+import quire.client
+seconds = time.perf_counter() - started
+assert before == (dict(os.environ), signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+print(json.dumps({"seconds": seconds, "modules": sorted({name.split(".")[0] for name in sys.modules})}))
+"""
+    result = client_only.run(code)
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)
+    print(f"import quire.client: {said['seconds'] * 1e3:.0f} ms")
+    loaded = set(said["modules"])
+    assert not loaded & {"redis", "aiohttp", "obstore", "torch", "cryptography", "pyucx", "libucx", "typer"}, loaded
+    assert "quire" in loaded and "quire_server" not in loaded
+
+
+def test_without_ucx_a_transport_says_what_to_install(client_only: Environment, tmp_path: Path) -> None:
+    nowhere = str(tmp_path / "libucp.so.0")
+    result = client_only.run("from quire.transport import ucx_transport; ucx_transport()", PYUCX_LIBUCP=nowhere)
+    *_, last = result.stderr.strip().splitlines()
+    assert result.returncode == 1 and "ConfigInvalid" in last and "pip install libucx-cu12" in last
+
+
+def test_the_command_line_says_what_it_needs(client_only: Environment, wheel: Path, tmp_path: Path) -> None:
+    """Without its extra one line; with it, and without UCX, it works."""
+    main = "import sys; sys.argv[1:] = ['--help']; from quire_tools.cli import main; main()"
+    result = client_only.run(main)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1 and "pip install 'quire[tools]'" in result.stderr
+    tools = Environment(tmp_path / "tools", wheel, {"tools"})
+    assert "redis" in tools.distributions and "torch" not in tools.distributions
+    result = tools.run(main, PYUCX_LIBUCP=str(tmp_path / "libucp.so.0"))
+    assert result.returncode == 0 and "bench" in result.stdout, result.stderr
