@@ -119,6 +119,10 @@ class SimTransport:
             peer = self._peers[address] = SimPeer(self, other)
         return peer
 
+    def peer_to(self, address: bytes) -> SimPeer | None:
+        """The connection to a member, if there is one."""
+        return self._peers.get(address)
+
     def on_message(self, handler: Callable[[bytes], None]) -> None:
         self.handler = handler
 
@@ -135,16 +139,18 @@ class SimPeer:
         self._error: PeerLost | None = None
         self._watchers: list[Callable[[PeerLost], None]] = []
         self._until_s = 0.0
+        self._flying = 0
         self.torn = False
         self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:
         while self.other.alive and self._error is None:
             await self.other.process.changed()
-        while self._is_stuck():  # the end of a connection comes behind what was sent on it
-            await asyncio.sleep(0.2)
-            if not self._is_stuck():
-                await asyncio.sleep(0.25)
+        back = self.other.peer_to(self.mine.address)
+        while back is not None and back.comes:  # the end of a connection comes behind what was sent on it
+            await asyncio.sleep(0.05)
+        if back is not None:
+            back.torn = True
         self._fail(PeerLost("the peer died"))
 
     def _fail(self, error: PeerLost) -> None:
@@ -170,6 +176,11 @@ class SimPeer:
         if region is None:
             raise TargetInvalid("unknown key", field="target.remote_key")
         return SimRemote(region, target)
+
+    @property
+    def comes(self) -> bool:
+        """Whether something that was sent is on its way, and not cut off."""
+        return self._flying > 0 and self.mine.fabric.network.reaches(self.mine.process, self.other.process)
 
     def travel_s(self, size: int) -> float:
         """When what is sent now arrives, in order behind what was sent before (loop time)."""
@@ -201,16 +212,19 @@ class SimPeer:
         loop = self.mine.fabric.network.loop
         done: asyncio.Future[None] = loop.create_future()
         at_s = self.travel_s(size)
+        self._flying += 1
 
         def arrive() -> None:
             network = self.mine.fabric.network
             if self.torn or not self.other.alive:
+                self._flying -= 1
                 if not done.done():
                     done.set_exception(PeerLost("the connection broke"))
                     done.exception()
             elif self._is_stuck() or not network.reaches(self.mine.process, self.other.process):
                 loop.call_later(0.2, arrive, context=_nobody())
             else:
+                self._flying -= 1
                 move()
                 if not done.done():
                     done.set_result(None)
