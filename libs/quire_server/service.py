@@ -69,7 +69,7 @@ async def serve_member(
     What was looked up before it left can be had for `drain_s`. Then `frontends` are closed, which are clients of this
     service themselves, then the service, then `last`, which still calls others.
     """
-    publish(lambda: figures_of(describe()))
+    publish(lambda: describe().all_stats)
     heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news)
     await server.start()
     heartbeat.start()
@@ -87,8 +87,3 @@ async def serve_member(
 def stop_within_s(grace_s: float, drain_s: float) -> float:
     """How long a stop may take: there is a wait for requests, for frontends, and for transfers."""
     return drain_s + 3 * grace_s + _STOP_MORE_S
-
-
-def figures_of(node: Node) -> dict[str, float]:
-    """All numbers that a node tells of itself."""
-    return {"capacity": node.capacity_bytes, "used": node.used_bytes, **node.figures}

@@ -82,10 +82,10 @@ def _busy(nodes: list[Node]) -> list[str]:
     if len(storage) != 3:
         wrong.append(f"members: {[node.node_id for node in nodes]}")
     for node in nodes:
-        figures = node.figures
+        stats = node.stats
         names = ["deliveries", "ingests", "transfers", "rate.granted", "rate.fallback"]
-        names += [name for name in figures if name.startswith("link.") and name.endswith(".granted")]
-        wrong += [f"{node.node_id}: {name} is {figures[name]}" for name in names if figures.get(name)]
+        names += [name for name in stats if name.startswith("link.") and name.endswith(".granted")]
+        wrong += [f"{node.node_id}: {name} is {stats[name]}" for name in names if stats.get(name)]
     return wrong
 
 

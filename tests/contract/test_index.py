@@ -12,7 +12,7 @@ import redis.asyncio as redis
 from quire.model.errors import MetadataUnavailable, NameTaken
 from quire.model.index import DIGEST_MODULUS, ChunkRecord, Listing, ObjectMark, listing_number, records
 from quire.model.keys import SEGMENT_CHUNKS, ChunkKeys
-from quire.model.nodes import Node, Role
+from quire.model.nodes import Location, Node, SchedulerInfo, StorageInfo
 from quire.testing.index import MemoryIndex
 from quire_server.redis import Membership, PrefixIndex, connect
 
@@ -397,8 +397,18 @@ async def test_racing_stores_of_one_chain_leave_it_evictable(index: Index) -> No
 async def test_membership_expires_and_leaves(redis_client: redis.Redis) -> None:
     """A member lives as long as it reports; an old incarnation's good-bye does not remove the new one."""
     members = Membership(redis_client)
-    old = Node("s", Role.STORAGE, "h:1", b"w", "old", 1, 10, 5, {"chunks": 2.0})
-    new = Node("s", Role.STORAGE, "h:2", b"w", "new", 1)
+    old = Node(
+        node_id="s",
+        about=StorageInfo(worker_address=b"w", capacity_bytes=10, used_bytes=5, link="rack", has_object_tier=True),
+        grpc_address="h:1",
+        incarnation="old",
+        protocol_version=1,
+        location=Location("host", "zone"),
+        stats={"chunks": 2.0},
+        tenant_stats={"tenant.a.requests": 1.0},
+        notes={"io": "threads"},
+    )
+    new = Node(node_id="s", about=SchedulerInfo(link_rates={"rack": 7}), grpc_address="h:2", incarnation="new")
     await members.renew(old, 0, 100)
     assert await members.live(99) == [old]
     assert await members.live(100) == []

@@ -70,7 +70,7 @@ async def test_forged_and_foreign_leases(scene: Scene) -> None:
     await _refused(client, replace(found, lease=altered), LeaseForged, "lease")
     await _refused(client, replace(found, lease=b""), LeaseForged, "lease")
     shorter = await client.lookup(namespace, keys.run(0, 10))
-    await _refused(client, replace(found, lease=shorter.lease), LeaseForged, "cover")
+    await _refused(client, replace(found, lease=shorter.lease), LeaseForged, "other keys")
 
 
 async def test_expired_lease(scene: Scene) -> None:
@@ -89,7 +89,7 @@ async def test_descriptor_that_contradicts_the_stored_shape(scene: Scene) -> Non
 async def test_target_smaller_than_the_payload(scene: Scene) -> None:
     client, _, _, _, found = scene
     buffer = client.allocate(4096)
-    with pytest.raises(TargetInvalid, match="payload has"):
+    with pytest.raises(TargetInvalid, match="payload ends"):
         await client.fetch(found, buffer)
     buffer.close()
 
@@ -135,13 +135,15 @@ async def test_descriptor_fields(scene: Scene, cluster: LocalCluster, change: di
     buffer.close()
 
 
-async def test_segments_that_do_not_cover_the_chunks(scene: Scene) -> None:
-    client, _, _, _, found = scene
+async def test_chunks_that_did_not_match_are_refused(scene: Scene, cluster: LocalCluster) -> None:
+    """By the client before anything is asked for; by the gateway, for whom the lease says which keys there are."""
+    client, _, keys, _, found = scene
     buffer = client.allocate(found.namespace.layout.payload_bytes(20))
-    wrong = replace(found, segments=(replace(found.segments[0], chunk_count=19),))
-    delivery = await client.fetch(wrong, buffer)
-    with pytest.raises(DescriptorInvalid, match="segments"):
-        await delivery.layer(0)
+    for first, count in ((20, None), (0, 21), (-1, 3), (3, 0)):
+        with pytest.raises(DescriptorInvalid, match="chunks from"):
+            await client.fetch(found, buffer, first_chunk=first, chunk_count=count)
+    for wrong in (keys.run(0, 19), ChunkKeys(keys.run(0, 19).packed + os.urandom(32))):
+        await _refused(client, replace(found, keys=wrong), LeaseForged, "keys")
 
 
 async def test_lookup_of_nonsense(scene: Scene, cluster: LocalCluster) -> None:
@@ -211,7 +213,7 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     await store(client, namespace, keys, payload, durability=Durability.OBJECT)  # nothing is on its way any more
     found = await client.lookup(namespace, keys)
     pool = ChannelPool()
-    stub: StorageServiceStub = StorageServiceStub(pool.get(found.segments[0].grpc_address))
+    stub: StorageServiceStub = StorageServiceStub(pool.get(cluster.address(found.ranges[0].node_id)))
     await call(stub.Drop, storage_pb2.DropRequest(chunk_keys=keys.at(7), generations=[0]), timeout_s=10)
     until_ms = int(time.time() * 1000) + 120_000
     await call(
@@ -239,7 +241,6 @@ async def _raw_fetch(cluster: LocalCluster, found: Lookup, descriptor: common_pb
         lease=found.lease,
         delivery_id=os.urandom(16),
         descriptor=descriptor,
-        segments=[convert.segment_to(segment) for segment in found.segments],
     )
     try:
         outcomes = [event.node async for event in stream(stub.Fetch, request, timeout_s=10) if event.HasField("node")]

@@ -95,12 +95,12 @@ async def _until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s:
         await asyncio.sleep(0.05)
 
 
-async def _figures(client: QuireClient, node_id: str) -> dict[str, float]:
-    return next(dict(node.figures) for node in await client.status() if node.node_id == node_id)
+async def _stats(client: QuireClient, node_id: str) -> dict[str, float]:
+    return next(dict(node.stats) for node in await client.status() if node.node_id == node_id)
 
 
 async def _leader(client: QuireClient) -> str:
-    leaders = [node.node_id for node in await client.status() if node.figures.get("leads")]
+    leaders = [node.node_id for node in await client.status() if node.stats.get("leads")]
     return leaders[0] if len(leaders) == 1 else ""
 
 
@@ -109,7 +109,7 @@ async def _idle(client: QuireClient) -> None:
 
     async def idle() -> bool:
         leader = await _leader(client)
-        return bool(leader) and (await _figures(client, leader)).get("link.default.granted") == 0
+        return bool(leader) and (await _stats(client, leader)).get("link.default.granted") == 0
 
     await _until(idle, "the link is idle")
 
@@ -143,7 +143,7 @@ async def test_concurrent_deliveries_share_by_their_windows(client: QuireClient)
     assert second.outcomes[0].rate_bytes_per_s == pytest.approx(RATE, rel=0.4)
 
     async def learned() -> bool:
-        return (await _figures(client, await _leader(client))).get("observed", 0) >= 1
+        return (await _stats(client, await _leader(client))).get("observed", 0) >= 1
 
     await _until(learned, "the client's stalls reach the scheduler")
 
@@ -211,7 +211,7 @@ async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCl
 
     async def other_leads() -> bool:
         # The dead one's last words stay until they expire.
-        return any(node.figures.get("leads") for node in await client.status() if node.node_id != leader)
+        return any(node.stats.get("leads") for node in await client.status() if node.node_id != leader)
 
     await _until(other_leads, "the standby leads")
     found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
@@ -309,7 +309,7 @@ async def test_what_the_scheduler_refuses(cluster: LocalCluster, client: QuireCl
 
 async def test_a_lookup_says_when_computing_is_faster(client: QuireClient, operator: AdminClient) -> None:
     """The made-up device needs a millisecond a token, and the link brings one in about as long: tokens deep in the
-    prompt are worth fetching, for attention makes them dear. What should be taken is what the lease covers."""
+    prompt are worth fetching, for attention makes them dear. A fetch takes what should be taken."""
     await _idle(client)
     namespace = await _stored(client)
     keys = some_keys(namespace, CHUNKS)
@@ -319,7 +319,8 @@ async def test_a_lookup_says_when_computing_is_faster(client: QuireClient, opera
     assert found.advice is not None
     assert found.matched_tokens == CHUNKS * 16
     assert found.advice.rate_bytes_per_s == RATE
-    assert len(found.keys) == found.advice.chunks == sum(segment.chunk_count for segment in found.segments)
+    assert found.take_chunks == found.advice.chunks
+    assert len(found.keys) == CHUNKS == sum(each.count for each in found.ranges), "and all that matched is leased"
     assert found.advice.ttft_s <= min(found.advice.ttft_all_s, found.advice.ttft_none_s)
     if found.advice.chunks:
         summary, _ = await _fetch(client, found)
@@ -332,7 +333,7 @@ async def test_a_lookup_says_when_computing_is_faster(client: QuireClient, opera
     slow = await client.lookup(namespace, keys, prompt_tokens=CHUNKS * 16 + 64, device="abacus")
     assert slow.advice is not None
     assert slow.advice.chunks == 0, "at a kilobyte a second anything is faster"
-    assert slow.keys.packed == b""
+    assert slow.take_chunks == 0
     assert slow.lease == b""
     await operator.set_tenant(namespace.tenant_salt)
     await asyncio.sleep(1.0)

@@ -97,8 +97,8 @@ async def test_far_more_than_memory_survives_kill_minus_nine(tmp_path: Path) -> 
 
             async def told() -> bool:
                 node = next(node for node in await client.status() if node.node_id == "storage-0")
-                assert "io_uring" in node.details["io"] or "threads" in node.details["io"]
-                return node.figures["chunks"] == 512 and node.figures["hits disk"] > 0
+                assert "io_uring" in node.notes["io"] or "threads" in node.notes["io"]
+                return node.stats["chunks"] == 512 and node.stats["hits disk"] > 0
 
             await _until(told)
 
@@ -111,13 +111,13 @@ async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> No
         await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
         assert all(len(names) == 2 for names in await _holders(three, keys))
         found = await client.lookup(namespace, keys)
-        victim = found.segments[0].node_id
+        victim = found.ranges[0].node_id
         await client.release(found)
         three.kill(victim)
 
         async def elsewhere() -> bool:
             now = await client.lookup(namespace, keys, lease_ttl_ms=0)
-            return now.matched_chunks == 60 and victim not in {segment.node_id for segment in now.segments}
+            return now.matched_chunks == 60 and victim not in {each.node_id for each in now.ranges}
 
         assert await _until(elsewhere) < 1.0, "within one heartbeat"
         assert np.array_equal(await _fetched(client, namespace, keys), payload)
@@ -159,7 +159,7 @@ async def _rotten_byte_is_healed(two: LocalCluster) -> None:
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 20), random_payload(namespace, 20)
         await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
-        node = (await client.lookup(namespace, keys, lease_ttl_ms=0)).segments[0].node_id
+        node = (await client.lookup(namespace, keys, lease_ttl_ms=0)).ranges[0].node_id
         two.kill(node)
         pool = two.folder / node / "pool.quire"
         at = pool.read_bytes().index(payload[2, 7].tobytes())
@@ -170,13 +170,13 @@ async def _rotten_byte_is_healed(two: LocalCluster) -> None:
 
         async def serves() -> bool:
             now = await client.lookup(namespace, keys, lease_ttl_ms=0)
-            return now.matched_chunks == 20 and {segment.node_id for segment in now.segments} == {node}
+            return now.matched_chunks == 20 and {each.node_id for each in now.ranges} == {node}
 
         await _until(serves)
         assert np.array_equal(await _fetched(client, namespace, keys), payload)
 
         async def healed() -> bool:
-            return any(each.figures.get("healed") for each in await client.status() if each.node_id == node)
+            return any(each.stats.get("healed") for each in await client.status() if each.node_id == node)
 
         await _until(healed)
         assert pool.read_bytes()[at + 77] == payload[2, 7, 77]
@@ -268,8 +268,8 @@ async def test_what_was_evicted_while_a_node_was_away_does_not_come_back_with_it
             assert np.array_equal(await _fetched(client, kept, some_keys(kept, 20)), payload)
 
             async def only_the_others() -> bool:
-                figures = [node.figures for node in await client.status() if node.node_id == "storage-0"]
-                return bool(figures) and figures[0]["chunks"] == 20
+                stats = [node.stats for node in await client.status() if node.node_id == "storage-0"]
+                return bool(stats) and stats[0]["chunks"] == 20
 
             await _until(only_the_others)
             assert (await client.lookup(gone, keys)).matched_chunks == 0

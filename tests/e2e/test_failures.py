@@ -57,8 +57,8 @@ async def _until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s:
 
 async def _idle(client: QuireClient) -> bool:
     """No delivery at the storage node, none admitted at the scheduler."""
-    figures = {node.node_id: node.figures for node in await client.status()}
-    return not figures["storage-0"]["deliveries"] and not figures["scheduler"]["deliveries"]
+    stats = {node.node_id: node.stats for node in await client.status()}
+    return not stats["storage-0"]["deliveries"] and not stats["scheduler"]["deliveries"]
 
 
 async def _busy(client: QuireClient) -> bool:

@@ -21,7 +21,7 @@ from quire.client import ImageClient, QuireClient
 from quire.model.durability import Durability
 from quire.model.errors import QuireError, TooManyRequests, VersionUnsupported
 from quire.model.latents import LatentInfo, Normalisation, Vae
-from quire.model.nodes import Node, Role
+from quire.model.nodes import Node, StorageInfo
 from quire.wire.channels import ChannelPool, call
 from quire.wire.convert import node_to
 from quire.wire.status import error_of, trailers_of
@@ -164,7 +164,7 @@ async def test_callers_of_another_protocol_are_told_so(cluster: LocalCluster) ->
     assert (await plain(gateway_pb2.StatusRequest(), timeout=5)).nodes, "a plain gRPC client says nothing"
     for said in (str(PROTOCOL_VERSION), f"{PROTOCOL_OLDEST}-99", f"0-{PROTOCOL_OLDEST}"):
         assert (await plain(gateway_pb2.StatusRequest(), timeout=5, metadata=((HEADER, said),))).nodes
-    node = Node("past", Role.STORAGE, "127.0.0.1:1", b"", "x", PROTOCOL_OLDEST - 1)
+    node = Node(node_id="past", about=StorageInfo(), protocol_version=PROTOCOL_OLDEST - 1)
     with pytest.raises(VersionUnsupported, match="upgrade the older side"):
         await call(orchestrator.Heartbeat, orchestrator_pb2.HeartbeatRequest(node=node_to(node)), timeout_s=5)
     await pool.close()

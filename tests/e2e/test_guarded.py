@@ -30,7 +30,6 @@ from quire.model.errors import (
 )
 from quire.model.hashing import Namespace
 from quire.model.layout import Dtype, KvLayout
-from quire.model.outcome import ChunkRun
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, stream
 from quire.wire.tls import MEMBER_NAME, Tls
@@ -171,7 +170,7 @@ async def test_a_storage_node_moves_nothing_that_no_gateway_has_signed(guarded: 
         found = await client.lookup(namespace, keys)
         buffer = client.allocate(payload.nbytes)
         pool = ChannelPool(guarded.members)
-        stub: StorageServiceStub = StorageServiceStub(pool.get(found.segments[0].grpc_address))
+        stub: StorageServiceStub = StorageServiceStub(pool.get(guarded.cluster.address(found.ranges[0].node_id)))
         layout = namespace.layout
         descriptor = Descriptor(
             found.keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, DeliveryOrder.AUTO, buffer.target()
@@ -181,7 +180,7 @@ async def test_a_storage_node_moves_nothing_that_no_gateway_has_signed(guarded: 
                 lease=found.lease,
                 delivery_id=os.urandom(16),
                 descriptor=convert.descriptor_to(descriptor),
-                runs=convert.runs_to([ChunkRun(0, 2)]),
+                ranges=convert.ranges_to(found.ranges),
                 permit=permit,
             )
             with pytest.raises(LeaseForged, match="permit"):

@@ -119,12 +119,12 @@ async def test_many_at_once_are_decoded_once(cluster: LocalCluster, images: Imag
     sources = [each.source for each in got]
     assert sources.count("miss") == 1
     assert "joined" in sources
-    await asyncio.sleep(1.5)  # figures come with heartbeats
+    await asyncio.sleep(1.5)  # stats come with heartbeats
     assert await _misses(images) - before <= 1
 
 
 async def _misses(images: ImageClient) -> float:
-    return sum(node.figures.get("misses", 0) for node in await images._client.status())
+    return sum(node.stats.get("misses", 0) for node in await images._client.status())
 
 
 async def test_ids_replaced_listed_deleted(images: ImageClient, vae: Path) -> None:

@@ -10,18 +10,18 @@ import pytest
 from quire.client import QuireClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import ContentConflict, NotImplementedHere
+from quire.model.errors import ContentConflict, NotImplementedHere, TargetInvalid
 from quire.model.hashing import Namespace
-from quire.model.nodes import Node, Role
-from quire_orchestrator.core.placement import placed_segments
+from quire.model.nodes import Node, StorageInfo
+from quire_orchestrator.core.placement import placed_ranges
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
 
 def _owners(namespace: Namespace, chunks: int) -> set[str]:
     """The storage nodes among which a prefix of this namespace is spread."""
-    nodes = [Node(f"storage-{index}", Role.STORAGE, "h:1", b"w", "i", 1) for index in range(3)]
-    return {segment.node_id for segment in placed_segments(some_keys(namespace, chunks), 0, nodes)}
+    nodes = [Node(node_id=f"storage-{index}", about=StorageInfo()) for index in range(3)]
+    return {each.node_id for each in placed_ranges(some_keys(namespace, chunks), 0, nodes)}
 
 
 @pytest.mark.parametrize("order", list(DeliveryOrder))
@@ -39,7 +39,7 @@ async def test_what_was_stored_comes_back_layer_by_layer(
         assert (summary.stored_chunks, summary.known_chunks) == (chunks, 0)
         found = await client.lookup(namespace, keys)
         assert found.matched_chunks == chunks
-        assert len({segment.node_id for segment in found.segments}) >= (2 if chunks == 700 else 1)
+        assert len({each.node_id for each in found.ranges}) >= (2 if chunks == 700 else 1)
         got, fetched = await fetch_all(client, found, order)
         assert np.array_equal(got, payload)
         assert fetched.usable_chunks == chunks and fetched.bytes_moved == payload.nbytes
@@ -89,6 +89,76 @@ async def test_concurrent_deliveries_do_not_mix(cluster: LocalCluster) -> None:
             assert np.array_equal(got, payload)
 
         await asyncio.gather(*(check(client, index) for client in (one, two) for index in range(3)))
+
+
+@pytest.mark.parametrize("order", list(DeliveryOrder))
+async def test_slices_land_in_an_engines_own_blocks(cluster: LocalCluster, order: DeliveryOrder) -> None:
+    """Two fetches at once into one registered pool of blocks, each layer a tensor of its own (layers, blocks, slice):
+
+    one begins behind 30 chunks that the engine has. Each slice is where its block is, and nothing else was touched.
+    """
+    async with QuireClient(cluster.gateway_address) as client:
+        namespace, blocks = fresh_namespace(), 500
+        keys, payload = some_keys(namespace, 300), random_payload(namespace, 300)
+        await store(client, namespace, keys, payload, durability=Durability.MEMORY)
+        found, layout = await client.lookup(namespace, keys), namespace.layout
+        pool = client.allocate(layout.payload_bytes(blocks))
+        tensor = pool.layers(layout.num_layers, blocks, layout.slice_bytes)
+        tensor[:] = 7
+        free = np.random.default_rng(1).permutation(blocks)
+        wanted = ((30, 200, free[:200]), (0, 90, free[200:290]))
+        deliveries = [
+            await client.fetch(
+                found,
+                pool,
+                first_chunk=first,
+                chunk_count=count,
+                order=order,
+                layer_stride=blocks * layout.slice_bytes,
+                chunk_offsets=mine * layout.slice_bytes,
+            )
+            for first, count, mine in wanted
+        ]
+        with pytest.raises(TargetInvalid, match="in use"):
+            await client.fetch(found, pool, chunk_count=1, chunk_offsets=[int(free[250]) * layout.slice_bytes])
+        for delivery in deliveries:
+            summary = await delivery.summary()
+            assert summary.usable_chunks in (200, 90) and not summary.outcomes[0].error_code
+            await delivery.quiesced(10)
+        expected = np.full_like(tensor, 7)
+        for first, count, mine in wanted:
+            expected[:, mine] = payload[:, first : first + count]
+        assert np.array_equal(tensor, expected)
+        assert not pool.is_busy
+        pool.close()
+
+
+async def test_transfers_share_a_registered_region(cluster: LocalCluster) -> None:
+    """A fetch and a store at a time, in parts of one buffer; a part that is in use is refused, and so is closing it."""
+    async with QuireClient(cluster.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, 40), random_payload(namespace, 40)
+        await store(client, namespace, keys.run(0, 20), payload[:, :20], durability=Durability.MEMORY)
+        room = client.allocate(2 * payload.nbytes)
+        left, right = room.part(0, payload.nbytes // 2), room.part(payload.nbytes, payload.nbytes // 2)
+        assert right.view is not None
+        right.view[:] = payload[:, 20:].reshape(-1)
+        session = await client.store(namespace, keys, 20, right, durability=Durability.MEMORY)
+        found = await client.lookup(namespace, keys)
+        delivery = await client.fetch(found, left)
+        assert right.is_busy
+        with pytest.raises(TargetInvalid, match="in use"):
+            room.close()
+        with pytest.raises(TargetInvalid, match="in use"):
+            await client.fetch(found, room.part(payload.nbytes - 8, payload.nbytes))
+        for layer in range(namespace.layout.num_layers):
+            session.layer_produced(layer)
+        assert (await session.finish()).stored_chunks == 20
+        assert (await delivery.summary()).usable_chunks == 20
+        await delivery.quiesced(10)
+        got = left.layers(namespace.layout.num_layers, 20, namespace.layout.slice_bytes)
+        assert np.array_equal(got, payload[:, :20])
+        room.close()
 
 
 async def test_the_same_key_with_other_bytes_is_refused_and_the_first_kept(cluster: LocalCluster) -> None:

@@ -136,7 +136,7 @@ def test_failures_cost_a_recompute_and_never_a_wrong_token(tmp_path: Path) -> No
         cache = PrefixCache(model, client, model_id="m")
         cache.prefill(ids).wait_stored()
         keys = block_keys(cache.namespace, ids[0].tolist())
-        cluster.kill(client.lookup(cache.namespace, keys, lease_ttl_ms=0).segments[0].node_id)
+        cluster.kill(client.lookup(cache.namespace, keys, lease_ttl_ms=0).ranges[0].node_id)
         survived = cache.prefill(ids, store=False)
         assert survived.failure or survived.matched_tokens == 0
         assert torch.allclose(survived.logits[:, -1], expected[:, -1], atol=1e-4)

@@ -155,9 +155,9 @@ async def test_work_moves_and_the_cache_entry_stays_at_home(scene: Scene) -> Non
     assert [each.source for each in got] == ["miss", "latent", "latent", "image"]
     assert len({each.image for each in got}) == 1
     assert scene.records.fetches == 1, "the latent is shipped along"
-    assert scene.home.figures["cache.images"] == 1
-    assert scene.home.figures["hits.latent"] == 2
-    assert scene.other.figures["cache.images"] == scene.other.figures["cache.latents"] == 0
+    assert scene.home.stats["cache.images"] == 1
+    assert scene.home.stats["hits.latent"] == 2
+    assert scene.other.stats["cache.images"] == scene.other.stats["cache.latents"] == 0
     at_home = await scene.home.serve(entry, PNG, "")
     assert at_home.source == "image"
     assert at_home.image == got[0].image
@@ -187,7 +187,7 @@ async def test_requests_for_one_image_join(scene: Scene) -> None:
     assert scene.records.fetches == 1
     assert [each.source for each in others] == ["joined"] * 2
     assert np.array_equal(imagecodecs.webp_decode(others[0].image)[..., :3], _pixels(served.image))
-    assert scene.home.figures["joined"] == 3
+    assert scene.home.stats["joined"] == 3
 
 
 async def test_failures_are_everybodys_who_waited_and_nobody_elses(scene: Scene) -> None:
@@ -244,8 +244,8 @@ async def test_the_cache_holds_what_it_says(scene: Scene, cache_bytes: int, wind
         wanted = [entries[min(29, int(rng.exponential(6)))] for _ in range(3)]
         await asyncio.gather(*(home.serve(entry, PNG, "") for entry in wanted))
         held = home._bytes
-        assert home.figures["cache.bytes"] == sum(map(len, held.values())) <= cache_bytes
-        assert len(held) == home.figures["cache.images"] + home.figures["cache.latents"]
+        assert home.stats["cache.bytes"] == sum(map(len, held.values())) <= cache_bytes
+        assert len(held) == home.stats["cache.images"] + home.stats["cache.latents"]
 
 
 async def test_a_record_that_promises_more_than_the_vae_makes(scene: Scene) -> None:

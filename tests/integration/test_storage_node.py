@@ -16,10 +16,10 @@ from quire.model.errors import DeadlineExceeded, KeysInvalid, MetadataUnavailabl
 from quire.model.index import ChunkRecord, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
-from quire.model.lease import Lease, LeasedRun, LeaseSigner
-from quire.model.nodes import Node, Role
-from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.nodes import Node, StorageInfo
+from quire.model.outcome import NodeOutcome
 from quire.model.policy import NamespacePolicy
+from quire.model.ranges import ChunkRange
 from quire.transport import LayerProduced, Quiesced, decode_message
 from quire.transport.memory import MemoryStream, MemoryTransport
 from quire.transport.messages import encode_message
@@ -116,9 +116,7 @@ class Alone:
     async def describe(self, node: Node, keys: ChunkKeys) -> list[bytes]:
         raise NodeUnavailable(node.node_id)
 
-    async def deliver(
-        self, node: Node, lease: bytes, descriptor: Descriptor, runs: tuple[ChunkRun, ...]
-    ) -> NodeOutcome:
+    async def deliver(self, node: Node, descriptor: Descriptor) -> NodeOutcome:
         raise NodeUnavailable(node.node_id)
 
     async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
@@ -138,7 +136,7 @@ async def scene() -> AsyncIterator[Scene]:
     config = StorageConfig(arena_bytes=1 << 20, slab_bytes=1 << 16, index_timeout_s=0.3, cluster_secret="s")
     index, transport, client = ScriptedIndex(), MemoryTransport(), MemoryTransport()
     ports = Ports(index, OpenValve(), Alone(), None, FileDrives, choose_block_io, SystemClock())
-    node = StorageNode(config, transport, ports, lambda: Node("storage-0", Role.STORAGE, "", b"", "", 1), checked=1)
+    node = StorageNode(config, transport, ports, lambda: Node(node_id="storage-0", about=StorageInfo()), checked=1)
     await node.start()
     await client.start()
     yield Scene(node, index, client, transport.address)
@@ -156,7 +154,15 @@ async def _store(scene: Scene, chunks: int, payload: npt.NDArray[np.uint8], tran
     source = RdmaTarget(scene.client.address, region.address, region.length, region.remote_key)
     records = [ChunkRecord(_key(i), _key(i - 1) if i else b"", _key(0), _key(0) if i else b"") for i in range(chunks)]
     call = IngestCall(
-        LAYOUT, records, transfer, source, (ChunkRun(0, chunks),), chunks, 0, Durability.MEMORY, OnExisting.SKIP
+        LAYOUT,
+        records,
+        transfer,
+        source,
+        (ChunkRange("storage-0", 0, chunks),),
+        chunks,
+        0,
+        Durability.MEMORY,
+        OnExisting.SKIP,
     )
     for layer in range(LAYOUT.num_layers):
         scene.client.connect(scene.node_address).send(encode_message(LayerProduced(transfer, layer)))
@@ -211,7 +217,9 @@ async def test_a_store_with_a_repeated_key_is_refused_before_anything_is_taken(s
     source = RdmaTarget(scene.client.address, region.address, region.length, region.remote_key)
     twice = [ChunkRecord(_key(0), b"", _key(0), b"")] * 2
     with pytest.raises(KeysInvalid, match="twice"):
-        IngestCall(LAYOUT, twice, b"t" * 16, source, (ChunkRun(0, 2),), 2, 0, Durability.MEMORY, OnExisting.SKIP)
+        IngestCall(
+            LAYOUT, twice, b"t" * 16, source, (ChunkRange("storage-0", 0, 2),), 2, 0, Durability.MEMORY, OnExisting.SKIP
+        )
     assert scene.node.used_bytes == 0
 
 
@@ -241,10 +249,7 @@ async def test_a_delivery_whose_writes_are_in_flight_does_not_say_quiesced(
     heard: list[bytes] = []
     scene.client.on_message(heard.append)
     descriptor = _descriptor(scene, np.zeros(LAYOUT.payload_bytes(1), dtype=np.uint8))
-    run = LeasedRun("storage-0", 0, 1, descriptor.keys.digest())
-    expires_ms = SystemClock().now_ms() + 60_000
-    lease = LeaseSigner(b"s").sign(Lease(b"l" * 16, _key(0), _key(0), expires_ms, (run,)))
-    call = DeliverCall(lease, b"d" * 16, descriptor, (ChunkRun(0, 1),), 0, 0, False)
+    call = DeliverCall(delivery_id=b"d" * 16, descriptor=descriptor, ranges=(ChunkRange("storage-0", 0, 1),))
     events = [event async for event in scene.node.deliver(call)]
     outcome = events[-1]
     assert isinstance(outcome, NodeOutcome)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from quire import PROTOCOL_VERSION
 from quire.model.errors import MetadataUnavailable, NameTaken, QuireError
-from quire.model.nodes import Location, Node, Role
+from quire.model.nodes import Location, Node
 from quire.model.permit import PermitSigner
 from quire.model.policy import NamespacePolicy, TenantPolicy
 from quire.model.profile import Profiles
@@ -334,7 +334,13 @@ class Cluster:
         add_SchedulerServiceServicer_to_server(SchedulerServicer(scheduler), server)
 
         def describe() -> Node:
-            return Node("scheduler", Role.SCHEDULER, "scheduler", b"", f"s{self._starts}", PROTOCOL_VERSION)
+            return Node(
+                node_id="scheduler",
+                about=scheduler.info,
+                grpc_address="scheduler",
+                incarnation=f"s{self._starts}",
+                protocol_version=PROTOCOL_VERSION,
+            )
 
         self._announce(process, describe, lambda news: None)
         return scheduler
@@ -349,7 +355,7 @@ class Cluster:
         )
         channels: Any = SimChannels(self.network, process)
         clock = SimClock(self.loop, process)
-        gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock))
+        gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock), clock)
         nothing: Any = None
         admission = Admission(config, nothing, clock)
         admission.start()
@@ -406,16 +412,12 @@ class Cluster:
 
         def describe() -> Node:
             return Node(
-                node_id,
-                Role.STORAGE,
-                process.name,
-                transport.address,
-                incarnation,
-                PROTOCOL_VERSION,
-                node.capacity_bytes,
-                node.used_bytes,
+                node_id=node_id,
+                about=node.info,
+                grpc_address=process.name,
+                incarnation=incarnation,
+                protocol_version=PROTOCOL_VERSION,
                 location=Location(process.name),
-                details=node.details,
             )
 
         node = StorageNode(config, transport, ports, describe, checked=self.checked)

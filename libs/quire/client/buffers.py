@@ -3,28 +3,77 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.model.descriptor import RdmaTarget
+from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.errors import InvalidRequest, TargetInvalid
 from quire.transport import Region, Transport
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loan:
+    """Memory of a region that a transfer has. `offsets`: of its slices within a layer, (N,), counted from the region.
+
+    `end` gives it back; twice is as good as once.
+    """
+
+    to: str
+    offsets: npt.NDArray[np.int64]
+    slice_bytes: int
+    stride: int
+    num_layers: int
+    _all: set[Loan]
+
+    def end(self) -> None:
+        self._all.discard(self)
+
+    @property
+    def start(self) -> int:
+        return int(self.offsets[0])
+
+    @property
+    def stop(self) -> int:
+        return int(self.offsets[-1]) + (self.num_layers - 1) * self.stride + self.slice_bytes
+
+    def meets(self, other: Loan) -> bool:
+        """Whether a slice of one overlaps a slice of the other. Of two with different strides only extents are seen."""
+        if self.stop <= other.start or other.stop <= self.start:
+            return False
+        if self.stride != other.stride or self.stride == 0:
+            return True
+        # Slices of one stride repeat alike in every layer: they meet in a layer or not at all, if layers do not.
+        if (
+            max(self.offsets[-1] + self.slice_bytes, other.offsets[-1] + other.slice_bytes)
+            - min(self.start, other.start)
+            > self.stride
+        ):
+            return True
+        at = np.searchsorted(other.offsets, self.offsets)
+        after = other.offsets[np.minimum(at, len(other.offsets) - 1)]
+        before = other.offsets[np.maximum(at - 1, 0)]
+        return bool(
+            np.any((after >= self.offsets) & (after < self.offsets + self.slice_bytes))
+            or np.any((before <= self.offsets) & (before + other.slice_bytes > self.offsets))
+        )
 
 
 class Buffer:
     """Registered memory of this process. `view`: its bytes (None for device memory).
 
-    One transfer at a time. After a fetch the memory is the caller's again only once every storage node has quiesced;
-    until then another transfer with it, and `close()`, are refused.
+    Several transfers may use it at a time, at places that do not overlap. After a fetch the memory is the caller's
+    again only once every storage node has quiesced; until then another transfer there, and `close()`, are refused.
     """
 
     def __init__(self, transport: Transport, memory: Any, view: npt.NDArray[np.uint8] | None) -> None:
         self._transport = transport
         self._memory = memory
         self._region: Region = transport.register(memory)
-        self._busy = ""
+        self._loans: set[Loan] = set()
+        self._offset, self._length = 0, self._region.length
         self.view = view
 
     @classmethod
@@ -37,6 +86,16 @@ class Buffer:
         array = np.frombuffer(memory, dtype=np.uint8)
         return cls(transport, array, array)
 
+    def part(self, offset: int, length: int) -> Buffer:
+        """`length` bytes of it from `offset` on, as a buffer of the same registration. Raises `TargetInvalid`."""
+        if offset < 0 or length <= 0 or offset + length > self._length:
+            raise TargetInvalid(f"[{offset}, {offset + length}) is outside of {self._length} bytes", field="buffer")
+        made = object.__new__(Buffer)
+        made._transport, made._memory, made._region = self._transport, self._memory, self._region
+        made._loans, made._offset, made._length = self._loans, self._offset + offset, length
+        made.view = self.view[offset : offset + length] if self.view is not None else None
+        return made
+
     @property
     def region(self) -> Region:
         """The registered memory, for transfers of one's own."""
@@ -44,27 +103,32 @@ class Buffer:
 
     @property
     def length(self) -> int:
-        return self._region.length
+        """In bytes."""
+        return self._length
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._busy)
+        """Whether a transfer has memory of it."""
+        end = self._offset + self._length
+        return any(loan.start < end and self._offset < loan.stop for loan in self._loans)
 
     def target(self) -> RdmaTarget:
         """What a storage node needs to know of it."""
         region = self._region
-        return RdmaTarget(self._transport.address, region.address, region.length, region.remote_key)
+        return RdmaTarget(self._transport.address, region.address + self._offset, self._length, region.remote_key)
 
-    def lend(self, to: str, needed: int) -> None:
-        """Reserve for a transfer. Raises `TargetInvalid` when too small or lent already."""
-        if self.length < needed:
-            raise TargetInvalid(f"{self.length} bytes, but {needed} are needed", field="buffer")
-        if self._busy:
-            raise TargetInvalid(f"still in use by {self._busy}", field="buffer")
-        self._busy = to
+    def lend(self, to: str, descriptor: Descriptor) -> Loan:
+        """Reserve what a delivery writes. Raises `TargetInvalid` for what another transfer has."""
+        offsets, slice_bytes = np.sort(descriptor.offsets()), descriptor.slice_bytes
+        if not descriptor.chunk_offsets:  # one range
+            offsets, slice_bytes = offsets[:1], descriptor.layer_bytes
+        return self._lend(to, offsets, slice_bytes, descriptor.stride, descriptor.num_layers)
 
-    def take_back(self) -> None:
-        self._busy = ""
+    def lend_range(self, to: str, length: int) -> Loan:
+        """Reserve its first `length` bytes. Raises `TargetInvalid` when too small or lent already."""
+        if self._length < length:
+            raise TargetInvalid(f"{self._length} bytes, but {length} are needed", field="buffer")
+        return self._lend(to, np.zeros(1, dtype=np.int64), length, 0, 1)
 
     def layers(self, num_layers: int, chunks: int, slice_bytes: int) -> npt.NDArray[np.uint8]:
         """The host bytes as (num_layers, chunks, slice_bytes): how fetches and stores lay them out."""
@@ -73,7 +137,15 @@ class Buffer:
         return used.reshape(num_layers, chunks, slice_bytes)
 
     def close(self) -> None:
-        """Unregister. Refused while a storage node may still write."""
-        if self._busy:
-            raise TargetInvalid(f"still in use by {self._busy}", field="buffer")
+        """Unregister it, with all parts. Refused while a storage node may still write."""
+        if self._loans:
+            raise TargetInvalid(f"still in use by {next(iter(self._loans)).to}", field="buffer")
         self._region.close()
+
+    def _lend(self, to: str, offsets: npt.NDArray[np.int64], slice_bytes: int, stride: int, num_layers: int) -> Loan:
+        loan = Loan(to, offsets + self._offset, slice_bytes, stride, num_layers, self._loans)
+        for other in self._loans:
+            if loan.meets(other):
+                raise TargetInvalid(f"still in use by {other.to}", field="buffer")
+        self._loans.add(loan)
+        return loan

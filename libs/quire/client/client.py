@@ -5,19 +5,30 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
 from quire.client.store import StoreSession
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import InvalidRequest, NodeUnavailable, PeerLost, QuireError, ResourceExhausted
+from quire.model.errors import (
+    DescriptorInvalid,
+    InvalidRequest,
+    NodeUnavailable,
+    PeerLost,
+    QuireError,
+    ResourceExhausted,
+)
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Location, Node, Role, Segment
+from quire.model.nodes import Location, Node, Role
+from quire.model.ranges import ChunkRange, clip
 from quire.telemetry import names, tracer
 from quire.transport import Transport, decode_message, ucx_transport
 from quire.wire import convert
@@ -52,23 +63,32 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The longest cached prefix of what was asked.
+    """The longest cached prefix of what was asked: `keys` of its chunks.
 
-    `matched_tokens`: its length. `keys`: those of its chunks, or, with advice, of those that should be taken; `lease`
-    (empty for none) and `segments` are theirs.
+    `lease` (empty for none) is over all of them; `ranges` say which storage node delivers which, `addresses` how each
+    of these is reached by the data plane.
     """
 
     namespace: Namespace
     keys: ChunkKeys
-    matched_tokens: int
     lease: bytes
-    segments: tuple[Segment, ...]
+    ranges: tuple[ChunkRange, ...]
+    addresses: Mapping[str, bytes]
     index_us: int
     advice: Advice | None = None
 
     @property
     def matched_chunks(self) -> int:
-        return self.matched_tokens // self.namespace.layout.chunk_tokens
+        return len(self.keys)
+
+    @property
+    def matched_tokens(self) -> int:
+        return len(self.keys) * self.namespace.layout.chunk_tokens
+
+    @property
+    def take_chunks(self) -> int:
+        """How many to take: as advised, or all."""
+        return self.advice.chunks if self.advice is not None else len(self.keys)
 
 
 class QuireClient:
@@ -153,7 +173,7 @@ class QuireClient:
         """The longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect).
 
         With the length of the whole prompt and the device that computes, where the cluster has a profile of it: also
-        how much of the prefix to take (see `Advice`); a fetch of it then knows its compute window.
+        how much of the prefix to take (see `Advice`); a fetch of it then takes so much, and knows its compute window.
         """
         request = pb.LookupRequest(
             namespace=convert.namespace_to(namespace),
@@ -166,16 +186,14 @@ class QuireClient:
         )
         with tracer().start_as_current_span(names.CLIENT_LOOKUP):
             response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
-        segments = tuple(convert.segment_from(segment) for segment in response.segments)
-        advice = _advice(response.advice) if response.HasField("advice") else None
         return Lookup(
             namespace,
-            keys.run(0, response.matched_chunks if advice is None else advice.chunks),
-            response.matched_tokens,
+            keys.run(0, response.matched_chunks),
             response.lease,
-            segments,
+            convert.ranges_from(response.ranges),
+            {node.node_id: node.worker_address for node in convert.addresses_from(response.nodes)},
             response.index_us,
-            advice,
+            _advice(response.advice) if response.HasField("advice") else None,
         )
 
     async def fetch(
@@ -183,23 +201,29 @@ class QuireClient:
         found: Lookup,
         buffer: Buffer,
         *,
+        first_chunk: int = 0,
+        chunk_count: int | None = None,
         order: DeliveryOrder = DeliveryOrder.AUTO,
         compute_window_us: int | None = None,
+        layer_stride: int = 0,
+        chunk_offsets: npt.ArrayLike | None = None,
     ) -> Delivery:
-        """Have the matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes).
+        """Have matched chunks delivered into `buffer`, laid out as (layers, chunks, slice bytes).
 
-        `compute_window_us`: how long each layer computes (c_i of ObjectCache, §3.6): bandwidth goes by it. None: as the
-        look-up advised, or unknown. Returns at once; see `Delivery`. Raises `TargetInvalid` for a buffer that is too
-        small or still in use, `InvalidRequest` for a window that is no time.
+        `first_chunk`: those before it are here already. `chunk_count`: None for as many as the look-up says should be
+        taken (`Lookup.take_chunks`), up to there. `layer_stride`: bytes from a layer to the next, 0 for back to back;
+        `chunk_offsets`: (chunks,), where in a layer each chunk goes, in bytes, None for back to back: with both, slices
+        land in an engine's own blocks. `compute_window_us`: how long each layer computes (c_i of ObjectCache, §3.6):
+        bandwidth goes by it. None: as the look-up advised, or unknown. Returns at once; see `Delivery`.
+
+        Raises `TargetInvalid` for a buffer that is too small or in use there, `DescriptorInvalid` for chunks that did
+        not match, `InvalidRequest` for a window that is no time.
         """
         if compute_window_us is not None and not 0 < compute_window_us < 1 << 32:
             raise InvalidRequest(f"{compute_window_us} is not positive, or too long", field="compute_window_us")
         if compute_window_us is None:
             compute_window_us = found.advice.window_us if found.advice is not None else 0
-        layout = found.namespace.layout
-        descriptor = Descriptor(
-            found.keys, layout.num_layers, layout.chunk_tokens, layout.slice_bytes, order, buffer.target()
-        )
+        descriptor = _described(found, buffer, order, first_chunk, chunk_count, layer_stride, chunk_offsets)
         if len(self._transfers) >= _UNQUIET_MAX:
             raise ResourceExhausted(f"{len(self._transfers)} transfers are running or not quiesced")
         transfer_id = os.urandom(16)
@@ -207,12 +231,18 @@ class QuireClient:
             lease=found.lease,
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
-            segments=[convert.segment_to(segment) for segment in found.segments],
             compute_window_us=compute_window_us,
         )
-        buffer.lend(f"delivery {transfer_id.hex()}", descriptor.payload_bytes)
+        loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
         delivery = Delivery(
-            transfer_id, found.segments, layout.num_layers, buffer, self.transport, lambda: self._quiesced(transfer_id)
+            transfer_id,
+            clip(found.ranges, first_chunk, descriptor.stop_chunk),
+            found.addresses,
+            descriptor.num_layers,
+            buffer,
+            loan,
+            self.transport,
+            lambda: self._quiesced(transfer_id),
         )
         self._transfers[transfer_id] = delivery
         try:
@@ -221,7 +251,7 @@ class QuireClient:
             # Nothing was asked for yet, so nobody will write.
             del self._transfers[transfer_id]
             delivery.unwatch()
-            buffer.take_back()
+            loan.end()
             raise
         delivery.start(stream(self._stub.Fetch, request, timeout_s=self._timeout_s))
         return delivery
@@ -261,10 +291,10 @@ class QuireClient:
 
     async def _start_store(self, request: pb.StoreRequest, buffer: Buffer, payload_bytes: int) -> StoreSession:
         transfer_id = os.urandom(16)
-        buffer.lend(f"store {transfer_id.hex()}", payload_bytes)
+        loan = buffer.lend_range(f"store {transfer_id.hex()}", payload_bytes)
         request.store_id = transfer_id
         request.source.CopyFrom(convert.target_to(buffer.target()))
-        session = StoreSession(transfer_id, buffer, self.transport, lambda: self._quiesced(transfer_id))
+        session = StoreSession(transfer_id, buffer, loan, self.transport, lambda: self._quiesced(transfer_id))
         self._transfers[transfer_id] = session
         await session.start(stream(self._stub.Store, request, timeout_s=self._timeout_s))
         return session
@@ -335,4 +365,33 @@ def _advice(message: pb.Advice) -> Advice:
         message.ttft_us / 1e6,
         message.ttft_all_us / 1e6,
         message.ttft_none_us / 1e6,
+    )
+
+
+def _described(
+    found: Lookup,
+    buffer: Buffer,
+    order: DeliveryOrder,
+    first_chunk: int,
+    chunk_count: int | None,
+    layer_stride: int,
+    chunk_offsets: npt.ArrayLike | None,
+) -> Descriptor:
+    if chunk_count is None:
+        chunk_count = found.take_chunks - first_chunk
+    if chunk_count < 1:
+        raise DescriptorInvalid(f"{chunk_count} chunks from {first_chunk} on", field="chunk_count")
+    layout = found.namespace.layout
+    offsets = np.asarray(chunk_offsets, dtype="<u8").tobytes() if chunk_offsets is not None else b""
+    return Descriptor(
+        keys=found.keys,
+        num_layers=layout.num_layers,
+        chunk_tokens=layout.chunk_tokens,
+        slice_bytes=layout.slice_bytes,
+        order=order,
+        target=buffer.target(),
+        first_chunk=first_chunk,
+        chunk_count=chunk_count,
+        layer_stride=layer_stride,
+        chunk_offsets=offsets,
     )

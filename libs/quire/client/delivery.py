@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry import trace
 
-from quire.client.buffers import Buffer
+from quire.client.buffers import Buffer, Loan
 from quire.client.quiescence import Quiescence
 from quire.model.errors import InternalError, PeerLost, QuireError, by_code
-from quire.model.nodes import Segment
 from quire.model.outcome import NodeOutcome
+from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
@@ -41,9 +41,11 @@ class Delivery:
     def __init__(
         self,
         transfer_id: bytes,
-        segments: Sequence[Segment],
+        ranges: Sequence[ChunkRange],
+        addresses: Mapping[str, bytes],
         num_layers: int,
         buffer: Buffer,
+        loan: Loan,
         transport: Transport,
         on_quiesced: Callable[[], None],
     ) -> None:
@@ -52,7 +54,7 @@ class Delivery:
         self.buffer = buffer
         self.arrived_ns = [0] * num_layers
         self._transport = transport
-        self._quiescence = Quiescence(segments, transport, buffer, on_quiesced)
+        self._quiescence = Quiescence(ranges, addresses, transport, loan, on_quiesced)
         nodes = len(self._quiescence.nodes)
         self._missing = [nodes] * num_layers
         self._stripe_ns = [[0] * num_layers for _ in range(nodes)]

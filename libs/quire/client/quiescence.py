@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from quire.client.buffers import Buffer
+from quire.client.buffers import Loan
 from quire.model.errors import DeadlineExceeded, PeerLost
-from quire.model.nodes import Segment
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import TRANSFER_S_MAX
+from quire.model.ranges import ChunkRange
 from quire.transport import Peer, Transport
 
 # Longer than any node takes a permit for a transfer, and then works on it.
@@ -18,15 +18,20 @@ UNHEARD_S: Final = 2 * TRANSFER_S_MAX + 60
 
 
 class Quiescence:
-    """The nodes of one transfer, numbered in order of their first segment. Takes the buffer back when all are quiet."""
+    """The nodes of one transfer, numbered in order of their first range. Ends the loan of memory when all are quiet."""
 
     def __init__(
-        self, segments: Sequence[Segment], transport: Transport, buffer: Buffer, on_quiet: Callable[[], None]
+        self,
+        ranges: Sequence[ChunkRange],
+        addresses: Mapping[str, bytes],
+        transport: Transport,
+        loan: Loan,
+        on_quiet: Callable[[], None],
     ) -> None:
-        self._addresses = {segment.node_id: segment.worker_address for segment in segments}
-        self.nodes = list(self._addresses)
+        self._addresses = addresses
+        self.nodes = list(dict.fromkeys(each.node_id for each in ranges))
         self._transport = transport
-        self._buffer = buffer
+        self._loan = loan
         self._on_quiet = on_quiet
         self._quiet = [False] * len(self.nodes)
         self._reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -58,7 +63,7 @@ class Quiescence:
         if all(self._quiet) and not self._reached.done():
             self._reached.set_result(None)
             self.unwatch()
-            self._buffer.take_back()
+            self._loan.end()
             self._on_quiet()
 
     def ended(self, outcome: NodeOutcome) -> None:

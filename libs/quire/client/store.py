@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from quire.client.buffers import Buffer
+from quire.client.buffers import Buffer, Loan
 from quire.client.delivery import seen
 from quire.client.quiescence import Quiescence
 from quire.model.errors import InternalError, PartlyStored, QuireError, by_code
-from quire.model.nodes import Segment
 from quire.model.outcome import NodeOutcome
 from quire.telemetry import binary_context, names, tracer
 from quire.transport import LayerProduced, Message, Peer, Quiesced, Transport
 from quire.transport.messages import encode_message
-from quire.wire.convert import outcome_from, segment_from
+from quire.wire.convert import addresses_from, outcome_from, ranges_from
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,11 @@ class StoreSession:
     """Made by `QuireClient.store`. Call `layer_produced` for each layer in order, then await `finish`."""
 
     def __init__(
-        self, transfer_id: bytes, buffer: Buffer, transport: Transport, on_quiesced: Callable[[], None]
+        self, transfer_id: bytes, buffer: Buffer, loan: Loan, transport: Transport, on_quiesced: Callable[[], None]
     ) -> None:
         self._transfer_id = transfer_id
         self._buffer = buffer
+        self._loan = loan
         self._transport = transport
         self._on_quiesced = on_quiesced
         self._quiescence: Quiescence | None = None
@@ -120,7 +120,7 @@ class StoreSession:
             if not complete and self._quiescence is not None:
                 self._quiescence.give_up()
             if self._quiescence is None or not self._quiescence.nodes:
-                self._buffer.take_back()  # no node was told of a layer, and none reads before it is
+                self._loan.end()  # no node was told of a layer, and none reads before it is
                 self._on_quiesced()
             if not self._placed.done():
                 self._placed.cancel()
@@ -131,7 +131,7 @@ class StoreSession:
                 kind = response.WhichOneof("event")
                 if kind == "placement":
                     self.known_chunks = response.placement.known_chunks
-                    self._connect([segment_from(segment) for segment in response.placement.segments])
+                    self._connect(response.placement)
                     self._placed.set_result(None)
                 elif kind == "node":
                     self._outcomes.append(outcome_from(response.node))
@@ -144,6 +144,8 @@ class StoreSession:
                     )
         raise InternalError("the gateway's answers ended without a summary")
 
-    def _connect(self, segments: Sequence[Segment]) -> None:
-        self._quiescence = Quiescence(segments, self._transport, self._buffer, self._on_quiesced)
+    def _connect(self, placement: Any) -> None:
+        addresses = {node.node_id: node.worker_address for node in addresses_from(placement.nodes)}
+        ranges = ranges_from(placement.ranges)
+        self._quiescence = Quiescence(ranges, addresses, self._transport, self._loan, self._on_quiesced)
         self._peers = self._quiescence.connect()

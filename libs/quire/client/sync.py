@@ -7,6 +7,7 @@ import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+import numpy.typing as npt
 import uvloop
 from opentelemetry import context as otel
 
@@ -91,11 +92,25 @@ class SyncClient:
         found: Lookup,
         buffer: Buffer,
         *,
+        first_chunk: int = 0,
+        chunk_count: int | None = None,
         order: DeliveryOrder = DeliveryOrder.AUTO,
         compute_window_us: int | None = None,
+        layer_stride: int = 0,
+        chunk_offsets: npt.ArrayLike | None = None,
     ) -> SyncDelivery:
-        delivery = self.run(self._client.fetch(found, buffer, order=order, compute_window_us=compute_window_us))
-        return SyncDelivery(self, delivery)
+        """As `QuireClient.fetch`."""
+        fetching = self._client.fetch(
+            found,
+            buffer,
+            first_chunk=first_chunk,
+            chunk_count=chunk_count,
+            order=order,
+            compute_window_us=compute_window_us,
+            layer_stride=layer_stride,
+            chunk_offsets=chunk_offsets,
+        )
+        return SyncDelivery(self, self.run(fetching))
 
     def store(
         self,

@@ -136,7 +136,7 @@ class PrefixCache:
         found, failure = self._lookup(keys, len(tokens)) if reuse and len(keys) else (None, "")
         run = _Run(self, input_ids, keys, started)
         try:
-            if found is not None and found.keys:
+            if found is not None and found.take_chunks:
                 try:
                     return self._deliver_and_run(run, found, store=store)
                 except QuireError as error:
@@ -167,9 +167,9 @@ class PrefixCache:
 
     def _deliver_and_run(self, run: _Run, found: Lookup, *, store: bool) -> Prefill:
         layout = self.namespace.layout
-        buffer = self._receive = self._room(self._receive, layout.payload_bytes(len(found.keys)))
+        buffer = self._receive = self._room(self._receive, layout.payload_bytes(found.take_chunks))
         run.attach(found, buffer, self._client.fetch(found, buffer, order=self._order))
-        return run.execute(len(found.keys), store=store)
+        return run.execute(found.take_chunks, store=store)
 
     def _release(self, found: Lookup) -> None:
         try:
@@ -296,7 +296,7 @@ class _Run:
         if not self._buffer_is_final():
             self._delivery.layer(layer)
         times.got_s = time.monotonic() - self._started
-        block = self._block(self._buffer, layer, len(self._found.keys))
+        block = self._block(self._buffer, layer, self._found.take_chunks)
         keys, values = (
             self._tokens_first(block[:, plane])[: self._prefix_tokens].transpose(0, 1).unsqueeze(0) for plane in (0, 1)
         )

@@ -1,7 +1,7 @@
 """The ObjectCache request descriptor (Table 1 of the paper): one value type for gRPC and for the S3 header.
 
-The header form is versioned and compact: a fixed part, the keys, the target, in base64url. It is arithmetic and no
-manifest: every range that the storage node reads follows from these fields.
+The header form is versioned and compact: a fixed part, the keys, the target, the chunks' offsets, in base64url. It is
+arithmetic and no manifest: every range that the storage node reads follows from these fields.
 """
 
 from __future__ import annotations
@@ -9,17 +9,21 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from quire.model.errors import DescriptorInvalid, TargetInvalid
-from quire.model.keys import ChunkKeys
+from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.layout import SLICE_BYTES_MAX
 
-_FIXED: Final = struct.Struct("<BBHHQIQQHH")
+_FIXED: Final = struct.Struct("<BBHHQIIIQQQHHB")
 _TOKEN: Final = struct.Struct("<QQH")
-_VERSION: Final = 1
+_VERSION: Final = 2
+_OFFSET_BYTES: Final = 8
 _LAYERS_MAX: Final = 1024
 _WORKER_ADDRESS_BYTES_MAX: Final = 4096
 _REMOTE_KEY_BYTES_MAX: Final = 1024
@@ -72,9 +76,13 @@ class RdmaTarget:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """What to deliver and where to. Layer l of chunk i lands at (l·N + i)·S of the target.
+    """What to deliver and where to: layer l of the i-th delivered chunk lands at l·stride + offset_i of the target.
 
-    `num_layers` L, `chunk_tokens` G, `slice_bytes` S (per_layer_chunk_bytes in the paper).
+    `num_layers` L, `chunk_tokens` G, `slice_bytes` S (per_layer_chunk_bytes in the paper). Delivered are `chunk_count`
+    chunks (0: all) from `first_chunk` on: those before it the client has. `layer_stride`: bytes from a layer to the
+    next, 0 for N·S. `chunk_offsets`: N offsets within a layer, 8 bytes each, little-endian, empty for offset_i = i·S:
+    with both, slices land in an engine's own blocks. That slices of different layers do not overlap is the client's
+    business. Raises `DescriptorInvalid`, `TargetInvalid`.
     """
 
     keys: ChunkKeys
@@ -83,6 +91,10 @@ class Descriptor:
     slice_bytes: int
     order: DeliveryOrder
     target: RdmaTarget
+    first_chunk: int = 0
+    chunk_count: int = 0
+    layer_stride: int = 0
+    chunk_offsets: bytes = b""
 
     def __post_init__(self) -> None:
         if len(self.keys) == 0:
@@ -96,20 +108,73 @@ class Descriptor:
             )
         if not 1 <= self.chunk_tokens <= 0xFFFF:
             raise DescriptorInvalid(f"{self.chunk_tokens} is not in 1..65535", field="descriptor.chunk_tokens")
-        if self.target.length < self.payload_bytes:
-            raise TargetInvalid(
-                f"{self.target.length} bytes, but the payload has {self.payload_bytes}", field="target.length"
+        if not 0 <= self.first_chunk < len(self.keys) or not 0 <= self.chunk_count <= len(self.keys) - self.first_chunk:
+            raise DescriptorInvalid(
+                f"{self.chunk_count} chunks from {self.first_chunk} on, of {len(self.keys)}",
+                field="descriptor.first_chunk, chunk_count",
             )
+        self._check_places()
+
+    def _check_places(self) -> None:
+        last = self.layer_bytes - self.slice_bytes
+        if self.chunk_offsets:
+            if len(self.chunk_offsets) != _OFFSET_BYTES * self.chunks:
+                raise DescriptorInvalid(
+                    f"{len(self.chunk_offsets)} bytes for {self.chunks} chunks", field="descriptor.chunk_offsets"
+                )
+            offsets = np.sort(np.frombuffer(self.chunk_offsets, dtype="<u8"))
+            last = int(offsets[-1])
+            if last >> 62:
+                raise DescriptorInvalid(f"{last} is no offset in memory", field="descriptor.chunk_offsets")
+            if self.chunks > 1 and int(np.diff(offsets).min()) < self.slice_bytes:
+                raise DescriptorInvalid("chunks overlap", field="descriptor.chunk_offsets")
+        least = self.slice_bytes if self.chunk_offsets else self.layer_bytes
+        if self.num_layers > 1 and self.stride < least:
+            raise DescriptorInvalid(f"{self.layer_stride}, {least} at least", field="descriptor.layer_stride")
+        end = (self.num_layers - 1) * self.stride + last + self.slice_bytes
+        if self.target.length < end:
+            raise TargetInvalid(f"{self.target.length} bytes, but the payload ends at {end}", field="target.length")
+
+    @property
+    def chunks(self) -> int:
+        """N: how many are delivered."""
+        return self.chunk_count or len(self.keys) - self.first_chunk
+
+    @property
+    def stop_chunk(self) -> int:
+        """Behind the last one."""
+        return self.first_chunk + self.chunks
 
     @property
     def payload_bytes(self) -> int:
         """W = N·L·S."""
-        return len(self.keys) * self.num_layers * self.slice_bytes
+        return self.chunks * self.num_layers * self.slice_bytes
 
     @property
     def layer_bytes(self) -> int:
         """N·S: what all chunks have of one layer."""
-        return len(self.keys) * self.slice_bytes
+        return self.chunks * self.slice_bytes
+
+    @property
+    def stride(self) -> int:
+        """Bytes from a layer to the next one in the target."""
+        return self.layer_stride or self.layer_bytes
+
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """(N,): where each delivered chunk lies within a layer of the target."""
+        if self.chunk_offsets:
+            return np.frombuffer(self.chunk_offsets, dtype="<u8").astype(np.int64)
+        return np.arange(self.chunks, dtype=np.int64) * self.slice_bytes
+
+    def among(self, matched: int) -> Descriptor:
+        """The same of the first `matched` keys alone. Raises `DescriptorInvalid` where nothing is left of it."""
+        chunks = min(self.stop_chunk, matched) - self.first_chunk
+        if chunks < 1:
+            raise DescriptorInvalid(
+                f"none of the {matched} matched chunks is asked for", field="descriptor.first_chunk"
+            )
+        offsets = self.chunk_offsets[: _OFFSET_BYTES * chunks]
+        return replace(self, keys=self.keys.run(0, matched), chunk_count=chunks, chunk_offsets=offsets)
 
     def to_header(self) -> str:
         """The compact form for the `x-quire-descriptor` header."""
@@ -121,12 +186,16 @@ class Descriptor:
             self.chunk_tokens,
             self.slice_bytes,
             len(self.keys),
+            self.first_chunk,
+            self.chunk_count,
+            self.layer_stride,
             target.address,
             target.length,
             len(target.worker_address),
             len(target.remote_key),
+            bool(self.chunk_offsets),
         )
-        raw = fixed + self.keys.packed + target.worker_address + target.remote_key
+        raw = fixed + self.keys.packed + target.worker_address + target.remote_key + self.chunk_offsets
         return base64.urlsafe_b64encode(raw).decode()
 
     @classmethod
@@ -138,16 +207,19 @@ class Descriptor:
             raise DescriptorInvalid(f"not base64url: {error}", field="descriptor") from None
         if len(raw) < _FIXED.size:
             raise DescriptorInvalid(f"{len(raw)} bytes are too few", field="descriptor")
-        version, order, layers, tokens, slice_bytes, count, address, length, worker_size, key_size = _FIXED.unpack_from(
-            raw
-        )
+        fields = _FIXED.unpack_from(raw)
+        version, order, layers, tokens, slice_bytes, count, first, chunks, stride, *where = fields
+        address, length, worker_size, key_size, has_offsets = where
         if version != _VERSION:
             raise DescriptorInvalid(f"version {version}, this is {_VERSION}", field="descriptor")
-        keys_end = _FIXED.size + count * 32
-        if len(raw) != keys_end + worker_size + key_size:
-            raise DescriptorInvalid("its parts do not add up to its length", field="descriptor")
         if order not in (member.value for member in DeliveryOrder):
             raise DescriptorInvalid(f"{order} is no delivery order", field="descriptor.order")
-        worker = raw[keys_end : keys_end + worker_size]
-        target = RdmaTarget(worker, address, length, raw[keys_end + worker_size :])
-        return cls(ChunkKeys(raw[_FIXED.size : keys_end]), layers, tokens, slice_bytes, DeliveryOrder(order), target)
+        worker_start = _FIXED.size + count * KEY_BYTES
+        key_start = worker_start + worker_size
+        offsets_start = key_start + key_size
+        if len(raw) < offsets_start or (len(raw) > offsets_start) != bool(has_offsets):
+            raise DescriptorInvalid("its parts do not add up to its length", field="descriptor")
+        target = RdmaTarget(raw[worker_start:key_start], address, length, raw[key_start:offsets_start])
+        keys, places = ChunkKeys(raw[_FIXED.size : worker_start]), raw[offsets_start:]
+        order = DeliveryOrder(order)
+        return cls(keys, layers, tokens, slice_bytes, order, target, first, chunks, stride, places)

@@ -1,8 +1,8 @@
-"""Signed leases: what a look-up promises, in a form that a storage node can check without asking anybody.
+"""Signed leases: what a look-up promises, in a form that a gateway can check without asking anybody.
 
-A lease names each run of chunks with the node that holds it and a digest of its keys. The orchestrator signs
-(HMAC-SHA256 with the cluster's secret); storage nodes verify before the first byte moves. In Redis the lease pins the
-last matched chunk alone: the index is prefix-closed, so everything before it is held by it.
+A lease names the ranges of the matched chunks with the nodes that deliver them, and a digest of all their keys. The
+orchestrator signs (HMAC-SHA256 with the cluster's secret); the gateway opens it and permits each node its part. In
+Redis the lease pins the last matched chunk alone: the index is prefix-closed, so everything before it stays too.
 """
 
 from __future__ import annotations
@@ -17,38 +17,28 @@ import cbor2
 from quire.model.errors import LeaseExpired, LeaseForged
 from quire.model.keys import ChunkKeys
 from quire.model.policy import TenantPolicy
+from quire.model.ranges import ChunkRange
 
 _MAC_BYTES: Final = 32
-_VERSION: Final = 3
+_VERSION: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedRun:
-    """Chunks first … first+count-1 of the look-up, at one node; `digest` is `ChunkKeys.digest` of their keys.
-
-    `address`: the node's, for gRPC. Signed with the rest, so that a client names no other one.
-    """
-
-    node_id: str
-    first_chunk: int
-    chunk_count: int
-    digest: bytes
-    address: str = ""
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """A promise that the runs stay readable until `expires_ms` (Unix epoch). `tip` is the last chunk's key.
+    """A promise that chunks stay readable until `expires_ms` (Unix epoch). `tip` is the last chunk's key.
 
-    `tenant`: whose request it is, and what that tenant gets of the links: signed, so that no
-    client names another.
+    `ranges` cover all of them in order; `keys_digest` is `ChunkKeys.digest` of their keys; `addresses`: of the nodes'
+    gRPC servers, by node. `tenant`: whose request it is, and what that tenant gets of the links. All of it is signed,
+    so that no client names anything else.
     """
 
     lease_id: bytes
     tip: bytes
     tip_segment: bytes
     expires_ms: int
-    runs: tuple[LeasedRun, ...]
+    ranges: tuple[ChunkRange, ...]
+    keys_digest: bytes
+    addresses: dict[str, str] = field(default_factory=dict)
     tenant: TenantPolicy = field(default_factory=TenantPolicy)
 
     def check_fresh(self, now_ms: int) -> None:
@@ -56,16 +46,10 @@ class Lease:
         if now_ms >= self.expires_ms:
             raise LeaseExpired(f"expired {now_ms - self.expires_ms} ms ago; look up again", field="lease")
 
-    def covers(self, node_id: str, first_chunk: int, keys: ChunkKeys) -> bool:
-        """Whether exactly this run at this node is leased."""
-        digest = keys.digest()
-        return any(
-            run.node_id == node_id
-            and run.first_chunk == first_chunk
-            and run.chunk_count == len(keys)
-            and hmac.compare_digest(run.digest, digest)
-            for run in self.runs
-        )
+    def check_keys(self, keys: ChunkKeys) -> None:
+        """Raises `LeaseForged` unless these are the keys that it is over."""
+        if not hmac.compare_digest(self.keys_digest, keys.digest()):
+            raise LeaseForged("it is over other keys", field="lease")
 
 
 class LeaseSigner:
@@ -75,9 +59,10 @@ class LeaseSigner:
         self._secret = secret
 
     def sign(self, lease: Lease) -> bytes:
-        runs = [[run.node_id, run.first_chunk, run.chunk_count, run.digest, run.address] for run in lease.runs]
+        ranges = [[each.node_id, each.first, each.count] for each in lease.ranges]
         tenant = [lease.tenant.tenant, lease.tenant.weight, lease.tenant.cap_bytes_per_s]
-        body = cbor2.dumps([_VERSION, lease.lease_id, lease.tip, lease.tip_segment, lease.expires_ms, runs, tenant])
+        pinned = [lease.lease_id, lease.tip, lease.tip_segment, lease.expires_ms]
+        body = cbor2.dumps([_VERSION, *pinned, ranges, lease.keys_digest, lease.addresses, tenant])
         return self._mac(body) + body
 
     def open(self, token: bytes) -> Lease:
@@ -88,9 +73,17 @@ class LeaseSigner:
         version, *fields = cbor2.loads(body)
         if version != _VERSION:
             raise LeaseForged(f"version {version}", field="lease")
-        lease_id, tip, tip_segment, expires_ms, runs, tenant = fields
-        leased = tuple(LeasedRun(*run) for run in runs)
-        return Lease(lease_id, tip, tip_segment, expires_ms, leased, TenantPolicy(*tenant))
+        lease_id, tip, tip_segment, expires_ms, ranges, keys_digest, addresses, tenant = fields
+        return Lease(
+            lease_id=lease_id,
+            tip=tip,
+            tip_segment=tip_segment,
+            expires_ms=expires_ms,
+            ranges=tuple(ChunkRange(*each) for each in ranges),
+            keys_digest=keys_digest,
+            addresses=addresses,
+            tenant=TenantPolicy(*tenant),
+        )
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.new(self._secret, b"quire lease 1" + body, hashlib.sha256).digest()

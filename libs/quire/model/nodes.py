@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -35,33 +36,97 @@ class Location:
         return 1 if self.zone and self.zone == other.zone else 2
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One member. `node_id` survives restarts, `incarnation` does not. `figures` and `details` are for people."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageInfo:
+    """A storage node. `link`: the scheduler's name for the link by which it delivers. Sizes of chunks, in bytes."""
 
-    node_id: str
-    role: Role
-    grpc_address: str
-    worker_address: bytes
-    incarnation: str
-    protocol_version: int
+    worker_address: bytes = b""
     capacity_bytes: int = 0
     used_bytes: int = 0
-    figures: dict[str, float] = field(default_factory=dict)
+    link: str = ""
+    has_object_tier: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderInfo:
+    """A decoder. Images of one `build` are equal."""
+
+    build: str = ""
+    capacity_bytes: int = 0
+    used_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayInfo:
+    """A gateway: nothing is decided by what it says of itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerInfo:
+    """A scheduler. `link_rates`: of the one that leads, what one more delivery would get on each link, in bytes/s."""
+
+    link_rates: Mapping[str, int] = field(default_factory=dict)
+
+
+Info = StorageInfo | DecoderInfo | GatewayInfo | SchedulerInfo
+_ROLES: Final[dict[type, Role]] = {
+    StorageInfo: Role.STORAGE,
+    DecoderInfo: Role.DECODER,
+    GatewayInfo: Role.GATEWAY,
+    SchedulerInfo: Role.SCHEDULER,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One member. `node_id` survives restarts, `incarnation` does not. `about`: what it is, and what others decide by.
+
+    `stats`, `tenant_stats` and `notes` are for people and metrics: no code reads them.
+    """
+
+    node_id: str
+    about: Info
+    grpc_address: str = ""
+    incarnation: str = ""
+    protocol_version: int = 0
     location: Location = field(default_factory=Location)
-    details: dict[str, str] = field(default_factory=dict)
+    stats: Mapping[str, float] = field(default_factory=dict)
+    tenant_stats: Mapping[str, float] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _NODE_ID.fullmatch(self.node_id):
             raise InvalidRequest(f"{self.node_id!r} is not of letters, digits, '.', '_', '-'", field="node.node_id")
 
+    @property
+    def role(self) -> Role:
+        return _ROLES[type(self.about)]
+
+    @property
+    def worker_address(self) -> bytes:
+        """Of a storage node's data plane; empty for others."""
+        return self.about.worker_address if isinstance(self.about, StorageInfo) else b""
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What a storage node or a decoder's cache has space for; 0 for others."""
+        return self.about.capacity_bytes if isinstance(self.about, StorageInfo | DecoderInfo) else 0
+
+    @property
+    def used_bytes(self) -> int:
+        """What a storage node or a decoder's cache has; 0 for others."""
+        return self.about.used_bytes if isinstance(self.about, StorageInfo | DecoderInfo) else 0
+
+    @property
+    def all_stats(self) -> dict[str, float]:
+        """Every number that it tells of itself, for metrics."""
+        return {"capacity": self.capacity_bytes, "used": self.used_bytes, **self.stats, **self.tenant_stats}
+
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A run of chunks of one request at one storage node."""
+class NodeAddress:
+    """How a storage node is reached. `grpc_address` is empty where only the data plane is of interest."""
 
     node_id: str
     grpc_address: str
     worker_address: bytes
-    first_chunk: int
-    chunk_count: int

@@ -5,26 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.model.descriptor import DeliveryOrder
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRun:
-    """Chunks first … first+count-1 of a request."""
-
-    first: int
-    count: int
+from quire.model.ranges import ChunkRange
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOutcome:
-    """`delivered` has one byte per chunk of `runs`, 1 or 0. `error_code` is empty for success.
+    """`delivered` has one byte per chunk of `ranges`, 1 or 0. `error_code` is empty for success.
 
     `quiesced`: the node has said that it touches the client's memory no more. `scheduled`: the rate (bytes per
     second, 0 for unpaced) came from the scheduler and not from the node's own fallback.
     """
 
     node_id: str
-    runs: tuple[ChunkRun, ...]
+    ranges: tuple[ChunkRange, ...]
     delivered: bytes = field(repr=False)
     bytes_moved: int = 0
     order: DeliveryOrder = DeliveryOrder.LAYERWISE

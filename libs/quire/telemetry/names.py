@@ -51,10 +51,10 @@ REPLICATED_BYTES: Final = "quire.storage.replicated"
 OBJECT_LAG_BYTES: Final = "quire.storage.object.lag"
 
 
-class Figure(NamedTuple):
+class Stat(NamedTuple):
     """One of a node's figures (`*` stands for what becomes the label) and the instrument that publishes it."""
 
-    figure: str
+    name: str
     metric: str
     unit: str = "1"
     counts: bool = False
@@ -63,35 +63,35 @@ class Figure(NamedTuple):
     doc: str = ""
 
 
-FIGURES: Final = (
-    Figure("capacity", "quire.node.capacity", "By", doc="what the node may hold"),
-    Figure("used", "quire.node.used", "By", doc="what the node holds"),
-    Figure("nodes.*", "quire.cluster.nodes", label="role", doc="live members"),
-    Figure("leases", "quire.index.leased", doc="leases on chunks that were neither given back nor ran out"),
-    Figure("transfers", "quire.gateway.transfers", doc="deliveries and stores that run"),
-    Figure("tenant.*.requests", "quire.gateway.tenant.requests", label="tenant", doc="requests that run"),
-    Figure("tenant.*.bytes", "quire.gateway.tenant.bytes", "By", label="tenant", doc="bytes in flight"),
-    Figure("chunks", "quire.storage.chunks", doc="chunks held"),
-    Figure("memory MiB", "quire.storage.memory", "By", scale=2**20, doc="of the arena that is used"),
-    Figure("disk MiB", "quire.storage.disk", "By", scale=2**20, doc="of the pool that is used"),
-    Figure("dirty", "quire.storage.dirty", doc="chunks in memory alone"),
-    Figure("deliveries", "quire.deliveries", doc="deliveries that run (storage) or are admitted (scheduler)"),
-    Figure("ingests", "quire.storage.ingests", doc="stores that run"),
-    Figure("rate.granted", "quire.storage.granted", "By/s", doc="sum of the rates of deliveries"),
-    Figure("rate.fallback", "quire.storage.fallback", doc="1 while no scheduler answers"),
-    Figure("scrubbed", "quire.storage.scrubbed", counts=True, doc="chunks that were read to check them"),
-    Figure("link.*.budget", "quire.link.budget", "By/s", label="link", doc="what a link may carry"),
-    Figure("link.*.granted", "quire.link.granted", "By/s", label="link", doc="what of it is given away, this epoch"),
-    Figure("link.*.newcomer", "quire.link.newcomer", "By/s", label="link", doc="what another delivery would get"),
-    Figure("leads", "quire.scheduler.leads", doc="1 for the scheduler that decides"),
-    Figure("requests", "quire.decoder.requests", counts=True, doc="images asked for"),
-    Figure("hits.*", "quire.decoder.hits", counts=True, label="tier", doc="images found in a tier of the cache"),
-    Figure("misses", "quire.decoder.misses", counts=True, doc="images whose latent had to be fetched"),
-    Figure("queue", "quire.decoder.queue", doc="latents that wait for the device"),
-    Figure("batches", "quire.decoder.batches", counts=True, doc="batches decoded"),
-    Figure("cache.alpha", "quire.decoder.alpha", doc="share of the cache that holds images (LatentBox, section 4.3)"),
-    Figure("cache.gradient", "quire.decoder.gradient", doc="last marginal gain of a larger alpha"),
-    Figure("cache.bytes", "quire.decoder.cache", "By", doc="what the cache holds"),
-    Figure("decode_ms", "quire.decoder.decode", "s", scale=1e-3, doc="mean time of a decode, as the tuner takes it"),
-    Figure("fetch_ms", "quire.decoder.fetch", "s", scale=1e-3, doc="mean time of a fetch, as the tuner takes it"),
+STATS: Final = (
+    Stat("capacity", "quire.node.capacity", "By", doc="what the node may hold"),
+    Stat("used", "quire.node.used", "By", doc="what the node holds"),
+    Stat("nodes.*", "quire.cluster.nodes", label="role", doc="live members"),
+    Stat("leases", "quire.index.leased", doc="leases on chunks that were neither given back nor ran out"),
+    Stat("transfers", "quire.gateway.transfers", doc="deliveries and stores that run"),
+    Stat("tenant.*.requests", "quire.gateway.tenant.requests", label="tenant", doc="requests that run"),
+    Stat("tenant.*.bytes", "quire.gateway.tenant.bytes", "By", label="tenant", doc="bytes in flight"),
+    Stat("chunks", "quire.storage.chunks", doc="chunks held"),
+    Stat("memory MiB", "quire.storage.memory", "By", scale=2**20, doc="of the arena that is used"),
+    Stat("disk MiB", "quire.storage.disk", "By", scale=2**20, doc="of the pool that is used"),
+    Stat("dirty", "quire.storage.dirty", doc="chunks in memory alone"),
+    Stat("deliveries", "quire.deliveries", doc="deliveries that run (storage) or are admitted (scheduler)"),
+    Stat("ingests", "quire.storage.ingests", doc="stores that run"),
+    Stat("rate.granted", "quire.storage.granted", "By/s", doc="sum of the rates of deliveries"),
+    Stat("rate.fallback", "quire.storage.fallback", doc="1 while no scheduler answers"),
+    Stat("scrubbed", "quire.storage.scrubbed", counts=True, doc="chunks that were read to check them"),
+    Stat("link.*.budget", "quire.link.budget", "By/s", label="link", doc="what a link may carry"),
+    Stat("link.*.granted", "quire.link.granted", "By/s", label="link", doc="what of it is given away, this epoch"),
+    Stat("link.*.newcomer", "quire.link.newcomer", "By/s", label="link", doc="what another delivery would get"),
+    Stat("leads", "quire.scheduler.leads", doc="1 for the scheduler that decides"),
+    Stat("requests", "quire.decoder.requests", counts=True, doc="images asked for"),
+    Stat("hits.*", "quire.decoder.hits", counts=True, label="tier", doc="images found in a tier of the cache"),
+    Stat("misses", "quire.decoder.misses", counts=True, doc="images whose latent had to be fetched"),
+    Stat("queue", "quire.decoder.queue", doc="latents that wait for the device"),
+    Stat("batches", "quire.decoder.batches", counts=True, doc="batches decoded"),
+    Stat("cache.alpha", "quire.decoder.alpha", doc="share of the cache that holds images (LatentBox, section 4.3)"),
+    Stat("cache.gradient", "quire.decoder.gradient", doc="last marginal gain of a larger alpha"),
+    Stat("cache.bytes", "quire.decoder.cache", "By", doc="what the cache holds"),
+    Stat("decode_ms", "quire.decoder.decode", "s", scale=1e-3, doc="mean time of a decode, as the tuner takes it"),
+    Stat("fetch_ms", "quire.decoder.fetch", "s", scale=1e-3, doc="mean time of a fetch, as the tuner takes it"),
 )

@@ -13,9 +13,20 @@ from quire.model.images import ImageEntry, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
-from quire.model.nodes import Location, Node, Role, Segment
-from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.nodes import (
+    DecoderInfo,
+    GatewayInfo,
+    Info,
+    Location,
+    Node,
+    NodeAddress,
+    Role,
+    SchedulerInfo,
+    StorageInfo,
+)
+from quire.model.outcome import NodeOutcome
 from quire.model.policy import NamespacePolicy
+from quire.model.ranges import ChunkRange
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.wire.v1 import common_pb2 as pb
 from quire.wire.v1 import images_pb2, orchestrator_pb2
@@ -130,6 +141,10 @@ def descriptor_from(message: pb.Descriptor) -> Descriptor:
         message.per_layer_chunk_bytes,
         _ORDERS[message.order],
         target_from(message.target),
+        message.first_chunk,
+        message.chunk_count,
+        message.layer_stride,
+        message.chunk_offsets,
     )
 
 
@@ -141,23 +156,35 @@ def descriptor_to(descriptor: Descriptor) -> pb.Descriptor:
         per_layer_chunk_bytes=descriptor.slice_bytes,
         order=order_to(descriptor.order),
         target=target_to(descriptor.target),
+        first_chunk=descriptor.first_chunk,
+        chunk_count=descriptor.chunk_count,
+        layer_stride=descriptor.layer_stride,
+        chunk_offsets=descriptor.chunk_offsets,
     )
 
 
-def segment_from(message: pb.Segment) -> Segment:
-    return Segment(
-        message.node_id, message.grpc_address, message.worker_address, message.first_chunk, message.chunk_count
-    )
+def ranges_from(messages: Iterable[pb.ChunkRange]) -> tuple[ChunkRange, ...]:
+    return tuple(ChunkRange(message.node_id, message.first_chunk, message.chunk_count) for message in messages)
 
 
-def segment_to(segment: Segment) -> pb.Segment:
-    return pb.Segment(
-        node_id=segment.node_id,
-        grpc_address=segment.grpc_address,
-        worker_address=segment.worker_address,
-        first_chunk=segment.first_chunk,
-        chunk_count=segment.chunk_count,
-    )
+def ranges_to(ranges: Iterable[ChunkRange]) -> list[pb.ChunkRange]:
+    return [pb.ChunkRange(node_id=each.node_id, first_chunk=each.first, chunk_count=each.count) for each in ranges]
+
+
+def addresses_from(messages: Iterable[pb.NodeAddress]) -> tuple[NodeAddress, ...]:
+    return tuple(NodeAddress(message.node_id, message.grpc_address, message.worker_address) for message in messages)
+
+
+def addresses_to(addresses: Iterable[NodeAddress], *, grpc: bool) -> list[pb.NodeAddress]:
+    """`grpc`: also of the nodes' gRPC servers, which clients have no business with."""
+    return [
+        pb.NodeAddress(
+            node_id=each.node_id,
+            grpc_address=each.grpc_address if grpc else "",
+            worker_address=each.worker_address,
+        )
+        for each in addresses
+    ]
 
 
 def role_from(value: pb.Role.ValueType) -> Role:
@@ -167,36 +194,74 @@ def role_from(value: pb.Role.ValueType) -> Role:
 
 
 def node_from(message: pb.Node) -> Node:
+    """Raises `InvalidRequest` for one that does not say what it is."""
     return Node(
-        message.node_id,
-        role_from(message.role),
-        message.grpc_address,
-        message.worker_address,
-        message.incarnation,
-        message.protocol_version,
-        message.capacity_bytes,
-        message.used_bytes,
-        dict(message.figures),
-        Location(message.host, message.zone),
-        dict(message.details),
+        node_id=message.node_id,
+        about=_info_from(message),
+        grpc_address=message.grpc_address,
+        incarnation=message.incarnation,
+        protocol_version=message.protocol_version,
+        location=Location(message.host, message.zone),
+        stats=dict(message.stats),
+        tenant_stats=dict(message.tenant_stats),
+        notes=dict(message.notes),
     )
 
 
 def node_to(node: Node) -> pb.Node:
-    return pb.Node(
+    made = pb.Node(
         node_id=node.node_id,
-        role=_inverse(_ROLES, node.role),
         grpc_address=node.grpc_address,
-        worker_address=node.worker_address,
         incarnation=node.incarnation,
         protocol_version=node.protocol_version,
-        capacity_bytes=node.capacity_bytes,
-        used_bytes=node.used_bytes,
-        figures=node.figures,
         host=node.location.host,
         zone=node.location.zone,
-        details=node.details,
+        stats=node.stats,
+        tenant_stats=node.tenant_stats,
+        notes=node.notes,
     )
+    match node.about:
+        case StorageInfo() as storage:
+            made.storage.worker_address = storage.worker_address
+            made.storage.capacity_bytes = storage.capacity_bytes
+            made.storage.used_bytes = storage.used_bytes
+            made.storage.link = storage.link
+            made.storage.has_object_tier = storage.has_object_tier
+        case DecoderInfo() as decoder:
+            made.decoder.build = decoder.build
+            made.decoder.capacity_bytes = decoder.capacity_bytes
+            made.decoder.used_bytes = decoder.used_bytes
+        case GatewayInfo():
+            made.gateway.SetInParent()
+        case SchedulerInfo() as scheduler:
+            made.scheduler.SetInParent()
+            for link, rate in scheduler.link_rates.items():
+                made.scheduler.links.add(link=link, bytes_per_s=rate)
+    return made
+
+
+def _info_from(message: pb.Node) -> Info:
+    match message.WhichOneof("about"):
+        case "storage":
+            storage = message.storage
+            return StorageInfo(
+                worker_address=storage.worker_address,
+                capacity_bytes=storage.capacity_bytes,
+                used_bytes=storage.used_bytes,
+                link=storage.link,
+                has_object_tier=storage.has_object_tier,
+            )
+        case "decoder":
+            decoder = message.decoder
+            return DecoderInfo(
+                build=decoder.build, capacity_bytes=decoder.capacity_bytes, used_bytes=decoder.used_bytes
+            )
+        case "gateway":
+            return GatewayInfo()
+        case "scheduler":
+            return SchedulerInfo(link_rates={each.link: each.bytes_per_s for each in message.scheduler.links})
+        case _:
+            raise InvalidRequest("it does not say what it is", field="node.about")
 
 
 def record_from(message: orchestrator_pb2.ChunkRecord) -> ChunkRecord:
@@ -241,18 +306,10 @@ def transfer_id_from(raw: bytes, field: str) -> bytes:
     return raw
 
 
-def runs_from(messages: Iterable[pb.ChunkRun]) -> tuple[ChunkRun, ...]:
-    return tuple(ChunkRun(message.first_chunk, message.chunk_count) for message in messages)
-
-
-def runs_to(runs: Iterable[ChunkRun]) -> list[pb.ChunkRun]:
-    return [pb.ChunkRun(first_chunk=run.first, chunk_count=run.count) for run in runs]
-
-
 def outcome_from(message: pb.NodeOutcome) -> NodeOutcome:
     return NodeOutcome(
         message.node_id,
-        runs_from(message.runs),
+        ranges_from(message.ranges),
         message.delivered,
         message.bytes,
         _ORDERS.get(message.order, DeliveryOrder.AUTO),
@@ -267,7 +324,7 @@ def outcome_from(message: pb.NodeOutcome) -> NodeOutcome:
 def outcome_to(outcome: NodeOutcome) -> pb.NodeOutcome:
     return pb.NodeOutcome(
         node_id=outcome.node_id,
-        runs=runs_to(outcome.runs),
+        ranges=ranges_to(outcome.ranges),
         delivered=outcome.delivered,
         bytes=outcome.bytes_moved,
         order=order_to(outcome.order),

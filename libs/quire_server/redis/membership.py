@@ -1,14 +1,17 @@
-"""Who is in the cluster: one hash in Redis, each member with the time until which it counts as alive."""
+"""Who is in the cluster: one hash in Redis, another one says until when each counts as alive."""
 
 from __future__ import annotations
 
 from typing import cast
 
-import cbor2
 import redis.asyncio as redis
+from google.protobuf.message import DecodeError
 
-from quire.model.errors import NameTaken
-from quire.model.nodes import Location, Node, Role
+from quire.model.errors import InvalidRequest, NameTaken
+from quire.model.nodes import Node
+from quire.telemetry import logger
+from quire.wire.convert import node_from, node_to
+from quire.wire.v1 import common_pb2
 from quire_server.redis.connection import metadata_errors
 
 _KEY = "quire:nodes"
@@ -45,25 +48,11 @@ class Membership:
 
     async def renew(self, node: Node, now_ms: int, expires_ms: int) -> None:
         """Count `node` as alive until `expires_ms` (Unix epoch). Raises `NameTaken`: another process has its name."""
-        entry = {
-            "expires_ms": expires_ms,
-            "role": node.role.value,
-            "grpc": node.grpc_address,
-            "worker": node.worker_address,
-            "incarnation": node.incarnation,
-            "protocol": node.protocol_version,
-            "capacity": node.capacity_bytes,
-            "used": node.used_bytes,
-            "figures": node.figures,
-            "host": node.location.host,
-            "zone": node.location.zone,
-            "details": node.details,
-        }
         async with metadata_errors():
             arguments: list[str | bytes | int] = [
                 node.node_id,
                 node.incarnation,
-                cbor2.dumps(entry),
+                node_to(node).SerializeToString(),
                 expires_ms,
                 now_ms,
             ]
@@ -79,24 +68,13 @@ class Membership:
     async def live(self, now_ms: int) -> list[Node]:
         """Members whose time is not over, by name."""
         async with metadata_errors():
-            entries = await self._client.hgetall(_KEY)
-        nodes = []
-        for name, raw in cast(dict[bytes, bytes], entries).items():
-            entry = cbor2.loads(raw)
-            if entry["expires_ms"] > now_ms:
-                nodes.append(
-                    Node(
-                        name.decode(),
-                        Role(entry["role"]),
-                        entry["grpc"],
-                        entry["worker"],
-                        entry["incarnation"],
-                        entry["protocol"],
-                        entry["capacity"],
-                        entry["used"],
-                        entry["figures"],
-                        Location(entry.get("host", ""), entry.get("zone", "")),
-                        entry.get("details", {}),
-                    )
-                )
-        return sorted(nodes, key=lambda node: node.node_id)
+            entries = cast(dict[bytes, bytes], await self._client.hgetall(_KEY))
+            expiries = cast(dict[bytes, bytes], await self._client.hgetall(_EXPIRIES_KEY))
+        found = []
+        for name, raw in entries.items():
+            if int(expiries.get(name, b"0")) > now_ms:
+                try:
+                    found.append(node_from(common_pb2.Node.FromString(raw)))
+                except (DecodeError, InvalidRequest):
+                    logger().warning("a member of another release is not understood", node=name.decode())
+        return sorted(found, key=lambda node: node.node_id)

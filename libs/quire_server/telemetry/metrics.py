@@ -20,7 +20,7 @@ readiness: Final = threading.Event()
 async def metrics_listener(listen: str) -> AsyncIterator[None]:
     """Serve while the block runs; nothing for an empty address. Raises `ConfigInvalid` for one that is taken.
 
-    A scrape runs in the loop: it sees figures that fit together, and a loop that hangs is a target that is down.
+    A scrape runs in the loop: it sees numbers that fit together, and a loop that hangs is a target that is down.
     """
     if not listen:
         yield

@@ -48,17 +48,17 @@ def status(folder: Path, gateway: str) -> None:
     """A table of members."""
     with SyncClient(gateway_of(folder, gateway)) as client:
         nodes = client.status()
-    table = Table("node", "role", "address", "used MiB", "of MiB", "figures")
+    table = Table("node", "role", "address", "used MiB", "of MiB", "stats")
     for node in nodes:
-        figures = ", ".join(f"{name} {value:g}" for name, value in sorted(node.figures.items()))
-        figures += "".join(f"\n[dim]{name}: {text}[/]" for name, text in sorted(node.details.items()))
+        stats = ", ".join(f"{name} {value:g}" for name, value in sorted(node.stats.items()))
+        stats += "".join(f"\n[dim]{name}: {text}[/]" for name, text in sorted(node.notes.items()))
         table.add_row(
             node.node_id,
             node.role.value,
             node.grpc_address,
             f"{node.used_bytes / 2**20:.1f}",
             f"{node.capacity_bytes / 2**20:.0f}",
-            figures,
+            stats,
         )
     console.print(table)
 
@@ -74,10 +74,8 @@ def lookup(file: Path, namespace_file: Path, folder: Path, gateway: str) -> None
         f"{found.matched_tokens} of {len(keys) * namespace.layout.chunk_tokens} tokens in whole chunks are cached "
         f"({found.matched_chunks} chunks, {size / 2**20:.1f} MiB); Redis took {found.index_us} µs"
     )
-    for segment in found.segments:
-        console.print(
-            f"  chunks {segment.first_chunk}–{segment.first_chunk + segment.chunk_count - 1} at {segment.node_id}"
-        )
+    for each in found.ranges:
+        console.print(f"  chunks {each.first}–{each.stop - 1} at {each.node_id}")
 
 
 def set_policy(namespace_file: Path, ttl_s: int, quota_bytes: int, folder: Path, admin: str) -> None:

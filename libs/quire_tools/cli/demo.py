@@ -217,7 +217,7 @@ class Demo:
 
     def _lose_a_node(self, client: SyncClient, cache: PrefixCache, cluster: LocalCluster, second: torch.Tensor) -> None:
         keys = block_keys(cache.namespace, second[0].tolist())
-        victim = client.lookup(cache.namespace, keys, lease_ttl_ms=0).segments[0].node_id
+        victim = client.lookup(cache.namespace, keys, lease_ttl_ms=0).ranges[0].node_id
         # Frozen first, so that the request is surely under way when the node dies.
         cluster.kill(victim, signal.SIGSTOP)
         killer = threading.Timer(0.3, lambda: cluster.kill(victim, signal.SIGKILL))

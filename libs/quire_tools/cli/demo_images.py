@@ -83,7 +83,7 @@ async def _shift(client: QuireClient, images: ImageClient, prefix: str, latents:
             await asyncio.sleep(0.5)
             alphas.append(await _alpha(client))
         await asyncio.gather(*asking)
-        await asyncio.sleep(1.2)  # figures come with heartbeats
+        await asyncio.sleep(1.2)  # stats come with heartbeats
         phases.append([*alphas, await _alpha(client)])
     seen = [" ".join(f"{alpha:.2f}" for alpha, _ in groupby(phase)) for phase in phases]
     few, all_names = len(names) // 5, len(names)
@@ -91,8 +91,8 @@ async def _shift(client: QuireClient, images: ImageClient, prefix: str, latents:
 
 
 async def _alpha(client: QuireClient) -> float:
-    figures = [node.figures for node in await client.status() if node.role.value == "decoder"]
-    return float(np.mean([each.get("cache.alpha", 0.5) for each in figures]))
+    stats = [node.stats for node in await client.status() if node.role.value == "decoder"]
+    return float(np.mean([each.get("cache.alpha", 0.5) for each in stats]))
 
 
 def _quarters(values: Values) -> list[Values]:

@@ -19,7 +19,7 @@ from quire_tools.cli.cluster import gateway_of
 
 _SPARKS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 30
-# What of a role's figures is shown: (figure, as what, per second).
+# What of a role's stats is shown: (figure, as what, per second).
 _SHOWN: Mapping[Role, tuple[tuple[str, str, bool], ...]] = {
     Role.STORAGE: (
         ("delivered bytes", "out", True),
@@ -65,10 +65,10 @@ def top(folder: Path, gateway: str, interval_s: float, rounds: int) -> None:
 
 
 class _Screen:
-    """Remembers the figures of before: rates are differences."""
+    """Remembers the stats of before: rates are differences."""
 
     def __init__(self) -> None:
-        self._before: dict[str, tuple[str, float, dict[str, float]]] = {}
+        self._before: dict[str, tuple[str, float, Mapping[str, float]]] = {}
         self._rates: dict[tuple[str, str], float] = {}
         self._history: list[float] = []
 
@@ -85,18 +85,18 @@ class _Screen:
         """Heartbeats come each second: a rate is renewed when a new one has come."""
         before = self._before.get(node.node_id)
         if before is not None and before[0] == node.incarnation:
-            if before[2] == node.figures and now_s - before[1] < 3:
+            if before[2] == node.stats and now_s - before[1] < 3:
                 return
-            for name, value in node.figures.items():
+            for name, value in node.stats.items():
                 passed_s = max(1e-3, now_s - before[1])
                 self._rates[node.node_id, name] = max(0.0, (value - before[2].get(name, 0.0)) / passed_s)
-        self._before[node.node_id] = (node.incarnation, now_s, node.figures)
+        self._before[node.node_id] = (node.incarnation, now_s, node.stats)
 
     def _now(self, node: Node) -> Text:
         parts = []
         for name, label, per_second in _SHOWN.get(node.role, ()):
-            if name in node.figures:
-                value = self._rates.get((node.node_id, name), 0.0) if per_second else node.figures[name]
+            if name in node.stats:
+                value = self._rates.get((node.node_id, name), 0.0) if per_second else node.stats[name]
                 text = f"{value / 1e6:.1f} MB/s" if name in _BYTES else f"{value:.3g}"
                 parts.append(f"{label} [bold]{text}[/]")
         return Text.from_markup("  ".join(parts))
@@ -107,12 +107,12 @@ def _filled(node: Node) -> ProgressBar | str:
 
 
 def _links(nodes: list[Node]) -> Text:
-    figures = next((n.figures for n in nodes if n.role is Role.SCHEDULER and n.figures.get("leads")), {})
+    stats = next((n.stats for n in nodes if n.role is Role.SCHEDULER and n.stats.get("leads")), {})
     lines = []
-    for name in sorted(figures):
+    for name in sorted(stats):
         if name.startswith("link.") and name.endswith(".budget"):
             link = name.removeprefix("link.").removesuffix(".budget")
-            granted, budget = figures[f"link.{link}.granted"], figures[name]
+            granted, budget = stats[f"link.{link}.granted"], stats[name]
             full = round(20 * min(1.0, granted / budget)) if budget else 0
             lines.append(
                 f"link {link}  {'█' * full}{'░' * (20 - full)}  {granted / 1e6:.0f} of {budget / 1e6:.0f} MB/s"

@@ -26,6 +26,7 @@ from quire.model.errors import (
 )
 from quire.model.images import ImageEntry, Rendering
 from quire.model.latents import decode_record, denormalised
+from quire.model.nodes import DecoderInfo
 from quire.telemetry import logger, names, tracer
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.dual_cache import Costs, DualCache, Outcome, Tuning
@@ -98,7 +99,17 @@ class Decoder:
         return f"{self._vae.build}, {self._encoder.build}"
 
     @property
-    def figures(self) -> dict[str, float]:
+    def info(self) -> DecoderInfo:
+        """What others decide by."""
+        cache = self._cache
+        return DecoderInfo(
+            build=self.build,
+            capacity_bytes=cache.capacity_bytes,
+            used_bytes=cache.images.used_bytes + cache.latents.used_bytes,
+        )
+
+    @property
+    def stats(self) -> dict[str, float]:
         """For `quire status`."""
         cache, total = self._cache, self._cache.total
         return {

@@ -10,7 +10,7 @@ from typing import Any
 from quire import PROTOCOL_VERSION
 from quire.client import QuireClient
 from quire.client.remote_memory import RemoteMemory
-from quire.model.nodes import Node, Role
+from quire.model.nodes import Node
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
 from quire.wire.credentials import member_token
@@ -74,16 +74,13 @@ async def serve(config: DecoderConfig) -> None:
 
     def describe() -> Node:
         return Node(
-            config.node_id,
-            Role.DECODER,
-            config.advertise or config.listen,
-            client.transport.address,
-            incarnation,
-            PROTOCOL_VERSION,
-            capacity_bytes=config.cache_bytes,
-            used_bytes=int(decoder.figures["cache.bytes"]),
-            figures=decoder.figures,
-            details={"build": decoder.build, "models": str(len(vaes.known))},
+            node_id=config.node_id,
+            about=decoder.info,
+            grpc_address=config.advertise or config.listen,
+            incarnation=incarnation,
+            protocol_version=PROTOCOL_VERSION,
+            stats=decoder.stats,
+            notes={"build": decoder.build, "models": str(len(vaes.known))},
         )
 
     await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)

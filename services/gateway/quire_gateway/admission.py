@@ -75,8 +75,12 @@ class Admission:
         self._watch: asyncio.Task[None] | None = None
 
     @property
-    def figures(self) -> dict[str, float]:
-        return {**self._limits.figures, "shed": self._shed, "late_ms": round(self._late_s * 1e3, 1)}
+    def stats(self) -> dict[str, float]:
+        return {"shed": self._shed, "late_ms": round(self._late_s * 1e3, 1)}
+
+    @property
+    def tenant_stats(self) -> dict[str, float]:
+        return self._limits.stats
 
     def start(self) -> None:
         self._watch = asyncio.create_task(self._watch_loop())

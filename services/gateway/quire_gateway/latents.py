@@ -45,7 +45,7 @@ class LatentGateway:
             if target.length < layout.chunk_bytes:
                 raise TargetInvalid(f"{target.length} bytes, {layout.chunk_bytes} are needed", field="target")
             async with self._leases.held(entry.namespace, entry.keys) as leased:
-                if not leased.matched_chunks:
+                if leased.lease is None:
                     raise ChunkMissing(f"the record of {image_id!r} is not stored (any more)", field="id")
                 descriptor = Descriptor(
                     entry.keys,
@@ -55,19 +55,21 @@ class LatentGateway:
                     DeliveryOrder.AUTO,
                     target,
                 )
-                fetch = FetchCall(leased.lease, leased.tenant, os.urandom(16), descriptor, leased.segments)
+                fetch = FetchCall(
+                    lease=leased.lease, token=leased.token, delivery_id=os.urandom(16), descriptor=descriptor
+                )
                 await self._gateway.fetch_whole(fetch)
             return entry
 
     async def _store(self, entry: ImageEntry, source: RdmaTarget, durability: Durability, tenant: str) -> None:
         store = StoreCall(
-            entry.namespace,
-            entry.keys,
-            0,
-            os.urandom(16),
-            source,
-            durability,
-            OnExisting.SKIP,
+            namespace=entry.namespace,
+            keys=entry.keys,
+            first=0,
+            store_id=os.urandom(16),
+            source=source,
+            durability=durability,
+            on_existing=OnExisting.SKIP,
             source_complete=True,
             tenant=tenant,
         )

@@ -30,8 +30,8 @@ class Leases:
         try:
             yield leased
         finally:
-            if leased.lease:
-                releasing = asyncio.create_task(self._release(leased.lease), context=background())
+            if leased.token:
+                releasing = asyncio.create_task(self._release(leased.token), context=background())
                 self._releasing.add(releasing)
                 releasing.add_done_callback(self._releasing.discard)
 

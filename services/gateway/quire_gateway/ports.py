@@ -12,8 +12,29 @@ from quire.model.hashing import Namespace
 from quire.model.images import ImageEntry, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Segment
-from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.lease import Lease
+from quire.model.nodes import NodeAddress
+from quire.model.outcome import NodeOutcome
+from quire.model.policy import TenantPolicy
+from quire.model.ranges import ChunkRange
+from quire_server.clock import Clock
+
+__all__ = [
+    "Allocated",
+    "Allocator",
+    "Catalogue",
+    "ChunkIndex",
+    "Clock",
+    "Decoded",
+    "Decoders",
+    "DeliverPart",
+    "ImageRoute",
+    "IngestPart",
+    "LayerArrived",
+    "Leased",
+    "Router",
+    "StorageNodes",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,29 +45,29 @@ class LayerArrived:
     layer: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverPart:
-    """One node's part of a fetch. `tenant`: of the lease."""
+    """One node's part of a fetch, of the chunks that `lease` (its token) pins."""
 
     lease: bytes
-    tenant: str
+    tenant: TenantPolicy
     delivery_id: bytes
     descriptor: Descriptor
-    runs: tuple[ChunkRun, ...]
+    ranges: tuple[ChunkRange, ...]
     node_index: int
     compute_window_us: int
     layers_in_stream: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IngestPart:
-    """One node's part of a store. `source_runs` say where `chunks` lie among the `source_chunks` of the source."""
+    """One node's part of a store. `source_ranges` say where `chunks` lie among the `source_chunks` of the source."""
 
     namespace: Namespace
     store_id: bytes
     chunks: Sequence[ChunkRecord]
     source: RdmaTarget
-    source_runs: tuple[ChunkRun, ...]
+    source_ranges: tuple[ChunkRange, ...]
     source_chunks: int
     node_index: int
     durability: Durability
@@ -55,13 +76,22 @@ class IngestPart:
     tenant: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """What goes where, the addresses of those nodes, and how many chunks from the start are stored already."""
+
+    ranges: tuple[ChunkRange, ...]
+    nodes: tuple[NodeAddress, ...]
+    known_chunks: int
+
+
 class Allocator(Protocol):
     """The orchestrator, as far as values of Quire pass to it; plain requests are forwarded as they are."""
 
     async def allocate(
         self, namespace: Namespace, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
-    ) -> tuple[list[Segment], int]:
-        """Where to store the unknown chunks, and how many from the start are known."""
+    ) -> Allocated:
+        """Where to store the unknown chunks."""
 
 
 class StorageNodes(Protocol):
@@ -108,12 +138,11 @@ class Router(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """A look-up's answer: what of the keys is stored, where, and the lease over it, with its tenant."""
+    """A lease over what of the keys is stored, and its token. None of both where nothing is."""
 
-    matched_chunks: int
-    lease: bytes
-    tenant: str
-    segments: Sequence[Segment]
+    matched_chunks: int = 0
+    lease: Lease | None = None
+    token: bytes = b""
 
 
 class ChunkIndex(Protocol):

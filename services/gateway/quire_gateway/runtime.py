@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NoReturn, TypeVar
 
 from quire.model.descriptor import Descriptor, RdmaTarget
@@ -22,12 +22,14 @@ from quire.model.errors import (
 from quire.model.hashing import Namespace
 from quire.model.index import records
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Segment
-from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.lease import Lease
+from quire.model.nodes import NodeAddress
+from quire.model.outcome import NodeOutcome
+from quire.model.ranges import ChunkRange, clip
 from quire_gateway.config import GatewayConfig
-from quire_gateway.core.plan import NodeShare, delivered_mask, node_shares, shares, usable_chunks
+from quire_gateway.core.plan import NodeShare, delivered_mask, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted
-from quire_gateway.ports import Allocator, DeliverPart, IngestPart, LayerArrived, StorageNodes
+from quire_gateway.ports import Allocator, Clock, DeliverPart, IngestPart, LayerArrived, StorageNodes
 
 Summary = TypeVar("Summary")
 _RETRY_S: Final = 0.1
@@ -42,20 +44,19 @@ class FetchSummary:
     bytes_moved: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FetchCall:
-    """A fetch as the client asked for it. `tenant`: of its lease, which was opened at the frontend."""
+    """A fetch as the client asked for it. `lease` was opened at the frontend; `token` is what it was opened from."""
 
-    lease: bytes
-    tenant: str
+    lease: Lease
+    token: bytes
     delivery_id: bytes
     descriptor: Descriptor
-    segments: Sequence[Segment]
     compute_window_us: int = 0
     layers_in_stream: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCall:
     """A store as the client asked for it; `keys`: the whole prefix; the source holds those from `first` on."""
 
@@ -74,7 +75,8 @@ class StoreCall:
 class Placement:
     """Where a store goes."""
 
-    segments: Sequence[Segment]
+    ranges: Sequence[ChunkRange]
+    nodes: Sequence[NodeAddress]
     known_chunks: int
 
 
@@ -90,10 +92,11 @@ class StoreSummary:
 class Gateway:
     """Stateless but for the bound on transfers."""
 
-    def __init__(self, config: GatewayConfig, allocator: Allocator, nodes: StorageNodes) -> None:
+    def __init__(self, config: GatewayConfig, allocator: Allocator, nodes: StorageNodes, clock: Clock) -> None:
         self._config = config
         self._allocator = allocator
         self._nodes = nodes
+        self._clock = clock
         self._transfers = 0
 
     @property
@@ -101,17 +104,22 @@ class Gateway:
         return self._transfers
 
     async def fetch(self, fetch: FetchCall) -> AsyncIterator[LayerArrived | NodeOutcome | FetchSummary]:
-        """Every node's events as they come; the summary last. Closing the iterator early stops the nodes."""
-        chunks = len(fetch.descriptor.keys)
+        """Every node's events as they come; the summary last. Closing the iterator early stops the nodes.
+
+        Raises `LeaseExpired`, `LeaseForged`: no node was asked for anything.
+        """
+        descriptor, lease = fetch.descriptor, fetch.lease
+        lease.check_fresh(self._clock.now_ms())
+        lease.check_keys(descriptor.keys)
         outcomes: list[NodeOutcome] = []
         with self._transfer():
-            parts = shares(fetch.segments, chunks)
+            parts = shares(clip(lease.ranges, descriptor.first_chunk, descriptor.stop_chunk), lease.addresses)
             async with _gathered([self._deliver(fetch, share) for share in parts]) as events:
                 async for event in events:
                     if isinstance(event, NodeOutcome):
                         outcomes.append(event)
                     yield event
-        mask = delivered_mask(outcomes, chunks)
+        mask = delivered_mask(outcomes, descriptor.first_chunk, descriptor.chunks)
         yield FetchSummary(mask, usable_chunks(mask), sum(outcome.bytes_moved for outcome in outcomes))
 
     async def store(self, store: StoreCall) -> AsyncIterator[Placement | NodeOutcome | StoreSummary]:
@@ -124,16 +132,18 @@ class Gateway:
             raise TargetInvalid(f"{store.source.length} bytes, but the chunks have {needed}", field="source.length")
         outcomes: list[NodeOutcome] = []
         with self._transfer():
-            segments, known = await self._allocator.allocate(
+            placed = await self._allocator.allocate(
                 store.namespace, store.keys, store.first, store.durability, store.on_existing
             )
-            yield Placement(segments, known)
-            async with _gathered([self._ingest(store, share) for share in node_shares(segments)]) as events:
+            yield Placement(placed.ranges, placed.nodes, placed.known_chunks)
+            addresses = {node.node_id: node.grpc_address for node in placed.nodes}
+            parts = shares(placed.ranges, addresses)
+            async with _gathered([self._ingest(store, share) for share in parts]) as events:
                 async for outcome in events:
                     outcomes.append(outcome)
                     yield outcome
         stored = sum(sum(outcome.delivered) for outcome in outcomes)
-        yield StoreSummary(stored, known, sum(outcome.bytes_moved for outcome in outcomes))
+        yield StoreSummary(stored, placed.known_chunks, sum(outcome.bytes_moved for outcome in outcomes))
 
     async def fetch_whole(self, fetch: FetchCall) -> FetchSummary:
         """A fetch to its end. Raises the first node's failure; see `_raise_failure`."""
@@ -155,14 +165,14 @@ class Gateway:
 
     async def _deliver(self, fetch: FetchCall, share: NodeShare) -> AsyncIterator[LayerArrived | NodeOutcome]:
         part = DeliverPart(
-            fetch.lease,
-            fetch.tenant,
-            fetch.delivery_id,
-            fetch.descriptor,
-            share.runs,
-            share.index,
-            fetch.compute_window_us,
-            fetch.layers_in_stream,
+            lease=fetch.token,
+            tenant=fetch.lease.tenant,
+            delivery_id=fetch.delivery_id,
+            descriptor=fetch.descriptor,
+            ranges=share.ranges,
+            node_index=share.index,
+            compute_window_us=fetch.compute_window_us,
+            layers_in_stream=fetch.layers_in_stream,
         )
         try:
             async for event in self._nodes.deliver(share.grpc_address, part):
@@ -171,20 +181,19 @@ class Gateway:
             yield _failed(share, error)
 
     async def _ingest(self, store: StoreCall, share: NodeShare) -> AsyncIterator[NodeOutcome]:
-        chunks = [record for run in share.runs for record in records(store.keys, run.first, run.count)]
-        source_runs = tuple(ChunkRun(run.first - store.first, run.count) for run in share.runs)
+        chunks = [record for each in share.ranges for record in records(store.keys, each.first, each.count)]
         part = IngestPart(
-            store.namespace,
-            store.store_id,
-            chunks,
-            store.source,
-            source_runs,
-            len(store.keys) - store.first,
-            share.index,
-            store.durability,
-            store.on_existing,
-            store.source_complete,
-            store.tenant,
+            namespace=store.namespace,
+            store_id=store.store_id,
+            chunks=chunks,
+            source=store.source,
+            source_ranges=tuple(replace(each, first=each.first - store.first) for each in share.ranges),
+            source_chunks=len(store.keys) - store.first,
+            node_index=share.index,
+            durability=store.durability,
+            on_existing=store.on_existing,
+            source_complete=store.source_complete,
+            tenant=store.tenant,
         )
         try:
             yield await self._nodes.ingest(share.grpc_address, part)
@@ -218,8 +227,8 @@ def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:
     refused = not isinstance(error, Unavailable | DeadlineExceeded | InternalError)
     return NodeOutcome(
         share.node_id,
-        share.runs,
-        bytes(sum(run.count for run in share.runs)),
+        share.ranges,
+        bytes(sum(each.count for each in share.ranges)),
         quiesced=refused,
         error_code=error.code(),
         error_message=str(error),

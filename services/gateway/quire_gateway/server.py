@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.client import ImageClient, QuireClient
 from quire.client.remote_memory import RemoteMemory
-from quire.model.errors import LeaseForged
 from quire.model.hashing import tenant_name
 from quire.model.keys import ChunkKeys
-from quire.model.lease import Lease, LeaseSigner
-from quire.model.nodes import Node, Role, Segment
+from quire.model.lease import LeaseSigner
+from quire.model.nodes import GatewayInfo, Node
 from quire.model.outcome import NodeOutcome
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
@@ -156,25 +155,22 @@ class GatewayServicer(GatewayServiceServicer):
             listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
             if principal.tenant:  # what the others have is none of its business
                 for node in listed.nodes:
-                    for name in [name for name in node.figures if name.startswith("tenant.")]:
-                        del node.figures[name]
+                    node.tenant_stats.clear()
             return pb.StatusResponse(nodes=listed.nodes)
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
         principal = await self._admission.caller(context)
-        lease = self._leases.open(request.lease)  # storage nodes look whether it has expired
+        lease = self._leases.open(request.lease)
         fetch = FetchCall(
-            request.lease,
-            lease.tenant.tenant,
-            convert.transfer_id_from(request.delivery_id, "delivery_id"),
-            convert.descriptor_from(request.descriptor),
-            [convert.segment_from(segment) for segment in request.segments],
-            request.compute_window_us,
-            request.layers_in_stream,
+            lease=lease,
+            token=request.lease,
+            delivery_id=convert.transfer_id_from(request.delivery_id, "delivery_id"),
+            descriptor=convert.descriptor_from(request.descriptor),
+            compute_window_us=request.compute_window_us,
+            layers_in_stream=request.layers_in_stream,
         )
-        _check_nodes(lease, fetch.segments)
         wanted, memory = fetch.descriptor.payload_bytes, fetch.descriptor.target.length
-        with self._admission.admit(principal, Need(tenant=fetch.tenant, payload=wanted, memory=memory)):
+        with self._admission.admit(principal, Need(tenant=lease.tenant.tenant, payload=wanted, memory=memory)):
             async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
                 async for event in events:
                     yield _fetched(event)
@@ -182,14 +178,14 @@ class GatewayServicer(GatewayServiceServicer):
     async def Store(self, request: pb.StoreRequest, context: Any) -> AsyncIterator[pb.StoreResponse]:
         principal = await self._admission.caller(context)
         store = StoreCall(
-            convert.namespace_from(request.namespace),
-            ChunkKeys(request.chunk_keys),
-            request.first_chunk,
-            convert.transfer_id_from(request.store_id, "store_id"),
-            convert.target_from(request.source),
-            convert.durability_from(request.durability),
-            convert.on_existing_from(request.on_existing),
-            request.source_complete,
+            namespace=convert.namespace_from(request.namespace),
+            keys=ChunkKeys(request.chunk_keys),
+            first=request.first_chunk,
+            store_id=convert.transfer_id_from(request.store_id, "store_id"),
+            source=convert.target_from(request.source),
+            durability=convert.durability_from(request.durability),
+            on_existing=convert.on_existing_from(request.on_existing),
+            source_complete=request.source_complete,
             tenant=tenant_name(request.namespace.tenant_salt),
         )
         memory = store.source.length
@@ -215,21 +211,15 @@ def _fetched(event: LayerArrived | NodeOutcome | FetchSummary) -> pb.FetchRespon
 
 def _stored(event: Placement | NodeOutcome | StoreSummary) -> pb.StoreResponse:
     match event:
-        case Placement(segments, known):
-            placed = [convert.segment_to(segment) for segment in segments]
-            return pb.StoreResponse(placement=pb.StorePlacement(segments=placed, known_chunks=known))
+        case Placement(ranges, nodes, known):
+            placement = pb.StorePlacement(
+                ranges=convert.ranges_to(ranges), nodes=convert.addresses_to(nodes, grpc=False), known_chunks=known
+            )
+            return pb.StoreResponse(placement=placement)
         case NodeOutcome():
             return pb.StoreResponse(node=convert.outcome_to(event))
         case StoreSummary(stored, known, moved):
             return pb.StoreResponse(summary=pb.StoreSummary(stored_chunks=stored, known_chunks=known, bytes=moved))
-
-
-def _check_nodes(lease: Lease, segments: Sequence[Segment]) -> None:
-    """This gateway calls nobody whom the lease does not name. Raises `LeaseForged`."""
-    leased = {(run.node_id, run.address) for run in lease.runs}
-    strange = [each.node_id for each in segments if (each.node_id, each.grpc_address) not in leased]
-    if strange:
-        raise LeaseForged(f"it does not cover {strange[0]!r} at that address", field="lease")
 
 
 class AdminServicer(AdminServiceServicer):
@@ -304,7 +294,7 @@ async def serve(config: GatewayConfig) -> None:
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     channels = ChannelPool(tls)
     clock = SystemClock()
-    gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock))
+    gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock), clock)
     images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
     catalogue = GrpcCatalogue(config, channels)
     leases = Leases(catalogue)
@@ -330,13 +320,13 @@ async def serve(config: GatewayConfig) -> None:
 
     def describe() -> Node:
         return Node(
-            config.node_id,
-            Role.GATEWAY,
-            config.advertise or config.listen,
-            b"",
-            incarnation,
-            PROTOCOL_VERSION,
-            figures={"transfers": gateway.transfers, **admission.figures},
+            node_id=config.node_id,
+            about=GatewayInfo(),
+            grpc_address=config.advertise or config.listen,
+            incarnation=incarnation,
+            protocol_version=PROTOCOL_VERSION,
+            stats={"transfers": gateway.transfers, **admission.stats},
+            tenant_stats=admission.tenant_stats,
         )
 
     async def close_others() -> None:

@@ -16,16 +16,17 @@ from quire.model.errors import InvalidRequest, QuireError, VersionUnsupported
 from quire.model.hashing import Namespace
 from quire.model.index import OBJECT_TIER, ChunkRecord, Evicted, Listing, Match, ObjectMark, records
 from quire.model.keys import ChunkKeys
-from quire.model.lease import Lease, LeasedRun, LeaseSigner
-from quire.model.nodes import Location, Node, Role, Segment
+from quire.model.lease import Lease, LeaseSigner
+from quire.model.nodes import Location, Node, NodeAddress, Role
 from quire.model.policy import NamespacePolicy, TenantPolicy
 from quire.model.profile import Profiles
+from quire.model.ranges import ChunkRange, clip
 from quire.telemetry import counter, logger, meter, names, tracer
 from quire.wire import version
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.advice import Advice, advise
 from quire_orchestrator.core.eviction import drops, has_objects, in_object, rebuilder
-from quire_orchestrator.core.placement import first_chunks, newcomer_rate, placed_segments, readable_segments
+from quire_orchestrator.core.placement import newcomer_rate, placed_ranges, readable_ranges
 from quire_orchestrator.errors import NoDurableNode
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members, PolicyBook
 from quire_server.heartbeat import ClusterNews
@@ -51,17 +52,18 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A look-up's answer: the matched run of chunks, where it lies, and the lease on it (empty for none).
+    """A look-up's answer: which chunks from the start can be read, where, and the lease on them (empty for none)."""
 
-    With advice, `segments` and `lease` cover what should be taken of it.
-    """
-
-    matched_chunks: int
-    segments: Sequence[Segment]
-    lease: bytes
-    lease_expires_ms: int
-    index_us: int
+    ranges: Sequence[ChunkRange] = ()
+    nodes: Sequence[NodeAddress] = ()
+    lease: bytes = b""
+    lease_expires_ms: int = 0
+    index_us: int = 0
     advice: Advice | None = None
+
+    @property
+    def matched_chunks(self) -> int:
+        return self.ranges[-1].stop if self.ranges else 0
 
 
 class Orchestrator:
@@ -101,7 +103,7 @@ class Orchestrator:
         self._leased: dict[bytes, int] = {}
 
     @property
-    def figures(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         """For the dashboard. Leases are counted where they were given, until they are given back here or run out."""
         live = Counter(node.role.value for node in self._live.values())
         return {"leases": len(self._leased), **{f"nodes.{role.value}": live[role.value] for role in Role}}
@@ -128,28 +130,27 @@ class Orchestrator:
             with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
                 match = await self._index.match(keys)
             index_us = (time.perf_counter_ns() - started) // 1000
-            segments = readable_segments(match, self._storage_nodes(), keys, question.client)
-            matched = taken = sum(segment.chunk_count for segment in segments)
+            ranges = readable_ranges(match, self._storage_nodes(), keys, question.client)
+            matched = ranges[-1].stop if ranges else 0
             self._count(question.namespace, matched, len(keys))
-            advice = self._advise(question, tenant, segments, matched)
-            if advice is not None:
-                segments, taken = first_chunks(segments, advice.chunks), advice.chunks
-            if taken == 0 or lease_ttl_ms == 0:
-                return Found(matched, segments, b"", 0, index_us, advice)
-            lease = self._lease(keys, taken, segments, lease_ttl_ms, tenant)
+            advice = self._advise(question, tenant, ranges, matched)
+            found = Found(ranges, self._addresses(ranges), index_us=index_us, advice=advice)
+            if matched == 0 or lease_ttl_ms == 0:
+                return found
+            lease = self._lease(keys.run(0, matched), found, lease_ttl_ms, tenant)
             if await self._index.pin(
                 lease.tip_segment, lease.tip, lease.lease_id, lease.expires_ms, lease_ttl_ms, now_ms
             ):
                 self._leases.add(1, {"event": "given"})
                 self._leased[lease.lease_id] = lease.expires_ms
-                return Found(matched, segments, self._signer.sign(lease), lease.expires_ms, index_us, advice)
+                return replace(found, lease=self._signer.sign(lease), lease_expires_ms=lease.expires_ms)
             # Evicted between the match and the pin: look again.
-        return Found(0, [], b"", 0, index_us)
+        return Found(index_us=index_us)
 
     async def allocate(
         self, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
-    ) -> tuple[list[Segment], int]:
-        """Nodes for the chunks that are not stored, and how many from the start are."""
+    ) -> tuple[list[ChunkRange], list[NodeAddress], int]:
+        """Nodes for the chunks that are not stored, how they are reached, and how many from the start are stored."""
         keys.distinct()
         nodes = list(self._storage_nodes().values())
         if not nodes:
@@ -159,22 +160,22 @@ class Orchestrator:
         if first > len(keys):
             raise InvalidRequest(f"{first}, but there are {len(keys)} keys", field="first_chunk")
         match = await self._index.match(keys)
-        readable = readable_segments(match, self._storage_nodes(), keys)
+        readable = readable_ranges(match, self._storage_nodes(), keys)
         if durability is not Durability.MEMORY:
             readable = await self._raised(match, readable, keys, durability)
-        known = sum(segment.chunk_count for segment in readable)
+        known = readable[-1].stop if readable else 0
         if known < first:
             raise InvalidRequest(
                 f"chunk {known} is not stored, so chunks from {first} on would have no parent", field="first_chunk"
             )
-        if on_existing is OnExisting.VERIFY and known > first:
-            held = [_clip(segment, first) for segment in readable if segment.first_chunk + segment.chunk_count > first]
-            return held + placed_segments(keys, known, nodes), known
-        return placed_segments(keys, max(known, first), nodes), known
+        placed = placed_ranges(keys, max(known, first), nodes)
+        if on_existing is OnExisting.VERIFY:
+            placed = [*clip(readable, first, known), *placed]
+        return placed, self._addresses(placed), known
 
     async def _raised(
-        self, match: Match, readable: Sequence[Segment], keys: ChunkKeys, durability: Durability
-    ) -> list[Segment]:
+        self, match: Match, readable: Sequence[ChunkRange], keys: ChunkKeys, durability: Durability
+    ) -> list[ChunkRange]:
         """What is stored already, raised to the level that is asked for now; up to the first chunk that is not.
 
         What the object tier has is as durable as anything can be asked to be.
@@ -182,25 +183,24 @@ class Orchestrator:
         live = self._storage_nodes()
         safe = in_object(match)
 
-        async def marks(segment: Segment) -> list[bool]:
-            first, count = segment.first_chunk, segment.chunk_count
-            mine = safe[first : first + count]
+        async def marks(each: ChunkRange) -> list[bool]:
+            mine = safe[each.first : each.stop]
             if all(mine):
                 return mine
             try:
-                part = keys.run(first, count)
-                raised = await self._holders.raise_level(live[segment.node_id], part, durability)
-                return [each or before for each, before in zip(raised, mine, strict=True)]
+                part = keys.run(each.first, each.count)
+                raised = await self._holders.raise_level(live[each.node_id], part, durability)
+                return [now or before for now, before in zip(raised, mine, strict=True)]
             except (QuireError, KeyError) as error:
-                logger().warning("chunks could not be made durable", node=segment.node_id, error=str(error))
+                logger().warning("chunks could not be made durable", node=each.node_id, error=str(error))
                 return mine
 
-        raised: list[Segment] = []
-        for segment, mine in zip(readable, await asyncio.gather(*map(marks, readable)), strict=True):
-            count = mine.index(False) if False in mine else segment.chunk_count
+        raised: list[ChunkRange] = []
+        for each, mine in zip(readable, await asyncio.gather(*map(marks, readable)), strict=True):
+            count = mine.index(False) if False in mine else each.count
             if count:
-                raised.append(replace(segment, chunk_count=count))
-            if count < segment.chunk_count:
+                raised.append(replace(each, count=count))
+            if count < each.count:
                 break
         return raised
 
@@ -363,7 +363,7 @@ class Orchestrator:
         return self._tenants.get(namespace.tenant) or TenantPolicy(namespace.tenant)
 
     def _advise(
-        self, question: Question, tenant: TenantPolicy, segments: Sequence[Segment], matched: int
+        self, question: Question, tenant: TenantPolicy, ranges: Sequence[ChunkRange], matched: int
     ) -> Advice | None:
         """None if nobody asks, and where a profile or the scheduler's word on the link is missing."""
         if not (question.prompt_tokens and question.device and matched):
@@ -372,28 +372,30 @@ class Orchestrator:
         if question.prompt_tokens < matched * layout.chunk_tokens:
             raise InvalidRequest(f"{question.prompt_tokens}, but more are cached", field="prompt_tokens")
         profile = self._profiles.find(question.namespace.model_id, question.device)
-        rate = newcomer_rate(list(self._live.values()), segments[0].node_id)
+        rate = newcomer_rate(list(self._live.values()), ranges[0].node_id)
         if profile is None or rate <= 0:
             return None
         rate = min(rate, tenant.cap_bytes_per_s or rate)
         fixed_s = self._config.fetch_fixed_ms / 1000
         return advise(profile, layout, question.prompt_tokens, matched, rate, fixed_s)
 
-    def _lease(
-        self, keys: ChunkKeys, matched: int, segments: Sequence[Segment], ttl_ms: int, tenant: TenantPolicy
-    ) -> Lease:
-        runs = tuple(
-            LeasedRun(
-                segment.node_id,
-                segment.first_chunk,
-                segment.chunk_count,
-                keys.run(segment.first_chunk, segment.chunk_count).digest(),
-                segment.grpc_address,
-            )
-            for segment in segments
+    def _lease(self, keys: ChunkKeys, found: Found, ttl_ms: int, tenant: TenantPolicy) -> Lease:
+        """Over all of `keys`, which are those that matched."""
+        return Lease(
+            lease_id=os.urandom(16),
+            tip=keys.at(len(keys) - 1),
+            tip_segment=keys.segment_of(len(keys) - 1),
+            expires_ms=self._clock.now_ms() + ttl_ms,
+            ranges=tuple(found.ranges),
+            keys_digest=keys.digest(),
+            addresses={node.node_id: node.grpc_address for node in found.nodes},
+            tenant=tenant,
         )
-        expires_ms = self._clock.now_ms() + ttl_ms
-        return Lease(os.urandom(16), keys.at(matched - 1), keys.segment_of(matched - 1), expires_ms, runs, tenant)
+
+    def _addresses(self, ranges: Sequence[ChunkRange]) -> list[NodeAddress]:
+        """Of the nodes that `ranges` name."""
+        nodes = [self._live[name] for name in dict.fromkeys(each.node_id for each in ranges)]
+        return [NodeAddress(node.node_id, node.grpc_address, node.worker_address) for node in nodes]
 
     def _count(self, namespace: Namespace, matched: int, asked: int) -> None:
         """By namespace, the first so many; Prometheus keeps a series for each."""
@@ -485,15 +487,3 @@ class Orchestrator:
                 gone += len(page)
             logger().warning("a node is gone for good: what it held is withdrawn", node=name, chunks=gone)
         return gone
-
-
-def _clip(segment: Segment, first: int) -> Segment:
-    """`segment` without its chunks before `first`."""
-    skip = max(0, first - segment.first_chunk)
-    return Segment(
-        segment.node_id,
-        segment.grpc_address,
-        segment.worker_address,
-        segment.first_chunk + skip,
-        segment.chunk_count - skip,
-    )

@@ -24,7 +24,7 @@ from quire.wire.v1.orchestrator_pb2_grpc import (
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import PREFIX, OrchestratorConfig
 from quire_orchestrator.core.advice import Advice
-from quire_orchestrator.core.routing import ImageRouter
+from quire_orchestrator.core.routing import ImageRouter, build_of
 from quire_orchestrator.images import ImageDesk
 from quire_orchestrator.runtime import Orchestrator, Question
 from quire_server.clock import SystemClock
@@ -62,10 +62,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         found = await self._orchestrator.lookup(question)
         return gateway_pb2.LookupResponse(
             matched_chunks=found.matched_chunks,
-            matched_tokens=found.matched_chunks * namespace.layout.chunk_tokens,
             lease=found.lease,
             lease_expires_ms=found.lease_expires_ms,
-            segments=[convert.segment_to(segment) for segment in found.segments],
+            ranges=convert.ranges_to(found.ranges),
+            nodes=convert.addresses_to(found.nodes, grpc=False),
             index_us=found.index_us,
             advice=_advice(found.advice) if found.advice is not None else None,
         )
@@ -74,14 +74,14 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.AllocateRequest, context: Any
     ) -> orchestrator_pb2.AllocateResponse:
         convert.namespace_from(request.namespace)
-        segments, known = await self._orchestrator.allocate(
+        ranges, nodes, known = await self._orchestrator.allocate(
             ChunkKeys(request.chunk_keys),
             request.first_chunk,
             convert.durability_from(request.durability),
             convert.on_existing_from(request.on_existing),
         )
         return orchestrator_pb2.AllocateResponse(
-            segments=[convert.segment_to(segment) for segment in segments], known_chunks=known
+            ranges=convert.ranges_to(ranges), nodes=convert.addresses_to(nodes, grpc=True), known_chunks=known
         )
 
     async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
@@ -220,7 +220,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             owner=route.owner.node_id,
             owner_address=route.owner.grpc_address,
             entry=convert.image_to(entry),
-            build=route.runner.details.get("build", ""),
+            build=build_of(route.runner),
         )
 
     async def FinishImage(self, request: images_pb2.FinishImageRequest, context: Any) -> images_pb2.FinishImageResponse:
@@ -279,7 +279,7 @@ async def serve(config: OrchestratorConfig) -> None:
         SystemClock(),
     )
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator, images), server.grpc)
-    publish(lambda: orchestrator.figures)
+    publish(lambda: orchestrator.stats)
     await orchestrator.start()
     images.start()
     await server.start()

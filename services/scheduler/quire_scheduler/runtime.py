@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.model.errors import TooManyRequests
+from quire.model.nodes import SchedulerInfo
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.epochs import Grant, LinkEpochs
 from quire_scheduler.core.factory import make_policy
@@ -36,18 +37,24 @@ class Scheduler:
         return sum(len(link) for link in self._links.values())
 
     @property
-    def figures(self) -> dict[str, float]:
-        """For `quire status`, and for look-ups that weigh a fetch against a recompute."""
+    def info(self) -> SchedulerInfo:
+        """What another delivery would get: for look-ups that weigh a fetch against a recompute."""
+        if not self._leadership.leading:
+            return SchedulerInfo()
+        self._advance()
+        return SchedulerInfo(link_rates={name: _newcomer(link) for name, link in self._links.items()})
+
+    @property
+    def stats(self) -> dict[str, float]:
         if not self._leadership.leading:
             return {"leads": 0, "deliveries": 0}
         self._advance()
-        figures: dict[str, float] = {"leads": 1, "deliveries": self.admitted, "observed": self._observed}
+        stats: dict[str, float] = {"leads": 1, "deliveries": self.admitted, "observed": self._observed}
         for name, link in self._links.items():
-            free = link.budget_bytes_per_s - link.granted_bytes_per_s
-            figures[f"link.{name}.budget"] = link.budget_bytes_per_s
-            figures[f"link.{name}.granted"] = link.granted_bytes_per_s
-            figures[f"link.{name}.newcomer"] = max(free, link.budget_bytes_per_s // (len(link) + 1))
-        return figures
+            stats[f"link.{name}.budget"] = link.budget_bytes_per_s
+            stats[f"link.{name}.granted"] = link.granted_bytes_per_s
+            stats[f"link.{name}.newcomer"] = _newcomer(link)
+        return stats
 
     def admit(self, link: str, demand: Demand, held_bytes_per_s: int = 0) -> Grant:
         self._check()
@@ -109,3 +116,9 @@ class Scheduler:
             )
             for name, budget in config.budgets.items()
         }
+
+
+def _newcomer(link: LinkEpochs) -> int:
+    """What one more delivery would get, in bytes per second: what is free, or an equal share."""
+    free = link.budget_bytes_per_s - link.granted_bytes_per_s
+    return max(free, link.budget_bytes_per_s // (len(link) + 1))

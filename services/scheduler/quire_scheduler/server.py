@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.model.nodes import Node, Role
+from quire.model.nodes import Node
 from quire.wire.channels import ChannelPool
 from quire.wire.v1 import scheduler_pb2 as pb
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
@@ -86,14 +86,13 @@ async def serve(config: SchedulerConfig) -> None:
 
     def describe() -> Node:
         return Node(
-            config.node_id,
-            Role.SCHEDULER,
-            address,
-            b"",
-            incarnation,
-            PROTOCOL_VERSION,
-            figures=scheduler.figures,
-            details={"policy": config.policy},
+            node_id=config.node_id,
+            about=scheduler.info,
+            grpc_address=address,
+            incarnation=incarnation,
+            protocol_version=PROTOCOL_VERSION,
+            stats=scheduler.stats,
+            notes={"policy": config.policy},
         )
 
     await leadership.start()

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from quire.model.descriptor import Descriptor
 from quire.model.errors import ChunkMissing, CorruptData
-from quire.model.outcome import ChunkRun
+from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire_storage.core.chunks import Chunk, Copy, MemoryPlace
-from quire_storage.core.plan import BatchPlan, cut_runs, verification
+from quire_storage.core.plan import BatchPlan, places, verification
 from quire_storage.core.slots import Shape
 from quire_storage.core.striped import Striped
 from quire_storage.ring import Ring
@@ -165,7 +165,7 @@ class Batches:
         reading: Reading,
         promotions: Promotions,
         descriptor: Descriptor,
-        runs: Sequence[ChunkRun],
+        ranges: Sequence[ChunkRange],
         copies: Sequence[Copy],
     ) -> None:
         self._reading = reading
@@ -173,7 +173,7 @@ class Batches:
         self._promotions = promotions
         self._descriptor = descriptor
         self._client = descriptor.target.worker_address
-        self._runs = runs
+        self._targets = places(descriptor, ranges)
         self._blocks: set[int] = set()
         self._joined: list[tuple[int, Promotion]] = []
         if any(copy.memory is None and copy.disk is None for copy in copies):
@@ -275,7 +275,7 @@ class Batches:
 
     def _plan(self, copies: Sequence[Copy], start: int, stop: int, bases: npt.NDArray[np.int64]) -> BatchPlan:
         chunks: list[Chunk] = [copy.chunk for copy in copies[start:stop]]
-        return BatchPlan(self._descriptor, cut_runs(self._runs, start, stop), chunks, bases)
+        return BatchPlan(self._descriptor, chunks, bases, self._targets[start:stop])
 
     async def _read(self, source: Striped, layer: int, block: int, due_s: float) -> None:
         assert self._reading.ring is not None, "what is on a drive is read through the ring"

@@ -12,15 +12,16 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from opentelemetry import trace as otel
 
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import DeadlineExceeded, InternalError, PeerLost, QuireError
-from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
+from quire.model.ranges import ChunkRange
 from quire.telemetry import binary_context, logger, names, tracer
 from quire.transport import LayerReady, PayloadStream, Peer, Quiesced, Region, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
@@ -39,18 +40,18 @@ _LINGER_S = 60.0
 _TURN_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverCall:
-    """A delivery as it was asked for."""
+    """A delivery as it was permitted. `lease`: to be given back if the client turns out to be dead; may be empty."""
 
-    lease: bytes
     delivery_id: bytes
     descriptor: Descriptor
-    runs: tuple[ChunkRun, ...]
-    node_index: int
-    compute_window_us: int
-    layers_in_stream: bool
-    tenant: str = ""
+    ranges: tuple[ChunkRange, ...]
+    node_index: int = 0
+    compute_window_us: int = 0
+    layers_in_stream: bool = False
+    tenant: TenantPolicy = field(default_factory=TenantPolicy)
+    lease: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +80,11 @@ class Delivery:
         self,
         parts: DeliveryParts,
         call: DeliverCall,
-        tenant: TenantPolicy,
         copies: list[Copy],
     ) -> None:
         self._parts = parts
         self._call = call
-        self._tenant = tenant
+        self._tenant = call.tenant
         self._name = delivery_name(parts.config.node_id, call.delivery_id, call.node_index)
         self._copies = copies
         self.settled = True
@@ -127,7 +127,7 @@ class Delivery:
         parts, call = self._parts, self._call
         remote = peer.remote(call.descriptor.target)
         try:
-            batches = Batches(parts.reading, parts.promotions, call.descriptor, call.runs, self._copies)
+            batches = Batches(parts.reading, parts.promotions, call.descriptor, call.ranges, self._copies)
         except BaseException:
             remote.close()
             raise
@@ -333,7 +333,7 @@ class Delivery:
         allowance = self._allowance
         return NodeOutcome(
             self._parts.config.node_id,
-            self._call.runs,
+            self._call.ranges,
             bytes([failure is None]) * len(self._copies),
             stream.bytes_posted,
             self._order,

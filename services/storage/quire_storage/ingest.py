@@ -21,7 +21,7 @@ from quire.model.errors import DeadlineExceeded, InvalidRequest, TargetInvalid
 from quire.model.index import ChunkRecord
 from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.layout import KvLayout
-from quire.model.outcome import ChunkRun
+from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire.transport import Peer, Region, Remote, Transport
 from quire_storage.core.checksums import slice_checksums
@@ -39,7 +39,7 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class IngestCall:
-    """A store as it was asked for. `source_runs` say where `records` lie among the `source_chunks` of `source`.
+    """A store as it was asked for. `source_ranges` say where `records` lie among the `source_chunks` of `source`.
 
     Raises `InvalidRequest` or `TargetInvalid`.
     """
@@ -48,7 +48,7 @@ class IngestCall:
     records: Sequence[ChunkRecord]
     store_id: bytes
     source: RdmaTarget
-    source_runs: tuple[ChunkRun, ...]
+    source_ranges: tuple[ChunkRange, ...]
     source_chunks: int
     node_index: int
     durability: Durability
@@ -57,10 +57,10 @@ class IngestCall:
     source_complete: bool = False
 
     def __post_init__(self) -> None:
-        if not self.records or sum(run.count for run in self.source_runs) != len(self.records):
-            raise InvalidRequest(f"{len(self.records)} chunks do not fill the runs", field="source_runs")
-        if any(run.first + run.count > self.source_chunks for run in self.source_runs):
-            raise InvalidRequest("a run leaves the source", field="source_runs")
+        if not self.records or sum(run.count for run in self.source_ranges) != len(self.records):
+            raise InvalidRequest(f"{len(self.records)} chunks do not fill the runs", field="source_ranges")
+        if any(run.first + run.count > self.source_chunks for run in self.source_ranges):
+            raise InvalidRequest("a run leaves the source", field="source_ranges")
         if any(len(record.key) != KEY_BYTES or len(record.segment) != KEY_BYTES for record in self.records):
             raise InvalidRequest(f"a key is not of {KEY_BYTES} bytes", field="chunks")
         ChunkKeys(b"".join(record.key for record in self.records)).distinct()
@@ -116,7 +116,7 @@ async def _pull_layer(
     call: IngestCall, slots: Slots, region: Region, layer: int, peer: Peer, remote: Remote, timeout_s: float
 ) -> None:
     size, shift, at = call.layout.slice_bytes, layer * slots.layer_stride, 0
-    for run in call.source_runs:
+    for run in call.source_ranges:
         source = (layer * call.source_chunks + run.first) * size
         parts = extents(slots.offsets[at : at + run.count], size, _READ_BYTES_MAX)
         for start in range(0, len(parts), _READS_MAX):

@@ -14,7 +14,7 @@ from quire.model.descriptor import Descriptor
 from quire.model.index import ChunkRecord, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
-from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.outcome import NodeOutcome
 from quire.model.policy import NamespacePolicy, TenantPolicy
 from quire_server.clock import Clock
 from quire_storage.core.iocb import Iocb
@@ -135,10 +135,8 @@ class Peers(Protocol):
     async def describe(self, node: Node, keys: ChunkKeys) -> list[bytes]:
         """Headers, as the pool's format has them, of those chunks that the node has."""
 
-    async def deliver(
-        self, node: Node, lease: bytes, descriptor: Descriptor, runs: tuple[ChunkRun, ...]
-    ) -> NodeOutcome:
-        """Have chunks delivered into memory of this node."""
+    async def deliver(self, node: Node, descriptor: Descriptor) -> NodeOutcome:
+        """Have another node deliver chunks that it has into memory of this one."""
 
     async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
         """Have a node pull chunks; for each whether it keeps it now."""

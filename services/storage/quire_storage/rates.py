@@ -82,7 +82,7 @@ class Rates:
         self._fallbacks = counter(names.SCHEDULER_FALLBACKS, "1", "deliveries without a word of the scheduler")
 
     @property
-    def figures(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         """For `quire status`."""
         granted = sum(allowance.rate_bytes_per_s for allowance in self._running.values())
         return {"rate.granted": granted, "rate.fallback": float(self._fallen_back)}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import mmap
-import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -24,9 +23,7 @@ from quire.model.durability import Durability
 from quire.model.errors import QuireError
 from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
-from quire.model.lease import Lease, LeasedRun, LeaseSigner
 from quire.model.nodes import Node
-from quire.model.outcome import ChunkRun
 from quire.telemetry import counter, logger, names
 from quire.transport import Region, Transport
 from quire_storage.config import StorageConfig
@@ -42,7 +39,6 @@ COPIES = 2
 _LANDING_BYTES = 32 << 20
 _BATCH_CHUNKS = 64
 _PATROL_CHUNKS = 512
-_LEASE_MS = 60_000
 _RESPREAD_PAUSE_S = 5.0
 _QUARANTINED_MAX = 16
 
@@ -69,7 +65,6 @@ class Replicator:
         self._peers = peers
         self._clock = clock
         self._me = me
-        self._signer = LeaseSigner(config.cluster_secret.encode())
         self._landing = asyncio.Lock()
         self._round: deque[bytes] = deque()
         # Registered memory that a silent node may still write to. It is never unmapped and never used again.
@@ -252,18 +247,9 @@ class Replicator:
             target = RdmaTarget(self._transport.address, region.address, region.length, region.remote_key)
             keys = ChunkKeys(b"".join(chunk.record.key for chunk in batch))
             descriptor = Descriptor(keys, layers, 1, size, DeliveryOrder.CHUNKWISE, target)
-            lease = self._signer.sign(
-                Lease(
-                    os.urandom(16),
-                    batch[-1].record.key,
-                    batch[-1].record.segment,
-                    self._clock.now_ms() + _LEASE_MS,
-                    (LeasedRun(source.node_id, 0, len(batch), keys.digest()),),
-                )
-            )
             quiesced = False
             try:
-                outcome = await self._peers.deliver(source, lease, descriptor, (ChunkRun(0, len(batch)),))
+                outcome = await self._peers.deliver(source, descriptor)
                 quiesced = outcome.quiesced
             except QuireError as error:
                 logger().warning("a node did not deliver", node=source.node_id, error=str(error))

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, cast
 
 from quire.model.durability import Durability
-from quire.model.errors import ChunkMissing, InvalidRequest, LeaseForged, PeerLost, QuireError, TooManyRequests
+from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, PeerLost, QuireError, TooManyRequests
 from quire.model.index import OBJECT_TIER, records
 from quire.model.keys import ChunkKeys
-from quire.model.lease import Lease, LeaseSigner
-from quire.model.nodes import Node
+from quire.model.nodes import Node, StorageInfo
 from quire.model.outcome import NodeOutcome
 from quire.telemetry import background, logger, meter, names, tracer
 from quire.transport import LayerProduced, Peer, Stalled, Transport, decode_message
@@ -61,7 +60,6 @@ class StorageNode:
         self._clock = ports.clock
         self._me = me
         self._checked = checked
-        self._signer = LeaseSigner(config.cluster_secret.encode())
         self._registry = Registry(config.node_id, ports.index, ports.clock, config.index_timeout_s)
         self._produced = ProducedLayers()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -202,7 +200,18 @@ class StorageNode:
         return self._tiers.residency.listed_count, self._tiers.residency.listed_digest
 
     @property
-    def figures(self) -> dict[str, float]:
+    def info(self) -> StorageInfo:
+        """What others decide by."""
+        return StorageInfo(
+            worker_address=self._transport.address,
+            capacity_bytes=self.capacity_bytes,
+            used_bytes=self.used_bytes,
+            link=self._config.link,
+            has_object_tier=self._objects is not None,
+        )
+
+    @property
+    def stats(self) -> dict[str, float]:
         residency = self._tiers.residency
         lag = {"object lag": self._write_behind.lag_chunks} if self._write_behind is not None else {}
         return {
@@ -216,14 +225,14 @@ class StorageNode:
             "ingests": self._ingests,
             "delivered bytes": self._delivered_bytes,
             "ingested bytes": self._stores.ingested_bytes,
-            **self._parts.rates.figures,
+            **self._parts.rates.stats,
             "corrupt": self._integrity.corrupt,
             "healed": self._integrity.healed,
             "scrubbed": self._integrity.scrubbed,
         }
 
     @property
-    def details(self) -> dict[str, str]:
+    def notes(self) -> dict[str, str]:
         return {
             "io": self._ring.description if self._ring is not None else "none, memory only",
             "link": self._config.link,
@@ -240,17 +249,9 @@ class StorageNode:
     async def deliver(self, call: DeliverCall) -> AsyncIterator[int | NodeOutcome]:
         """Layers as they arrive, if asked for, then the outcome. Closing the iterator early stops the delivery.
 
-        Raises `LeaseForged`, `LeaseExpired`, `ChunkMissing`, `DescriptorInvalid`, `TargetInvalid`: nothing was written.
+        Raises `ChunkMissing`, `DescriptorInvalid`, `TargetInvalid`: nothing was written.
         """
-        lease = self._signer.open(call.lease)
-        lease.check_fresh(self._clock.now_ms())
-        if call.tenant != lease.tenant.tenant:
-            raise LeaseForged("it is another tenant's than the transfer", field="lease")
-        keys = [call.descriptor.keys.run(run.first, run.count) for run in call.runs]
-        if not call.runs or not all(
-            lease.covers(self._config.node_id, run.first, part) for run, part in zip(call.runs, keys, strict=True)
-        ):
-            raise LeaseForged("it does not cover these chunks at this node", field="lease")
+        keys = self._keys_of(call)
         if self._deliveries >= self._config.deliveries_max:
             raise TooManyRequests(f"{self._deliveries} deliveries are running; retry later")
         name = delivery_name(self._config.node_id, call.delivery_id, call.node_index)
@@ -258,18 +259,27 @@ class StorageNode:
             raise InvalidRequest("a delivery of this id is running", field="delivery_id")
         self._delivering.add(name)
         try:
-            async for event in self._deliver(call, lease, keys):
+            async for event in self._deliver(call, keys):
                 yield event
         finally:
             self._delivering.discard(name)
 
-    async def _deliver(
-        self, call: DeliverCall, lease: Lease, keys: list[ChunkKeys]
-    ) -> AsyncIterator[int | NodeOutcome]:
-        held = await self._hold(call, ChunkKeys(b"".join(part.packed for part in keys)))
+    def _keys_of(self, call: DeliverCall) -> ChunkKeys:
+        """What this node is to deliver. Raises `DescriptorInvalid` where that is not its own, or not of the request."""
+        descriptor = call.descriptor
+        for each in call.ranges:
+            inside = descriptor.first_chunk <= each.first < each.stop <= descriptor.stop_chunk
+            if each.node_id != self._config.node_id or not inside:
+                raise DescriptorInvalid(f"{each} is not this node's to deliver", field="ranges")
+        if not call.ranges:
+            raise DescriptorInvalid("names no chunk", field="ranges")
+        return ChunkKeys(b"".join(descriptor.keys.run(each.first, each.count).packed for each in call.ranges))
+
+    async def _deliver(self, call: DeliverCall, keys: ChunkKeys) -> AsyncIterator[int | NodeOutcome]:
+        held = await self._hold(call, keys)
         task, delivery = None, None
         try:
-            delivery = Delivery(self._parts, call, lease.tenant, held.copies)
+            delivery = Delivery(self._parts, call, held.copies)
             task = self._spawn(self._run(delivery, call, held), traced=True)
         finally:
             if task is None:
@@ -337,7 +347,9 @@ class StorageNode:
             with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
                 return await self._tiers.pin_all(list(keys))
         except ChunkMissing:
-            wanted = [record for run in call.runs for record in records(call.descriptor.keys, run.first, run.count)]
+            wanted = [
+                record for each in call.ranges for record in records(call.descriptor.keys, each.first, each.count)
+            ]
             missing = [record for record in wanted if record.key not in self._tiers.residency]
             if self._objects is not None:  # without an answer of the object tier nothing is known of them
                 absent = self._objects.found_absent([record.key for record in missing])
@@ -358,7 +370,7 @@ class StorageNode:
                 self._spawn(self._linger(delivery, held))
         self._delivered_bytes += outcome.bytes_moved
         self._delivered.add(outcome.bytes_moved, {"order": outcome.order.name.lower(), "scheduled": outcome.scheduled})
-        if outcome.error_code == PeerLost.code() and delivery.peer is not None:
+        if outcome.error_code == PeerLost.code() and delivery.peer is not None and call.lease:
             self._spawn(self._release_if_gone(delivery.peer, call.lease))
         return outcome
 

@@ -12,9 +12,10 @@ from typing import Any
 from quire import PROTOCOL_VERSION
 from quire.model.errors import InvalidRequest
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Location, Node, Role
+from quire.model.nodes import Location, Node
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
+from quire.model.policy import TenantPolicy
 from quire.telemetry import logger
 from quire.transport import ucx_transport
 from quire.wire import convert
@@ -48,14 +49,14 @@ class StorageServicer(StorageServiceServicer):
     async def Deliver(self, request: pb.DeliverRequest, context: Any) -> AsyncIterator[pb.DeliverResponse]:
         tenant = self._permits.check(request)
         call = DeliverCall(
-            request.lease,
-            convert.transfer_id_from(request.delivery_id, "delivery_id"),
-            convert.descriptor_from(request.descriptor),
-            convert.runs_from(request.runs),
-            request.node_index,
-            request.compute_window_us,
-            request.layers_in_stream,
-            tenant,
+            delivery_id=convert.transfer_id_from(request.delivery_id, "delivery_id"),
+            descriptor=convert.descriptor_from(request.descriptor),
+            ranges=convert.ranges_from(request.ranges),
+            node_index=request.node_index,
+            compute_window_us=request.compute_window_us,
+            layers_in_stream=request.layers_in_stream,
+            tenant=TenantPolicy(tenant, request.tenant_weight, request.tenant_cap_bytes_per_s),
+            lease=request.lease,
         )
         async with contextlib.aclosing(self._node.deliver(call)) as events:  # type: ignore[type-var]
             async for event in events:
@@ -72,7 +73,7 @@ class StorageServicer(StorageServiceServicer):
             [convert.record_from(chunk) for chunk in request.chunks],
             convert.transfer_id_from(request.store_id, "store_id"),
             convert.target_from(request.source),
-            convert.runs_from(request.source_runs),
+            convert.ranges_from(request.source_ranges),
             request.source_chunk_count,
             request.node_index,
             convert.durability_from(request.durability),
@@ -124,17 +125,14 @@ async def serve(config: StorageConfig) -> None:
 
     def describe() -> Node:
         return Node(
-            config.node_id,
-            Role.STORAGE,
-            config.advertise or config.listen,
-            transport.address,
-            incarnation,
-            PROTOCOL_VERSION,
-            node.capacity_bytes,
-            node.used_bytes,
-            node.figures,
-            Location(socket.gethostname(), config.zone),
-            node.details,
+            node_id=config.node_id,
+            about=node.info,
+            grpc_address=config.advertise or config.listen,
+            incarnation=incarnation,
+            protocol_version=PROTOCOL_VERSION,
+            location=Location(socket.gethostname(), config.zone),
+            stats=node.stats,
+            notes=node.notes,
         )
 
     node = StorageNode(config, transport, ports, describe)

@@ -111,7 +111,7 @@ class Stores:
         self.ingested_bytes += moved
         self._counter.add(moved)
         present = bytes(record.key in acknowledged for record in call.records)
-        return NodeOutcome(self._config.node_id, call.source_runs, present, moved, quiesced=True)
+        return NodeOutcome(self._config.node_id, call.source_ranges, present, moved, quiesced=True)
 
     async def _secure(self, keys: set[bytes], level: Durability) -> set[bytes]:
         """What beyond this node's drives the level asks for; the keys that have it."""

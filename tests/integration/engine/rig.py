@@ -16,7 +16,7 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
-from quire.model.outcome import ChunkRun
+from quire.model.ranges import ChunkRange
 from quire_server.clock import SystemClock
 from quire_storage.arena import Arena
 from quire_storage.batches import Batches, Promotions, Reading
@@ -170,7 +170,7 @@ class Engine:
                 heal=self.integrity.heal,
                 on_corrupt=self.integrity.give_up,
             )
-            batches = Batches(reading, self.promotions, descriptor, (ChunkRun(0, len(numbers)),), held.copies)
+            batches = Batches(reading, self.promotions, descriptor, (ChunkRange("", 0, len(numbers)),), held.copies)
             for layer in range(shape.num_layers):
                 for batch in batches.batches:
                     ready = await batches.prepare(batch, layer, 0.0)

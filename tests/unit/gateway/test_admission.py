@@ -92,7 +92,7 @@ async def test_a_tenant_has_one_set_of_limits_whatever_the_frontend() -> None:
             pass
     with admission.admit(alice, Need()):
         pass
-    assert admission.figures["shed"] == 1
+    assert admission.stats["shed"] == 1
 
 
 class _LateClock(FakeClock):

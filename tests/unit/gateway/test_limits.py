@@ -22,10 +22,10 @@ def test_the_third_of_a_tenant_waits_and_another_tenant_does_not(limits: Limits,
             pass
         assert caught.value.retry_after_s > 0
         with tenants.admitted("b", *one):
-            assert tenants.figures["tenant.a.requests"] == 2
+            assert tenants.stats["tenant.a.requests"] == 2
     with tenants.admitted("a", *one):
         pass
-    assert tenants.figures == {}
+    assert tenants.stats == {}
 
 
 def test_what_is_larger_than_the_limit_goes_alone() -> None:
@@ -54,4 +54,4 @@ def test_nothing_is_kept_of_those_who_left(requests: list[tuple[str, int, int]])
             mine = running.get(tenant, [])
             assert len(mine) <= 4
             assert sum(mine) <= 40 or len([size for size in mine if size]) == 1
-    assert tenants.figures == {}
+    assert tenants.stats == {}

@@ -2,41 +2,46 @@
 
 from __future__ import annotations
 
-import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from quire.model.errors import DescriptorInvalid
-from quire.model.nodes import Segment
-from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.outcome import NodeOutcome
+from quire.model.ranges import ChunkRange, clip
 from quire_gateway.core.plan import delivered_mask, shares, usable_chunks
 
-
-def _segment(node: str, first: int, count: int) -> Segment:
-    return Segment(node, f"{node}:1", node.encode(), first, count)
+ADDRESSES = {"a": "a:1", "b": "b:1"}
 
 
-def test_shares_gather_runs_by_node() -> None:
-    made = shares([_segment("a", 0, 4), _segment("b", 4, 2), _segment("a", 6, 1)], 7)
-    assert [(share.index, share.node_id, share.runs) for share in made] == [
-        (0, "a", (ChunkRun(0, 4), ChunkRun(6, 1))),
-        (1, "b", (ChunkRun(4, 2),)),
+def test_shares_gather_ranges_by_node() -> None:
+    ranges = [ChunkRange("a", 0, 4), ChunkRange("b", 4, 2), ChunkRange("a", 6, 1)]
+    made = shares(ranges, ADDRESSES)
+    assert [(share.index, share.node_id, share.grpc_address, share.ranges) for share in made] == [
+        (0, "a", "a:1", (ranges[0], ranges[2])),
+        (1, "b", "b:1", (ranges[1],)),
     ]
 
 
-@pytest.mark.parametrize(
-    "segments", [[("a", 0, 3)], [("a", 1, 4)], [("a", 0, 3), ("b", 2, 2)], [("a", 0, 0), ("b", 0, 4)], []]
-)
-def test_gaps_and_overlaps_are_refused(segments: list[tuple[str, int, int]]) -> None:
-    with pytest.raises(DescriptorInvalid, match="segments"):
-        shares([_segment(*segment) for segment in segments], 4)
+@given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 40), st.integers(0, 40))
+def test_clipped_ranges_have_the_chunks_that_lie_within(counts: list[int], first: int, stop: int) -> None:
+    at, ranges = 0, list[ChunkRange]()
+    for count in counts:
+        ranges.append(ChunkRange("ab"[len(ranges) % 2], at, count))
+        at += count
+    there = {(each.node_id, chunk) for each in ranges for chunk in range(each.first, each.stop)}
+    cut = clip(ranges, first, stop)
+    assert {(each.node_id, chunk) for each in cut for chunk in range(each.first, each.stop)} == {
+        (node, chunk) for node, chunk in there if first <= chunk < stop
+    }
+    assert all(each.count > 0 for each in cut)
 
 
 def test_usable_ends_at_the_first_gap() -> None:
     """A node that failed leaves a hole; chunks behind it are delivered but of no use to an engine."""
     outcomes = [
-        NodeOutcome("a", (ChunkRun(0, 4), ChunkRun(6, 1)), b"\1\1\1\1\1"),
-        NodeOutcome("b", (ChunkRun(4, 2),), b"\1\0"),
+        NodeOutcome("a", (ChunkRange("a", 3, 4), ChunkRange("a", 9, 1)), b"\1\1\1\1\1"),
+        NodeOutcome("b", (ChunkRange("b", 7, 2),), b"\1\0"),
     ]
-    mask = delivered_mask(outcomes, 7)
+    mask = delivered_mask(outcomes, 3, 7)
     assert mask == b"\1\1\1\1\1\0\1"
     assert usable_chunks(mask) == 5
     assert usable_chunks(b"\1" * 3) == 3

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.model.layout import Dtype, KvLayout
-from quire.model.nodes import Node, Role, Segment
+from quire.model.nodes import Node, SchedulerInfo, StorageInfo
 from quire.model.profile import Profiles, ttft_s
 from quire_orchestrator.core.advice import advise
-from quire_orchestrator.core.placement import first_chunks, newcomer_rate
+from quire_orchestrator.core.placement import newcomer_rate
 
 LLAMA = KvLayout(32, 16, 8, 128, Dtype.BF16)
 _found = Profiles().find("Llama-3.1-8B", "a100-80gb")
@@ -50,25 +50,13 @@ def test_long_prefixes_are_looked_at_in_steps() -> None:
     assert advice.chunks == 62_000
 
 
-def _node(name: str, role: Role, figures: dict[str, float], details: dict[str, str]) -> Node:
-    return Node(name, role, "", b"", "", 1, figures=figures, details=details)
-
-
 def test_the_rate_is_that_of_the_nodes_link() -> None:
     """As the scheduler that leads reports it; a standby reports none."""
     nodes = [
-        _node("storage-0", Role.STORAGE, {}, {"link": "rack-1"}),
-        _node("leads", Role.SCHEDULER, {"link.rack-1.newcomer": 5e9, "link.rack-2.newcomer": 7e9}, {}),
-        _node("standby", Role.SCHEDULER, {"leads": 0}, {}),
+        Node(node_id="storage-0", about=StorageInfo(link="rack-1")),
+        Node(node_id="leads", about=SchedulerInfo(link_rates={"rack-1": 5 * 10**9, "rack-2": 7 * 10**9})),
+        Node(node_id="standby", about=SchedulerInfo()),
     ]
     assert newcomer_rate(nodes, "storage-0") == 5 * 10**9
     assert newcomer_rate(nodes[:1], "storage-0") == 0
     assert newcomer_rate(nodes, "unknown") == 0
-
-
-def test_segments_of_the_first_chunks() -> None:
-    segments = [Segment("a", "", b"", 0, 10), Segment("b", "", b"", 10, 5), Segment("a", "", b"", 15, 5)]
-    assert [each.chunk_count for each in first_chunks(segments, 12)] == [10, 2]
-    assert [each.chunk_count for each in first_chunks(segments, 10)] == [10]
-    assert first_chunks(segments, 0) == []
-    assert first_chunks(segments, 20) == segments

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from quire.model.index import OBJECT_TIER, Match, PlacedRun
 from quire.model.keys import SEGMENT_CHUNKS, ChunkKeys
-from quire.model.nodes import Location, Node, Role
-from quire_orchestrator.core.placement import placed_segments, readable_segments, rendezvous
+from quire.model.nodes import Location, Node, StorageInfo
+from quire.model.ranges import ChunkRange
+from quire_orchestrator.core.placement import placed_ranges, readable_ranges, rendezvous
 
 
 def _node(name: str) -> Node:
-    return Node(name, Role.STORAGE, f"{name}:1", name.encode(), "i", 1)
+    return Node(node_id=name, about=StorageInfo(worker_address=name.encode()), grpc_address=f"{name}:1")
 
 
 NODES = [_node(f"n{index}") for index in range(5)]
@@ -31,17 +32,17 @@ def test_a_leaving_node_moves_only_its_own_share() -> None:
 
 
 def test_a_run_of_chunks_sits_together() -> None:
-    """Segments start at index-segment boundaries, cover everything from `first` on, and are each at one node."""
+    """Ranges start at boundaries of index buckets, cover everything from `first` on, and are each at one node."""
     keys = ChunkKeys(b"".join(index.to_bytes(32, "big") for index in range(1000)))
-    segments = placed_segments(keys, 100, NODES)
+    ranges = placed_ranges(keys, 100, NODES)
     at = 100
-    for segment in segments:
-        assert segment.first_chunk == at
+    for each in ranges:
+        assert each.first == at
         assert at == 100 or at % SEGMENT_CHUNKS == 0
-        at += segment.chunk_count
+        at = each.stop
     assert at == 1000
-    shared = placed_segments(keys.run(0, 300), 0, NODES)
-    assert shared[0].node_id == segments[0].node_id, "the same prefix goes to the same node"
+    shared = placed_ranges(keys.run(0, 300), 0, NODES)
+    assert shared[0].node_id == ranges[0].node_id, "the same prefix goes to the same node"
 
 
 KEYS = ChunkKeys(b"".join(index.to_bytes(32, "big") for index in range(600)))
@@ -54,14 +55,14 @@ def test_the_nearest_replica_serves() -> None:
     match = Match((PlacedRun(7, ("n0", "n1", "n2")),))
 
     def serves(client: Location) -> list[str]:
-        return [segment.node_id for segment in readable_segments(match, live, KEYS, client)]
+        return [each.node_id for each in readable_ranges(match, live, KEYS, client)]
 
     assert serves(Location("h2", "z0")) == ["n2"]
     assert serves(Location("other", "z1")) == ["n1"]
     assert serves(Location()) == ["n0"]
-    far = readable_segments(Match((PlacedRun(600, (OBJECT_TIER,)),)), live, KEYS)
-    assert sum(segment.chunk_count for segment in far) == 600
-    assert far == placed_segments(KEYS, 0, list(live.values()))
+    far = readable_ranges(Match((PlacedRun(600, (OBJECT_TIER,)),)), live, KEYS)
+    assert sum(each.count for each in far) == 600
+    assert far == placed_ranges(KEYS, 0, list(live.values()))
 
 
 def test_readable_ends_where_no_replica_lives() -> None:
@@ -74,6 +75,5 @@ def test_readable_ends_where_no_replica_lives() -> None:
             PlacedRun(9, ("n0",)),
         )
     )
-    segments = readable_segments(match, LIVE, KEYS)
-    assert [(s.node_id, s.first_chunk, s.chunk_count) for s in segments] == [("n0", 0, 15), ("n2", 15, 3)]
-    assert readable_segments(Match((PlacedRun(4, ()),)), LIVE, KEYS) == []
+    assert readable_ranges(match, LIVE, KEYS) == [ChunkRange("n0", 0, 15), ChunkRange("n2", 15, 3)]
+    assert readable_ranges(Match((PlacedRun(4, ()),)), LIVE, KEYS) == []

@@ -7,12 +7,13 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.model.nodes import Node, Role
+from quire.model.nodes import DecoderInfo, Node
 from quire_orchestrator.core.routing import ImageRouter
 
 
 def _decoders(count: int) -> list[Node]:
-    return [Node(f"decoder-{index}", Role.DECODER, f"host:{index}", b"", "i", 1) for index in range(count)]
+    names = [f"decoder-{index}" for index in range(count)]
+    return [Node(node_id=name, about=DecoderInfo(), grpc_address=f"{name}:1") for name in names]
 
 
 def _owner(router: ImageRouter, name: str, decoders: list[Node]) -> str:

@@ -12,7 +12,7 @@ from quire.model.hashing import Namespace, block_keys
 from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
-from quire.model.nodes import Node, Role
+from quire.model.nodes import Node, StorageInfo
 from quire.model.profile import Profiles
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
@@ -26,7 +26,7 @@ class _Members:
     """Two storage nodes, alive for ever."""
 
     async def live(self, now_ms: int) -> list[Node]:
-        return [Node(name, Role.STORAGE, name, b"", name, PROTOCOL_VERSION) for name in ("a", "b")]
+        return [Node(node_id=name, about=StorageInfo(), protocol_version=PROTOCOL_VERSION) for name in ("a", "b")]
 
 
 class _Policies:
@@ -70,9 +70,10 @@ async def test_a_prefix_that_lies_in_the_object_tier_alone_can_be_extended() -> 
     stored = records(keys, 0, 2)
     await index.add_objects(stored, await index.register("a", stored, 0))
     await index.unregister("a", stored, 0, only_in_object=True)
-    segments, known = await orchestrator.allocate(keys, 2, Durability.LOCAL, OnExisting.SKIP)
+    ranges, nodes, known = await orchestrator.allocate(keys, 2, Durability.LOCAL, OnExisting.SKIP)
     assert known == 2
-    assert sum(segment.chunk_count for segment in segments) == 2 and segments[0].first_chunk == 2
+    assert sum(each.count for each in ranges) == 2 and ranges[0].first == 2
+    assert [node.node_id for node in nodes] == [each.node_id for each in ranges]
     assert not holders.asked, "what the object tier has is as durable as anything can be"
 
 

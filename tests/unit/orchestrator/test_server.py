@@ -11,6 +11,7 @@ import quire_orchestrator.server as server
 from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire.model.ranges import ChunkRange
 from quire.wire import convert
 from quire.wire.v1 import gateway_pb2
 from quire_orchestrator.runtime import Found, Question
@@ -18,7 +19,7 @@ from quire_orchestrator.runtime import Found, Question
 
 class _Orchestrator:
     async def lookup(self, question: Question) -> Found:
-        return Found(len(question.keys), [], b"", 0, 0)
+        return Found([ChunkRange("a", 0, len(question.keys))])
 
 
 async def test_a_look_up_by_tokens_hashes_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,9 @@ from quire.model.errors import (
     TargetInvalid,
 )
 from quire.model.keys import ChunkKeys
-from quire.model.lease import Lease, LeasedRun, LeaseSigner
+from quire.model.lease import Lease, LeaseSigner
+from quire.model.policy import TenantPolicy
+from quire.model.ranges import ChunkRange
 from quire.telemetry.trace import binary_context, from_binary
 from quire.transport.messages import (
     LayerProduced,
@@ -87,18 +89,25 @@ def test_descriptor_refuses_what_cannot_work() -> None:
 
 
 def test_lease_is_bound_to_its_chunks_node_time_and_secret() -> None:
-    """A lease says what it covers; altered, expired, or of another cluster it is refused."""
+    """A lease says what it is over; altered, expired, or of another cluster it is refused."""
     keys = ChunkKeys(bytes(range(64)))
-    run = LeasedRun("a", 3, 2, keys.digest())
-    lease = Lease(b"i" * 16, keys.at(1), keys.at(0), 1000, (run,))
+    lease = Lease(
+        lease_id=b"i" * 16,
+        tip=keys.at(1),
+        tip_segment=keys.at(0),
+        expires_ms=1000,
+        ranges=(ChunkRange("a", 0, 1), ChunkRange("b", 1, 1)),
+        keys_digest=keys.digest(),
+        addresses={"a": "a:1", "b": "b:1"},
+        tenant=TenantPolicy("t", 2.0, 7),
+    )
     signer = LeaseSigner(b"secret")
     token = signer.sign(lease)
     assert signer.open(token) == lease
     lease.check_fresh(999)
-    assert lease.covers("a", 3, keys)
-    assert not lease.covers("b", 3, keys)
-    assert not lease.covers("a", 0, keys)
-    assert not lease.covers("a", 3, keys.run(0, 1))
+    lease.check_keys(keys)
+    with pytest.raises(LeaseForged, match="keys"):
+        lease.check_keys(keys.run(0, 1))
     with pytest.raises(LeaseExpired):
         lease.check_fresh(1000)
     with pytest.raises(LeaseForged):

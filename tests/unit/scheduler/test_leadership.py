@@ -52,7 +52,7 @@ async def test_a_standby_takes_over_within_a_lease_and_what_was_known_is_forgott
     assert schedulers[0].admit("default", _demand("a")).rate_bytes_per_s == 1_000_000
     with pytest.raises(NotLeader, match="first leads"):
         schedulers[1].admit("default", _demand("a"))
-    assert schedulers[1].figures["leads"] == 0
+    assert schedulers[1].stats["leads"] == 0
 
     # The first falls silent, as if it were killed.
     assert leaderships[0]._task is not None
@@ -130,10 +130,10 @@ async def test_links_and_limits() -> None:
         "a": 1_000_000,
         "b": 500_000,
     }
-    assert scheduler.figures["link.rack-1.newcomer"] == 500_000
+    assert scheduler.stats["link.rack-1.newcomer"] == 500_000
     scheduler.finish("a")
     scheduler.finish("nobody")
-    assert scheduler.figures["link.rack-1.newcomer"] == 1_000_000
+    assert scheduler.stats["link.rack-1.newcomer"] == 1_000_000
     for number in range(500):  # crashed nodes leave no trace behind
         clock._now_s += 1.0
         scheduler.admit("rack-1", _demand(f"lost-{number}"))
@@ -153,7 +153,7 @@ async def test_the_limit_counts_only_those_that_are_alive() -> None:
     with pytest.raises(TooManyRequests):
         scheduler.admit("default", _demand("d"))
     await clock.advance(1.0)
-    assert scheduler.figures["link.default.granted"] == 0
+    assert scheduler.stats["link.default.granted"] == 0
     assert scheduler.admit("default", _demand("d")).rate_bytes_per_s == 1_000_000
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import zlib
@@ -21,13 +20,13 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.errors import DescriptorInvalid, LayoutInvalid, PoolFull
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
-from quire.model.outcome import ChunkRun
+from quire.model.ranges import ChunkRange, clip
 from quire_storage.core.checksums import combined, mismatches, slice_checksums
 from quire_storage.core.chunks import Chunk, Copy, MemoryPlace
 from quire_storage.core.drr import DeficitRoundRobin
 from quire_storage.core.extents import extents
 from quire_storage.core.pacing import Pacer
-from quire_storage.core.plan import BatchPlan, check_shapes, choose_order, cut_runs
+from quire_storage.core.plan import BatchPlan, check_shapes, choose_order, places
 from quire_storage.core.slots import Shape, SlotAllocator
 
 _CAPACITY, _SLAB = 1 << 20, 1 << 16
@@ -177,43 +176,74 @@ def _scene(order: Sequence[int], layers: int, size: int) -> tuple[npt.NDArray[np
     return arena, chunks, descriptor, stride
 
 
-def _plan(descriptor: Descriptor, runs: Sequence[ChunkRun], chunks: Sequence[Copy]) -> BatchPlan:
+def _plan(descriptor: Descriptor, ranges: Sequence[ChunkRange], chunks: Sequence[Copy]) -> BatchPlan:
     bases = np.array([int(_slices(chunk)[0]) for chunk in chunks], dtype=np.int64)
-    return BatchPlan(descriptor, runs, [copy.chunk for copy in chunks], bases)
+    return BatchPlan(descriptor, [copy.chunk for copy in chunks], bases, places(descriptor, ranges))
 
 
-@given(st.permutations(range(14)), st.integers(1, 5), st.sampled_from([100, 4096, 8192]), st.integers(1, 50_000))
-def test_pieces_assemble_the_layer_major_payload(order: list[int], layers: int, size: int, bytes_max: int) -> None:
-    """Executed literally, the pieces of two nodes' runs give the reference payload: layer, chunk, slice."""
+@given(
+    st.permutations(range(14)),
+    st.integers(1, 5),
+    st.sampled_from([100, 4096, 8192]),
+    st.integers(1, 50_000),
+    st.integers(0, 8),
+    st.none() | st.permutations(range(20)),
+    st.booleans(),
+)
+def test_pieces_assemble_the_payload_where_it_was_asked_for(
+    order: list[int],
+    layers: int,
+    size: int,
+    bytes_max: int,
+    first: int,
+    blocks: list[int] | None,
+    strided: bool,
+) -> None:
+    """Executed literally, the pieces of two nodes' ranges put every slice at l·stride + offset_i, and nothing else.
+
+    From any chunk on, back to back or in an engine's blocks, which are in any order.
+    """
     arena, chunks, descriptor, stride = _scene(order, layers, size)
-    payload = np.zeros(descriptor.payload_bytes, dtype=np.uint8)
-    written = np.zeros(descriptor.payload_bytes, dtype=np.uint8)
-    for runs in ((ChunkRun(0, 3), ChunkRun(9, 5)), (ChunkRun(3, 6),)):
-        mine = [chunk for run in runs for chunk in chunks[run.first : run.first + run.count]]
-        batches = [
-            _plan(descriptor, cut_runs(runs, start, start + 3), mine[start : start + 3])
-            for start in range(0, len(mine), 3)
-        ]
-        for layer, plan in itertools.product(range(layers), batches):
-            assert plan.corrupt(arena, layer, layer * stride) == []
-            for piece in plan.pieces(layer, layer * stride, bytes_max):
-                at = piece.remote_offset
-                assert piece.bytes <= max(bytes_max, size)
-                for offset in piece.offsets.tolist():
-                    payload[at : at + piece.length] = arena[offset : offset + piece.length]
-                    written[at : at + piece.length] += 1
-                    at += piece.length
-    reference = np.stack(
-        [np.stack([arena[at : at + size] for at in _slices(chunk).tolist()]) for chunk in chunks], axis=1
+    count = len(order) - first
+    offsets = np.array(blocks[:count] if blocks else range(count), dtype="<u8") * (size + 64 * bool(blocks))
+    apart = int(offsets.max()) + size + 128 * strided
+    descriptor = replace(
+        descriptor,
+        first_chunk=first,
+        layer_stride=apart if strided or blocks else 0,
+        chunk_offsets=offsets.tobytes() if blocks else b"",
+        target=replace(descriptor.target, length=layers * apart),
     )
-    assert (written == 1).all(), "every byte is written once"
-    assert np.array_equal(payload, reference.reshape(-1))
+    got = np.zeros(layers * apart, dtype=np.uint8)
+    written = np.zeros(layers * apart, dtype=np.uint8)
+    whole = (ChunkRange("a", 0, 3), ChunkRange("b", 3, 6), ChunkRange("a", 9, 5))
+    for node in "ab":
+        ranges = clip([each for each in whole if each.node_id == node], first, 14)
+        for each in ranges:
+            plan = _plan(descriptor, [each], chunks[each.first : each.stop])
+            for layer in range(layers):
+                assert plan.corrupt(arena, layer, layer * stride) == []
+                for piece in plan.pieces(layer, layer * stride, bytes_max):
+                    at = piece.remote_offset
+                    assert piece.bytes <= max(bytes_max, size)
+                    for offset in piece.offsets.tolist():
+                        got[at : at + piece.length] = arena[offset : offset + piece.length]
+                        written[at : at + piece.length] += 1
+                        at += piece.length
+    expected, wanted = np.zeros_like(got), np.zeros_like(written)
+    for position, chunk in enumerate(chunks[first:]):
+        for layer, at in enumerate(_slices(chunk).tolist()):
+            here = layer * descriptor.stride + int(offsets[position])
+            expected[here : here + size] = arena[at : at + size]
+            wanted[here : here + size] += 1
+    assert np.array_equal(written, wanted), "every byte is written once, and none besides"
+    assert np.array_equal(got, expected)
 
 
 @given(st.permutations(range(9)), st.integers(0, 8), st.integers(0, 2), st.integers(0, 699))
 def test_one_flipped_bit_is_found_where_it_is(order: list[int], victim: int, layer: int, position: int) -> None:
     arena, chunks, descriptor, stride = _scene(order, 3, 4096)
-    plan = _plan(descriptor, (ChunkRun(0, 9),), chunks)
+    plan = _plan(descriptor, (ChunkRange("", 0, 9),), chunks)
     arena[int(_slices(chunks[victim])[layer]) + position] ^= 1 << position % 8
     for each in range(3):
         assert plan.corrupt(arena, each, each * stride) == ([victim] if each == layer else [])

@@ -79,7 +79,7 @@ async def test_a_scheduler_that_goes_and_comes_back() -> None:
     assert (first.rate_bytes_per_s, first.scheduled) == (1_000_000, True)
     await clock.advance(0.2)
     assert (first.rate_bytes_per_s, first.scheduled) == (4_000_000, False)
-    assert rates.figures["rate.fallback"] == 1
+    assert rates.stats["rate.fallback"] == 1
     second = await rates.admit(_request("b"))
     assert [each.rate_bytes_per_s for each in (first, second)] == [2_000_000] * 2
     rates.finish(second)
@@ -88,7 +88,7 @@ async def test_a_scheduler_that_goes_and_comes_back() -> None:
     await clock.advance(0.11)
     assert (first.rate_bytes_per_s, first.scheduled) == (1_000_000, True)
     assert scheduler.heard[-1] == ("admit", "a", 8, 1_000_000), "it says what it had"
-    assert rates.figures["rate.fallback"] == 0
+    assert rates.stats["rate.fallback"] == 0
     rates.finish(first)
     await rates.close()
 
@@ -116,10 +116,10 @@ async def test_deliveries_shorter_than_the_pause_find_the_scheduler_again() -> N
     admission = asyncio.create_task(rates.admit(_request("a")))
     await clock.advance(1.0)
     rates.finish(await admission)
-    assert rates.figures["rate.fallback"] == 1
+    assert rates.stats["rate.fallback"] == 1
     scheduler.away = False
     await clock.advance(2.0)
-    assert rates.figures["rate.fallback"] == 0
+    assert rates.stats["rate.fallback"] == 0
     assert (await rates.admit(_request("b"))).scheduled
     await rates.close()
 
@@ -140,7 +140,7 @@ async def test_a_refusal_costs_its_own_delivery_only() -> None:
     assert not bad.scheduled
     await clock.advance(0.3)
     assert (first.rate_bytes_per_s, first.scheduled) == (1_000_000, True)
-    assert rates.figures["rate.fallback"] == 0
+    assert rates.stats["rate.fallback"] == 0
     await rates.close()
 
 
@@ -229,7 +229,7 @@ async def test_an_admission_that_is_cancelled_leaves_nothing_behind() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert rates.figures["rate.granted"] == 0
+    assert rates.stats["rate.granted"] == 0
 
 
 async def test_chunkwise_deliveries_share_the_port_and_not_the_pool() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from quire.model.errors import NodeUnavailable
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Node, Role
+from quire.model.nodes import Node, StorageInfo
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
 from quire_storage.replication import Replicator, keepers_of
@@ -74,7 +74,7 @@ async def test_memory_of_a_copy_that_a_silent_node_may_still_write_stays_mapped(
     transport = _Transport()
     replicator = _replicator(transport)
     chunk = Chunk(ChunkRecord(b"k" * 32, b"", b"k" * 32, b""), 2, 64, np.zeros(2, dtype=np.uint32))
-    source = Node("storage-1", Role.STORAGE, "", b"", "", 1)
+    source = Node(node_id="storage-1", about=StorageInfo())
     assert [pair async for pair in replicator._land(source, [chunk])] == []
     gc.collect()
     assert not transport.regions[0].closed
@@ -86,7 +86,7 @@ async def test_quarantined_memory_is_bounded() -> None:
     transport = _Transport()
     replicator = _replicator(transport)
     chunk = Chunk(ChunkRecord(b"k" * 32, b"", b"k" * 32, b""), 2, 64, np.zeros(2, dtype=np.uint32))
-    source = Node("storage-1", Role.STORAGE, "", b"", "", 1)
+    source = Node(node_id="storage-1", about=StorageInfo())
     for _ in range(20):
         assert [pair async for pair in replicator._land(source, [chunk])] == []
     assert len(transport.regions) == 16
@@ -100,7 +100,7 @@ class _Keepers:
         self.given_up: list[bytes] = []
 
     async def storage_nodes(self) -> list[Node]:
-        return [Node(name, Role.STORAGE, "", b"", "", 1) for name in self._kept]
+        return [Node(node_id=name, about=StorageInfo()) for name in self._kept]
 
     async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
         return [key in self._kept[node.node_id] for key in keys]
@@ -116,7 +116,7 @@ async def test_a_copy_is_given_up_only_where_both_others_are_on_drives() -> None
     one, two, three = (bytes([number]) * 32 for number in range(3))
     world = _Keepers({"b": {one, two}, "c": {two, three}})
     config, none = StorageConfig(cluster_secret="s"), cast(Any, None)
-    me = Node("a", Role.STORAGE, "", b"", "", 1)
+    me = Node(node_id="a", about=StorageInfo())
     parts: Any = (config, world, _Transport(), none, none, world, _Clock(), lambda: me)
     replicator = Replicator(*parts)
     await replicator._give_up([one, two, three], ("b", "c"))

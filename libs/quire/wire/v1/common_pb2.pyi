@@ -301,8 +301,12 @@ class Descriptor(_message.Message):
     PER_LAYER_CHUNK_BYTES_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    FIRST_CHUNK_FIELD_NUMBER: _builtins.int
+    CHUNK_COUNT_FIELD_NUMBER: _builtins.int
+    LAYER_STRIDE_FIELD_NUMBER: _builtins.int
+    CHUNK_OFFSETS_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
-    """Matched chunk keys in prefix order, each 32 bytes, concatenated."""
+    """Keys of the matched prefix from its start, each 32 bytes, concatenated."""
     num_layers: _builtins.int
     """Number of model layers L."""
     chunk_tokens: _builtins.int
@@ -311,9 +315,17 @@ class Descriptor(_message.Message):
     """Slice size S in bytes: one layer of one chunk."""
     order: Global___DeliveryOrder.ValueType
     """Delivery order."""
+    first_chunk: _builtins.int
+    """First chunk to deliver: those before it are the client's already."""
+    chunk_count: _builtins.int
+    """Number of chunks to deliver, N; 0 for all from first_chunk on."""
+    layer_stride: _builtins.int
+    """Bytes from a layer of a chunk to its next one; 0 for N * S."""
+    chunk_offsets: _builtins.bytes
+    """Where each delivered chunk lies within a layer: N offsets of 8 bytes, little-endian; empty for offset_i = i * S."""
     @_builtins.property
     def target(self) -> Global___RdmaTarget:
-        """Client buffer. Layer l of chunk i lands at (l * N + i) * S, N being the number of keys."""
+        """Client memory. Layer l of the i-th delivered chunk lands at l * layer_stride + offset_i of it."""
 
     def __init__(
         self,
@@ -324,10 +336,14 @@ class Descriptor(_message.Message):
         per_layer_chunk_bytes: _builtins.int = ...,
         order: Global___DeliveryOrder.ValueType = ...,
         target: Global___RdmaTarget | None = ...,
+        first_chunk: _builtins.int = ...,
+        chunk_count: _builtins.int = ...,
+        layer_stride: _builtins.int = ...,
+        chunk_offsets: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "chunk_tokens", b"chunk_tokens", "num_layers", b"num_layers", "order", b"order", "per_layer_chunk_bytes", b"per_layer_chunk_bytes", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_count", b"chunk_count", "chunk_keys", b"chunk_keys", "chunk_offsets", b"chunk_offsets", "chunk_tokens", b"chunk_tokens", "first_chunk", b"first_chunk", "layer_stride", b"layer_stride", "num_layers", b"num_layers", "order", b"order", "per_layer_chunk_bytes", b"per_layer_chunk_bytes", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -390,42 +406,64 @@ class NamespacePolicy(_message.Message):
 Global___NamespacePolicy: _TypeAlias = NamespacePolicy  # noqa: Y015
 
 @_typing.final
-class Segment(_message.Message):
-    """A run of chunks of one request, held by one storage node."""
+class ChunkRange(_message.Message):
+    """Consecutive chunks of a request at one storage node."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: _builtins.int
-    GRPC_ADDRESS_FIELD_NUMBER: _builtins.int
-    WORKER_ADDRESS_FIELD_NUMBER: _builtins.int
     FIRST_CHUNK_FIELD_NUMBER: _builtins.int
     CHUNK_COUNT_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
-    """Storage node that holds it."""
-    grpc_address: _builtins.str
-    """Address of that node's gRPC server, host:port."""
-    worker_address: _builtins.bytes
-    """Address of that node's UCX worker."""
+    """The storage node."""
     first_chunk: _builtins.int
-    """Index of the first chunk within the request."""
+    """Index of the first chunk within the request's keys."""
     chunk_count: _builtins.int
     """Number of chunks."""
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
-        grpc_address: _builtins.str = ...,
-        worker_address: _builtins.bytes = ...,
         first_chunk: _builtins.int = ...,
         chunk_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_count", b"chunk_count", "first_chunk", b"first_chunk", "grpc_address", b"grpc_address", "node_id", b"node_id", "worker_address", b"worker_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_count", b"chunk_count", "first_chunk", b"first_chunk", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Segment: _TypeAlias = Segment  # noqa: Y015
+Global___ChunkRange: _TypeAlias = ChunkRange  # noqa: Y015
+
+@_typing.final
+class NodeAddress(_message.Message):
+    """How a storage node is reached."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    GRPC_ADDRESS_FIELD_NUMBER: _builtins.int
+    WORKER_ADDRESS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The storage node."""
+    grpc_address: _builtins.str
+    """Its gRPC server, host:port; empty where only its data plane is of interest."""
+    worker_address: _builtins.bytes
+    """Its UCX worker."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        grpc_address: _builtins.str = ...,
+        worker_address: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grpc_address", b"grpc_address", "node_id", b"node_id", "worker_address", b"worker_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeAddress: _TypeAlias = NodeAddress  # noqa: Y015
 
 @_typing.final
 class Node(_message.Message):
@@ -434,7 +472,7 @@ class Node(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
-    class FiguresEntry(_message.Message):
+    class StatsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -454,7 +492,27 @@ class Node(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
-    class DetailsEntry(_message.Message):
+    class TenantStatsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class NotesEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -474,94 +532,211 @@ class Node(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     NODE_ID_FIELD_NUMBER: _builtins.int
-    ROLE_FIELD_NUMBER: _builtins.int
     GRPC_ADDRESS_FIELD_NUMBER: _builtins.int
-    WORKER_ADDRESS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
-    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
-    USED_BYTES_FIELD_NUMBER: _builtins.int
-    FIGURES_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     ZONE_FIELD_NUMBER: _builtins.int
-    DETAILS_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
+    DECODER_FIELD_NUMBER: _builtins.int
+    GATEWAY_FIELD_NUMBER: _builtins.int
+    SCHEDULER_FIELD_NUMBER: _builtins.int
+    STATS_FIELD_NUMBER: _builtins.int
+    TENANT_STATS_FIELD_NUMBER: _builtins.int
+    NOTES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Stable name; survives restarts."""
-    role: Global___Role.ValueType
-    """What it is."""
     grpc_address: _builtins.str
     """Address of its gRPC server, host:port."""
-    worker_address: _builtins.bytes
-    """Address of its UCX worker; empty for a node without a data plane."""
     incarnation: _builtins.str
     """Random at each start: tells a restarted node from the one before."""
     protocol_version: _builtins.int
     """Version of the protocol it speaks; others are not used."""
-    capacity_bytes: _builtins.int
-    """Bytes of chunks it can hold."""
-    used_bytes: _builtins.int
-    """Bytes of chunks it holds."""
     host: _builtins.str
     """The machine it runs on; members that have it in common are near."""
     zone: _builtins.str
     """The zone or rack; less near than the host."""
     @_builtins.property
-    def figures(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """Key figures for `quire status`, e.g. "tier.memory.chunks"."""
+    def storage(self) -> Global___StorageInfo: ...
+    @_builtins.property
+    def decoder(self) -> Global___DecoderInfo: ...
+    @_builtins.property
+    def gateway(self) -> Global___GatewayInfo: ...
+    @_builtins.property
+    def scheduler(self) -> Global___SchedulerInfo: ...
+    @_builtins.property
+    def stats(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Numbers for people and for metrics, e.g. "hits memory". No service reads them."""
 
     @_builtins.property
-    def details(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+    def tenant_stats(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The same by tenant, e.g. "tenant.ab12.requests": for operators."""
+
+    @_builtins.property
+    def notes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What it works with, for people, e.g. "io": "io_uring, direct"."""
 
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
-        role: Global___Role.ValueType = ...,
         grpc_address: _builtins.str = ...,
-        worker_address: _builtins.bytes = ...,
         incarnation: _builtins.str = ...,
         protocol_version: _builtins.int = ...,
-        capacity_bytes: _builtins.int = ...,
-        used_bytes: _builtins.int = ...,
-        figures: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         host: _builtins.str = ...,
         zone: _builtins.str = ...,
-        details: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        storage: Global___StorageInfo | None = ...,
+        decoder: Global___DecoderInfo | None = ...,
+        gateway: Global___GatewayInfo | None = ...,
+        scheduler: Global___SchedulerInfo | None = ...,
+        stats: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        tenant_stats: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        notes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "decoder", b"decoder", "gateway", b"gateway", "scheduler", b"scheduler", "storage", b"storage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "details", b"details", "figures", b"figures", "grpc_address", b"grpc_address", "host", b"host", "incarnation", b"incarnation", "node_id", b"node_id", "protocol_version", b"protocol_version", "role", b"role", "used_bytes", b"used_bytes", "worker_address", b"worker_address", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "decoder", b"decoder", "gateway", b"gateway", "grpc_address", b"grpc_address", "host", b"host", "incarnation", b"incarnation", "node_id", b"node_id", "notes", b"notes", "protocol_version", b"protocol_version", "scheduler", b"scheduler", "stats", b"stats", "storage", b"storage", "tenant_stats", b"tenant_stats", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_about: _TypeAlias = _typing.Literal["storage", "decoder", "gateway", "scheduler"]  # noqa: Y015
+    _WhichOneofArgType_about: _TypeAlias = _typing.Literal["about", b"about"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_about) -> _WhichOneofReturnType_about | None: ...
 
 Global___Node: _TypeAlias = Node  # noqa: Y015
 
 @_typing.final
-class ChunkRun(_message.Message):
-    """Consecutive chunks of a request."""
+class StorageInfo(_message.Message):
+    """A storage node."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    FIRST_CHUNK_FIELD_NUMBER: _builtins.int
-    CHUNK_COUNT_FIELD_NUMBER: _builtins.int
-    first_chunk: _builtins.int
-    """Index of the first chunk."""
-    chunk_count: _builtins.int
-    """Number of chunks."""
+    WORKER_ADDRESS_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    LINK_FIELD_NUMBER: _builtins.int
+    HAS_OBJECT_TIER_FIELD_NUMBER: _builtins.int
+    worker_address: _builtins.bytes
+    """Address of its UCX worker."""
+    capacity_bytes: _builtins.int
+    """Bytes of chunks that it has space for."""
+    used_bytes: _builtins.int
+    """Bytes of chunks that it has."""
+    link: _builtins.str
+    """Link by which it delivers: the scheduler's name for what is shared."""
+    has_object_tier: _builtins.bool
+    """Whether it reads and writes the object tier."""
     def __init__(
         self,
         *,
-        first_chunk: _builtins.int = ...,
-        chunk_count: _builtins.int = ...,
+        worker_address: _builtins.bytes = ...,
+        capacity_bytes: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+        link: _builtins.str = ...,
+        has_object_tier: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_count", b"chunk_count", "first_chunk", b"first_chunk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "has_object_tier", b"has_object_tier", "link", b"link", "used_bytes", b"used_bytes", "worker_address", b"worker_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___ChunkRun: _TypeAlias = ChunkRun  # noqa: Y015
+Global___StorageInfo: _TypeAlias = StorageInfo  # noqa: Y015
+
+@_typing.final
+class DecoderInfo(_message.Message):
+    """A decoder."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BUILD_FIELD_NUMBER: _builtins.int
+    CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    USED_BYTES_FIELD_NUMBER: _builtins.int
+    build: _builtins.str
+    """What decides the pixels: VAE, precision, versions. Images of one build are equal."""
+    capacity_bytes: _builtins.int
+    """Bytes that its cache has space for."""
+    used_bytes: _builtins.int
+    """Bytes in its cache."""
+    def __init__(
+        self,
+        *,
+        build: _builtins.str = ...,
+        capacity_bytes: _builtins.int = ...,
+        used_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "capacity_bytes", b"capacity_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DecoderInfo: _TypeAlias = DecoderInfo  # noqa: Y015
+
+@_typing.final
+class GatewayInfo(_message.Message):
+    """A gateway."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatewayInfo: _TypeAlias = GatewayInfo  # noqa: Y015
+
+@_typing.final
+class SchedulerInfo(_message.Message):
+    """A scheduler."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINKS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkRate]:
+        """Of the one that leads: what one more delivery would get on each link."""
+
+    def __init__(
+        self,
+        *,
+        links: _abc.Iterable[Global___LinkRate] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SchedulerInfo: _TypeAlias = SchedulerInfo  # noqa: Y015
+
+@_typing.final
+class LinkRate(_message.Message):
+    """What one more delivery would get on a link."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINK_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    link: _builtins.str
+    """The link."""
+    bytes_per_s: _builtins.int
+    """Bytes per second."""
+    def __init__(
+        self,
+        *,
+        link: _builtins.str = ...,
+        bytes_per_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_s", b"bytes_per_s", "link", b"link"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkRate: _TypeAlias = LinkRate  # noqa: Y015
 
 @_typing.final
 class NodeOutcome(_message.Message):
@@ -571,7 +746,7 @@ class NodeOutcome(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     DELIVERED_FIELD_NUMBER: _builtins.int
-    RUNS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     ORDER_FIELD_NUMBER: _builtins.int
     RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
@@ -582,7 +757,7 @@ class NodeOutcome(_message.Message):
     node_id: _builtins.str
     """The storage node."""
     delivered: _builtins.bytes
-    """For each chunk of `runs`, in order: 1 delivered (or kept), 0 not."""
+    """For each chunk of `ranges`, in order: 1 delivered (or kept), 0 not."""
     bytes: _builtins.int
     """Bytes moved."""
     order: Global___DeliveryOrder.ValueType
@@ -598,7 +773,7 @@ class NodeOutcome(_message.Message):
     error_message: _builtins.str
     """What failed, in words."""
     @_builtins.property
-    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRun]:
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRange]:
         """What was asked of this node."""
 
     def __init__(
@@ -606,7 +781,7 @@ class NodeOutcome(_message.Message):
         *,
         node_id: _builtins.str = ...,
         delivered: _builtins.bytes = ...,
-        runs: _abc.Iterable[Global___ChunkRun] | None = ...,
+        ranges: _abc.Iterable[Global___ChunkRange] | None = ...,
         bytes: _builtins.int = ...,
         order: Global___DeliveryOrder.ValueType = ...,
         rate_bytes_per_s: _builtins.int = ...,
@@ -617,7 +792,7 @@ class NodeOutcome(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "delivered", b"delivered", "error_code", b"error_code", "error_message", b"error_message", "node_id", b"node_id", "order", b"order", "quiesced", b"quiesced", "rate_bytes_per_s", b"rate_bytes_per_s", "runs", b"runs", "scheduled", b"scheduled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "delivered", b"delivered", "error_code", b"error_code", "error_message", b"error_message", "node_id", b"node_id", "order", b"order", "quiesced", b"quiesced", "ranges", b"ranges", "rate_bytes_per_s", b"rate_bytes_per_s", "scheduled", b"scheduled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

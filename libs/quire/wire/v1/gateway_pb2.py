@@ -26,7 +26,7 @@ from quire.wire.v1 import common_pb2 as quire_dot_v1_dot_common__pb2
 from quire.wire.v1 import images_pb2 as quire_dot_v1_dot_images__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/gateway.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x15quire/v1/images.proto\"^\n\x10SetPolicyRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\r\n\x05ttl_s\x18\x02 \x01(\x04\x12\x13\n\x0bquota_bytes\x18\x03 \x01(\x04\"\x13\n\x11SetPolicyResponse\"P\n\x10SetTenantRequest\x12\x13\n\x0btenant_salt\x18\x01 \x01(\x0c\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x17\n\x0f\x63\x61p_bytes_per_s\x18\x03 \x01(\x04\"\x13\n\x11SetTenantResponse\"&\n\x0fSetThetaRequest\x12\x13\n\x0btheta_bytes\x18\x01 \x01(\x04\"\x12\n\x10SetThetaResponse\"\xb4\x01\n\rLookupRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x14\n\x0clease_ttl_ms\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0c\n\x04zone\x18\x06 \x01(\t\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\"\xc2\x01\n\x0eLookupResponse\x12\x16\n\x0ematched_chunks\x18\x01 \x01(\r\x12\x16\n\x0ematched_tokens\x18\x02 \x01(\r\x12\r\n\x05lease\x18\x03 \x01(\x0c\x12\x18\n\x10lease_expires_ms\x18\x04 \x01(\x04\x12#\n\x08segments\x18\x05 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x10\n\x08index_us\x18\x06 \x01(\r\x12 \n\x06\x61\x64vice\x18\x07 \x01(\x0b\x32\x10.quire.v1.Advice\"\x8e\x01\n\x06\x41\x64vice\x12\x13\n\x0btake_chunks\x18\x01 \x01(\r\x12\x19\n\x11\x63ompute_window_us\x18\x02 \x01(\r\x12\x18\n\x10rate_bytes_per_s\x18\x03 \x01(\x04\x12\x0f\n\x07ttft_us\x18\x04 \x01(\x04\x12\x13\n\x0bttft_all_us\x18\x05 \x01(\x04\x12\x14\n\x0cttft_none_us\x18\x06 \x01(\x04\"\xb6\x01\n\x0c\x46\x65tchRequest\x12\r\n\x05lease\x18\x01 \x01(\x0c\x12\x13\n\x0b\x64\x65livery_id\x18\x02 \x01(\x0c\x12(\n\ndescriptor\x18\x03 \x01(\x0b\x32\x14.quire.v1.Descriptor\x12#\n\x08segments\x18\x04 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x19\n\x11\x63ompute_window_us\x18\x05 \x01(\r\x12\x18\n\x10layers_in_stream\x18\x06 \x01(\x08\"\x93\x01\n\rFetchResponse\x12\'\n\x05layer\x18\x01 \x01(\x0b\x32\x16.quire.v1.LayerArrivedH\x00\x12%\n\x04node\x18\x02 \x01(\x0b\x32\x15.quire.v1.NodeOutcomeH\x00\x12)\n\x07summary\x18\x03 \x01(\x0b\x32\x16.quire.v1.FetchSummaryH\x00\x42\x07\n\x05\x65vent\".\n\x0cLayerArrived\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"G\n\x0c\x46\x65tchSummary\x12\x11\n\tdelivered\x18\x01 \x01(\x0c\x12\x15\n\rusable_chunks\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\x85\x02\n\x0cStoreRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x03 \x01(\r\x12\x10\n\x08store_id\x18\x04 \x01(\x0c\x12$\n\x06source\x18\x05 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12(\n\ndurability\x18\x06 \x01(\x0e\x32\x14.quire.v1.Durability\x12)\n\x0bon_existing\x18\x07 \x01(\x0e\x32\x14.quire.v1.OnExisting\x12\x17\n\x0fsource_complete\x18\x08 \x01(\x08\"\x99\x01\n\rStoreResponse\x12-\n\tplacement\x18\x01 \x01(\x0b\x32\x18.quire.v1.StorePlacementH\x00\x12%\n\x04node\x18\x02 \x01(\x0b\x32\x15.quire.v1.NodeOutcomeH\x00\x12)\n\x07summary\x18\x03 \x01(\x0b\x32\x16.quire.v1.StoreSummaryH\x00\x42\x07\n\x05\x65vent\"K\n\x0eStorePlacement\x12#\n\x08segments\x18\x01 \x03(\x0b\x32\x11.quire.v1.Segment\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\"J\n\x0cStoreSummary\x12\x15\n\rstored_chunks\x18\x01 \x01(\r\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\x1f\n\x0eReleaseRequest\x12\r\n\x05lease\x18\x01 \x01(\x0c\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"_\n\x0c\x45victRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0bkeep_chunks\x18\x03 \x01(\r\"\'\n\rEvictResponse\x12\x16\n\x0e\x65victed_chunks\x18\x01 \x01(\r\"\x0f\n\rStatusRequest\"/\n\x0eStatusResponse\x12\x1d\n\x05nodes\x18\x01 \x03(\x0b\x32\x0e.quire.v1.Node2\xa6\x06\n\x0eGatewayService\x12;\n\x06Lookup\x12\x17.quire.v1.LookupRequest\x1a\x18.quire.v1.LookupResponse\x12:\n\x05\x46\x65tch\x12\x16.quire.v1.FetchRequest\x1a\x17.quire.v1.FetchResponse0\x01\x12:\n\x05Store\x12\x16.quire.v1.StoreRequest\x1a\x17.quire.v1.StoreResponse0\x01\x12>\n\x07Release\x12\x18.quire.v1.ReleaseRequest\x1a\x19.quire.v1.ReleaseResponse\x12\x38\n\x05\x45vict\x12\x16.quire.v1.EvictRequest\x1a\x17.quire.v1.EvictResponse\x12\x44\n\tPutLatent\x12\x1a.quire.v1.PutLatentRequest\x1a\x1b.quire.v1.PutLatentResponse\x12\x44\n\tGetLatent\x12\x1a.quire.v1.GetLatentRequest\x1a\x1b.quire.v1.GetLatentResponse\x12\x44\n\tHeadImage\x12\x1a.quire.v1.HeadImageRequest\x1a\x1b.quire.v1.HeadImageResponse\x12\x41\n\x08GetImage\x12\x19.quire.v1.GetImageRequest\x1a\x1a.quire.v1.GetImageResponse\x12J\n\x0b\x44\x65leteImage\x12\x1c.quire.v1.DeleteImageRequest\x1a\x1d.quire.v1.DeleteImageResponse\x12G\n\nListImages\x12\x1b.quire.v1.ListImagesRequest\x1a\x1c.quire.v1.ListImagesResponse\x12;\n\x06Status\x12\x17.quire.v1.StatusRequest\x1a\x18.quire.v1.StatusResponse2\xdd\x01\n\x0c\x41\x64minService\x12\x44\n\tSetPolicy\x12\x1a.quire.v1.SetPolicyRequest\x1a\x1b.quire.v1.SetPolicyResponse\x12\x44\n\tSetTenant\x12\x1a.quire.v1.SetTenantRequest\x1a\x1b.quire.v1.SetTenantResponse\x12\x41\n\x08SetTheta\x12\x19.quire.v1.SetThetaRequest\x1a\x1a.quire.v1.SetThetaResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/gateway.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x15quire/v1/images.proto\"^\n\x10SetPolicyRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\r\n\x05ttl_s\x18\x02 \x01(\x04\x12\x13\n\x0bquota_bytes\x18\x03 \x01(\x04\"\x13\n\x11SetPolicyResponse\"P\n\x10SetTenantRequest\x12\x13\n\x0btenant_salt\x18\x01 \x01(\x0c\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x17\n\x0f\x63\x61p_bytes_per_s\x18\x03 \x01(\x04\"\x13\n\x11SetTenantResponse\"&\n\x0fSetThetaRequest\x12\x13\n\x0btheta_bytes\x18\x01 \x01(\x04\"\x12\n\x10SetThetaResponse\"\xb4\x01\n\rLookupRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x0e\n\x06tokens\x18\x03 \x03(\r\x12\x14\n\x0clease_ttl_ms\x18\x04 \x01(\r\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x0c\n\x04zone\x18\x06 \x01(\t\x12\x15\n\rprompt_tokens\x18\x07 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x08 \x01(\t\"\xd1\x01\n\x0eLookupResponse\x12\x16\n\x0ematched_chunks\x18\x01 \x01(\r\x12\r\n\x05lease\x18\x02 \x01(\x0c\x12\x18\n\x10lease_expires_ms\x18\x03 \x01(\x04\x12$\n\x06ranges\x18\x04 \x03(\x0b\x32\x14.quire.v1.ChunkRange\x12$\n\x05nodes\x18\x05 \x03(\x0b\x32\x15.quire.v1.NodeAddress\x12\x10\n\x08index_us\x18\x06 \x01(\r\x12 \n\x06\x61\x64vice\x18\x07 \x01(\x0b\x32\x10.quire.v1.Advice\"\x8e\x01\n\x06\x41\x64vice\x12\x13\n\x0btake_chunks\x18\x01 \x01(\r\x12\x19\n\x11\x63ompute_window_us\x18\x02 \x01(\r\x12\x18\n\x10rate_bytes_per_s\x18\x03 \x01(\x04\x12\x0f\n\x07ttft_us\x18\x04 \x01(\x04\x12\x13\n\x0bttft_all_us\x18\x05 \x01(\x04\x12\x14\n\x0cttft_none_us\x18\x06 \x01(\x04\"\x91\x01\n\x0c\x46\x65tchRequest\x12\r\n\x05lease\x18\x01 \x01(\x0c\x12\x13\n\x0b\x64\x65livery_id\x18\x02 \x01(\x0c\x12(\n\ndescriptor\x18\x03 \x01(\x0b\x32\x14.quire.v1.Descriptor\x12\x19\n\x11\x63ompute_window_us\x18\x04 \x01(\r\x12\x18\n\x10layers_in_stream\x18\x05 \x01(\x08\"\x93\x01\n\rFetchResponse\x12\'\n\x05layer\x18\x01 \x01(\x0b\x32\x16.quire.v1.LayerArrivedH\x00\x12%\n\x04node\x18\x02 \x01(\x0b\x32\x15.quire.v1.NodeOutcomeH\x00\x12)\n\x07summary\x18\x03 \x01(\x0b\x32\x16.quire.v1.FetchSummaryH\x00\x42\x07\n\x05\x65vent\".\n\x0cLayerArrived\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x0f\n\x07node_id\x18\x02 \x01(\t\"G\n\x0c\x46\x65tchSummary\x12\x11\n\tdelivered\x18\x01 \x01(\x0c\x12\x15\n\rusable_chunks\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\x85\x02\n\x0cStoreRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0b\x66irst_chunk\x18\x03 \x01(\r\x12\x10\n\x08store_id\x18\x04 \x01(\x0c\x12$\n\x06source\x18\x05 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12(\n\ndurability\x18\x06 \x01(\x0e\x32\x14.quire.v1.Durability\x12)\n\x0bon_existing\x18\x07 \x01(\x0e\x32\x14.quire.v1.OnExisting\x12\x17\n\x0fsource_complete\x18\x08 \x01(\x08\"\x99\x01\n\rStoreResponse\x12-\n\tplacement\x18\x01 \x01(\x0b\x32\x18.quire.v1.StorePlacementH\x00\x12%\n\x04node\x18\x02 \x01(\x0b\x32\x15.quire.v1.NodeOutcomeH\x00\x12)\n\x07summary\x18\x03 \x01(\x0b\x32\x16.quire.v1.StoreSummaryH\x00\x42\x07\n\x05\x65vent\"r\n\x0eStorePlacement\x12$\n\x06ranges\x18\x01 \x03(\x0b\x32\x14.quire.v1.ChunkRange\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\x12$\n\x05nodes\x18\x03 \x03(\x0b\x32\x15.quire.v1.NodeAddress\"J\n\x0cStoreSummary\x12\x15\n\rstored_chunks\x18\x01 \x01(\r\x12\x14\n\x0cknown_chunks\x18\x02 \x01(\r\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\"\x1f\n\x0eReleaseRequest\x12\r\n\x05lease\x18\x01 \x01(\x0c\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"_\n\x0c\x45victRequest\x12&\n\tnamespace\x18\x01 \x01(\x0b\x32\x13.quire.v1.Namespace\x12\x12\n\nchunk_keys\x18\x02 \x01(\x0c\x12\x13\n\x0bkeep_chunks\x18\x03 \x01(\r\"\'\n\rEvictResponse\x12\x16\n\x0e\x65victed_chunks\x18\x01 \x01(\r\"\x0f\n\rStatusRequest\"/\n\x0eStatusResponse\x12\x1d\n\x05nodes\x18\x01 \x03(\x0b\x32\x0e.quire.v1.Node2\xa6\x06\n\x0eGatewayService\x12;\n\x06Lookup\x12\x17.quire.v1.LookupRequest\x1a\x18.quire.v1.LookupResponse\x12:\n\x05\x46\x65tch\x12\x16.quire.v1.FetchRequest\x1a\x17.quire.v1.FetchResponse0\x01\x12:\n\x05Store\x12\x16.quire.v1.StoreRequest\x1a\x17.quire.v1.StoreResponse0\x01\x12>\n\x07Release\x12\x18.quire.v1.ReleaseRequest\x1a\x19.quire.v1.ReleaseResponse\x12\x38\n\x05\x45vict\x12\x16.quire.v1.EvictRequest\x1a\x17.quire.v1.EvictResponse\x12\x44\n\tPutLatent\x12\x1a.quire.v1.PutLatentRequest\x1a\x1b.quire.v1.PutLatentResponse\x12\x44\n\tGetLatent\x12\x1a.quire.v1.GetLatentRequest\x1a\x1b.quire.v1.GetLatentResponse\x12\x44\n\tHeadImage\x12\x1a.quire.v1.HeadImageRequest\x1a\x1b.quire.v1.HeadImageResponse\x12\x41\n\x08GetImage\x12\x19.quire.v1.GetImageRequest\x1a\x1a.quire.v1.GetImageResponse\x12J\n\x0b\x44\x65leteImage\x12\x1c.quire.v1.DeleteImageRequest\x1a\x1d.quire.v1.DeleteImageResponse\x12G\n\nListImages\x12\x1b.quire.v1.ListImagesRequest\x1a\x1c.quire.v1.ListImagesResponse\x12;\n\x06Status\x12\x17.quire.v1.StatusRequest\x1a\x18.quire.v1.StatusResponse2\xdd\x01\n\x0c\x41\x64minService\x12\x44\n\tSetPolicy\x12\x1a.quire.v1.SetPolicyRequest\x1a\x1b.quire.v1.SetPolicyResponse\x12\x44\n\tSetTenant\x12\x1a.quire.v1.SetTenantRequest\x1a\x1b.quire.v1.SetTenantResponse\x12\x41\n\x08SetTheta\x12\x19.quire.v1.SetThetaRequest\x1a\x1a.quire.v1.SetThetaResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,39 +48,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOOKUPREQUEST']._serialized_start=363
   _globals['_LOOKUPREQUEST']._serialized_end=543
   _globals['_LOOKUPRESPONSE']._serialized_start=546
-  _globals['_LOOKUPRESPONSE']._serialized_end=740
-  _globals['_ADVICE']._serialized_start=743
-  _globals['_ADVICE']._serialized_end=885
-  _globals['_FETCHREQUEST']._serialized_start=888
-  _globals['_FETCHREQUEST']._serialized_end=1070
-  _globals['_FETCHRESPONSE']._serialized_start=1073
-  _globals['_FETCHRESPONSE']._serialized_end=1220
-  _globals['_LAYERARRIVED']._serialized_start=1222
-  _globals['_LAYERARRIVED']._serialized_end=1268
-  _globals['_FETCHSUMMARY']._serialized_start=1270
-  _globals['_FETCHSUMMARY']._serialized_end=1341
-  _globals['_STOREREQUEST']._serialized_start=1344
-  _globals['_STOREREQUEST']._serialized_end=1605
-  _globals['_STORERESPONSE']._serialized_start=1608
-  _globals['_STORERESPONSE']._serialized_end=1761
-  _globals['_STOREPLACEMENT']._serialized_start=1763
-  _globals['_STOREPLACEMENT']._serialized_end=1838
-  _globals['_STORESUMMARY']._serialized_start=1840
-  _globals['_STORESUMMARY']._serialized_end=1914
-  _globals['_RELEASEREQUEST']._serialized_start=1916
-  _globals['_RELEASEREQUEST']._serialized_end=1947
-  _globals['_RELEASERESPONSE']._serialized_start=1949
-  _globals['_RELEASERESPONSE']._serialized_end=1984
-  _globals['_EVICTREQUEST']._serialized_start=1986
-  _globals['_EVICTREQUEST']._serialized_end=2081
-  _globals['_EVICTRESPONSE']._serialized_start=2083
-  _globals['_EVICTRESPONSE']._serialized_end=2122
-  _globals['_STATUSREQUEST']._serialized_start=2124
-  _globals['_STATUSREQUEST']._serialized_end=2139
-  _globals['_STATUSRESPONSE']._serialized_start=2141
-  _globals['_STATUSRESPONSE']._serialized_end=2188
-  _globals['_GATEWAYSERVICE']._serialized_start=2191
-  _globals['_GATEWAYSERVICE']._serialized_end=2997
-  _globals['_ADMINSERVICE']._serialized_start=3000
-  _globals['_ADMINSERVICE']._serialized_end=3221
+  _globals['_LOOKUPRESPONSE']._serialized_end=755
+  _globals['_ADVICE']._serialized_start=758
+  _globals['_ADVICE']._serialized_end=900
+  _globals['_FETCHREQUEST']._serialized_start=903
+  _globals['_FETCHREQUEST']._serialized_end=1048
+  _globals['_FETCHRESPONSE']._serialized_start=1051
+  _globals['_FETCHRESPONSE']._serialized_end=1198
+  _globals['_LAYERARRIVED']._serialized_start=1200
+  _globals['_LAYERARRIVED']._serialized_end=1246
+  _globals['_FETCHSUMMARY']._serialized_start=1248
+  _globals['_FETCHSUMMARY']._serialized_end=1319
+  _globals['_STOREREQUEST']._serialized_start=1322
+  _globals['_STOREREQUEST']._serialized_end=1583
+  _globals['_STORERESPONSE']._serialized_start=1586
+  _globals['_STORERESPONSE']._serialized_end=1739
+  _globals['_STOREPLACEMENT']._serialized_start=1741
+  _globals['_STOREPLACEMENT']._serialized_end=1855
+  _globals['_STORESUMMARY']._serialized_start=1857
+  _globals['_STORESUMMARY']._serialized_end=1931
+  _globals['_RELEASEREQUEST']._serialized_start=1933
+  _globals['_RELEASEREQUEST']._serialized_end=1964
+  _globals['_RELEASERESPONSE']._serialized_start=1966
+  _globals['_RELEASERESPONSE']._serialized_end=2001
+  _globals['_EVICTREQUEST']._serialized_start=2003
+  _globals['_EVICTREQUEST']._serialized_end=2098
+  _globals['_EVICTRESPONSE']._serialized_start=2100
+  _globals['_EVICTRESPONSE']._serialized_end=2139
+  _globals['_STATUSREQUEST']._serialized_start=2141
+  _globals['_STATUSREQUEST']._serialized_end=2156
+  _globals['_STATUSRESPONSE']._serialized_start=2158
+  _globals['_STATUSRESPONSE']._serialized_end=2205
+  _globals['_GATEWAYSERVICE']._serialized_start=2208
+  _globals['_GATEWAYSERVICE']._serialized_end=3014
+  _globals['_ADMINSERVICE']._serialized_start=3017
+  _globals['_ADMINSERVICE']._serialized_end=3238
 # @@protoc_insertion_point(module_scope)

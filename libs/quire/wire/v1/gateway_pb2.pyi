@@ -198,16 +198,14 @@ class LookupResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MATCHED_CHUNKS_FIELD_NUMBER: _builtins.int
-    MATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
     LEASE_EXPIRES_MS_FIELD_NUMBER: _builtins.int
-    SEGMENTS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     INDEX_US_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
     matched_chunks: _builtins.int
-    """Matched chunks, from the start of the prefix."""
-    matched_tokens: _builtins.int
-    """Matched tokens."""
+    """Chunks that can be read, from the start of the prefix."""
     lease: _builtins.bytes
     """Signed lease over the matched chunks; empty when nothing matched or none was asked for."""
     lease_expires_ms: _builtins.int
@@ -215,27 +213,31 @@ class LookupResponse(_message.Message):
     index_us: _builtins.int
     """Time spent in Redis, microseconds."""
     @_builtins.property
-    def segments(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]:
-        """Which storage node holds which run of chunks."""
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]:
+        """Which storage node delivers which of the matched chunks."""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]:
+        """The nodes that `ranges` name."""
 
     @_builtins.property
     def advice(self) -> Global___Advice:
-        """What to do, if asked and if there is a profile. `lease` and `segments` then cover what should be taken, no more."""
+        """How many of the matched chunks to take, if asked and if there is a profile."""
 
     def __init__(
         self,
         *,
         matched_chunks: _builtins.int = ...,
-        matched_tokens: _builtins.int = ...,
         lease: _builtins.bytes = ...,
         lease_expires_ms: _builtins.int = ...,
-        segments: _abc.Iterable[_common_pb2.Segment] | None = ...,
+        ranges: _abc.Iterable[_common_pb2.ChunkRange] | None = ...,
+        nodes: _abc.Iterable[_common_pb2.NodeAddress] | None = ...,
         index_us: _builtins.int = ...,
         advice: Global___Advice | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "index_us", b"index_us", "lease", b"lease", "lease_expires_ms", b"lease_expires_ms", "matched_chunks", b"matched_chunks", "matched_tokens", b"matched_tokens", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "index_us", b"index_us", "lease", b"lease", "lease_expires_ms", b"lease_expires_ms", "matched_chunks", b"matched_chunks", "nodes", b"nodes", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -288,11 +290,10 @@ class FetchRequest(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     DELIVERY_ID_FIELD_NUMBER: _builtins.int
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
-    SEGMENTS_FIELD_NUMBER: _builtins.int
     COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
     LAYERS_IN_STREAM_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
-    """Lease of the look-up."""
+    """Lease of the look-up: says which node delivers what."""
     delivery_id: _builtins.bytes
     """Chosen by the client, 16 bytes; tags the UCX messages of this delivery."""
     compute_window_us: _builtins.int
@@ -301,11 +302,7 @@ class FetchRequest(_message.Message):
     """Also report each layer in this stream, for clients without UCX messages."""
     @_builtins.property
     def descriptor(self) -> _common_pb2.Descriptor:
-        """What to deliver and where to."""
-
-    @_builtins.property
-    def segments(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]:
-        """Segments of the look-up."""
+        """What to deliver and where to. Its keys are those that the lease is over."""
 
     def __init__(
         self,
@@ -313,13 +310,12 @@ class FetchRequest(_message.Message):
         lease: _builtins.bytes = ...,
         delivery_id: _builtins.bytes = ...,
         descriptor: _common_pb2.Descriptor | None = ...,
-        segments: _abc.Iterable[_common_pb2.Segment] | None = ...,
         compute_window_us: _builtins.int = ...,
         layers_in_stream: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -393,7 +389,7 @@ class FetchSummary(_message.Message):
     USABLE_CHUNKS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     delivered: _builtins.bytes
-    """For each chunk of the request, in order: 1 delivered, 0 not."""
+    """For each chunk that was to be delivered, in order: 1 delivered, 0 not."""
     usable_chunks: _builtins.int
     """Chunks delivered without a gap from the first on: what an engine can use."""
     bytes: _builtins.int
@@ -505,23 +501,29 @@ Global___StoreResponse: _TypeAlias = StoreResponse  # noqa: Y015
 class StorePlacement(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEGMENTS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     KNOWN_CHUNKS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     known_chunks: _builtins.int
     """Chunks that are stored already and are skipped."""
     @_builtins.property
-    def segments(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]:
-        """Runs to be stored; first_chunk counts within the whole prefix."""
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]:
+        """What is stored where; first_chunk counts within the whole prefix."""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]:
+        """The nodes that `ranges` name."""
 
     def __init__(
         self,
         *,
-        segments: _abc.Iterable[_common_pb2.Segment] | None = ...,
+        ranges: _abc.Iterable[_common_pb2.ChunkRange] | None = ...,
         known_chunks: _builtins.int = ...,
+        nodes: _abc.Iterable[_common_pb2.NodeAddress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_chunks", b"known_chunks", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_chunks", b"known_chunks", "nodes", b"nodes", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

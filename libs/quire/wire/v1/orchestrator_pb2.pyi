@@ -61,23 +61,29 @@ Global___AllocateRequest: _TypeAlias = AllocateRequest  # noqa: Y015
 class AllocateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SEGMENTS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     KNOWN_CHUNKS_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
     known_chunks: _builtins.int
     """Chunks from the start that are stored already."""
     @_builtins.property
-    def segments(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Segment]:
-        """Runs to store, with the node for each."""
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]:
+        """What to store where."""
+
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]:
+        """The nodes that `ranges` name."""
 
     def __init__(
         self,
         *,
-        segments: _abc.Iterable[_common_pb2.Segment] | None = ...,
+        ranges: _abc.Iterable[_common_pb2.ChunkRange] | None = ...,
         known_chunks: _builtins.int = ...,
+        nodes: _abc.Iterable[_common_pb2.NodeAddress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_chunks", b"known_chunks", "segments", b"segments"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known_chunks", b"known_chunks", "nodes", b"nodes", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,13 +28,15 @@ class DeliverRequest(_message.Message):
     LEASE_FIELD_NUMBER: _builtins.int
     DELIVERY_ID_FIELD_NUMBER: _builtins.int
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
-    RUNS_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
     NODE_INDEX_FIELD_NUMBER: _builtins.int
     COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
     LAYERS_IN_STREAM_FIELD_NUMBER: _builtins.int
     PERMIT_FIELD_NUMBER: _builtins.int
+    TENANT_WEIGHT_FIELD_NUMBER: _builtins.int
+    TENANT_CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
-    """Signed lease; checked here before the first byte."""
+    """The client's lease, to be given back if the client turns out to be dead. Empty for none."""
     delivery_id: _builtins.bytes
     """The client's id of the delivery, 16 bytes."""
     node_index: _builtins.int
@@ -44,13 +46,17 @@ class DeliverRequest(_message.Message):
     layers_in_stream: _builtins.bool
     """Also report each layer in this stream."""
     permit: _builtins.bytes
-    """The gateway's signature on this delivery; checked here before the first byte."""
+    """The gateway's signature on all of this, with the tenant and an expiry; checked here before the first byte."""
+    tenant_weight: _builtins.float
+    """The tenant's part of a contended link is in proportion to this."""
+    tenant_cap_bytes_per_s: _builtins.int
+    """Bytes per second that the tenant may have together; 0 for no cap."""
     @_builtins.property
     def descriptor(self) -> _common_pb2.Descriptor:
         """What to deliver: all keys of the request and the target."""
 
     @_builtins.property
-    def runs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRun]:
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]:
         """What this node is to deliver of it."""
 
     def __init__(
@@ -59,15 +65,17 @@ class DeliverRequest(_message.Message):
         lease: _builtins.bytes = ...,
         delivery_id: _builtins.bytes = ...,
         descriptor: _common_pb2.Descriptor | None = ...,
-        runs: _abc.Iterable[_common_pb2.ChunkRun] | None = ...,
+        ranges: _abc.Iterable[_common_pb2.ChunkRange] | None = ...,
         node_index: _builtins.int = ...,
         compute_window_us: _builtins.int = ...,
         layers_in_stream: _builtins.bool = ...,
         permit: _builtins.bytes = ...,
+        tenant_weight: _builtins.float = ...,
+        tenant_cap_bytes_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "node_index", b"node_index", "permit", b"permit", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "node_index", b"node_index", "permit", b"permit", "ranges", b"ranges", "tenant_cap_bytes_per_s", b"tenant_cap_bytes_per_s", "tenant_weight", b"tenant_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -112,7 +120,7 @@ class IngestRequest(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
-    SOURCE_RUNS_FIELD_NUMBER: _builtins.int
+    SOURCE_RANGES_FIELD_NUMBER: _builtins.int
     SOURCE_CHUNK_COUNT_FIELD_NUMBER: _builtins.int
     NODE_INDEX_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
@@ -148,7 +156,7 @@ class IngestRequest(_message.Message):
         """Client memory."""
 
     @_builtins.property
-    def source_runs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRun]:
+    def source_ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]:
         """Where `chunks` lie among the chunks in `source`."""
 
     def __init__(
@@ -159,7 +167,7 @@ class IngestRequest(_message.Message):
         chunks: _abc.Iterable[_orchestrator_pb2.ChunkRecord] | None = ...,
         store_id: _builtins.bytes = ...,
         source: _common_pb2.RdmaTarget | None = ...,
-        source_runs: _abc.Iterable[_common_pb2.ChunkRun] | None = ...,
+        source_ranges: _abc.Iterable[_common_pb2.ChunkRange] | None = ...,
         source_chunk_count: _builtins.int = ...,
         node_index: _builtins.int = ...,
         durability: _common_pb2.Durability.ValueType = ...,
@@ -169,7 +177,7 @@ class IngestRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "durability", b"durability", "layout", b"layout", "namespace_digest", b"namespace_digest", "node_index", b"node_index", "on_existing", b"on_existing", "permit", b"permit", "source", b"source", "source_chunk_count", b"source_chunk_count", "source_complete", b"source_complete", "source_runs", b"source_runs", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "durability", b"durability", "layout", b"layout", "namespace_digest", b"namespace_digest", "node_index", b"node_index", "on_existing", b"on_existing", "permit", b"permit", "source", b"source", "source_chunk_count", b"source_chunk_count", "source_complete", b"source_complete", "source_ranges", b"source_ranges", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

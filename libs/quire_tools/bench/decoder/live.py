@@ -159,7 +159,7 @@ async def _replay(gateway: str, names: list[str], settings: LiveSettings, step: 
         await asyncio.gather(*tasks)
         await asyncio.sleep(1.2)  # figures come with heartbeats
         for node in await client.status():
-            outcome.alpha = node.figures.get("cache.alpha", outcome.alpha)
+            outcome.alpha = node.stats.get("cache.alpha", outcome.alpha)
     return outcome
 
 

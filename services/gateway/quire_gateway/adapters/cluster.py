@@ -12,7 +12,6 @@ from quire.model.images import ImageEntry, Rendering
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
-from quire.model.nodes import Segment
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
 from quire.wire import convert
@@ -22,7 +21,7 @@ from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_gateway.config import GatewayConfig
-from quire_gateway.ports import Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived, Leased
+from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived, Leased
 from quire_server.clock import Clock
 from quire_server.permits import permit
 
@@ -36,7 +35,7 @@ class GrpcAllocator:
 
     async def allocate(
         self, namespace: Namespace, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
-    ) -> tuple[list[Segment], int]:
+    ) -> Allocated:
         request = orchestrator_pb2.AllocateRequest(
             namespace=convert.namespace_to(namespace),
             chunk_keys=keys.packed,
@@ -45,7 +44,8 @@ class GrpcAllocator:
             on_existing=convert.on_existing_to(on_existing),
         )
         response = await call(self._stub.Allocate, request, timeout_s=self._config.control_timeout_s)
-        return [convert.segment_from(segment) for segment in response.segments], response.known_chunks
+        ranges, nodes = convert.ranges_from(response.ranges), convert.addresses_from(response.nodes)
+        return Allocated(ranges, nodes, response.known_chunks)
 
 
 class GrpcStorageNodes:
@@ -62,12 +62,14 @@ class GrpcStorageNodes:
             lease=part.lease,
             delivery_id=part.delivery_id,
             descriptor=convert.descriptor_to(part.descriptor),
-            runs=convert.runs_to(part.runs),
+            ranges=convert.ranges_to(part.ranges),
             node_index=part.node_index,
             compute_window_us=part.compute_window_us,
             layers_in_stream=part.layers_in_stream,
+            tenant_weight=part.tenant.weight,
+            tenant_cap_bytes_per_s=part.tenant.cap_bytes_per_s,
         )
-        self._permit(request, part.tenant)
+        self._permit(request, part.tenant.tenant)
         method = self._stub(address).Deliver
         async for response in stream(method, request, timeout_s=self._config.transfer_timeout_s):
             if response.WhichOneof("event") == "layer":
@@ -82,7 +84,7 @@ class GrpcStorageNodes:
             chunks=[convert.record_to(record) for record in part.chunks],
             store_id=part.store_id,
             source=convert.target_to(part.source),
-            source_runs=convert.runs_to(part.source_runs),
+            source_ranges=convert.ranges_to(part.source_ranges),
             source_chunk_count=part.source_chunks,
             node_index=part.node_index,
             durability=convert.durability_to(part.durability),
@@ -149,9 +151,9 @@ class GrpcCatalogue:
             namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, lease_ttl_ms=ttl_ms
         )
         found = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
-        tenant = self._leases.open(found.lease).tenant.tenant if found.lease else ""
-        segments = [convert.segment_from(each) for each in found.segments]
-        return Leased(found.matched_chunks, found.lease, tenant, segments)
+        if not found.lease:
+            return Leased()
+        return Leased(found.matched_chunks, self._leases.open(found.lease), found.lease)
 
     async def release(self, lease: bytes) -> None:
         await call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease), timeout_s=self._timeout_s)

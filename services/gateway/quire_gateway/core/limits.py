@@ -36,13 +36,13 @@ class TenantLimits:
     _has: dict[str, _Has] = field(default_factory=dict)
 
     @property
-    def figures(self) -> dict[str, float]:
+    def stats(self) -> dict[str, float]:
         """By tenant; those without a request are not listed."""
-        figures: dict[str, float] = {}
+        stats: dict[str, float] = {}
         for tenant, has in self._has.items():
-            figures[f"tenant.{tenant or 'none'}.requests"] = has.requests
-            figures[f"tenant.{tenant or 'none'}.bytes"] = has.bytes
-        return figures
+            stats[f"tenant.{tenant or 'none'}.requests"] = has.requests
+            stats[f"tenant.{tenant or 'none'}.bytes"] = has.bytes
+        return stats
 
     @contextlib.contextmanager
     def admitted(self, tenant: str, payload: int = 0, memory: int = 0) -> Iterator[None]:

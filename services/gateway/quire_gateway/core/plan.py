@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from quire.model.errors import DescriptorInvalid
-from quire.model.nodes import Segment
-from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.outcome import NodeOutcome
+from quire.model.ranges import ChunkRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,42 +16,28 @@ class NodeShare:
     index: int
     node_id: str
     grpc_address: str
-    runs: tuple[ChunkRun, ...]
+    ranges: tuple[ChunkRange, ...]
 
 
-def shares(segments: Sequence[Segment], chunks: int) -> list[NodeShare]:
-    """Segments gathered by node. Raises `DescriptorInvalid` unless they cover chunks 0 … chunks-1 exactly."""
-    at = 0
-    for segment in segments:
-        if segment.first_chunk != at or segment.chunk_count < 1:
-            raise DescriptorInvalid(f"a run starts at {segment.first_chunk}, {at} was expected", field="segments")
-        at += segment.chunk_count
-    if at != chunks:
-        raise DescriptorInvalid(f"they cover {at} chunks of {chunks}", field="segments")
-    return node_shares(segments)
-
-
-def node_shares(segments: Sequence[Segment]) -> list[NodeShare]:
-    """Segments gathered by node, in order of appearance."""
-    by_node: dict[str, list[Segment]] = {}
-    for segment in segments:
-        by_node.setdefault(segment.node_id, []).append(segment)
+def shares(ranges: Sequence[ChunkRange], addresses: Mapping[str, str]) -> list[NodeShare]:
+    """Ranges by node, in order of appearance. `addresses`: of the nodes' gRPC servers."""
+    by_node: dict[str, list[ChunkRange]] = {}
+    for each in ranges:
+        by_node.setdefault(each.node_id, []).append(each)
     return [
-        NodeShare(
-            index, node_id, parts[0].grpc_address, tuple(ChunkRun(part.first_chunk, part.chunk_count) for part in parts)
-        )
-        for index, (node_id, parts) in enumerate(by_node.items())
+        NodeShare(index, node_id, addresses[node_id], tuple(mine))
+        for index, (node_id, mine) in enumerate(by_node.items())
     ]
 
 
-def delivered_mask(outcomes: Iterable[NodeOutcome], chunks: int) -> bytes:
-    """One byte per chunk of the request: 1 if a node delivered it."""
+def delivered_mask(outcomes: Iterable[NodeOutcome], first: int, chunks: int) -> bytes:
+    """One byte for each of `chunks` chunks from `first` on: 1 if a node delivered it."""
     mask = bytearray(chunks)
     for outcome in outcomes:
         at = 0
-        for run in outcome.runs:
-            mask[run.first : run.first + run.count] = outcome.delivered[at : at + run.count]
-            at += run.count
+        for each in outcome.ranges:
+            mask[each.first - first : each.stop - first] = outcome.delivered[at : at + each.count]
+            at += each.count
     return bytes(mask)
 
 

@@ -155,7 +155,6 @@ class RdmaRequests:
             target,
         )
         async with self._leases.held(namespace, descriptor.keys) as leased:
-            _check_matched(leased)
             summary = await self._gateway.fetch_whole(_fetch(call, leased, descriptor))
         if not summary.usable_chunks:
             raise S3Error("NoSuchKey", "The chunk is not stored any more")
@@ -172,7 +171,7 @@ class RdmaRequests:
     async def _get_leased(self, call: Call, descriptor: Descriptor, namespace: Namespace) -> web.StreamResponse:
         self._backends.backend(call.caller, CHUNKS_BUCKET, "", Level.READ)
         async with self._leases.held(namespace, descriptor.keys) as leased:
-            _check_matched(leased)
+            fetch = _fetch(call, leased, descriptor)
             whole = leased.matched_chunks == len(descriptor.keys)
             headers = {_REPLY: "200" if whole else "206", "x-quire-matched": str(leased.matched_chunks)}
             headers["Content-Type"] = "application/x-ndjson"
@@ -180,7 +179,7 @@ class RdmaRequests:
             response.enable_chunked_encoding()
             call.streaming = response
             await response.prepare(call.http)
-            delivery = self._gateway.fetch(_fetch(call, leased, descriptor))
+            delivery = self._gateway.fetch(fetch)
             try:
                 async with contextlib.aclosing(delivery) as events:  # type: ignore[type-var]
                     async for event in events:
@@ -200,14 +199,16 @@ class RdmaRequests:
         if durability.upper() not in Durability.__members__:
             raise InvalidRequest(f"{durability[:20]!r}; there are {', '.join(Durability.__members__).lower()}",
                                  field="x-quire-durability")  # fmt: skip
+        if descriptor != replace(descriptor, first_chunk=0, chunk_count=0, layer_stride=0, chunk_offsets=b""):
+            raise DescriptorInvalid("a store takes all chunks, one layer behind the other", field=DESCRIPTOR)
         store = StoreCall(
-            namespace,
-            descriptor.keys,
-            0,
-            _delivery_id(call),
-            descriptor.target,
-            Durability[durability.upper()],
-            OnExisting.SKIP,
+            namespace=namespace,
+            keys=descriptor.keys,
+            first=0,
+            store_id=_delivery_id(call),
+            source=descriptor.target,
+            durability=Durability[durability.upper()],
+            on_existing=OnExisting.SKIP,
             source_complete=True,
             tenant=tenant_name(namespace.tenant_salt) if namespace.tenant_salt else call.caller.key.tenant,
         )
@@ -239,15 +240,17 @@ async def _described(call: Call) -> tuple[Descriptor, Namespace]:
     return descriptor, namespace
 
 
-def _check_matched(leased: Leased) -> None:
-    if not leased.matched_chunks:
-        raise S3Error("NoSuchKey", "No chunk of these is stored")
-
-
 def _fetch(call: Call, leased: Leased, descriptor: Descriptor) -> FetchCall:
-    """Of what is stored; told layer by layer."""
-    taken = replace(descriptor, keys=descriptor.keys.run(0, leased.matched_chunks))
-    return FetchCall(leased.lease, leased.tenant, _delivery_id(call), taken, leased.segments, layers_in_stream=True)
+    """Of what is stored; told layer by layer. Raises `S3Error` where nothing is."""
+    if leased.lease is None:
+        raise S3Error("NoSuchKey", "No chunk of these is stored")
+    return FetchCall(
+        lease=leased.lease,
+        token=leased.token,
+        delivery_id=_delivery_id(call),
+        descriptor=descriptor.among(leased.matched_chunks),
+        layers_in_stream=True,
+    )
 
 
 class _Whole:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.model.index import OBJECT_TIER, Evicted, Match
-from quire.model.nodes import Node
+from quire.model.nodes import Node, StorageInfo
 from quire_orchestrator.core.placement import rendezvous
 
 
@@ -29,7 +29,7 @@ def in_object(match: Match) -> list[bool]:
 
 def has_objects(node: Node) -> bool:
     """Whether a storage node reaches the object tier."""
-    return node.details.get("objects", "none") != "none"
+    return isinstance(node.about, StorageInfo) and node.about.has_object_tier
 
 
 def rebuilder(token: str, live: Mapping[str, Node]) -> str:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.model.nodes import Node
+from quire.model.nodes import DecoderInfo, Node
 from quire_orchestrator.core.placement import rendezvous
 
 
@@ -24,6 +24,11 @@ class Route:
     runner: Node
     owner: Node
     joined: bool
+
+
+def build_of(node: Node) -> str:
+    """What a decoder's images depend on; "" for what is none."""
+    return node.about.build if isinstance(node.about, DecoderInfo) else ""
 
 
 @dataclass(slots=True)
@@ -65,7 +70,7 @@ class ImageRouter:
         if runner is None:
             runner = owner
             if self.depth(owner.node_id) > self._theta:
-                equals = [node for node in usable if node.details.get("build") == owner.details.get("build")]
+                equals = [node for node in usable if build_of(node) == build_of(owner)]
                 runner = min(equals, key=lambda node: (self.depth(node.node_id), node.node_id != owner.node_id))
         self.joined += joined
         self.spilled += not joined and runner.node_id != owner.node_id

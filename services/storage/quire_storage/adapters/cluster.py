@@ -11,9 +11,10 @@ from quire.model.errors import DeadlineExceeded, NodeUnavailable, QuireError, Un
 from quire.model.index import ChunkRecord, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
-from quire.model.outcome import ChunkRun, NodeOutcome
+from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
 from quire.model.policy import NamespacePolicy
+from quire.model.ranges import ChunkRange
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
@@ -126,14 +127,12 @@ class GrpcPeers:
         response = await call(self._stub(node).Describe, request, timeout_s=_INDEX_TIMEOUT_S)
         return list(response.headers)
 
-    async def deliver(
-        self, node: Node, lease: bytes, descriptor: Descriptor, runs: tuple[ChunkRun, ...]
-    ) -> NodeOutcome:
+    async def deliver(self, node: Node, descriptor: Descriptor) -> NodeOutcome:
         request = storage_pb2.DeliverRequest(
-            lease=lease,
             delivery_id=os.urandom(16),
             descriptor=convert.descriptor_to(descriptor),
-            runs=convert.runs_to(runs),
+            ranges=convert.ranges_to([ChunkRange(node.node_id, descriptor.first_chunk, descriptor.chunks)]),
+            tenant_weight=1.0,
         )
         expires_ms = self._clock.now_ms() + round(_COPY_TIMEOUT_S * 1000)
         permit(self._permits, request, "", expires_ms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from isal.isal_zlib import crc32
 
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import DescriptorInvalid
-from quire.model.outcome import ChunkRun
+from quire.model.ranges import ChunkRange
 from quire_storage.core.checksums import Checksums, combined, mismatches
 from quire_storage.core.chunks import Chunk, Copy
 from quire_storage.core.extents import extents
@@ -38,15 +39,10 @@ def check_shapes(descriptor: Descriptor, copies: Sequence[Copy]) -> None:
             )
 
 
-def cut_runs(runs: Sequence[ChunkRun], start: int, stop: int) -> tuple[ChunkRun, ...]:
-    """What of `runs` is the start-th to (stop-1)-th chunk of them all."""
-    cut, at = [], 0
-    for run in runs:
-        low, high = max(start, at), min(stop, at + run.count)
-        if low < high:
-            cut.append(ChunkRun(run.first + low - at, high - low))
-        at += run.count
-    return tuple(cut)
+def places(descriptor: Descriptor, ranges: Sequence[ChunkRange]) -> npt.NDArray[np.int64]:
+    """(chunks of all `ranges`,): where in a layer of the target each of them goes."""
+    offsets, first = descriptor.offsets(), descriptor.first_chunk
+    return np.concatenate([offsets[each.first - first : each.stop - first] for each in ranges])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,37 +85,37 @@ def verification(chunks: Sequence[Chunk], bases: npt.NDArray[np.int64]) -> Verif
 class BatchPlan:
     """A batch: what some consecutive chunks of a delivery make up of each layer.
 
-    `chunks` are those of `runs`, in order. Slice l of chunk i lies at bases_i + shift of the arena, where the caller
-    knows the shift of the layer, and goes to (l·N + i)·S there.
+    Slice l of chunk i lies at bases_i + shift of the arena, where the caller knows the shift of the layer, and goes to
+    l·stride + targets_i of the client's memory.
     """
 
     def __init__(
         self,
         descriptor: Descriptor,
-        runs: Sequence[ChunkRun],
         chunks: Sequence[Chunk],
         bases: npt.NDArray[np.int64],
+        targets: npt.NDArray[np.int64],
     ) -> None:
         self.slice_bytes = descriptor.slice_bytes
         self.bytes = len(chunks) * descriptor.slice_bytes
         self.bases = bases
-        self._layer_bytes = descriptor.layer_bytes
-        self._runs = tuple(runs)
+        self._stride = descriptor.stride
+        breaks = np.flatnonzero(np.diff(targets) != descriptor.slice_bytes) + 1
+        cuts = [0, *breaks.tolist(), len(chunks)]
+        self._spans = [(low, high, int(targets[low])) for low, high in itertools.pairwise(cuts)]
         self.corrupt = verification(chunks, bases)
 
     def pieces(self, layer: int, shift: int, bytes_max: int) -> Iterator[Piece]:
         """The batch's part of a layer in pieces of at most `bytes_max` (one slice at the least).
 
-        Chunks that are neighbours in the arena go as one range, scattered ones as a list of slices.
+        Chunks that are neighbours at both ends go as one range, those scattered in the arena as a list of slices.
         """
-        at = 0
-        for run in self._runs:
-            remote = layer * self._layer_bytes + run.first * self.slice_bytes
-            for piece in self._run_pieces(self.bases[at : at + run.count], bytes_max):
+        for low, high, target in self._spans:
+            remote = layer * self._stride + target
+            for piece in self._span_pieces(self.bases[low:high], bytes_max):
                 yield Piece(piece.offsets + shift, piece.length, remote + piece.remote_offset)
-            at += run.count
 
-    def _run_pieces(self, bases: npt.NDArray[np.int64], bytes_max: int) -> Iterator[Piece]:
+    def _span_pieces(self, bases: npt.NDArray[np.int64], bytes_max: int) -> Iterator[Piece]:
         size, scattered = self.slice_bytes, 0
         step = max(1, bytes_max // size)
         parts = extents(bases, size, bytes_max)

@@ -18,7 +18,7 @@ from quire.client.remote_memory import RemoteMemory
 from quire.model.durability import Durability
 from quire.model.errors import NotImplementedHere
 from quire.model.images import ImageEntry, Rendering
-from quire.model.nodes import Node, Role
+from quire.model.nodes import DecoderInfo, Node
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
 from quire.wire.v1 import decoder_pb2 as pb
@@ -108,14 +108,12 @@ async def serve(config: DecoderConfig) -> None:
 
     def describe() -> Node:
         return Node(
-            config.node_id,
-            Role.DECODER,
-            config.advertise or config.listen,
-            client.transport.address,
-            incarnation,
-            PROTOCOL_VERSION,
-            figures={"requests": store.requests, "hits.image": store.hits},
-            details={"build": "png"},
+            node_id=config.node_id,
+            about=DecoderInfo(build="png"),
+            grpc_address=config.advertise or config.listen,
+            incarnation=incarnation,
+            protocol_version=PROTOCOL_VERSION,
+            stats={"requests": store.requests, "hits.image": store.hits},
         )
 
     await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
