@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -86,6 +87,7 @@ class SimTransport:
         self.handler: Callable[[bytes], None] = lambda message: None
         self._address = b"sim://%d" % next(fabric.numbers)
         self._peers: dict[bytes, SimPeer] = {}
+        self.peers: defaultdict[bytes, list[SimPeer]] = defaultdict(list)
         self.closed = False
 
     @property
@@ -117,11 +119,13 @@ class SimTransport:
             if other is None or not other.alive:
                 raise PeerLost("no such peer")
             peer = self._peers[address] = SimPeer(self, other)
+            self.peers[address].append(peer)
         return peer
 
-    def peer_to(self, address: bytes) -> SimPeer | None:
-        """The connection to a member, if there is one."""
-        return self._peers.get(address)
+    def sends_to(self, other: SimTransport) -> bool:
+        """Whether something is on its way there, by any connection that there was, and not cut off."""
+        flying = any(peer.flying for peer in self.peers[other.address])
+        return flying and self.fabric.network.reaches(self.process, other.process)
 
     def on_message(self, handler: Callable[[bytes], None]) -> None:
         self.handler = handler
@@ -139,17 +143,16 @@ class SimPeer:
         self._error: PeerLost | None = None
         self._watchers: list[Callable[[PeerLost], None]] = []
         self._until_s = 0.0
-        self._flying = 0
+        self.flying = 0
         self.torn = False
         self._looking = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:
         while self.other.alive and self._error is None:
             await self.other.process.changed()
-        back = self.other.peer_to(self.mine.address)
-        while back is not None and back.comes:  # the end of a connection comes behind what was sent on it
+        while self.other.sends_to(self.mine):  # the end of a connection comes behind what was sent on it
             await asyncio.sleep(0.05)
-        if back is not None:
+        for back in self.other.peers[self.mine.address]:
             back.torn = True
         self._fail(PeerLost("the peer died"))
 
@@ -176,11 +179,6 @@ class SimPeer:
         if region is None:
             raise TargetInvalid("unknown key", field="target.remote_key")
         return SimRemote(region, target)
-
-    @property
-    def comes(self) -> bool:
-        """Whether something that was sent is on its way, and not cut off."""
-        return self._flying > 0 and self.mine.fabric.network.reaches(self.mine.process, self.other.process)
 
     def travel_s(self, size: int) -> float:
         """When what is sent now arrives, in order behind what was sent before (loop time)."""
@@ -212,19 +210,19 @@ class SimPeer:
         loop = self.mine.fabric.network.loop
         done: asyncio.Future[None] = loop.create_future()
         at_s = self.travel_s(size)
-        self._flying += 1
+        self.flying += 1
 
         def arrive() -> None:
             network = self.mine.fabric.network
             if self.torn or not self.other.alive:
-                self._flying -= 1
+                self.flying -= 1
                 if not done.done():
                     done.set_exception(PeerLost("the connection broke"))
                     done.exception()
             elif self._is_stuck() or not network.reaches(self.mine.process, self.other.process):
                 loop.call_later(0.2, arrive, context=_nobody())
             else:
-                self._flying -= 1
+                self.flying -= 1
                 move()
                 if not done.done():
                     done.set_result(None)
