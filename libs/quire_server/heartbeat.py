@@ -85,7 +85,7 @@ class Heartbeat:
                 continue
             failing = False
             self._joined.set()
-            listing = Listing(response.listed_chunks, response.listed_digest)
+            listing = Listing(response.listed_chunks, response.listed_digest, response.changes)
             news = ClusterNews(response.index_epoch, response.theta_bytes, listing, response.rebuild)
             self._on_news(news)
             await asyncio.sleep(response.interval_ms / 1000)

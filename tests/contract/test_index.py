@@ -243,15 +243,30 @@ async def test_an_object_that_is_expected_stays_until_it_is_listed(index: Index)
     assert await index.expect_objects(both, 300) == [True, False]
 
 
-async def test_rebuilding_does_not_bring_back_what_was_evicted(index: Index) -> None:
-    """Its object still lies there for a time; who stores it again means it."""
+async def test_what_was_to_be_deleted_can_be_registered_again(index: Index) -> None:
+    """An index that went back may have forgotten that it was stored again since. Not while it is being deleted."""
     keys = chain(1)
     first = records(keys, 0, 1)
     await index.add_objects(first, await index.register("a", first, 0))
     await index.evict(first, 0, 100)
-    assert await index.register("@object", first, 1, rebuilding=True) == [0]
-    assert await _count(index, keys) == 0
     assert all(await index.register("@object", first, 1))
+    assert await index.claim_objects(200, 300, 10) == []
+    await index.evict(first, 200, 300)
+    assert len(await index.claim_objects(300, 400, 10)) == 1
+    assert await index.register("@object", first, 301) == [0]
+
+
+async def test_changes_are_counted_by_node(index: Index) -> None:
+    """Beside what is listed: a node that has let go of everything still has them."""
+    keys = chain(1)
+    first = records(keys, 0, 1)
+    await index.register("a", first, 0)
+    for name in ("a", "a", "b"):
+        await index.count_change(name)
+    assert (await _listing(index, "a")).changes == 2
+    await index.unregister("a", first, 0)
+    assert await _listing(index, "a") == Listing(0, 0, 2)
+    assert await _listing(index, "b") == Listing(0, 0, 1)
 
 
 async def test_a_new_index_wants_to_be_told_what_lies_in_the_object_tier(index: Index) -> None:

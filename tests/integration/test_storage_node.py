@@ -46,7 +46,7 @@ class ScriptedIndex:
     withdrawn: list[bytes] = field(default_factory=list)
     evicted: list[bytes] = field(default_factory=list)
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, rebuilding: bool = False) -> list[int]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> list[int]:
         await asyncio.sleep(0)
         answer = self.script.pop(0) if self.script else [True] * len(records)
         if isinstance(answer, Exception):
@@ -54,7 +54,9 @@ class ScriptedIndex:
         self.committed += [record.key for record, mark in zip(records, answer, strict=True) if mark]
         return [int(mark) for mark in answer]
 
-    async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
+    async def add_objects(
+        self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str
+    ) -> list[ObjectMark]:
         return [ObjectMark.LISTED] * len(records)
 
     async def expect_objects(self, records: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
@@ -88,7 +90,7 @@ class ScriptedIndex:
     async def take_drops(self, node_id: str) -> dict[bytes, int]:
         return {}
 
-    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
+    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
         self.withdrawn += [record.key for record in records]
 
     async def release(self, lease: bytes) -> None: ...

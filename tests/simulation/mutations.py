@@ -26,7 +26,7 @@ from tests.simulation.cluster import Members
 class Mutation:
     """`faults`: the bad days on which it shows; `found_by`: words of the check that finds it. `explored`: the
     scenario in which the exploration finds it, for one that the simulator need not find. `finding`: 0 for one that the
-    exploration itself has found. `seconds`: how long a day is.
+    exploration itself has found.
     """
 
     finding: int
@@ -36,7 +36,6 @@ class Mutation:
     found_by: str = ""
     explored: str = ""
     reads_only: bool = False
-    seconds: float = 6.0
 
     def apply(self) -> None:
         for edit in self.edits:
@@ -153,14 +152,6 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(Residency, "_set_generation", "if entry.generation != generation:", "if False:"),),
         explored="an object beside an eviction",
         found_by="acknowledged in the object tier",
-    ),
-    "objects-unseen": Mutation(
-        0,
-        "what an index that was rolled back lists for a node that let it go is withdrawn, its object unseen",
-        (_edit(Reconciler, "_deny", "if objects is not None:", "if False:"),),
-        ("redis rolled back",),
-        found_by="acknowledged",
-        seconds=15.0,
     ),
     "staging-without-shares": Mutation(
         12,

@@ -475,9 +475,9 @@ class Day:
 
 
 def _marks(outcome: Any) -> list[tuple[Any, bytes]]:
-    """Runs of an outcome with their part of its marks."""
+    """Ranges of an outcome with their part of its marks."""
     at, found = 0, []
-    for run in outcome.runs:
-        found.append((run, outcome.delivered[at : at + run.count]))
-        at += run.count
+    for each in outcome.ranges:
+        found.append((each, outcome.delivered[at : at + each.count]))
+        at += each.count
     return found

@@ -60,10 +60,15 @@ class Evicted:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """How many chunks are listed for a node, and the sum of their `listing_number` modulo 2^48."""
+    """How many chunks are listed for a node, and the sum of their `listing_number` modulo 2^48.
+
+    `changes`: how many the node has reported. An index that has fewer than the node had answers lost its latest
+    seconds, even where nothing that is listed for the node differs.
+    """
 
     count: int = 0
     digest: int = 0
+    changes: int = 0
 
 
 DIGEST_MODULUS: Final = 1 << 48

@@ -42,6 +42,7 @@ class IndexState:
     pins: dict[bytes, dict[bytes, int]] = field(default_factory=dict)
     objects: dict[bytes, tuple[bool, int, bytes]] = field(default_factory=dict)
     dropped: dict[str, dict[bytes, int]] = field(default_factory=dict)
+    changes: dict[str, int] = field(default_factory=dict)
     epoch: str = ""
     rebuild: str = ""
 
@@ -52,6 +53,7 @@ class IndexState:
             {key: dict(pins) for key, pins in self.pins.items()},
             dict(self.objects),
             {name: dict(keys) for name, keys in self.dropped.items()},
+            dict(self.changes),
             self.epoch,
             self.rebuild,
         )
@@ -89,17 +91,15 @@ class MemoryIndex:
 
     # ---- entries
 
-    async def register(
-        self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, rebuilding: bool = False
-    ) -> list[int]:
-        return [self._register(node_id, chunk, rebuilding) for chunk in chunks]
+    async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int) -> list[int]:
+        return [self._register(node_id, chunk) for chunk in chunks]
 
-    def _register(self, node_id: str, chunk: ChunkRecord, rebuilding: bool) -> int:
+    def _register(self, node_id: str, chunk: ChunkRecord) -> int:
         entry = self.state.entries.get(chunk.key)
         if entry is None and chunk.parent and chunk.parent not in self.state.entries:
             return 0
         if node_id == OBJECT_TIER and chunk.key in self.state.objects:
-            if self.state.objects[chunk.key][0] or rebuilding:
+            if self.state.objects[chunk.key][0]:
                 return 0
             del self.state.objects[chunk.key]
         if entry is None:
@@ -172,13 +172,16 @@ class MemoryIndex:
         return self.state.epoch
 
     async def listings(self) -> dict[str, Listing]:
-        found: dict[str, Listing] = {}
+        found = {name: Listing(changes=changes) for name, changes in self.state.changes.items()}
         for key, entry in self.state.entries.items():
             for name in entry.nodes:
                 before = found.get(name, Listing())
                 digest = (before.digest + listing_number(key, entry.generation)) % DIGEST_MODULUS
-                found[name] = Listing(before.count + 1, digest)
+                found[name] = Listing(before.count + 1, digest, before.changes)
         return found
+
+    async def count_change(self, node_id: str) -> None:
+        self.state.changes[node_id] = self.state.changes.get(node_id, 0) + 1
 
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
         found = [entry for entry in self.state.entries.values() if node_id in entry.nodes]

@@ -23,6 +23,7 @@ from quire_server.redis.connection import metadata_errors
 _NO_PARENT: Final = bytes(KEY_BYTES)
 _EPOCH_KEY: Final = "quire:epoch"
 _LISTINGS_KEY: Final = "quire:listings"
+_CHANGES_KEY: Final = "quire:changes"
 _DUE_KEY: Final = "quire:objects-due"
 _REBUILD_KEY: Final = "quire:rebuild"
 _SCANNED: Final = 64
@@ -74,17 +75,15 @@ class PrefixIndex:
             runs.append(PlacedRun(count, nodes))
         return Match(tuple(runs))
 
-    async def register(
-        self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, rebuilding: bool = False
-    ) -> list[int]:
+    async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int) -> list[int]:
         """List `node_id` as a holder of `chunks`, parents before children; the generations of their entries.
 
         0 for a chunk whose parent is not indexed, because indexing it would break the closure, and for the object tier
-        where the object is being deleted, or, `rebuilding`, is to be.
+        where the object is being deleted.
         """
         generations: list[int] = []
         for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
-            generations += await self._register_segment(node_id, segment, list(group), now_ms, rebuilding)
+            generations += await self._register_segment(node_id, segment, list(group), now_ms)
         return generations
 
     async def unregister(
@@ -157,8 +156,17 @@ class PrefixIndex:
         """For every node that was ever listed, how many chunks it is listed for, and their digest."""
         async with metadata_errors():
             found = cast(dict[bytes, bytes], await self._client.hgetall(_LISTINGS_KEY))
-        split = {name.decode(): value.split(b":") for name, value in found.items()}
-        return {name: Listing(int(count), int(digest)) for name, (count, digest) in split.items()}
+            changes = cast(dict[bytes, bytes], await self._client.hgetall(_CHANGES_KEY))
+        listings = {}
+        for name in found.keys() | changes.keys():
+            count, _, digest = found.get(name, b"0:0").partition(b":")
+            listings[name.decode()] = Listing(int(count), int(digest), int(changes.get(name, b"0")))
+        return listings
+
+    async def count_change(self, node_id: str) -> None:
+        """A node has reported something. To be called when it is done, and before the node is answered."""
+        async with metadata_errors():
+            await self._client.hincrby(_CHANGES_KEY, node_id, 1)
 
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
         """A page of what is listed for a node: records (parents left empty), generations, and the next cursor, 0 at
@@ -294,7 +302,7 @@ class PrefixIndex:
     # ----
 
     async def _register_segment(
-        self, node_id: str, segment: bytes, chunks: list[ChunkRecord], now_ms: int, rebuilding: bool
+        self, node_id: str, segment: bytes, chunks: list[ChunkRecord], now_ms: int
     ) -> list[int]:
         opener, counted = chunks[0], False
         crosses = bool(opener.parent) and opener.parent_segment != segment
@@ -307,7 +315,7 @@ class PrefixIndex:
         packed = b"".join(chunk.key + (chunk.parent or _NO_PARENT) for chunk in chunks)
         fresh = (int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
         elsewhere = opener.parent_segment if crosses else b""
-        arguments = [node_id, packed, fresh, elsewhere, "1" if rebuilding else ""]
+        arguments = [node_id, packed, fresh, elsewhere]
         marks = await self._change("register", segment, arguments)
         if counted and marks[:1] != b"2":  # another one was quicker and counted as well, or it was refused
             await self._count_child(opener.parent, opener.parent_segment, -1, now_ms)

@@ -149,9 +149,8 @@ end
 """
 
 # ARGV: 1 node, 2 (digest .. parent) packed; the parent is 32 zero bytes for none, 3 generation of new entries (8
-# 4 the segment of the first one's parent, where that is another one, 5 "1" while the index is rebuilt: objects that are
-# to be deleted stay out. Returns for each 9 bytes: "1" indexed, "2" indexed
-# and new, "0" refused (its parent is not indexed, or its object is being deleted); then the generation.
+# bytes), 4 the segment of the first one's parent, where that is another one. Returns for each 9 bytes: "1" indexed, "2"
+# indexed and new, "0" refused (its parent is not indexed, or its object is being deleted); then the generation.
 REGISTER: Final = (
     _SEGMENT
     + """
@@ -164,7 +163,7 @@ for at = 1, #records, 64 do
   local refused = inside and not old and redis.call('HEXISTS', key, parent) == 0
   if node == '@object' then
     local object = redis.call('HGET', objects, digest)
-    if object and (string.sub(object, 1, 1) == '!' or ARGV[5] == '1') then refused = true
+    if object and string.sub(object, 1, 1) == '!' then refused = true
     elseif object and not refused then redis.call('HDEL', objects, digest) end
   end
   if refused then marks[#marks + 1] = '0' .. string.rep('\\0', 8)

@@ -26,7 +26,7 @@ from quire.wire import version
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.advice import Advice, advise
 from quire_orchestrator.core.eviction import drops, has_objects, in_object, rebuilder
-from quire_orchestrator.core.placement import newcomer_rate, placed_ranges, readable_ranges
+from quire_orchestrator.core.placement import addresses_of, newcomer_rate, placed_ranges, readable_ranges
 from quire_orchestrator.errors import NoDurableNode
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members, PolicyBook
 from quire_server.heartbeat import ClusterNews
@@ -130,11 +130,12 @@ class Orchestrator:
             with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
                 match = await self._index.match(keys)
             index_us = (time.perf_counter_ns() - started) // 1000
-            ranges = readable_ranges(match, self._storage_nodes(), keys, question.client)
+            live = self._storage_nodes()
+            ranges = readable_ranges(match, live, keys, question.client)
             matched = ranges[-1].stop if ranges else 0
             self._count(question.namespace, matched, len(keys))
             advice = self._advise(question, tenant, ranges, matched)
-            found = Found(ranges, self._addresses(ranges), index_us=index_us, advice=advice)
+            found = Found(ranges, addresses_of(ranges, live), index_us=index_us, advice=advice)
             if matched == 0 or lease_ttl_ms == 0:
                 return found
             lease = self._lease(keys.run(0, matched), found, lease_ttl_ms, tenant)
@@ -152,7 +153,8 @@ class Orchestrator:
     ) -> tuple[list[ChunkRange], list[NodeAddress], int]:
         """Nodes for the chunks that are not stored, how they are reached, and how many from the start are stored."""
         keys.distinct()
-        nodes = list(self._storage_nodes().values())
+        live = self._storage_nodes()  # the same ones to the end, whoever leaves meanwhile
+        nodes = list(live.values())
         if not nodes:
             raise NoDurableNode("no storage node is alive")
         if durability is Durability.REPLICATED and len(nodes) < 2:
@@ -160,7 +162,7 @@ class Orchestrator:
         if first > len(keys):
             raise InvalidRequest(f"{first}, but there are {len(keys)} keys", field="first_chunk")
         match = await self._index.match(keys)
-        readable = readable_ranges(match, self._storage_nodes(), keys)
+        readable = readable_ranges(match, live, keys)
         if durability is not Durability.MEMORY:
             readable = await self._raised(match, readable, keys, durability)
         known = readable[-1].stop if readable else 0
@@ -171,7 +173,7 @@ class Orchestrator:
         placed = placed_ranges(keys, max(known, first), nodes)
         if on_existing is OnExisting.VERIFY:
             placed = [*clip(readable, first, known), *placed]
-        return placed, self._addresses(placed), known
+        return placed, addresses_of(placed, live), known
 
     async def _raised(
         self, match: Match, readable: Sequence[ChunkRange], keys: ChunkKeys, durability: Durability
@@ -204,13 +206,10 @@ class Orchestrator:
                 break
         return raised
 
-    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], *, rebuilding: bool = False) -> list[int]:
-        """Index replicas; the generations of their entries, 0 where the parent is not indexed.
-
-        `rebuilding`: objects that are to be deleted stay out.
-        """
+    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[int]:
+        """Index replicas; the generations of their entries, 0 where the parent is not indexed."""
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
-            return await self._index.register(node_id, chunks, self._clock.now_ms(), rebuilding=rebuilding)
+            return await self._index.register(node_id, chunks, self._clock.now_ms())
 
     async def commit_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""
@@ -233,6 +232,11 @@ class Orchestrator:
         """
         now_ms, only = self._clock.now_ms(), only_in_object
         return await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, others_min=others_min)
+
+    async def count_change(self, node_id: str) -> None:
+        """What a node has reported is done: it is answered next."""
+        if node_id:
+            await self._index.count_change(node_id)
 
     async def release(self, token: bytes) -> bool:
         """Give a lease back, expired or not; whether it was held."""
@@ -392,11 +396,6 @@ class Orchestrator:
             tenant=tenant,
         )
 
-    def _addresses(self, ranges: Sequence[ChunkRange]) -> list[NodeAddress]:
-        """Of the nodes that `ranges` name."""
-        nodes = [self._live[name] for name in dict.fromkeys(each.node_id for each in ranges)]
-        return [NodeAddress(node.node_id, node.grpc_address, node.worker_address) for node in nodes]
-
     def _count(self, namespace: Namespace, matched: int, asked: int) -> None:
         """By namespace, the first so many; Prometheus keeps a series for each."""
         tag = namespace.digest()[:4].hex()
@@ -459,7 +458,7 @@ class Orchestrator:
     async def sweep_objects(self) -> int:
         """Have objects deleted whose time of grace is over and that no entry lists; how many."""
         nodes = [node for node in self._storage_nodes().values() if has_objects(node)]
-        if not nodes:
+        if not nodes or self._rebuild:  # an index that went back may not know what was stored again since
             return 0
         now_ms = self._clock.now_ms()
         until_ms = now_ms + self._config.object_deletion_ms

@@ -86,13 +86,15 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
         chunks = _records(request.chunks)
-        generations = await self._orchestrator.commit(request.node_id, chunks, rebuilding=request.rebuilding)
+        generations = await self._orchestrator.commit(request.node_id, chunks)
+        await self._orchestrator.count_change(request.reporter)
         return orchestrator_pb2.CommitResponse(generations=generations)
 
     async def CommitObjects(
         self, request: orchestrator_pb2.CommitObjectsRequest, context: Any
     ) -> orchestrator_pb2.CommitObjectsResponse:
         marks = await self._orchestrator.commit_objects(_records(request.chunks), list(request.generations))
+        await self._orchestrator.count_change(request.reporter)
         return orchestrator_pb2.CommitObjectsResponse(marks=bytes(mark.value for mark in marks))
 
     async def ExpectObjects(
@@ -110,13 +112,14 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             only_in_object=request.only_in_object_tier,
             others_min=request.others_min,
         )
+        await self._orchestrator.count_change(request.reporter)
         return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(withdrawn))
 
     async def GetListing(
         self, request: orchestrator_pb2.GetListingRequest, context: Any
     ) -> orchestrator_pb2.GetListingResponse:
         listing = await self._orchestrator.listing(request.node_id)
-        return orchestrator_pb2.GetListingResponse(count=listing.count, digest=listing.digest)
+        return orchestrator_pb2.GetListingResponse(count=listing.count, digest=listing.digest, changes=listing.changes)
 
     async def ListHoldings(
         self, request: orchestrator_pb2.ListHoldingsRequest, context: Any
@@ -159,6 +162,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             listed_chunks=news.listing.count,
             listed_digest=news.listing.digest,
             rebuild=news.rebuild,
+            changes=news.listing.changes,
         )
 
     async def EvictChunks(

@@ -55,15 +55,6 @@ class ObjectStore:
             return False
         return unpack_header(np.frombuffer(raw, dtype=np.uint8)).chunk.same_content(chunk)
 
-    async def present(self, keys: Sequence[bytes]) -> list[bool]:
-        """Which chunks have a sound object, by its header. Raises what the tier raises."""
-        found: list[bool] = []
-        for first in range(0, len(keys), _HEADERS_AT_ONCE):
-            part = keys[first : first + _HEADERS_AT_ONCE]
-            headers = await asyncio.gather(*map(self._tier.header, part))
-            found += [_record(key, raw) is not None for key, raw in zip(part, headers, strict=True)]
-        return found
-
     # ---- reading
 
     async def fetch(self, keys: Sequence[bytes]) -> AsyncIterator[tuple[Header, Bytes]]:

@@ -43,13 +43,15 @@ class ClusterIndex(Protocol):
     concern the next one of the same key.
     """
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, rebuilding: bool = False) -> list[int]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> list[int]:
         """Register; the generation of each entry, 0 for a chunk whose parent is not indexed (yet).
 
-        `rebuilding`: objects that are to be deleted stay out.
+        `reporter`: this node, here and below; the index counts what it was told by each.
         """
 
-    async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
+    async def add_objects(
+        self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str
+    ) -> list[ObjectMark]:
         """List the object tier in these very entries."""
 
     async def expect_objects(self, records: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
@@ -57,7 +59,7 @@ class ClusterIndex(Protocol):
         them then. False for one that is being deleted just now; and that time in ms.
         """
 
-    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
+    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
         """Deregister chunks that are lost or corrupt."""
 
     async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:

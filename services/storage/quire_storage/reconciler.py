@@ -7,7 +7,7 @@ from what the node believes, it looks at both, one by one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from quire.model.errors import QuireError
@@ -50,8 +50,7 @@ class Reconciler:
 
     def on_news(self, news: ClusterNews) -> None:
         """What a heartbeat's answer says of the index."""
-        mine = Listing(self._tiers.residency.listed_count, self._tiers.residency.listed_digest)
-        self._different = self._different + 1 if news.listing != mine else 0
+        self._different = self._different + 1 if self._is_different(news.listing) else 0
         if news.index_epoch != self._epoch:
             self._epoch = news.index_epoch
             self._start(sure=True)
@@ -70,7 +69,7 @@ class Reconciler:
 
     async def _run(self) -> None:
         try:
-            if not self._again and not await self._differs():
+            if not await self._differs() and not self._again:
                 return
             while True:
                 self._again = False
@@ -83,31 +82,42 @@ class Reconciler:
             self._running = False
 
     async def _differs(self) -> bool:
-        """Whether index and node differ while nothing of this node is under way to the index; asked twice."""
+        """Whether index and node differ while nothing of this node is under way to the index; asked twice.
+
+        An index that has fewer of this node's changes than it had acknowledged went back: what the node has let go of
+        since, and what lies in the object tier alone, may be unknown to it, though nothing differs that it lists here.
+        """
         for attempt in range(2):
             if attempt:
                 await self._clock.sleep(_AGAIN_S)
             async with self._registry.quiet():
                 listed = await self._registry.listing()
-                residency = self._tiers.residency
-                if listed == Listing(residency.listed_count, residency.listed_digest):
+                differs = self._is_different(listed)
+                if listed.changes < self._registry.changes:
+                    await self._registry.damaged()
+                self._registry.changes = listed.changes
+                if not differs:
                     return False
         return True
+
+    def _is_different(self, listed: Listing) -> bool:
+        residency = self._tiers.residency
+        mine = residency.listed_count, residency.listed_digest
+        return (listed.count, listed.digest) != mine or listed.changes < self._registry.changes
 
     async def _reconcile(self) -> None:
         """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
         dropped = await self._tiers.drop(await self._registry.drops())
         listed: dict[bytes, int] = {}
-        gone: list[tuple[ChunkRecord, int]] = []
+        gone: list[ChunkRecord] = []
         async for page in self._registry.holdings():
             for record, generation in page:
                 found = self._tiers.residency.look(record.key)
                 if found is None:
-                    gone.append((record, generation))
+                    gone.append(record)
                 elif found[1] == generation:
                     listed[record.key] = generation
-        for first in range(0, len(gone), _BATCH):
-            await self._deny(gone[first : first + _BATCH])
+        self._tiers.deny(gone)
         missing = [key for key in list(self._tiers.residency.keys()) if key not in listed]
         logger().info("compared with the index", dropped=dropped, withdrawn=len(gone), unlisted=len(missing))
         if await self._was_lost(missing):
@@ -117,17 +127,6 @@ class Reconciler:
         if not self._registering:
             self._registering = True
             self._spawn(self._register())
-
-    async def _deny(self, gone: Sequence[tuple[ChunkRecord, int]]) -> None:
-        """Withdraw what is not here. What has an object all the same is listed there first, in these very entries:
-
-        an index that lost its latest seconds may not know of objects for which this node let its own copies go.
-        """
-        objects = self._tiers.objects
-        if objects is not None:
-            present = await objects.present([record.key for record, _ in gone])
-            await self._registry.list_objects([each for each, here in zip(gone, present, strict=True) if here])
-        self._tiers.deny([record for record, _ in gone])
 
     async def _was_lost(self, keys: list[bytes]) -> bool:
         """Whether the index has lost any of these, which it had acknowledged: not what is being evicted just now."""

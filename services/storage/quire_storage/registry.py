@@ -27,6 +27,8 @@ class Registry:
         self._under_way = 0
         self._changed = asyncio.Condition()
         self._comparing = False
+        self.changes = 0
+        """What this node has reported and was answered: the index has no fewer, unless it went back."""
 
     async def registering(self, wanted: Sequence[ChunkRecord]) -> AsyncIterator[dict[bytes, int]]:
         """Generations of index entries by key, as they are indexed.
@@ -39,7 +41,8 @@ class Registry:
             for first in range(0, len(waiting), _BATCH_CHUNKS):
                 part = waiting[first : first + _BATCH_CHUNKS]
                 async with self._operation():
-                    generations = await self._index.commit(self._node_id, part)
+                    generations = await self._index.commit(self._node_id, part, reporter=self._node_id)
+                    self.changes += 1
                 indexed |= {record.key: each for record, each in zip(part, generations, strict=True) if each}
             yield indexed
             waiting = [record for record in waiting if record.key not in indexed]
@@ -57,7 +60,8 @@ class Registry:
             return
         try:
             async with self._operation():
-                await self._index.withdraw(holder or self._node_id, lost)
+                await self._index.withdraw(holder or self._node_id, lost, reporter=self._node_id)
+                self.changes += 1
         except QuireError as error:
             logger().warning("lost chunks could not be withdrawn", chunks=len(lost), error=str(error))
 
@@ -82,6 +86,7 @@ class Registry:
                     marks = await self._index.withdraw_surplus(self._node_id, chunks, others_min)
                 else:
                     marks = await self._index.withdraw_in_object(self._node_id, chunks)
+                self.changes += 1
         except QuireError as error:
             logger().warning("nothing can be withdrawn while the index does not answer", error=str(error))
             return set()
@@ -146,7 +151,10 @@ class Registry:
         """
         if not stored:
             return []
-        marks = await self._index.add_objects([record for record, _ in stored], [each for _, each in stored])
+        records, generations = [record for record, _ in stored], [each for _, each in stored]
+        async with self._operation():
+            marks = await self._index.add_objects(records, generations, reporter=self._node_id)
+            self.changes += 1
         return [mark is ObjectMark.LISTED for mark in marks]
 
     async def expect_objects(self, records: Sequence[ChunkRecord]) -> float:
@@ -162,7 +170,9 @@ class Registry:
         listed = 0
         for first in range(0, len(records), _BATCH_CHUNKS):
             part = records[first : first + _BATCH_CHUNKS]
-            generations = await self._index.commit(OBJECT_TIER, part, rebuilding=True)
+            async with self._operation():
+                generations = await self._index.commit(OBJECT_TIER, part, reporter=self._node_id)
+                self.changes += 1
             listed += sum(1 for generation in generations if generation)
         return listed
 

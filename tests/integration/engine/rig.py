@@ -70,7 +70,7 @@ class EngineIndex:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, rebuilding: bool = False) -> list[int]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> list[int]:
         await asyncio.sleep(0)
         return [1] * len(records)
 
@@ -80,7 +80,7 @@ class EngineIndex:
         self._engine.evicted += [record.key for record, out in zip(records, marks, strict=True) if out]
         return marks
 
-    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
+    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
         self._engine.withdrawn += [record.key for record in records]
 
 

@@ -155,7 +155,7 @@ class Steps(Clients):
     def rebuild(self) -> None:
         found = [chunk.record for chunk in self.objects.values()]
         found.sort(key=lambda record: record.key)
-        now(self.index.register(OBJECT_TIER, found, 0, rebuilding=True))
+        now(self.index.register(OBJECT_TIER, found, 0))
 
     def take_drops(self, node: Node) -> None:
         self.post(node, ev.Dropped(self.ticket(), now(self.index.take_drops(node.name))))

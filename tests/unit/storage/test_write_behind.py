@@ -69,7 +69,9 @@ class _Index:
         self.calls.append("expect")
         return [record.key not in self.deleting for record in records], 60_000
 
-    async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
+    async def add_objects(
+        self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str
+    ) -> list[ObjectMark]:
         self.calls.append("list")
         assert set(generations) == {_GENERATION}
         self.listed |= {record.key for record in records}

@@ -95,11 +95,11 @@ class CommitRequest(_message.Message):
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
-    REBUILDING_FIELD_NUMBER: _builtins.int
+    REPORTER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that holds the chunks; "@object" for the object tier."""
-    rebuilding: _builtins.bool
-    """The index is being rebuilt: objects that are to be deleted stay out."""
+    reporter: _builtins.str
+    """The node that counts the changes which it has reported; empty for none."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """Chunks, parents before children."""
@@ -109,11 +109,11 @@ class CommitRequest(_message.Message):
         *,
         node_id: _builtins.str = ...,
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
-        rebuilding: _builtins.bool = ...,
+        reporter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "rebuilding", b"rebuilding"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "reporter", b"reporter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -125,6 +125,9 @@ class CommitObjectsRequest(_message.Message):
 
     CHUNKS_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
+    REPORTER_FIELD_NUMBER: _builtins.int
+    reporter: _builtins.str
+    """The node that counts the changes which it has reported."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """Chunks that were written to the object tier."""
@@ -138,10 +141,11 @@ class CommitObjectsRequest(_message.Message):
         *,
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
         generations: _abc.Iterable[_builtins.int] | None = ...,
+        reporter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "generations", b"generations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "generations", b"generations", "reporter", b"reporter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -239,19 +243,23 @@ class GetListingResponse(_message.Message):
 
     COUNT_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     count: _builtins.int
     """Chunks that the node is listed for."""
     digest: _builtins.int
     """Sum of the first six bytes of their keys and of their entries' generations, modulo 2^48."""
+    changes: _builtins.int
+    """Changes that the node has reported. Fewer than it had answers: the index has lost its latest seconds."""
     def __init__(
         self,
         *,
         count: _builtins.int = ...,
         digest: _builtins.int = ...,
+        changes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "digest", b"digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "count", b"count", "digest", b"digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -447,12 +455,15 @@ class WithdrawRequest(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     ONLY_IN_OBJECT_TIER_FIELD_NUMBER: _builtins.int
     OTHERS_MIN_FIELD_NUMBER: _builtins.int
+    REPORTER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that does not hold the chunks."""
     only_in_object_tier: _builtins.bool
     """Only where the object tier is listed too."""
     others_min: _builtins.int
     """Only where so many other nodes are listed."""
+    reporter: _builtins.str
+    """The node that counts the changes which it has reported."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """The chunks."""
@@ -464,10 +475,11 @@ class WithdrawRequest(_message.Message):
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
         only_in_object_tier: _builtins.bool = ...,
         others_min: _builtins.int = ...,
+        reporter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier", "others_min", b"others_min"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier", "others_min", b"others_min", "reporter", b"reporter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -702,6 +714,7 @@ class HeartbeatResponse(_message.Message):
     LISTED_CHUNKS_FIELD_NUMBER: _builtins.int
     LISTED_DIGEST_FIELD_NUMBER: _builtins.int
     REBUILD_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """When to send the next one, milliseconds."""
     index_epoch: _builtins.str
@@ -714,6 +727,8 @@ class HeartbeatResponse(_message.Message):
     """Sum of the first six bytes of their keys and of their entries' generations, modulo 2^48."""
     rebuild: _builtins.str
     """Not empty: this node is to register what lies in the object tier, and to report when it has done so."""
+    changes: _builtins.int
+    """Changes that this node has reported."""
     def __init__(
         self,
         *,
@@ -723,10 +738,11 @@ class HeartbeatResponse(_message.Message):
         listed_chunks: _builtins.int = ...,
         listed_digest: _builtins.int = ...,
         rebuild: _builtins.str = ...,
+        changes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index_epoch", b"index_epoch", "interval_ms", b"interval_ms", "listed_chunks", b"listed_chunks", "listed_digest", b"listed_digest", "rebuild", b"rebuild", "theta_bytes", b"theta_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "index_epoch", b"index_epoch", "interval_ms", b"interval_ms", "listed_chunks", b"listed_chunks", "listed_digest", b"listed_digest", "rebuild", b"rebuild", "theta_bytes", b"theta_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

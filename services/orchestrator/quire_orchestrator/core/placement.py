@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from quire.model.index import OBJECT_TIER, Match
 from quire.model.keys import SEGMENT_CHUNKS, ChunkKeys
-from quire.model.nodes import Location, Node, SchedulerInfo, StorageInfo
+from quire.model.nodes import Location, Node, NodeAddress, SchedulerInfo, StorageInfo
 from quire.model.ranges import ChunkRange
 
 _NOWHERE = Location()
@@ -59,6 +59,12 @@ def placed_ranges(keys: ChunkKeys, first: int, nodes: Sequence[Node]) -> list[Ch
         _extend(ranges, ChunkRange(rendezvous(keys.segment_of(at), nodes)[0].node_id, at, stop - at))
         at = stop
     return ranges
+
+
+def addresses_of(ranges: Iterable[ChunkRange], live: Mapping[str, Node]) -> list[NodeAddress]:
+    """How the nodes that `ranges` name are reached, in order of appearance."""
+    nodes = [live[name] for name in dict.fromkeys(each.node_id for each in ranges)]
+    return [NodeAddress(node.node_id, node.grpc_address, node.worker_address) for node in nodes]
 
 
 def newcomer_rate(members: Iterable[Node], storage_node: str) -> int:

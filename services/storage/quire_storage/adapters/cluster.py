@@ -36,14 +36,16 @@ class GrpcClusterIndex:
     def __init__(self, channels: ChannelPool, address: str) -> None:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(address))
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, rebuilding: bool = False) -> list[int]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> list[int]:
         chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.CommitRequest(node_id=node_id, chunks=chunks, rebuilding=rebuilding)
+        request = orchestrator_pb2.CommitRequest(node_id=node_id, chunks=chunks, reporter=reporter)
         return list((await self._call(self._stub.Commit, request)).generations)
 
-    async def add_objects(self, records: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
+    async def add_objects(
+        self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str
+    ) -> list[ObjectMark]:
         chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.CommitObjectsRequest(chunks=chunks, generations=generations)
+        request = orchestrator_pb2.CommitObjectsRequest(chunks=chunks, generations=generations, reporter=reporter)
         return [ObjectMark(mark) for mark in (await self._call(self._stub.CommitObjects, request)).marks]
 
     async def expect_objects(self, records: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
@@ -51,18 +53,23 @@ class GrpcClusterIndex:
         response = await self._call(self._stub.ExpectObjects, request)
         return [bool(mark) for mark in response.marks], response.kept_ms
 
-    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord]) -> None:
-        request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=map(convert.record_to, records))
+    async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
+        chunks = map(convert.record_to, records)
+        request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=chunks, reporter=reporter)
         await self._call(self._stub.Withdraw, request)
 
     async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=chunks, only_in_object_tier=True)
+        request = orchestrator_pb2.WithdrawRequest(
+            node_id=node_id, chunks=chunks, only_in_object_tier=True, reporter=node_id
+        )
         return [bool(mark) for mark in (await self._call(self._stub.Withdraw, request)).withdrawn]
 
     async def withdraw_surplus(self, node_id: str, records: Sequence[ChunkRecord], others_min: int) -> list[bool]:
         chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=chunks, others_min=others_min)
+        request = orchestrator_pb2.WithdrawRequest(
+            node_id=node_id, chunks=chunks, others_min=others_min, reporter=node_id
+        )
         return [bool(mark) for mark in (await self._call(self._stub.Withdraw, request)).withdrawn]
 
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
@@ -81,7 +88,7 @@ class GrpcClusterIndex:
 
     async def listing(self, node_id: str) -> Listing:
         answer = await self._call(self._stub.GetListing, orchestrator_pb2.GetListingRequest(node_id=node_id))
-        return Listing(answer.count, answer.digest)
+        return Listing(answer.count, answer.digest, answer.changes)
 
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
         request = orchestrator_pb2.ListHoldingsRequest(node_id=node_id, cursor=cursor)

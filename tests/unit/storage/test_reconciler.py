@@ -1,0 +1,83 @@
+"""Whether a node sees that the index went back, though nothing that is listed for the node differs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quire.model.index import ChunkRecord, Listing
+from quire.testing import FakeClock
+from quire_server.heartbeat import ClusterNews
+from quire_storage.reconciler import Reconciler
+from quire_storage.registry import Registry
+
+
+class _Index:
+    """Knows of `changes` of this node, and lists nothing for it."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.damages = 0
+
+    async def withdraw(self, node_id: str, records: list[ChunkRecord], *, reporter: str) -> None:
+        self.changes += reporter == "a"
+
+    async def listing(self, node_id: str) -> Listing:
+        return Listing(0, 0, self.changes)
+
+    async def damaged(self, node_id: str) -> None:
+        self.damages += 1
+
+    async def take_drops(self, node_id: str) -> dict[bytes, int]:
+        return {}
+
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+        return [], 0
+
+
+def _scene() -> tuple[Reconciler, Registry, _Index, FakeClock, list[asyncio.Task[None]]]:
+    index, clock, tasks = _Index(), FakeClock(), list[asyncio.Task[None]]()
+    anything: Any = index
+    registry = Registry("a", anything, clock, 1.0)
+    residency = SimpleNamespace(listed_count=0, listed_digest=0, keys=list)
+
+    async def drop(generations: dict[bytes, int]) -> int:
+        return 0
+
+    tiers: Any = SimpleNamespace(residency=residency, objects=None, drop=drop, deny=lambda records: None)
+
+    def spawn(work: Coroutine[Any, Any, None]) -> None:
+        tasks.append(asyncio.create_task(work))
+
+    return Reconciler(tiers=tiers, registry=registry, clock=clock, spawn=spawn), registry, index, clock, tasks
+
+
+@pytest.mark.parametrize(("lost", "damages"), [(0, 0), (1, 1), (3, 1)])
+async def test_an_index_that_has_lost_acknowledged_changes_is_reported_once(lost: int, damages: int) -> None:
+    """What was stored and let go of in favour of the object tier is listed for no node: only the count tells."""
+    reconciler, registry, index, clock, tasks = _scene()
+    for _ in range(3):
+        await registry.withdraw([ChunkRecord(b"k" * 32, b"", b"k" * 32, b"")])
+    index.changes -= lost
+    for _ in range(9):  # heartbeats; the first ones bring what was cached
+        reconciler.on_news(ClusterNews("", listing=await index.listing("a")))
+    await clock.advance(10.0)
+    await asyncio.gather(*tasks)
+    assert index.damages == damages
+    assert registry.changes == index.changes
+
+
+async def test_what_the_node_does_not_know_to_be_answered_is_no_damage() -> None:
+    """A change whose answer was lost counts at the index alone."""
+    reconciler, registry, index, clock, tasks = _scene()
+    await registry.withdraw([ChunkRecord(b"k" * 32, b"", b"k" * 32, b"")])
+    index.changes += 5
+    for _ in range(9):
+        reconciler.on_news(ClusterNews("", listing=await index.listing("a")))
+    await clock.advance(10.0)
+    await asyncio.gather(*tasks)
+    assert not index.damages and not tasks
