@@ -151,6 +151,22 @@ def test_a_browsers_trace_goes_on_through_http(traced: Traced) -> None:
     assert {span.service for span in trace.spans.values()} >= {"gateway", "orchestrator", "decoder"}
 
 
+def test_a_cold_image_takes_few_steps(traced: Traced) -> None:
+    """Over HTTP: one look at the catalogue, and no request that another one could have carried."""
+    trace_id = os.urandom(16).hex()
+    header = {"traceparent": f"00-{trace_id}-{os.urandom(8).hex()}-01"}
+    request = urllib.request.Request(f"http://{traced.http_address}/v1/images/cold", headers=header)
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert answer.status == 200 and answer.headers["X-Quire-Source"] == "miss"
+    spans = _settled(traced.folder, [trace_id])[trace_id].spans.values()
+    by_id = {span.span_id: span for span in spans}
+    served = [span for span in spans if span.parent_id in by_id and by_id[span.parent_id].name == span.name]
+    asked = sorted(span.name.removeprefix("quire.v1.") for span in served if span.name.startswith("quire.v1."))
+    assert len(asked) <= 6, asked
+    assert {"DecoderService/Decode", "StorageService/Deliver", "OrchestratorService/RouteImage"} <= set(asked)
+    assert sum(span.name == names.CATALOGUE_READ for span in spans) == 1
+
+
 def test_the_waterfall_in_a_terminal(traced: Traced) -> None:
     """`quire trace` lists traces, and draws one that it is given."""
     quire = [sys.executable, "-c", "from quire_tools.cli import main; main()", "trace"]

@@ -54,6 +54,7 @@ async def _image(client: QuireClient, weights: str, ids: dict[str, object]) -> N
     values = np.random.default_rng(1).standard_normal((4, 16, 16)).astype(np.float16)
     info = LatentInfo((4, 16, 16), "float16", Vae("tiny", "", weights), 64, 64, Normalisation())
     await images.put("traced", values, info)
+    await images.put("cold", values + np.float16(1), info)
     with tracer().start_as_current_span("engine.image") as root:
         ids["image"] = _id(root)
         await images.get("traced")

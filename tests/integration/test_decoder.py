@@ -25,7 +25,7 @@ from quire.model.errors import (
     NotImplementedHere,
     QuireError,
 )
-from quire.model.images import ImageEntry, Rendering
+from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.latents import LatentInfo, Vae, encode_record
 from quire.transport.memory import MemoryTransport
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
@@ -57,7 +57,7 @@ class Records:
             name, digest, len(record), read_info(record).sha256, info.vae.weights_sha256, info.height, info.width
         )
 
-    async def fetch(self, entry: ImageEntry) -> bytes:
+    async def fetch(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:
         self.fetches += 1
         if self.gate is not None:
             await self.gate.wait()

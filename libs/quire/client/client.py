@@ -15,19 +15,19 @@ import numpy.typing as npt
 from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
 from quire.client.store import StoreSession
+from quire.client.way import check_way
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
     DescriptorInvalid,
     InvalidRequest,
     NodeUnavailable,
-    PeerLost,
     QuireError,
     ResourceExhausted,
 )
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Location, Node, Role
+from quire.model.nodes import Location, Node
 from quire.model.ranges import ChunkRange, clip
 from quire.telemetry import names, tracer
 from quire.transport import Transport, decode_message, ucx_transport
@@ -40,9 +40,6 @@ from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 # They name memory, or a second answer would say something else.
 _UNQUIET_MAX: Final = 64
 _CLOSE_TIMEOUT_S: Final = 5.0
-_NO_WAY: Final = (
-    "see UCX_NET_DEVICES and UCX_TLS; to containers on this machine, UCX_TCP_BRIDGE_ENABLE=y goes over their bridge"
-)
 _abandoned: Final[list[Buffer]] = []
 
 
@@ -306,15 +303,7 @@ class QuireClient:
         """
         if self._reached:
             return
-        storage = next(
-            (node for node in await self.status() if node.worker_address and node.role is Role.STORAGE), None
-        )
-        if storage is None:
-            return
-        try:
-            self.transport.connect(storage.worker_address)
-        except PeerLost as error:
-            raise PeerLost(f"no way to {storage.node_id} by {self.transport.name} ({error}); {_NO_WAY}") from None
+        check_way(self.transport, await self.status())
         self._reached = True
 
     async def release(self, found: Lookup) -> bool:

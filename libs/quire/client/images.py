@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -16,14 +15,12 @@ from quire.client.quarantine import Quarantine, may_be_in_use
 from quire.model.durability import Durability
 from quire.model.errors import (
     ChunkMissing,
-    CorruptData,
     DeadlineExceeded,
-    InvalidRequest,
     TargetInvalid,
     Unavailable,
 )
-from quire.model.images import RECORD_BYTES_MAX, ImageEntry, Rendering, check_image_id
-from quire.model.latents import LatentInfo, RecordInvalid, Values, decode_record, encode_record, read_info
+from quire.model.images import ImageEntry, Rendering, check_image_id, entry_of_record
+from quire.model.latents import LatentInfo, Values, decode_record, encode_record
 from quire.telemetry import names, tracer
 from quire.wire import convert
 from quire.wire.channels import call
@@ -70,24 +67,7 @@ class ImageClient:
         self, image_id: str, record: bytes, *, durability: Durability = Durability.LOCAL
     ) -> ImageEntry:
         """Store a record as it is. Raises `RecordInvalid`, `CorruptData` for one that does not decode."""
-        check_image_id(image_id)
-        if len(record) > RECORD_BYTES_MAX:
-            raise InvalidRequest(f"{len(record)} bytes, {RECORD_BYTES_MAX} at most", field="record")
-        try:
-            info = read_info(record)
-            await asyncio.to_thread(decode_record, record)
-        except CorruptData as error:
-            raise RecordInvalid(error.message, field="record") from None
-        digest = await asyncio.to_thread(hashlib.sha256, record)
-        entry = ImageEntry(
-            image_id,
-            digest.digest(),
-            len(record),
-            info.sha256,
-            info.vae.weights_sha256,
-            info.height,
-            info.width,
-        )
+        entry = await asyncio.to_thread(entry_of_record, image_id, record)
         await self._client.reach()
         with (
             tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),

@@ -7,10 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from quire.model.errors import InvalidRequest
+from quire.model.errors import CorruptData, InvalidRequest
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
+from quire.model.latents import RecordInvalid, decode_record, read_info
 from quire.model.layout import Attention, Dtype, KvLayout
+from quire.model.nodes import NodeAddress
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,254}")
 _UNIT_BYTES: Final = 4096
@@ -119,3 +121,29 @@ def record_namespace(record_bytes: int) -> Namespace:
         units = -(-units // step) * step
     layout = KvLayout(1, units, 1, _UNIT_BYTES, Dtype.FP8_E4M3, Attention.MLA)
     return Namespace("quire-images", "1", layout)
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedRecord:
+    """The token of a lease on an image's record, empty if it is not stored or was not asked for; and where it lies."""
+
+    lease: bytes = b""
+    nodes: tuple[NodeAddress, ...] = ()
+
+
+def entry_of_record(image_id: str, record: bytes) -> ImageEntry:
+    """What the catalogue says of an image with this record. Blocks: the record is decoded, to see that it is sound.
+
+    Raises `InvalidRequest`, `RecordInvalid`.
+    """
+    check_image_id(image_id)
+    if len(record) > RECORD_BYTES_MAX:
+        raise InvalidRequest(f"{len(record)} bytes, {RECORD_BYTES_MAX} at most", field="record")
+    try:
+        info = read_info(record)
+        decode_record(record)
+    except CorruptData as error:
+        raise RecordInvalid(error.message, field="record") from None
+    digest = hashlib.sha256(record).digest()
+    weights = info.vae.weights_sha256
+    return ImageEntry(image_id, digest, len(record), info.sha256, weights, info.height, info.width)

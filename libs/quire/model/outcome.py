@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire.model.descriptor import DeliveryOrder
+from quire.model.errors import DeadlineExceeded, InternalError, Unavailable, by_code
 from quire.model.ranges import ChunkRange
 
 
@@ -26,3 +27,14 @@ class NodeOutcome:
     quiesced: bool = False
     error_code: str = ""
     error_message: str = ""
+
+    def check(self) -> None:
+        """Raise what failed: one of `Unavailable`, `DeadlineExceeded`, `InternalError` where the node may still be at
+        the client's memory.
+        """
+        if not self.error_code:
+            return
+        kind = by_code(self.error_code)
+        if not self.quiesced and not issubclass(kind, Unavailable | DeadlineExceeded | InternalError):
+            kind = Unavailable
+        raise kind(self.error_message)

@@ -9,7 +9,7 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
 from quire.model.hashing import Namespace
-from quire.model.images import ImageEntry, Rendering
+from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
@@ -361,6 +361,14 @@ def image_to(entry: ImageEntry) -> images_pb2.ImageEntry:
         width=entry.width,
         created_ms=entry.created_ms,
     )
+
+
+def leased_record_from(message: images_pb2.LeasedRecord) -> LeasedRecord:
+    return LeasedRecord(message.lease, addresses_from(message.nodes))
+
+
+def leased_record_to(record: LeasedRecord) -> images_pb2.LeasedRecord:
+    return images_pb2.LeasedRecord(lease=record.lease, nodes=addresses_to(record.nodes, grpc=False))
 
 
 def rendering_from(message: images_pb2.Rendering) -> Rendering:

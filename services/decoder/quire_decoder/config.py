@@ -26,7 +26,6 @@ class DecoderConfig(ServiceConfig):
         required=True,
         bytes_min=SECRET_BYTES_MIN,
     )
-    gateway_address: str = setting("127.0.0.1:7410", "where a gateway listens", variable="QUIRE_GATEWAY_ADDRESS")
     models: str = setting("", "folders of VAEs (diffusers), separated by commas; the demo's is always there")
     warm: bool = setting(True, "load the VAEs before serving; else each with its first image")
     device: str = setting("auto", "cuda, cpu, or auto for the better one")

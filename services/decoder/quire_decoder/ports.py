@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.descriptor import RdmaTarget
-from quire.model.images import ImageEntry, Rendering
+from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.latents import LatentInfo
 from quire_server.clock import Clock
 
@@ -22,8 +22,8 @@ Pixels = npt.NDArray[np.uint8]
 class RecordSource(Protocol):
     """The chunk store."""
 
-    async def fetch(self, entry: ImageEntry) -> bytes:
-        """The record of an image. Raises `ChunkMissing`, `CorruptData`, `Unavailable`."""
+    async def fetch(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:
+        """The record of an image. Raises `ChunkMissing`, `CorruptData`, `LeaseExpired`, `Unavailable`."""
 
 
 class VaeRunner(Protocol):

@@ -24,7 +24,7 @@ from quire.model.errors import (
     QuireError,
     TooManyRequests,
 )
-from quire.model.images import ImageEntry, Rendering
+from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.latents import decode_record, denormalised
 from quire.model.nodes import DecoderInfo
 from quire.telemetry import logger, names, tracer
@@ -35,6 +35,7 @@ from quire_decoder.ports import Clock, Owner, PixelEncoder, Pixels, RecordSource
 
 Result = TypeVar("Result")
 _LOSSLESS = Rendering("png")
+_NOT_LEASED = LeasedRecord()
 
 
 @dataclass(slots=True)
@@ -133,8 +134,12 @@ class Decoder:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._device.close()
 
-    async def serve(self, entry: ImageEntry, rendering: Rendering, owner_address: str) -> Served:
+    async def serve(
+        self, entry: ImageEntry, rendering: Rendering, owner_address: str = "", leased: LeasedRecord = _NOT_LEASED
+    ) -> Served:
         """An image, encoded as asked. `owner_address`: of the decoder whose cache it belongs to, if not this one's.
+
+        `leased`: its record, should no cache have it.
 
         Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `ChunkMissing`, `CorruptData`.
         """
@@ -143,7 +148,7 @@ class Decoder:
             raise InvalidRequest(f"{height} × {width}: {self._config.pixels_max} pixels at most", field="width")
         stages: dict[str, int] = {}
         with tracer().start_as_current_span(names.DECODER_SERVE) as span:
-            made, lossless = await self._find(entry, owner_address, stages)
+            made, lossless = await self._find(entry, owner_address, leased, stages)
             if made is None:
                 assert lossless is not None, "an image hit has the image"
                 source = "image"
@@ -194,7 +199,7 @@ class Decoder:
     # ----
 
     async def _find(
-        self, entry: ImageEntry, owner_address: str, stages: dict[str, int]
+        self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: dict[str, int]
     ) -> tuple[_Made | None, bytes | None]:
         """A decode, own or joined; or the image as it lies in a cache."""
         key = entry.record_sha256
@@ -203,12 +208,12 @@ class Decoder:
             if len(self._running) >= self._config.requests_max:
                 raise TooManyRequests(f"{len(self._running)} decodes are running; retry later")
             if owner_address:
-                making = self._make_for(entry, owner_address, stages)
+                making = self._make_for(entry, owner_address, leased, stages)
             else:
                 outcome, data = self._look_up(key)
                 if outcome is Outcome.IMAGE:
                     return None, data
-                making = self._make(entry, outcome, data, stages)
+                making = self._make(entry, outcome, data, leased, stages)
             # A task of its own: a client that goes away takes nobody along who has joined.
             running = self._running[key] = asyncio.create_task(making)
             running.add_done_callback(partial(self._made, key))
@@ -224,11 +229,11 @@ class Decoder:
             task.exception()  # seen: nobody has to wait for it
 
     async def _make(
-        self, entry: ImageEntry, outcome: Outcome, record: bytes | None, stages: dict[str, int]
+        self, entry: ImageEntry, outcome: Outcome, record: bytes | None, leased: LeasedRecord, stages: dict[str, int]
     ) -> _Made | bytes:
         """Decode at home: from the latent tier, or from storage."""
         if record is None:
-            record = await self._fetch(entry, stages)
+            record = await self._fetch(entry, leased, stages)
             self._keep_latent(entry, record)
         source = "miss" if outcome is Outcome.MISS else "latent"
         promote = self._only_images or (outcome is Outcome.PROMOTE and self._cache.alpha > 0)
@@ -240,7 +245,9 @@ class Decoder:
             self._keep_image(entry, made.lossless)
         return made
 
-    async def _make_for(self, entry: ImageEntry, owner_address: str, stages: dict[str, int]) -> _Made | bytes:
+    async def _make_for(
+        self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: dict[str, int]
+    ) -> _Made | bytes:
         """Decode for another's cache: with the owner's latent if it has one, and with its cache told."""
         kind, record, length = "", None, max(entry.record_bytes, _LOSSLESS.bytes_max(entry))
         try:
@@ -256,7 +263,7 @@ class Decoder:
         if kind == "image" and record is not None:
             return record
         fetched = record is None
-        record = record if record is not None else await self._fetch(entry, stages)
+        record = record if record is not None else await self._fetch(entry, leased, stages)
         made = _Made(await self._decode(entry, record, stages), "latent" if kind else "miss", record, kind == "promote")
         if made.promote:
             made.lossless = await self._timed(
@@ -285,11 +292,11 @@ class Decoder:
         except QuireError as error:
             logger().warning("the owner's cache was not told", owner=owner_address, error=str(error))
 
-    async def _fetch(self, entry: ImageEntry, stages: dict[str, int]) -> bytes:
+    async def _fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: dict[str, int]) -> bytes:
         started = self._clock.monotonic_s()
         try:
             async with asyncio.timeout(self._config.fetch_timeout_s), self._fetching:
-                fetching = self._delayed(self._records.fetch(entry))
+                fetching = self._delayed(self._records.fetch(entry, leased))
                 record = await self._timed(stages, "fetch", fetching)
         except TimeoutError:
             raise DeadlineExceeded(f"no record within {self._config.fetch_timeout_s} s") from None

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.client import QuireClient
 from quire.client.remote_memory import RemoteMemory
 from quire.model.nodes import Node
+from quire.transport import ucx_transport
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
-from quire.wire.credentials import member_token
 from quire.wire.v1 import decoder_pb2 as pb
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
 from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
@@ -35,7 +34,12 @@ class DecoderServicer(DecoderServiceServicer):
 
     async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
         entry, target = convert.image_from(request.entry), convert.target_from(request.target)
-        served = await self._decoder.serve(entry, convert.rendering_from(request.rendering), request.owner_address)
+        served = await self._decoder.serve(
+            entry,
+            convert.rendering_from(request.rendering),
+            request.owner_address,
+            convert.leased_record_from(request.record),
+        )
         await self._remote_memory.push(served.image, target)
         return pb.DecodeResponse(
             length=len(served.image), source=served.source, build=self._decoder.build, stages_us=served.stages_us
@@ -62,15 +66,15 @@ async def serve(config: DecoderConfig) -> None:
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     if config.warm:
         await asyncio.to_thread(vaes.warm)
-    client = QuireClient(config.gateway_address, tls=tls, token=member_token(config.cluster_secret))
-    channels = ChannelPool(tls)
-    await client.start()
-    remote_memory = RemoteMemory(client.transport)
-    decoder = Decoder(
-        config, StoredRecords(client), vaes, ImagecodecsEncoder(), remote_memory, GrpcOwners(channels), SystemClock()
+    channels, transport, clock = ChannelPool(tls), ucx_transport(), SystemClock()
+    await transport.start()
+    memory = RemoteMemory(transport)
+    records = StoredRecords(
+        channels=channels, transport=transport, memory=memory, secret=config.cluster_secret.encode(), clock=clock
     )
+    decoder = Decoder(config, records, vaes, ImagecodecsEncoder(), memory, GrpcOwners(channels), clock)
     server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max, tls=tls)
-    add_DecoderServiceServicer_to_server(DecoderServicer(decoder, remote_memory), server.grpc)
+    add_DecoderServiceServicer_to_server(DecoderServicer(decoder, memory), server.grpc)
 
     def describe() -> Node:
         return Node(
@@ -85,7 +89,7 @@ async def serve(config: DecoderConfig) -> None:
 
     await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
     decoder.close()
-    await client.close()
+    await transport.close()
 
 
 def main() -> None:

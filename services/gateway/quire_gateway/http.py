@@ -1,4 +1,4 @@
-"""The HTTP frontend for images: an adapter on the SDK, which calls this process by gRPC; bytes come by UCX."""
+"""The HTTP frontend for images: bytes come by UCX into this process's memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from quire.client import ImageClient, QuireClient
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, ImageMissing, InvalidRequest, QuireError
 from quire.model.images import MEDIA_TYPES, Rendering
@@ -27,6 +26,7 @@ from quire.telemetry import logger, names
 from quire.wire.status import status_of
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
+from quire_gateway.own_memory import OwnMemory
 from quire_gateway.requests import HttpRequests, listen, traced
 
 _HTTP_OF_GRPC: Final = {
@@ -52,9 +52,9 @@ class ImagesFrontend:
     """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET /v1/images`, `GET /v1/latents/{id}`. Does nothing without an
     address to listen on."""
 
-    def __init__(self, config: GatewayConfig, client: QuireClient, admission: Admission) -> None:
+    def __init__(self, config: GatewayConfig, images: OwnMemory, admission: Admission) -> None:
         self._config = config
-        self._images = ImageClient(client)
+        self._images = images
         self._admission = admission
         self._requests = HttpRequests("images")
         self._serving = asyncio.Semaphore(config.http_requests_max)
@@ -124,17 +124,19 @@ class ImagesFrontend:
                 headers |= {"ETag": etag, "Content-Type": rendering.media_type}
                 return web.Response(headers=headers | {"X-Quire-Latent": entry.latent_sha256.hex()})
             wanted = request.headers.get("If-None-Match", "")
-            image = await self._images.get(request.match_info["id"], rendering, if_none_match=_first_etag(wanted))
-        headers["ETag"] = image.etag
-        if not image.data:
+            served, data = await self._images.get(request.match_info["id"], rendering, _first_etag(wanted))
+        headers["ETag"] = served.etag
+        if not data:
             return web.Response(status=304, headers=headers)
         headers |= {
             "Content-Type": rendering.media_type,
-            "X-Quire-Source": image.source,
-            "X-Quire-Decoder": image.decoder,
+            "X-Quire-Source": served.source,
+            "X-Quire-Decoder": served.decoder,
         }
-        headers["Server-Timing"] = ", ".join(f"{name};dur={spent / 1e3:.2f}" for name, spent in image.stages_us.items())
-        return web.Response(body=image.data, headers=headers)
+        headers["Server-Timing"] = ", ".join(
+            f"{name};dur={spent / 1e3:.2f}" for name, spent in served.stages_us.items()
+        )
+        return web.Response(body=data, headers=headers)
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         if not await self._images.delete(request.match_info["id"]):

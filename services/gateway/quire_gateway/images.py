@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import DeadlineExceeded, NodeUnavailable, QuireError
 from quire.model.images import ImageEntry, Rendering
 from quire.telemetry import logger, names, tracer
-from quire_gateway.ports import Decoders, Router
+from quire_gateway.ports import Decoders, ImageRoute, Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,11 @@ class ImageServed:
     stages_us: dict[str, int] = field(default_factory=dict)
 
 
+_LEASE_MS: Final = 60_000
+Memory = RdmaTarget | Callable[[ImageEntry], RdmaTarget]
+"""Where an image goes, or what says so once it is known how large it may be."""
+
+
 class ImageGateway:
     """Every method is one request."""
 
@@ -30,22 +37,21 @@ class ImageGateway:
         self._router = router
         self._decoders = decoders
 
-    async def get(
-        self, image_id: str, rendering: Rendering, target: RdmaTarget | None, if_none_match: str
-    ) -> ImageServed:
-        """Have it written into `target`. Raises `ImageMissing`, `NoDecoder`, and what the decoder raises.
+    async def get(self, image_id: str, rendering: Rendering, memory: Memory | None, if_none_match: str) -> ImageServed:
+        """Have it written into `memory`. Raises `ImageMissing`, `NoDecoder`, and what the decoder raises.
 
-        One that fails is not replaced here: it may still write into `target`, so another try needs other memory.
+        One look at the catalogue: the decoder gets the record's lease along. One that fails is not replaced here: it
+        may still write into that memory, so another try needs other memory.
         """
         with tracer().start_as_current_span(names.GATEWAY_IMAGE, attributes={"quire.image": image_id}):
-            route = await self._router.route(image_id)
+            route = await self._router.route(image_id, _LEASE_MS if memory is not None else 0)
             failed = False
             try:
                 etag = rendering.etag(route.entry, route.build)
-                if target is None or if_none_match in (etag, "*"):
+                if memory is None or if_none_match in (etag, "*"):
                     return ImageServed(route.entry, etag)
-                owner = route.owner_address if route.owner != route.runner else ""
-                done = await self._decoders.decode(route.runner_address, route.entry, rendering, target, owner)
+                target = memory if isinstance(memory, RdmaTarget) else memory(route.entry)
+                done = await self._decoders.decode(route, rendering, target)
                 etag = rendering.etag(route.entry, done.build)
                 return ImageServed(route.entry, etag, done.length, done.source, route.runner, done.stages_us)
             except (NodeUnavailable, DeadlineExceeded) as error:
@@ -53,10 +59,10 @@ class ImageGateway:
                 logger().warning("a decoder failed", decoder=route.runner, error=str(error))
                 raise
             finally:
-                await self._give_back(route.ticket, failed=failed)
+                await self._give_back(route, failed=failed)
 
-    async def _give_back(self, ticket: int, *, failed: bool) -> None:
+    async def _give_back(self, route: ImageRoute, *, failed: bool) -> None:
         try:
-            await self._router.finish(ticket, failed=failed)
+            await self._router.finish(route, failed=failed)
         except QuireError as error:
             logger().warning("a decode counts as running until it runs out", error=str(error))

@@ -41,25 +41,27 @@ class LatentGateway:
         """Have the record written to the beginning of `target`. Raises `ImageMissing`, `ChunkMissing`, …"""
         with tracer().start_as_current_span(names.GATEWAY_LATENT, attributes={"quire.image": image_id}):
             entry = await self._catalogue.head(image_id)
-            layout = entry.namespace.layout
-            if target.length < layout.chunk_bytes:
-                raise TargetInvalid(f"{target.length} bytes, {layout.chunk_bytes} are needed", field="target")
-            async with self._leases.held(entry.namespace, entry.keys) as leased:
-                if leased.lease is None:
-                    raise ChunkMissing(f"the record of {image_id!r} is not stored (any more)", field="id")
-                descriptor = Descriptor(
-                    entry.keys,
-                    layout.num_layers,
-                    layout.chunk_tokens,
-                    layout.slice_bytes,
-                    DeliveryOrder.AUTO,
-                    target,
-                )
-                fetch = FetchCall(
-                    lease=leased.lease, token=leased.token, delivery_id=os.urandom(16), descriptor=descriptor
-                )
-                await self._gateway.fetch_whole(fetch)
+            await self.read(entry, target)
             return entry
+
+    async def read(self, entry: ImageEntry, target: RdmaTarget) -> None:
+        """Have that very record written to the beginning of `target`. Raises `ChunkMissing`, `TargetInvalid`, …"""
+        layout = entry.namespace.layout
+        if target.length < layout.chunk_bytes:
+            raise TargetInvalid(f"{target.length} bytes, {layout.chunk_bytes} are needed", field="target")
+        async with self._leases.held(entry.namespace, entry.keys) as leased:
+            if leased.lease is None:
+                raise ChunkMissing(f"the record of {entry.image_id!r} is not stored (any more)", field="id")
+            descriptor = Descriptor(
+                entry.keys,
+                layout.num_layers,
+                layout.chunk_tokens,
+                layout.slice_bytes,
+                DeliveryOrder.AUTO,
+                target,
+            )
+            fetch = FetchCall(lease=leased.lease, token=leased.token, delivery_id=os.urandom(16), descriptor=descriptor)
+            await self._gateway.fetch_whole(fetch)
 
     async def _store(self, entry: ImageEntry, source: RdmaTarget, durability: Durability, tenant: str) -> None:
         store = StoreCall(

@@ -9,11 +9,11 @@ from typing import Protocol
 from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace
-from quire.model.images import ImageEntry, Rendering
+from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.lease import Lease
-from quire.model.nodes import NodeAddress
+from quire.model.nodes import Node, NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
@@ -32,6 +32,7 @@ __all__ = [
     "IngestPart",
     "LayerArrived",
     "Leased",
+    "Members",
     "Router",
     "StorageNodes",
 ]
@@ -106,7 +107,9 @@ class StorageNodes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ImageRoute:
-    """Which decoder should make an image; `build`: of that decoder. `ticket` is given back at the end."""
+    """Which decoder should make an image; `build`: of that decoder. `ticket` is given back at the end, with the lease
+    in `record`.
+    """
 
     ticket: int
     runner: str
@@ -115,6 +118,7 @@ class ImageRoute:
     owner_address: str
     entry: ImageEntry
     build: str
+    record: LeasedRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +134,10 @@ class Decoded:
 class Router(Protocol):
     """The orchestrator, as far as images go."""
 
-    async def route(self, image_id: str) -> ImageRoute:
-        """Raises `ImageMissing`, `NoDecoder`."""
+    async def route(self, image_id: str, lease_ttl_ms: int) -> ImageRoute:
+        """With a lease on its record, for so long; 0 for none. Raises `ImageMissing`, `NoDecoder`."""
 
-    async def finish(self, ticket: int, *, failed: bool) -> None: ...
+    async def finish(self, route: ImageRoute, *, failed: bool) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,12 @@ class ChunkIndex(Protocol):
         """Whether it is out of the index: nothing extends it, no lease pins it."""
 
 
+class Members(Protocol):
+    """The cluster's members, as the orchestrator knows them."""
+
+    async def nodes(self) -> list[Node]: ...
+
+
 class Catalogue(Protocol):
     """The orchestrator, as far as latents go."""
 
@@ -173,6 +183,12 @@ class Catalogue(Protocol):
     async def head(self, image_id: str) -> ImageEntry:
         """Raises `ImageMissing`."""
 
+    async def delete(self, image_id: str) -> bool:
+        """Whether there was one."""
+
+    async def list(self, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
+        """A page of images by id, and what to begin the next after; "" for the last."""
+
     async def lease(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> Leased: ...
     async def release(self, lease: bytes) -> None: ...
 
@@ -180,7 +196,5 @@ class Catalogue(Protocol):
 class Decoders(Protocol):
     """Decoders by their gRPC address."""
 
-    async def decode(
-        self, address: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget, owner_address: str
-    ) -> Decoded:
-        """Have an image written into `target`. `owner_address`: whose cache it belongs to, if not that decoder's."""
+    async def decode(self, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
+        """Have an image written into `target` by the decoder that was chosen."""

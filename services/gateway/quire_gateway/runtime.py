@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
@@ -17,7 +17,6 @@ from quire.model.errors import (
     QuireError,
     TargetInvalid,
     Unavailable,
-    by_code,
 )
 from quire.model.hashing import Namespace
 from quire.model.index import records
@@ -146,11 +145,11 @@ class Gateway:
         yield StoreSummary(stored, placed.known_chunks, sum(outcome.bytes_moved for outcome in outcomes))
 
     async def fetch_whole(self, fetch: FetchCall) -> FetchSummary:
-        """A fetch to its end. Raises the first node's failure; see `_raise_failure`."""
+        """A fetch to its end. Raises the first node's failure; see `NodeOutcome.check`."""
         return await _to_the_end(self.fetch(fetch), FetchSummary)
 
     async def store_whole(self, store: StoreCall) -> StoreSummary:
-        """A store to its end. Raises the first node's failure; see `_raise_failure`."""
+        """A store to its end. Raises the first node's failure; see `NodeOutcome.check`."""
         return await _to_the_end(self.store(store), StoreSummary)
 
     @contextlib.contextmanager
@@ -209,17 +208,9 @@ async def _to_the_end(transfer: AsyncIterator[Any], summary: type[Summary]) -> S
             if isinstance(last, NodeOutcome) and last.error_code:
                 failed = failed or last
     if failed is not None:
-        _raise_failure(failed)
+        failed.check()
     assert isinstance(last, summary), "the last event"
     return last
-
-
-def _raise_failure(failed: NodeOutcome) -> NoReturn:
-    """One of `Unavailable`, `DeadlineExceeded`, `InternalError` where the node may still be at the client's memory."""
-    kind = by_code(failed.error_code)
-    if not failed.quiesced and not issubclass(kind, Unavailable | DeadlineExceeded | InternalError):
-        kind = Unavailable
-    raise kind(failed.error_message)
 
 
 def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:

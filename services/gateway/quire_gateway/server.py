@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.client import ImageClient, QuireClient
 from quire.client.remote_memory import RemoteMemory
+from quire.client.way import check_way
 from quire.model.hashing import tenant_name
 from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import GatewayInfo, Node
 from quire.model.outcome import NodeOutcome
+from quire.transport import ucx_transport
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
-from quire.wire.credentials import member_token
 from quire.wire.tls import Tls
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1 import images_pb2, orchestrator_pb2
@@ -36,6 +37,7 @@ from quire_gateway.adapters.cluster import (
     GrpcCatalogue,
     GrpcChunkIndex,
     GrpcDecoders,
+    GrpcMembers,
     GrpcRouter,
     GrpcStorageNodes,
 )
@@ -46,6 +48,7 @@ from quire_gateway.images import ImageGateway
 from quire_gateway.keyring import KeyRing
 from quire_gateway.latents import LatentGateway
 from quire_gateway.leases import Leases
+from quire_gateway.own_memory import OwnMemory
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
 from quire_gateway.s3.access import CHUNKS_BUCKET, LATENTS_BUCKET, Authenticator
@@ -255,7 +258,8 @@ def _s3_frontend(
     channels: ChannelPool,
     gateway: Gateway,
     leases: Leases,
-    client: QuireClient,
+    images: OwnMemory,
+    memory: RemoteMemory,
 ) -> S3Frontend:
     clock = SystemClock()
     authenticator = Authenticator(keys, clock)
@@ -263,11 +267,11 @@ def _s3_frontend(
     whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
     reserved: dict[str, Backend] = {
         CHUNKS_BUCKET: ChunkBackend(chunks, GrpcChunkIndex(config, channels), whole_bodies),
-        LATENTS_BUCKET: LatentBackend(ImageClient(client)),
+        LATENTS_BUCKET: LatentBackend(images),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
     backends = Backends(Buckets(redis), blobs, reserved, clock, whole_bodies)
-    rdma = RdmaRequests(backends, gateway, leases, RemoteMemory(client.transport), admission)
+    rdma = RdmaRequests(backends, gateway, leases, memory, admission)
     return S3Frontend(config, authenticator, admission, backends, rdma)
 
 
@@ -305,18 +309,19 @@ async def serve(config: GatewayConfig) -> None:
     orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
     servicer = GatewayServicer(config, gateway, images, latents, admission, orchestrator)
     server, others = _listeners(config, servicer, AdminServicer(config, admission, orchestrator))
-    # The HTTP frontends are clients of this process's own gRPC frontend, and have its data plane.
-    client = QuireClient(
-        config.advertise or config.listen,
-        timeout_s=config.decode_timeout_s * 2,
-        tls=tls,
-        token=member_token(config.cluster_secret),
+    transport = ucx_transport()
+    await transport.start()
+    memory = RemoteMemory(transport)
+    own = OwnMemory(
+        images=images,
+        latents=latents,
+        catalogue=catalogue,
+        members=GrpcMembers(config, channels),
+        memory=memory,
+        check_way=partial(check_way, transport),
     )
-    await client.start()
-    frontend, s3 = (
-        ImagesFrontend(config, client, admission),
-        _s3_frontend(config, admission, keys, redis, channels, gateway, leases, client),
-    )
+    frontend = ImagesFrontend(config, own, admission)
+    s3 = _s3_frontend(config, admission, keys, redis, channels, gateway, leases, own, memory)
 
     def describe() -> Node:
         return Node(
@@ -349,7 +354,7 @@ async def serve(config: GatewayConfig) -> None:
         frontends=(frontend.close, s3.close, close_others),
         last=(leases.close, admission.close),
     )
-    await client.close()
+    await transport.close()
     await redis.aclose()
 
 

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from opentelemetry.trace import SpanKind
+
 from quire.model.errors import ImageMissing, InvalidRequest, NoDecoder, QuireError
 from quire.model.images import ImageEntry, check_image_id, record_keys
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
-from quire.telemetry import logger
+from quire.telemetry import logger, names, tracer
 from quire_orchestrator.core.routing import ImageRouter, Route
 from quire_orchestrator.ports import Catalogue, Clock
 
@@ -55,7 +57,8 @@ class ImageDesk:
     async def head(self, image_id: str) -> ImageEntry:
         """Raises `ImageMissing`."""
         check_image_id(image_id)
-        entry = await self._catalogue.get(image_id)
+        with tracer().start_as_current_span(names.CATALOGUE_READ, kind=SpanKind.CLIENT):
+            entry = await self._catalogue.get(image_id)
         if entry is None:
             raise ImageMissing(f"there is no image {image_id!r}", field="id")
         return entry

@@ -26,7 +26,7 @@ from quire_orchestrator.config import PREFIX, OrchestratorConfig
 from quire_orchestrator.core.advice import Advice
 from quire_orchestrator.core.routing import ImageRouter, build_of
 from quire_orchestrator.images import ImageDesk
-from quire_orchestrator.runtime import Orchestrator, Question
+from quire_orchestrator.runtime import Found, Orchestrator, Question
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server, until_signalled
 from quire_server.redis import Images, Membership, Policies, PrefixIndex, connect
@@ -217,6 +217,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
         route, entry = await self._images.route(request.image_id)
+        found = Found()
+        if request.lease_ttl_ms:
+            question = Question(entry.namespace, entry.keys, request.lease_ttl_ms, route.runner.location)
+            found = await self._orchestrator.lookup(question)
         return images_pb2.RouteImageResponse(
             ticket=route.ticket,
             runner=route.runner.node_id,
@@ -225,10 +229,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             owner_address=route.owner.grpc_address,
             entry=convert.image_to(entry),
             build=build_of(route.runner),
+            record=images_pb2.LeasedRecord(lease=found.lease, nodes=convert.addresses_to(found.nodes, grpc=False)),
         )
 
     async def FinishImage(self, request: images_pb2.FinishImageRequest, context: Any) -> images_pb2.FinishImageResponse:
         self._images.finish(request.ticket, failed=request.failed)
+        if request.lease:
+            await self._orchestrator.release(request.lease)
         return images_pb2.FinishImageResponse()
 
     async def Leave(self, request: orchestrator_pb2.LeaveRequest, context: Any) -> orchestrator_pb2.LeaveResponse:

@@ -28,6 +28,7 @@ class DecodeRequest(_message.Message):
     RENDERING_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
     OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     owner_address: _builtins.str
     """The decoder whose cache the result belongs to; empty for this one."""
     @_builtins.property
@@ -42,6 +43,10 @@ class DecodeRequest(_message.Message):
     def target(self) -> _common_pb2.RdmaTarget:
         """Where to write it."""
 
+    @_builtins.property
+    def record(self) -> _images_pb2.LeasedRecord:
+        """Its record, for a decoder that has it not."""
+
     def __init__(
         self,
         *,
@@ -49,10 +54,11 @@ class DecodeRequest(_message.Message):
         rendering: _images_pb2.Rendering | None = ...,
         target: _common_pb2.RdmaTarget | None = ...,
         owner_address: _builtins.str = ...,
+        record: _images_pb2.LeasedRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "rendering", b"rendering", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "record", b"record", "rendering", b"rendering", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "owner_address", b"owner_address", "rendering", b"rendering", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "owner_address", b"owner_address", "record", b"record", "rendering", b"rendering", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -477,20 +477,52 @@ class GetImageResponse(_message.Message):
 Global___GetImageResponse: _TypeAlias = GetImageResponse  # noqa: Y015
 
 @_typing.final
+class LeasedRecord(_message.Message):
+    """A latent record that is leased, and where it lies."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    NODES_FIELD_NUMBER: _builtins.int
+    lease: _builtins.bytes
+    """Signed lease over the record's chunk; empty if it is not stored, or was not asked for."""
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.NodeAddress]:
+        """The nodes that the lease names."""
+
+    def __init__(
+        self,
+        *,
+        lease: _builtins.bytes = ...,
+        nodes: _abc.Iterable[_common_pb2.NodeAddress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeasedRecord: _TypeAlias = LeasedRecord  # noqa: Y015
+
+@_typing.final
 class RouteImageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IMAGE_ID_FIELD_NUMBER: _builtins.int
+    LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
     """Which image."""
+    lease_ttl_ms: _builtins.int
+    """Lifetime of a lease on its record, milliseconds; 0 for none."""
     def __init__(
         self,
         *,
         image_id: _builtins.str = ...,
+        lease_ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id", "lease_ttl_ms", b"lease_ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -507,6 +539,7 @@ class RouteImageResponse(_message.Message):
     OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
     ENTRY_FIELD_NUMBER: _builtins.int
     BUILD_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     ticket: _builtins.int
     """To be given back."""
     runner: _builtins.str
@@ -521,6 +554,10 @@ class RouteImageResponse(_message.Message):
     def entry(self) -> Global___ImageEntry:
         """What is known of the image."""
 
+    @_builtins.property
+    def record(self) -> Global___LeasedRecord:
+        """Its record, leased as asked."""
+
     def __init__(
         self,
         *,
@@ -531,10 +568,11 @@ class RouteImageResponse(_message.Message):
         owner_address: _builtins.str = ...,
         entry: Global___ImageEntry | None = ...,
         build: _builtins.str = ...,
+        record: Global___LeasedRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "entry", b"entry", "owner", b"owner", "owner_address", b"owner_address", "runner", b"runner", "runner_address", b"runner_address", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "entry", b"entry", "owner", b"owner", "owner_address", b"owner_address", "record", b"record", "runner", b"runner", "runner_address", b"runner_address", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -546,19 +584,23 @@ class FinishImageRequest(_message.Message):
 
     TICKET_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
     ticket: _builtins.int
     """The ticket."""
     failed: _builtins.bool
     """Whether the decoder failed: it is passed over for a while."""
+    lease: _builtins.bytes
+    """The lease of the route, to be given back; empty for none."""
     def __init__(
         self,
         *,
         ticket: _builtins.int = ...,
         failed: _builtins.bool = ...,
+        lease: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "lease", b"lease", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,25 +2,80 @@
 
 from __future__ import annotations
 
-from quire.client import ImageClient, QuireClient
-from quire.model.descriptor import RdmaTarget
-from quire.model.images import ImageEntry
+import os
+
+from quire.client.remote_memory import RemoteMemory
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.errors import ChunkMissing, NodeUnavailable
+from quire.model.images import ImageEntry, LeasedRecord
+from quire.model.lease import Lease, LeaseSigner
+from quire.model.outcome import NodeOutcome
+from quire.model.permit import PermitSigner
+from quire.transport import Transport
 from quire.wire import convert
-from quire.wire.channels import ChannelPool, call
-from quire.wire.v1 import common_pb2, decoder_pb2
+from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.v1 import common_pb2, decoder_pb2, storage_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
+from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
+from quire_server.clock import Clock
+from quire_server.permits import permit
 
 _TIMEOUT_S = 10.0
+_DELIVERY_TIMEOUT_S = 30.0
 
 
 class StoredRecords:
-    """The `RecordSource` port: one request to the gateway, the bytes by UCX from the storage node."""
+    """The `RecordSource` port: one request to a storage node, which writes the bytes by UCX."""
 
-    def __init__(self, client: QuireClient) -> None:
-        self._images = ImageClient(client)
+    def __init__(
+        self, *, channels: ChannelPool, transport: Transport, memory: RemoteMemory, secret: bytes, clock: Clock
+    ) -> None:
+        self._channels = channels
+        self._transport = transport
+        self._memory = memory
+        self._leases = LeaseSigner(secret)
+        self._permits = PermitSigner(secret)
+        self._clock = clock
 
-    async def fetch(self, entry: ImageEntry) -> bytes:
-        return await self._images.get_record_of(entry)
+    async def fetch(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:
+        if not leased.lease:
+            raise ChunkMissing(f"the record of {entry.image_id!r} is not stored (any more)", field="id")
+        lease, layout = self._leases.open(leased.lease), entry.namespace.layout
+        lease.check_fresh(self._clock.now_ms())
+        lease.check_keys(entry.keys)
+        for node in leased.nodes:  # it is about to connect here: UCX needs a way back
+            self._transport.connect(node.worker_address)
+        with self._memory.room(layout.chunk_bytes) as (target, view):
+            descriptor = Descriptor(
+                keys=entry.keys,
+                num_layers=layout.num_layers,
+                chunk_tokens=layout.chunk_tokens,
+                slice_bytes=layout.slice_bytes,
+                order=DeliveryOrder.AUTO,
+                target=target,
+            )
+            (await self._deliver(lease, descriptor)).check()
+            return bytes(view[: entry.record_bytes])
+
+    async def _deliver(self, lease: Lease, descriptor: Descriptor) -> NodeOutcome:
+        """By the one node that has it. This decoder is a member: it permits what goes into its own memory."""
+        request = storage_pb2.DeliverRequest(
+            delivery_id=os.urandom(16),
+            descriptor=convert.descriptor_to(descriptor),
+            ranges=convert.ranges_to(lease.ranges),
+            tenant_weight=lease.tenant.weight,
+            tenant_cap_bytes_per_s=lease.tenant.cap_bytes_per_s,
+        )
+        permit(self._permits, request, lease.tenant.tenant, self._clock.now_ms() + round(_DELIVERY_TIMEOUT_S * 1000))
+        address = lease.addresses[lease.ranges[0].node_id]
+        stub: StorageServiceStub = StorageServiceStub(self._channels.get(address))
+        outcome = None
+        async for event in stream(stub.Deliver, request, timeout_s=_DELIVERY_TIMEOUT_S):
+            if event.HasField("outcome"):
+                outcome = convert.outcome_from(event.outcome)
+        if outcome is None:
+            raise NodeUnavailable("a storage node ended a delivery without an outcome")
+        return outcome
 
 
 class GrpcOwners:

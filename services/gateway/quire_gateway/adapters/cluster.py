@@ -12,6 +12,7 @@ from quire.model.images import ImageEntry, Rendering
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
+from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
 from quire.wire import convert
@@ -112,8 +113,8 @@ class GrpcRouter:
         self._timeout_s = config.control_timeout_s
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
-    async def route(self, image_id: str) -> ImageRoute:
-        request = images_pb2.RouteImageRequest(image_id=image_id)
+    async def route(self, image_id: str, lease_ttl_ms: int) -> ImageRoute:
+        request = images_pb2.RouteImageRequest(image_id=image_id, lease_ttl_ms=lease_ttl_ms)
         answer = await call(self._stub.RouteImage, request, timeout_s=self._timeout_s)
         return ImageRoute(
             answer.ticket,
@@ -123,11 +124,24 @@ class GrpcRouter:
             answer.owner_address,
             convert.image_from(answer.entry),
             answer.build,
+            convert.leased_record_from(answer.record),
         )
 
-    async def finish(self, ticket: int, *, failed: bool) -> None:
-        request = images_pb2.FinishImageRequest(ticket=ticket, failed=failed)
+    async def finish(self, route: ImageRoute, *, failed: bool) -> None:
+        request = images_pb2.FinishImageRequest(ticket=route.ticket, failed=failed, lease=route.record.lease)
         await call(self._stub.FinishImage, request, timeout_s=self._timeout_s)
+
+
+class GrpcMembers:
+    """The `Members` port."""
+
+    def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
+        self._timeout_s = config.control_timeout_s
+        self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
+
+    async def nodes(self) -> list[Node]:
+        answer = await call(self._stub.ListNodes, orchestrator_pb2.ListNodesRequest(), timeout_s=self._timeout_s)
+        return [convert.node_from(node) for node in answer.nodes]
 
 
 class GrpcCatalogue:
@@ -145,6 +159,15 @@ class GrpcCatalogue:
     async def head(self, image_id: str) -> ImageEntry:
         request = images_pb2.HeadImageRequest(image_id=image_id)
         return convert.image_from((await call(self._stub.HeadImage, request, timeout_s=self._timeout_s)).entry)
+
+    async def delete(self, image_id: str) -> bool:
+        request = images_pb2.DeleteImageRequest(image_id=image_id)
+        return bool((await call(self._stub.DeleteImage, request, timeout_s=self._timeout_s)).deleted)
+
+    async def list(self, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
+        request = images_pb2.ListImagesRequest(prefix=prefix, after=after, limit=limit)
+        page = await call(self._stub.ListImages, request, timeout_s=self._timeout_s)
+        return [convert.image_from(entry) for entry in page.entries], page.next_after
 
     async def lease(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> Leased:
         request = gateway_pb2.LookupRequest(
@@ -194,15 +217,14 @@ class GrpcDecoders:
         self._timeout_s = config.decode_timeout_s
         self._channels = channels
 
-    async def decode(
-        self, address: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget, owner_address: str
-    ) -> Decoded:
+    async def decode(self, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
         request = decoder_pb2.DecodeRequest(
-            entry=convert.image_to(entry),
+            entry=convert.image_to(route.entry),
             rendering=convert.rendering_to(rendering),
             target=convert.target_to(target),
-            owner_address=owner_address,
+            owner_address=route.owner_address if route.owner != route.runner else "",
+            record=convert.leased_record_to(route.record),
         )
-        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
+        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(route.runner_address))
         answer = await call(stub.Decode, request, timeout_s=self._timeout_s, again=False)
         return Decoded(answer.length, answer.source, answer.build, dict(answer.stages_us))

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from quire.client import ImageClient
 from quire.model.buckets import Page, StoredObject
 from quire.model.chunk_object import HEADER, ChunkObject, header_at_end, read_chunk_object, record_of, sound_header
 from quire.model.errors import CorruptData, ImageMissing, InvalidRequest
 from quire.model.images import RECORD_BYTES_MAX, ImageEntry
 from quire.model.keys import KEY_BYTES
 from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.own_memory import OwnMemory
 from quire_gateway.ports import ChunkIndex
 from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
@@ -161,7 +161,7 @@ class ChunkBackend:
 class LatentBackend:
     """`quire-latents`: an object's key is its image's id, its bytes are the latent record."""
 
-    def __init__(self, images: ImageClient) -> None:
+    def __init__(self, images: OwnMemory) -> None:
         self._images = images
 
     async def check_there(self) -> None:

@@ -17,8 +17,9 @@ from quire.client import Buffer, QuireClient
 from quire.client.remote_memory import RemoteMemory
 from quire.model.durability import Durability
 from quire.model.errors import NotImplementedHere
-from quire.model.images import ImageEntry, Rendering
+from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.nodes import DecoderInfo, Node
+from quire.transport import Transport, ucx_transport
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
 from quire.wire.v1 import decoder_pb2 as pb
@@ -27,6 +28,7 @@ from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderSe
 from quire_decoder.adapters.cluster import StoredRecords
 from quire_decoder.config import PREFIX, DecoderConfig
 from quire_decoder.core.tiers import LruTier
+from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 from quire_server.service import run_service, serve_member
 
@@ -34,10 +36,16 @@ from quire_server.service import run_service, serve_member
 class ImageStore(DecoderServiceServicer):
     """A cache of PNGs before the store. Requests for one image that come while it is fetched wait for it."""
 
-    def __init__(self, config: DecoderConfig, client: QuireClient) -> None:
+    def __init__(self, config: DecoderConfig, channels: ChannelPool, transport: Transport) -> None:
         self._delay_s = config.fetch_delay_ms / 1e3
-        self._records = StoredRecords(client)
-        self._remote_memory = RemoteMemory(client.transport)
+        self._remote_memory = RemoteMemory(transport)
+        self._records = StoredRecords(
+            channels=channels,
+            transport=transport,
+            memory=self._remote_memory,
+            secret=config.cluster_secret.encode(),
+            clock=SystemClock(),
+        )
         self._tier: LruTier[bytes] = LruTier(config.cache_bytes, config.tail_share)
         self._held: dict[bytes, bytes] = {}
         self._fetching: dict[bytes, asyncio.Task[bytes]] = {}
@@ -55,7 +63,8 @@ class ImageStore(DecoderServiceServicer):
         else:
             started = time.perf_counter()
             joined = key in self._fetching
-            source, image = "joined" if joined else "miss", await self._fetch(entry)
+            source = "joined" if joined else "miss"
+            image = await self._fetch(entry, convert.leased_record_from(request.record))
             stages["fetch"] = int((time.perf_counter() - started) * 1e6)
         await self._remote_memory.push(image, convert.target_from(request.target))
         return pb.DecodeResponse(length=len(image), source=source, build="png", stages_us=stages)
@@ -66,16 +75,16 @@ class ImageStore(DecoderServiceServicer):
     async def WriteBack(self, request: pb.WriteBackRequest, context: Any) -> pb.WriteBackResponse:
         raise NotImplementedHere("an image store decodes nothing for others")
 
-    async def _fetch(self, entry: ImageEntry) -> bytes:
+    async def _fetch(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:
         key = entry.record_sha256
         if key not in self._fetching:
-            task = self._fetching[key] = asyncio.create_task(self._fetch_now(entry))
+            task = self._fetching[key] = asyncio.create_task(self._fetch_now(entry, leased))
             task.add_done_callback(lambda done: self._fetching.pop(key, None))
         return await asyncio.shield(self._fetching[key])
 
-    async def _fetch_now(self, entry: ImageEntry) -> bytes:
+    async def _fetch_now(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:
         await asyncio.sleep(self._delay_s)
-        image = await self._records.fetch(entry)
+        image = await self._records.fetch(entry, leased)
         self._held[entry.record_sha256] = image
         for gone in self._tier.insert(entry.record_sha256, len(image)):
             self._held.pop(gone, None)
@@ -100,9 +109,9 @@ async def put_png(client: QuireClient, name: str, png: bytes, height: int, width
 
 async def serve(config: DecoderConfig) -> None:
     """Run until SIGTERM."""
-    client, channels, incarnation = QuireClient(config.gateway_address), ChannelPool(), os.urandom(8).hex()
-    await client.start()
-    store = ImageStore(config, client)
+    channels, transport, incarnation = ChannelPool(), ucx_transport(), os.urandom(8).hex()
+    await transport.start()
+    store = ImageStore(config, channels, transport)
     server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max)
     add_DecoderServiceServicer_to_server(store, server.grpc)
 
@@ -117,7 +126,7 @@ async def serve(config: DecoderConfig) -> None:
         )
 
     await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
-    await client.close()
+    await transport.close()
 
 
 def main() -> None:

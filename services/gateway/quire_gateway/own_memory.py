@@ -1,0 +1,128 @@
+"""Images and latent records for clients without memory of their own, over HTTP and S3: this process's memory serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, Protocol
+
+from quire.model.descriptor import RdmaTarget
+from quire.model.durability import Durability
+from quire.model.errors import ChunkMissing, DeadlineExceeded, TargetInvalid, Unavailable
+from quire.model.images import ImageEntry, Rendering, check_image_id, entry_of_record
+from quire_gateway.images import ImageGateway, ImageServed
+from quire_gateway.latents import LatentGateway
+from quire_gateway.ports import Catalogue, Members
+
+_PAGE: Final = 500
+
+
+class Lent(Protocol):
+    """Registered memory that peers write to and read from; what a silent one may still use is quarantined."""
+
+    def lend(self, data: bytes) -> Any:
+        """Memory with a copy of `data`: a context manager that yields its `RdmaTarget`."""
+
+    def room(self, length: int) -> Any:
+        """Memory for a peer to write: a context manager that yields (target, view)."""
+
+
+class OwnMemory:
+    """Every method is one request. `check_way`: of the data plane to the cluster; asked once, before memory is told."""
+
+    def __init__(
+        self,
+        *,
+        images: ImageGateway,
+        latents: LatentGateway,
+        catalogue: Catalogue,
+        members: Members,
+        memory: Lent,
+        check_way: Callable[[Any], None],
+    ) -> None:
+        self._images = images
+        self._latents = latents
+        self._catalogue = catalogue
+        self._members = members
+        self._memory = memory
+        self._check_way = check_way
+        self._reached = False
+
+    async def get(self, image_id: str, rendering: Rendering, if_none_match: str = "") -> tuple[ImageServed, bytes]:
+        """An image, encoded as asked; no bytes if the ETag is still good. A decoder that fails is passed over once.
+
+        Raises `ImageMissing`, `NoDecoder`, and what the decoder raises.
+        """
+        check_image_id(image_id)
+        await self._reach()
+        try:
+            return await self._get(image_id, rendering, if_none_match)
+        except (Unavailable, DeadlineExceeded):
+            return await self._get(image_id, rendering, if_none_match)
+
+    async def _get(self, image_id: str, rendering: Rendering, if_none_match: str) -> tuple[ImageServed, bytes]:
+        views: list[memoryview] = []
+        with contextlib.ExitStack() as lent:
+
+            def room(entry: ImageEntry) -> RdmaTarget:
+                target, view = lent.enter_context(self._memory.room(rendering.bytes_max(entry)))
+                views.append(view)
+                assert isinstance(target, RdmaTarget)
+                return target
+
+            served = await self._images.get(image_id, rendering, room, if_none_match)
+            return served, bytes(views[0][: served.length]) if views else b""
+
+    async def etag(self, image_id: str, rendering: Rendering) -> tuple[ImageEntry, str]:
+        """What is known of an image, and the ETag that it would have; nothing is decoded."""
+        check_image_id(image_id)
+        served = await self._images.get(image_id, rendering, None, "*")
+        return served.entry, served.etag
+
+    async def get_record(self, image_id: str) -> bytes:
+        """The latent record, as it was stored. Raises `ImageMissing`, `ChunkMissing`."""
+        await self._reach()
+        try:
+            return await self._get_record(await self.head(image_id))
+        except (ChunkMissing, TargetInvalid):
+            return await self._get_record(await self.head(image_id))  # it may have been replaced meanwhile
+
+    async def _get_record(self, entry: ImageEntry) -> bytes:
+        with self._memory.room(entry.namespace.layout.chunk_bytes) as (target, view):
+            await self._latents.read(entry, target)
+            return bytes(view[: entry.record_bytes])
+
+    async def put_record(
+        self, image_id: str, record: bytes, *, durability: Durability = Durability.LOCAL, tenant: str = ""
+    ) -> ImageEntry:
+        """Store a record under an id. Raises `RecordInvalid`, `InvalidRequest`."""
+        entry = await asyncio.to_thread(entry_of_record, image_id, record)
+        await self._reach()
+        with self._memory.lend(record.ljust(entry.namespace.layout.chunk_bytes, b"\0")) as source:
+            await self._latents.put(entry, source, durability, tenant)
+        return entry
+
+    async def head(self, image_id: str) -> ImageEntry:
+        """Raises `ImageMissing`."""
+        check_image_id(image_id)
+        return await self._catalogue.head(image_id)
+
+    async def delete(self, image_id: str) -> bool:
+        """Whether there was one."""
+        check_image_id(image_id)
+        return await self._catalogue.delete(image_id)
+
+    async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ImageEntry]:
+        """All images whose ids begin with `prefix` and come after `after`, in order."""
+        while True:
+            page, after = await self._catalogue.list(prefix, after, _PAGE)
+            for entry in page:
+                yield entry
+            if not after:
+                return
+
+    async def _reach(self) -> None:
+        if not self._reached:
+            self._check_way(await self._members.nodes())
+            self._reached = True
