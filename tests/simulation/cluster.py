@@ -314,7 +314,15 @@ class Cluster:
         clock = SimClock(self.loop, process)
         holders = SimHolders(channels)
         index: Any = InRedis(self.metadata, self.metadata.index)
-        orchestrator = Orchestrator(config, index, self._members, Policies(), holders, Profiles(None), clock)
+        orchestrator = Orchestrator(
+            config=config,
+            index=index,
+            members=self._members,
+            policies=Policies(),
+            holders=holders,
+            profiles=Profiles(None),
+            clock=clock,
+        )
         nothing: Any = None
         servicer = OrchestratorServicer(orchestrator, nothing)
         add_OrchestratorServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "orchestrator", process)))

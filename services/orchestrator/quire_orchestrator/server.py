@@ -26,7 +26,8 @@ from quire_orchestrator.config import PREFIX, OrchestratorConfig
 from quire_orchestrator.core.advice import Advice
 from quire_orchestrator.core.routing import ImageRouter, build_of
 from quire_orchestrator.images import ImageDesk
-from quire_orchestrator.runtime import Found, Orchestrator, Question
+from quire_orchestrator.lookups import Found, Question
+from quire_orchestrator.runtime import Orchestrator
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server, until_signalled
 from quire_server.redis import Images, Membership, Policies, PrefixIndex, connect
@@ -37,10 +38,15 @@ _WINDOW_US_MAX = 0xFFFFFFFF
 
 
 class OrchestratorServicer(OrchestratorServiceServicer):
-    """Maps messages to `Orchestrator` and back."""
+    """Maps messages to the orchestrator's parts and back."""
 
     def __init__(self, orchestrator: Orchestrator, images: ImageDesk) -> None:
-        self._orchestrator = orchestrator
+        self._cluster = orchestrator.cluster
+        self._lookups = orchestrator.lookups
+        self._allocation = orchestrator.allocation
+        self._evictions = orchestrator.evictions
+        self._reports = orchestrator.reports
+        self._policies = orchestrator.policies
         self._images = images
 
     async def Lookup(self, request: gateway_pb2.LookupRequest, context: Any) -> gateway_pb2.LookupResponse:
@@ -59,7 +65,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             request.prompt_tokens,
             request.device,
         )
-        found = await self._orchestrator.lookup(question)
+        found = await self._lookups.lookup(question)
         return gateway_pb2.LookupResponse(
             matched_chunks=found.matched_chunks,
             lease=found.lease,
@@ -74,7 +80,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.AllocateRequest, context: Any
     ) -> orchestrator_pb2.AllocateResponse:
         convert.namespace_from(request.namespace)
-        ranges, nodes, known = await self._orchestrator.allocate(
+        ranges, nodes, known = await self._allocation.allocate(
             ChunkKeys(request.chunk_keys),
             request.first_chunk,
             convert.durability_from(request.durability),
@@ -86,45 +92,45 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
         chunks = _records(request.chunks)
-        generations = await self._orchestrator.commit(request.node_id, chunks)
-        await self._orchestrator.count_change(request.reporter)
+        generations = await self._reports.commit(request.node_id, chunks)
+        await self._reports.count_change(request.reporter)
         return orchestrator_pb2.CommitResponse(generations=generations)
 
     async def CommitObjects(
         self, request: orchestrator_pb2.CommitObjectsRequest, context: Any
     ) -> orchestrator_pb2.CommitObjectsResponse:
-        marks = await self._orchestrator.commit_objects(_records(request.chunks), list(request.generations))
-        await self._orchestrator.count_change(request.reporter)
+        marks = await self._reports.commit_objects(_records(request.chunks), list(request.generations))
+        await self._reports.count_change(request.reporter)
         return orchestrator_pb2.CommitObjectsResponse(marks=bytes(mark.value for mark in marks))
 
     async def ExpectObjects(
         self, request: orchestrator_pb2.ExpectObjectsRequest, context: Any
     ) -> orchestrator_pb2.ExpectObjectsResponse:
-        marks, kept_ms = await self._orchestrator.expect_objects(_records(request.chunks))
+        marks, kept_ms = await self._reports.expect_objects(_records(request.chunks))
         return orchestrator_pb2.ExpectObjectsResponse(marks=bytes(marks), kept_ms=kept_ms)
 
     async def Withdraw(
         self, request: orchestrator_pb2.WithdrawRequest, context: Any
     ) -> orchestrator_pb2.WithdrawResponse:
-        withdrawn = await self._orchestrator.withdraw(
+        withdrawn = await self._reports.withdraw(
             request.node_id,
             _records(request.chunks),
             only_in_object=request.only_in_object_tier,
             others_min=request.others_min,
         )
-        await self._orchestrator.count_change(request.reporter)
+        await self._reports.count_change(request.reporter)
         return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(withdrawn))
 
     async def GetListing(
         self, request: orchestrator_pb2.GetListingRequest, context: Any
     ) -> orchestrator_pb2.GetListingResponse:
-        listing = await self._orchestrator.listing(request.node_id)
+        listing = await self._reports.listing(request.node_id)
         return orchestrator_pb2.GetListingResponse(count=listing.count, digest=listing.digest, changes=listing.changes)
 
     async def ListHoldings(
         self, request: orchestrator_pb2.ListHoldingsRequest, context: Any
     ) -> orchestrator_pb2.ListHoldingsResponse:
-        page, cursor = await self._orchestrator.holdings(request.node_id, request.cursor)
+        page, cursor = await self._reports.holdings(request.node_id, request.cursor)
         return orchestrator_pb2.ListHoldingsResponse(
             chunks=[convert.record_to(record) for record, _ in page],
             generations=[generation for _, generation in page],
@@ -134,27 +140,27 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def ReportDamage(
         self, request: orchestrator_pb2.ReportDamageRequest, context: Any
     ) -> orchestrator_pb2.ReportDamageResponse:
-        await self._orchestrator.damaged(request.node_id)
+        await self._reports.damaged(request.node_id)
         return orchestrator_pb2.ReportDamageResponse()
 
     async def ReportRebuilt(
         self, request: orchestrator_pb2.ReportRebuiltRequest, context: Any
     ) -> orchestrator_pb2.ReportRebuiltResponse:
-        await self._orchestrator.rebuilt(request.rebuild)
+        await self._reports.rebuilt(request.rebuild)
         return orchestrator_pb2.ReportRebuiltResponse()
 
     async def Release(self, request: gateway_pb2.ReleaseRequest, context: Any) -> gateway_pb2.ReleaseResponse:
-        return gateway_pb2.ReleaseResponse(released=await self._orchestrator.release(request.lease))
+        return gateway_pb2.ReleaseResponse(released=await self._lookups.release(request.lease))
 
     async def Evict(self, request: gateway_pb2.EvictRequest, context: Any) -> gateway_pb2.EvictResponse:
         convert.namespace_from(request.namespace)
-        evicted = await self._orchestrator.evict(ChunkKeys(request.chunk_keys), request.keep_chunks)
+        evicted = await self._evictions.evict(ChunkKeys(request.chunk_keys), request.keep_chunks)
         return gateway_pb2.EvictResponse(evicted_chunks=evicted)
 
     async def Heartbeat(
         self, request: orchestrator_pb2.HeartbeatRequest, context: Any
     ) -> orchestrator_pb2.HeartbeatResponse:
-        interval_ms, news = await self._orchestrator.heartbeat(convert.node_from(request.node))
+        interval_ms, news = await self._cluster.heartbeat(convert.node_from(request.node))
         return orchestrator_pb2.HeartbeatResponse(
             interval_ms=interval_ms,
             index_epoch=news.index_epoch,
@@ -169,37 +175,37 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.EvictChunksRequest, context: Any
     ) -> orchestrator_pb2.EvictChunksResponse:
         chunks = [convert.record_from(chunk) for chunk in request.chunks]
-        marks = await self._orchestrator.evict_chunks(request.node_id, chunks)
+        marks = await self._evictions.evict_chunks(request.node_id, chunks)
         return orchestrator_pb2.EvictChunksResponse(evicted=bytes(marks))
 
     async def Locate(self, request: orchestrator_pb2.LocateRequest, context: Any) -> orchestrator_pb2.LocateResponse:
-        holders = await self._orchestrator.locate([convert.record_from(chunk) for chunk in request.chunks])
+        holders = await self._reports.locate([convert.record_from(chunk) for chunk in request.chunks])
         return orchestrator_pb2.LocateResponse(holders=[",".join(names) for names in holders])
 
     async def TakeDrops(
         self, request: orchestrator_pb2.TakeDropsRequest, context: Any
     ) -> orchestrator_pb2.TakeDropsResponse:
-        dropped = await self._orchestrator.take_drops(request.node_id)
+        dropped = await self._evictions.take_drops(request.node_id)
         return orchestrator_pb2.TakeDropsResponse(chunk_keys=b"".join(dropped), generations=dropped.values())
 
     async def SetPolicy(self, request: gateway_pb2.SetPolicyRequest, context: Any) -> gateway_pb2.SetPolicyResponse:
         tag = convert.namespace_from(request.namespace).digest()[:NAMESPACE_TAG_BYTES]
-        await self._orchestrator.set_policy(NamespacePolicy(tag, request.ttl_s, request.quota_bytes))
+        await self._policies.set_namespace(NamespacePolicy(tag, request.ttl_s, request.quota_bytes))
         return gateway_pb2.SetPolicyResponse()
 
     async def SetTenant(self, request: gateway_pb2.SetTenantRequest, context: Any) -> gateway_pb2.SetTenantResponse:
         tenant = tenant_name(request.tenant_salt)
-        await self._orchestrator.set_tenant(TenantPolicy(tenant, request.weight, request.cap_bytes_per_s))
+        await self._policies.set_tenant(TenantPolicy(tenant, request.weight, request.cap_bytes_per_s))
         return gateway_pb2.SetTenantResponse()
 
     async def SetTheta(self, request: gateway_pb2.SetThetaRequest, context: Any) -> gateway_pb2.SetThetaResponse:
-        await self._orchestrator.set_theta(request.theta_bytes)
+        await self._policies.set_theta(request.theta_bytes)
         return gateway_pb2.SetThetaResponse()
 
     async def ListPolicies(
         self, request: orchestrator_pb2.ListPoliciesRequest, context: Any
     ) -> orchestrator_pb2.ListPoliciesResponse:
-        policies, nodes = await self._orchestrator.policies()
+        policies, nodes = await self._policies.namespaces(), len(self._cluster.storage_nodes())
         return orchestrator_pb2.ListPoliciesResponse(policies=map(convert.policy_to, policies), storage_nodes=nodes)
 
     async def PutImage(self, request: images_pb2.PutImageRequest, context: Any) -> images_pb2.PutImageResponse:
@@ -220,7 +226,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         found = Found()
         if request.lease_ttl_ms:
             question = Question(entry.namespace, entry.keys, request.lease_ttl_ms, route.runner.location)
-            found = await self._orchestrator.lookup(question)
+            found = await self._lookups.lookup(question)
         return images_pb2.RouteImageResponse(
             ticket=route.ticket,
             runner=route.runner.node_id,
@@ -235,18 +241,18 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def FinishImage(self, request: images_pb2.FinishImageRequest, context: Any) -> images_pb2.FinishImageResponse:
         self._images.finish(request.ticket, failed=request.failed)
         if request.lease:
-            await self._orchestrator.release(request.lease)
+            await self._lookups.release(request.lease)
         return images_pb2.FinishImageResponse()
 
     async def Leave(self, request: orchestrator_pb2.LeaveRequest, context: Any) -> orchestrator_pb2.LeaveResponse:
-        await self._orchestrator.leave(request.node_id, request.incarnation)
+        await self._cluster.leave(request.node_id, request.incarnation)
         return orchestrator_pb2.LeaveResponse()
 
     async def ListNodes(
         self, request: orchestrator_pb2.ListNodesRequest, context: Any
     ) -> orchestrator_pb2.ListNodesResponse:
         role = None if request.role == common_pb2.ROLE_UNSPECIFIED else convert.role_from(request.role)
-        nodes = await self._orchestrator.nodes(role)
+        nodes = await self._cluster.nodes(role)
         return orchestrator_pb2.ListNodesResponse(nodes=[convert.node_to(node) for node in nodes])
 
 
@@ -271,13 +277,13 @@ async def serve(config: OrchestratorConfig) -> None:
     redis = connect(config.redis_url)
     channels = ChannelPool(tls)
     orchestrator = Orchestrator(
-        config,
-        PrefixIndex(redis, cluster=config.redis_cluster),
-        Membership(redis),
-        Policies(redis),
-        GrpcChunkHolder(channels),
-        Profiles(Path(config.profiles) if config.profiles else None),
-        SystemClock(),
+        config=config,
+        index=PrefixIndex(redis, cluster=config.redis_cluster),
+        members=Membership(redis),
+        policies=Policies(redis),
+        holders=GrpcChunkHolder(channels),
+        profiles=Profiles(Path(config.profiles) if config.profiles else None),
+        clock=SystemClock(),
     )
     server = Server(
         config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max, tls=member_tls(config)
@@ -285,8 +291,8 @@ async def serve(config: OrchestratorConfig) -> None:
     images = ImageDesk(
         Images(redis),
         ImageRouter(config.decoder_theta, config.decode_timeout_s),
-        lambda: orchestrator.decoders,
-        orchestrator.evict_chunk,
+        orchestrator.cluster.decoders,
+        orchestrator.evictions.evict_chunk,
         SystemClock(),
     )
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator, images), server.grpc)

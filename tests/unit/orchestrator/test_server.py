@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ from quire.model.layout import Dtype, KvLayout
 from quire.model.ranges import ChunkRange
 from quire.wire import convert
 from quire.wire.v1 import gateway_pb2
-from quire_orchestrator.runtime import Found, Question
+from quire_orchestrator.lookups import Found, Question
 
 
-class _Orchestrator:
+class _Lookups:
     async def lookup(self, question: Question) -> Found:
         return Found([ChunkRange("a", 0, len(question.keys))])
 
@@ -31,9 +32,11 @@ async def test_a_look_up_by_tokens_hashes_in_a_thread(monkeypatch: pytest.Monkey
         return block_keys(namespace, tokens)
 
     monkeypatch.setattr(server, "block_keys", hashed)
-    nothing: Any = _Orchestrator()
+    nothing: Any = None
+    parts: Any = SimpleNamespace(**dict.fromkeys(("cluster", "allocation", "evictions", "reports", "policies")))
+    parts.lookups = _Lookups()
     namespace = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
     request = gateway_pb2.LookupRequest(namespace=convert.namespace_to(namespace), tokens=range(64))
-    answer = await server.OrchestratorServicer(nothing, nothing).Lookup(request, nothing)
+    answer = await server.OrchestratorServicer(parts, nothing).Lookup(request, nothing)
     assert answer.matched_chunks == 4
     assert seen and seen[0] is not threading.main_thread()

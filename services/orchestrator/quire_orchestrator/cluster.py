@@ -1,0 +1,136 @@
+"""Who is in the cluster, and what the index lists for whom: a short-lived picture, kept fresh."""
+
+from __future__ import annotations
+
+import asyncio
+
+from quire.model.errors import QuireError, VersionUnsupported
+from quire.model.index import Listing
+from quire.model.nodes import Node, Role
+from quire.telemetry import logger
+from quire.wire import version
+from quire_orchestrator.config import OrchestratorConfig
+from quire_orchestrator.core.eviction import rebuilder
+from quire_orchestrator.policies import Policies
+from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members
+from quire_server.heartbeat import ClusterNews
+
+
+class Cluster:
+    """`live`: members by name. `rebuild`: the rebuilding of the index that is wanted. `seen_s`: when each member was
+    last seen, by the monotonic clock. `listings`: what the index lists for each node.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: OrchestratorConfig,
+        index: Index,
+        members: Members,
+        policies: Policies,
+        holders: ChunkHolder,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._index = index
+        self._members = members
+        self._policies = policies
+        self._holders = holders
+        self._clock = clock
+        self.live: dict[str, Node] = {}
+        self.listings: dict[str, Listing] = {}
+        self.seen_s: dict[str, float] = {}
+        self._epoch = self.rebuild = ""
+        self._unusable: dict[str, str] = {}
+        self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._refresher: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        await self.refresh()
+        self._refresher = asyncio.create_task(self._keep_fresh())
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._refresher, *self._watchers.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def heartbeat(self, node: Node) -> tuple[int, ClusterNews]:
+        """Keep a member alive; milliseconds until it should report again, and what is new."""
+        self._check_version(node)
+        now_ms = self._clock.now_ms()
+        await self._members.renew(node, now_ms, now_ms + self._config.member_ttl_ms)
+        self.live[node.node_id] = node
+        self._watch()
+        listing = self.listings.get(node.node_id, Listing())
+        chosen = self.rebuild if self.rebuild and rebuilder(self.rebuild, self.storage_nodes()) == node.node_id else ""
+        return self._config.heartbeat_ms, ClusterNews(self._epoch, self._policies.theta_bytes, listing, chosen)
+
+    def _check_version(self, node: Node) -> None:
+        """Raises `VersionUnsupported`; the log says it once for each start of a node."""
+        try:
+            version.check(node.protocol_version)
+        except VersionUnsupported as error:
+            if self._unusable.get(node.node_id) != node.incarnation:
+                logger().error("a node cannot be used", node=node.node_id, error=str(error))
+            self._unusable[node.node_id] = node.incarnation
+            raise
+
+    async def leave(self, node_id: str, incarnation: str) -> None:
+        """A node stops; one that has restarted since stays."""
+        await self._members.leave(node_id, incarnation)
+        await self.refresh()
+
+    async def nodes(self, role: Role | None) -> list[Node]:
+        """Those that are alive, of a role or of all."""
+        await self.refresh()
+        return [node for node in self.live.values() if role in (None, node.role)]
+
+    def storage_nodes(self) -> dict[str, Node]:
+        """Those that are alive, by name."""
+        return self._of(Role.STORAGE)
+
+    def decoders(self) -> list[Node]:
+        """Those that are alive."""
+        return list(self._of(Role.DECODER).values())
+
+    def _of(self, role: Role) -> dict[str, Node]:
+        return {name: node for name, node in self.live.items() if node.role is role}
+
+    async def refresh(self) -> None:
+        """Look again, now."""
+        # One that an orchestrator of another release let in is not used by this one.
+        members = await self._members.live(self._clock.now_ms())
+        self.live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
+        self._epoch, self.rebuild = await self._index.epoch(), await self._index.rebuild()
+        self.listings = await self._index.listings()
+        for name in self.live:
+            self.seen_s[name] = self._clock.monotonic_s()
+        await self._policies.refresh()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Watch the connection to every storage node: a process that dies is known at once, not at its expiry."""
+        for node in self.storage_nodes().values():
+            name = (node.node_id, node.incarnation)
+            if name not in self._watchers:
+                self._watchers[name] = asyncio.create_task(self._until_gone(node))
+
+    async def _until_gone(self, node: Node) -> None:
+        try:
+            await self._holders.gone(node)
+            logger().warning("the connection to a storage node broke", node=node.node_id)
+            self.live.pop(node.node_id, None)
+            await self._members.leave(node.node_id, node.incarnation)  # until its next heartbeat
+        except QuireError as error:
+            logger().warning("membership cannot be written", error=str(error))
+        finally:
+            del self._watchers[node.node_id, node.incarnation]
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.heartbeat_ms / 2000)
+            try:
+                await self.refresh()
+            except QuireError as error:
+                logger().warning("membership cannot be read", error=str(error))

@@ -1,0 +1,120 @@
+"""What leaves the index: by request, for a node that needs space, and what nothing refers to any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from quire.model.errors import InvalidRequest, QuireError
+from quire.model.index import OBJECT_TIER, ChunkRecord, Evicted, records
+from quire.model.keys import ChunkKeys
+from quire.telemetry import logger
+from quire_orchestrator.cluster import Cluster
+from quire_orchestrator.config import OrchestratorConfig
+from quire_orchestrator.core.eviction import drops, has_objects
+from quire_orchestrator.ports import ChunkHolder, Clock, Index
+
+_SWEEP_MAX = 256
+
+
+class Evictions:
+    """Nodes are told to drop what left the index; objects are deleted after a time of grace."""
+
+    def __init__(
+        self, *, config: OrchestratorConfig, index: Index, cluster: Cluster, holders: ChunkHolder, clock: Clock
+    ) -> None:
+        self._config = config
+        self._index = index
+        self._cluster = cluster
+        self._holders = holders
+        self._clock = clock
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._sweeper = asyncio.create_task(self._keep_swept())
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+
+    async def evict(self, keys: ChunkKeys, keep: int) -> int:
+        """Drop chunks from the end of a chain; how many. Stops at one that others extend or a lease pins."""
+        keys.distinct()
+        if not 0 <= keep <= len(keys):
+            raise InvalidRequest(f"{keep} of {len(keys)}", field="keep_chunks")
+        chunks = list(reversed(records(keys, keep, len(keys) - keep)))
+        return len((await self._evict(chunks, "")).removed)
+
+    async def evict_chunk(self, key: ChunkKeys) -> bool:
+        """Drop the one chunk of a chain of one; whether it is out of the index. Not while a lease pins it."""
+        return (await self.evict_chunks("", records(key, 0, 1)))[0]
+
+    async def evict_chunks(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[bool]:
+        """A node needs room and holds the last copy: for each chunk, children first, whether it is out of the index."""
+        evicted = await self._evict(chunks, node_id)
+        out = {gone.record.key for gone in evicted.removed} | set(evicted.absent)
+        return [chunk.key in out for chunk in chunks]
+
+    async def _evict(self, chunks: Sequence[ChunkRecord], asking: str) -> Evicted:
+        """Out of the index, and off every node but the one that asks. One that is away hears of it when it is back."""
+        now_ms = self._clock.now_ms()
+        evicted = await self._index.evict(chunks, now_ms, now_ms + self._config.object_grace_ms)
+        orders = drops(evicted, asking)
+        await asyncio.gather(*(self._drop(node_id, mine) for node_id, mine in orders.items()))
+        return evicted
+
+    async def take_drops(self, node_id: str) -> dict[bytes, int]:
+        """Entries that ended while the node was away: generations by key."""
+        return await self._index.take_drops(node_id)
+
+    async def _drop(self, node_id: str, generations: Mapping[bytes, int]) -> None:
+        try:
+            await self._holders.drop(self._cluster.live[node_id], generations)
+        except (QuireError, KeyError) as error:
+            count = len(generations)
+            logger().warning("a node could not be told to drop chunks", node=node_id, chunks=count, why=str(error))
+            await self._index.remember_drops(node_id, generations)
+
+    # ---- what nothing refers to any more
+
+    async def sweep_objects(self) -> int:
+        """Have objects deleted whose time of grace is over and that no entry lists; how many."""
+        nodes = [node for node in self._cluster.storage_nodes().values() if has_objects(node)]
+        if not nodes or self._cluster.rebuild:  # an index that went back may not know what was stored again since
+            return 0
+        now_ms = self._clock.now_ms()
+        until_ms = now_ms + self._config.object_deletion_ms
+        claimed = await self._index.claim_objects(now_ms, until_ms, _SWEEP_MAX)
+        if claimed:
+            keys = ChunkKeys(b"".join(record.key for record in claimed))
+            await self._holders.delete_objects(nodes[now_ms % len(nodes)], keys, until_ms)
+            await self._index.objects_deleted(claimed, until_ms)
+        return len(claimed)
+
+    async def forget_lost_nodes(self) -> int:
+        """Withdraw what is listed for nodes that were not seen for long; how many chunks. One that returns registers
+        again what it has."""
+        gone = 0
+        now_s = self._clock.monotonic_s()
+        for name, listing in self._cluster.listings.items():
+            seen_s = self._cluster.seen_s.setdefault(name, now_s)
+            if name == OBJECT_TIER or not listing.count or now_s - seen_s < self._config.node_lost_ms / 1000:
+                continue
+            cursor, more = 0, True
+            while more and name not in self._cluster.live:
+                page, cursor = await self._index.holdings(name, cursor)
+                more = cursor != 0
+                await self._index.unregister(name, [record for record, _ in page], self._clock.now_ms())
+                gone += len(page)
+            logger().warning("a node is gone for good: what it held is withdrawn", node=name, chunks=gone)
+        return gone
+
+    async def _keep_swept(self) -> None:
+        while True:
+            await self._clock.sleep(self._config.sweep_ms / 1000)
+            try:
+                await self.sweep_objects()
+                await self.forget_lost_nodes()
+            except QuireError as error:
+                logger().warning("nothing can be swept now", error=str(error))

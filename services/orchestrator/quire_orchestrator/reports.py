@@ -1,0 +1,80 @@
+"""What storage nodes report to the index, and what they ask it about themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opentelemetry.trace import SpanKind
+
+from quire.model.index import OBJECT_TIER, ChunkRecord, Listing, ObjectMark
+from quire.telemetry import logger, names, tracer
+from quire_orchestrator.cluster import Cluster
+from quire_orchestrator.config import OrchestratorConfig
+from quire_orchestrator.ports import Clock, Index
+
+_REDIS = {"db.system.name": "redis"}
+
+
+class Reports:
+    """Every method is one request."""
+
+    def __init__(self, *, config: OrchestratorConfig, index: Index, cluster: Cluster, clock: Clock) -> None:
+        self._config = config
+        self._index = index
+        self._cluster = cluster
+        self._clock = clock
+
+    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[int]:
+        """Index replicas; the generations of their entries, 0 where the parent is not indexed."""
+        with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
+            return await self._index.register(node_id, chunks, self._clock.now_ms())
+
+    async def commit_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
+        """List the object tier in these very entries."""
+        return await self._index.add_objects(chunks, generations)
+
+    async def expect_objects(self, chunks: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
+        """Objects are about to be written, or no entry lists them: they are deleted after the time of grace, unless
+        one lists them then. False for one that is being deleted; and the time of grace in ms.
+        """
+        grace_ms = self._config.object_grace_ms
+        return await self._index.expect_objects(chunks, self._clock.now_ms() + grace_ms), grace_ms
+
+    async def withdraw(
+        self, node_id: str, chunks: Sequence[ChunkRecord], *, only_in_object: bool = False, others_min: int = 0
+    ) -> list[bool]:
+        """A node lost chunks, or found them corrupt: look-ups must not promise them any more.
+
+        For each whether the node is not listed now. `only_in_object`: only where the object tier is listed too;
+        `others_min`: only where so many other nodes are.
+        """
+        now_ms, only = self._clock.now_ms(), only_in_object
+        return await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, others_min=others_min)
+
+    async def count_change(self, node_id: str) -> None:
+        """What a node has reported is done: it is answered next."""
+        if node_id:
+            await self._index.count_change(node_id)
+
+    async def locate(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
+        """The live nodes that hold each chunk, and the object tier where it does."""
+        live = self._cluster.storage_nodes()
+        placements = await self._index.holders(chunks)
+        return [tuple(name for name in names if name in live or name == OBJECT_TIER) for names in placements]
+
+    async def listing(self, node_id: str) -> Listing:
+        """What the index lists for a node, in two numbers."""
+        return (await self._index.listings()).get(node_id, Listing())
+
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+        """A page of what the index lists for a node, and the next cursor, 0 at the end."""
+        return await self._index.holdings(node_id, cursor)
+
+    async def damaged(self, node_id: str) -> None:
+        """A node found that the index has lost entries."""
+        logger().error("the index has lost entries", node=node_id)
+        await self._index.damaged()
+
+    async def rebuilt(self, token: str) -> None:
+        """The index was told what lies in the object tier."""
+        await self._index.rebuilt(token)

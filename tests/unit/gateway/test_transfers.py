@@ -1,0 +1,253 @@
+"""Fetches, stores and images through the gateway's own objects, with fakes of what it calls: in milliseconds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.client.remote_memory import RemoteMemory
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import (
+    ChunkMissing,
+    LeaseExpired,
+    LeaseForged,
+    NodeUnavailable,
+    PeerLost,
+    QuireError,
+    Unavailable,
+)
+from quire.model.hashing import Namespace
+from quire.model.images import ImageEntry, LeasedRecord, Rendering
+from quire.model.keys import ChunkKeys
+from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
+from quire.model.layout import Dtype, KvLayout
+from quire.model.lease import Lease
+from quire.model.nodes import Node, NodeAddress
+from quire.model.outcome import NodeOutcome
+from quire.model.policy import TenantPolicy
+from quire.model.ranges import ChunkRange
+from quire.testing import FakeClock
+from quire.transport.memory import MemoryTransport
+from quire_gateway.config import GatewayConfig
+from quire_gateway.errors import TransfersExhausted
+from quire_gateway.images import ImageGateway
+from quire_gateway.latents import LatentGateway
+from quire_gateway.leases import Leases
+from quire_gateway.own_memory import OwnMemory
+from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived, Leased
+from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
+
+SPACE = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
+KEYS = ChunkKeys(b"".join(bytes([index]) * 32 for index in range(10)))
+TENANT = TenantPolicy("t", 2.0, 7)
+
+
+def _lease(clock: FakeClock, *ranges: ChunkRange, keys: ChunkKeys = KEYS) -> Lease:
+    return Lease(
+        lease_id=b"i" * 16,
+        tip=keys.at(len(keys) - 1),
+        tip_segment=keys.at(0),
+        expires_ms=clock.now_ms() + 1000,
+        ranges=ranges,
+        keys_digest=keys.digest(),
+        addresses={"a": "a:1", "b": "b:1"},
+        tenant=TENANT,
+    )
+
+
+@dataclass
+class World:
+    """Two storage nodes, an orchestrator, a decoder: what they were asked, and what they answer."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    failing: dict[str, QuireError] = field(default_factory=dict)
+    delivered: list[tuple[str, DeliverPart]] = field(default_factory=list)
+    ingested: list[tuple[str, IngestPart]] = field(default_factory=list)
+    images: dict[str, ImageEntry] = field(default_factory=dict)
+    given_back: list[bytes] = field(default_factory=list)
+    transport: MemoryTransport = field(default_factory=MemoryTransport)
+    peer: MemoryTransport = field(default_factory=MemoryTransport)
+    records: dict[bytes, bytes] = field(default_factory=dict)
+    decoder_fails: list[QuireError] = field(default_factory=list)
+    reads: bool = False
+
+    def gateway(self, **settings: Any) -> Gateway:
+        this: Any = self
+        return Gateway(GatewayConfig(cluster_secret="s" * 32, **settings), this, this, self.clock)
+
+    def own_memory(self) -> OwnMemory:
+        this: Any = self
+        return OwnMemory(
+            images=ImageGateway(this, this),
+            latents=LatentGateway(self.gateway(), this, Leases(this)),
+            catalogue=this,
+            members=this,
+            memory=RemoteMemory(self.transport),
+            check_way=lambda nodes: None,
+        )
+
+    # ---- storage nodes
+
+    async def deliver(self, address: str, part: DeliverPart) -> AsyncIterator[LayerArrived | NodeOutcome]:
+        self.delivered.append((address, part))
+        node = part.ranges[0].node_id
+        if node in self.failing:
+            raise self.failing[node]
+        if data := self.records.get(part.descriptor.keys.at(0)):
+            await RemoteMemory(self.peer).push(data, part.descriptor.target)
+        if part.layers_in_stream:
+            yield LayerArrived(node, 0)
+        yield NodeOutcome(node, part.ranges, b"\1" * sum(each.count for each in part.ranges), 5, quiesced=True)
+
+    async def ingest(self, address: str, part: IngestPart) -> NodeOutcome:
+        self.ingested.append((address, part))
+        if self.reads:
+            self.records[part.chunks[0].key] = await RemoteMemory(self.peer).pull(part.source, part.source.length)
+        return NodeOutcome("a", part.source_ranges, b"\1" * len(part.chunks), 9, quiesced=True)
+
+    # ---- the orchestrator
+
+    async def allocate(self, namespace: Namespace, keys: ChunkKeys, first: int, *rest: object) -> Allocated:
+        return Allocated((ChunkRange("a", first, len(keys) - first),), (NodeAddress("a", "a:1", b"w"),), first)
+
+    async def lease(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> Leased:
+        if keys.at(0) not in self.records:
+            return Leased()
+        return Leased(1, _lease(self.clock, ChunkRange("a", 0, 1), keys=keys), b"token")
+
+    async def put(self, entry: ImageEntry) -> bool:
+        replaced = entry.image_id in self.images
+        self.images[entry.image_id] = entry
+        return replaced
+
+    async def head(self, image_id: str) -> ImageEntry:
+        return self.images[image_id]
+
+    async def release(self, lease: bytes) -> None:
+        self.given_back.append(lease)
+
+    async def nodes(self) -> list[Node]:
+        return []
+
+    async def route(self, image_id: str, lease_ttl_ms: int) -> ImageRoute:
+        record = LeasedRecord(b"leased") if lease_ttl_ms else LeasedRecord()
+        return ImageRoute(1, "d", "d:1", "d", "d:1", self.images[image_id], "build", record)
+
+    async def finish(self, route: ImageRoute, *, failed: bool) -> None:
+        self.given_back.append(route.record.lease)
+
+    # ---- the decoder
+
+    async def decode(self, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
+        if self.decoder_fails:
+            raise self.decoder_fails.pop()
+        assert route.record.lease == b"leased"
+        await RemoteMemory(self.peer).push(b"an image", target)
+        return Decoded(8, "miss", "build", {"decode": 1})
+
+
+def _fetch(world: World, lease: Lease, **changes: Any) -> FetchCall:
+    target = RdmaTarget(b"w", 4096, 1 << 20, b"k")
+    layout = SPACE.layout
+    descriptor = Descriptor(KEYS, layout.num_layers, 16, layout.slice_bytes, DeliveryOrder.AUTO, target)
+    described = replace(descriptor, **changes)
+    return FetchCall(lease=lease, token=b"token", delivery_id=b"d" * 16, descriptor=described, compute_window_us=3)
+
+
+async def _all(events: AsyncIterator[Any]) -> list[Any]:
+    return [event async for event in events]
+
+
+async def test_each_node_gets_its_part_of_what_the_lease_says() -> None:
+    world = World()
+    lease = _lease(world.clock, ChunkRange("a", 0, 4), ChunkRange("b", 4, 3), ChunkRange("a", 7, 3))
+    events = await _all(world.gateway().fetch(_fetch(world, lease, first_chunk=2, chunk_count=6)))
+    parts = dict(world.delivered)
+    assert parts["a:1"].ranges == (ChunkRange("a", 2, 2), ChunkRange("a", 7, 1))
+    assert parts["b:1"].ranges == (ChunkRange("b", 4, 3),)
+    assert {part.node_index for part in parts.values()} == {0, 1}
+    assert all(part.tenant == TENANT and part.lease == b"token" for part in parts.values())
+    assert events[-1] == FetchSummary(b"\1" * 6, 6, 10)
+
+
+async def test_a_lease_that_does_not_fit_moves_nothing() -> None:
+    world = World()
+    gateway, lease = world.gateway(), _lease(world.clock, ChunkRange("a", 0, 10))
+    with pytest.raises(LeaseForged, match="keys"):
+        await _all(gateway.fetch(_fetch(world, lease, keys=KEYS.run(0, 9))))
+    await world.clock.advance(2.0)
+    with pytest.raises(LeaseExpired):
+        await _all(gateway.fetch(_fetch(world, lease)))
+    assert not world.delivered and gateway.transfers == 0
+
+
+@pytest.mark.parametrize(("error", "quiesced"), [(ChunkMissing("gone"), True), (NodeUnavailable("away"), False)])
+async def test_a_node_that_fails_costs_its_own_part(error: QuireError, quiesced: bool) -> None:
+    """One that refused has written nothing; one that cannot be heard may still be writing."""
+    world = World(failing={"b": error})
+    lease = _lease(world.clock, ChunkRange("a", 0, 4), ChunkRange("b", 4, 6))
+    *outcomes, summary = await _all(world.gateway().fetch(_fetch(world, lease)))
+    failed = next(each for each in outcomes if each.error_code)
+    assert (failed.node_id, failed.quiesced, failed.error_code) == ("b", quiesced, error.code())
+    assert summary.usable_chunks == 4
+    with pytest.raises(type(error)):
+        await world.gateway().fetch_whole(_fetch(world, lease))
+
+
+async def test_a_refusal_that_is_not_quiesced_is_told_as_unavailable() -> None:
+    outcome = NodeOutcome("a", (), b"", quiesced=False, error_code=ChunkMissing.code(), error_message="gone")
+    with pytest.raises(Unavailable):
+        outcome.check()
+    with pytest.raises(PeerLost):
+        replace(outcome, error_code=PeerLost.code()).check()
+    replace(outcome, error_code="").check()
+
+
+async def test_a_store_tells_where_it_goes_first() -> None:
+    world = World()
+    store = StoreCall(
+        namespace=SPACE,
+        keys=KEYS,
+        first=4,
+        store_id=b"s" * 16,
+        source=RdmaTarget(b"w", 4096, SPACE.layout.payload_bytes(6), b"k"),
+        durability=Durability.MEMORY,
+        on_existing=OnExisting.SKIP,
+    )
+    first, _, last = await _all(world.gateway().store(store))
+    assert isinstance(first, Placement) and first.ranges == (ChunkRange("a", 4, 6),)
+    (_, part) = world.ingested[0]
+    assert part.source_ranges == (ChunkRange("a", 0, 6),) and part.chunks[0].parent == KEYS.at(3)
+    assert last == StoreSummary(6, 4, 9)
+    with pytest.raises(TransfersExhausted):
+        await _all(world.gateway(transfers_max=0).store(store))
+
+
+async def test_latents_and_images_without_memory_of_the_clients() -> None:
+    """A record goes in and comes back; an image needs one route, and a decoder that fails is passed over once."""
+    world = World(reads=True)
+    await world.transport.start()
+    await world.peer.start()
+    own = world.own_memory()
+    values = np.zeros((4, 8, 8), dtype=np.float16)
+    record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v"), 64, 64, Normalisation()))
+    entry = await own.put_record("one", record, tenant="t")
+    assert entry.record_sha256 == hashlib.sha256(record).digest()
+    assert await own.get_record("one") == record
+    served, data = await own.get("one", Rendering("png"))
+    assert (data, served.source, served.length) == (b"an image", "miss", 8)
+    again, nothing = await own.get("one", Rendering("png"), served.etag)
+    assert (again.etag, again.length, nothing) == (served.etag, 0, b"")
+    world.decoder_fails.append(NodeUnavailable("d"))
+    assert (await own.get("one", Rendering("png")))[1] == b"an image"
+    assert (await own.etag("one", Rendering("png")))[1] == served.etag
+    assert world.given_back.count(b"leased") == 4, "a failed route's too; the ETag's has none"
+    del world.records[entry.keys.at(0)]
+    with pytest.raises(ChunkMissing):
+        await own.get_record("one")

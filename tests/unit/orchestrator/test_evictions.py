@@ -1,0 +1,51 @@
+"""What leaves the index, and who hears of it."""
+
+from __future__ import annotations
+
+from quire.model.durability import Durability, OnExisting
+from quire.model.index import records
+from tests.unit.orchestrator.world import World
+
+
+async def test_a_prefix_that_lies_in_the_object_tier_alone_can_be_extended() -> None:
+    """Finding 22: it counted as not stored, and the client was told that its chunks would have no parent."""
+    world = World()
+    keys = await world.stored(4)
+    await world.index.evict(list(reversed(records(keys, 2, 2))), 0, 0)
+    stored = records(keys, 0, 2)
+    await world.index.add_objects(stored, await world.index.register("a", stored, 0))
+    await world.index.unregister("a", stored, 0, only_in_object=True)
+    allocation = (await world.start()).allocation
+    ranges, nodes, known = await allocation.allocate(keys, 2, Durability.LOCAL, OnExisting.SKIP)
+    assert known == 2
+    assert sum(each.count for each in ranges) == 2 and ranges[0].first == 2
+    assert [node.node_id for node in nodes] == [each.node_id for each in ranges]
+    assert not world.raised, "what the object tier has is as durable as anything can be"
+
+
+async def test_a_node_that_is_away_hears_of_evictions_when_it_is_back() -> None:
+    """With the generations of the entries that ended: what it stores again until then is another entry's."""
+    world = World()
+    keys = await world.stored(2)
+    generations = await world.index.register("a", records(keys, 0, 2), 0)
+    evictions = (await world.start()).evictions
+    assert await evictions.evict(keys, keep=1) == 1
+    assert await evictions.take_drops("a") == {keys.at(1): generations[1]}
+    assert await evictions.take_drops("a") == {}
+
+
+async def test_objects_stay_while_an_index_is_to_be_rebuilt() -> None:
+    """It may have gone back, and may not know that what was to be deleted was stored again since."""
+    world = World()
+    orchestrator = await world.start()
+    keys = await world.stored(1)
+    await world.index.add_objects(records(keys, 0, 1), await world.index.register("a", records(keys, 0, 1), 0))
+    await world.index.evict(records(keys, 0, 1), 0, 0)
+    world.infos = {name: info for name, info in world.infos.items() if name == "leader"} | world.with_objects()
+    await orchestrator.cluster.refresh()
+    assert orchestrator.cluster.rebuild and await orchestrator.evictions.sweep_objects() == 0
+    await world.index.rebuilt(orchestrator.cluster.rebuild)
+    await orchestrator.cluster.refresh()
+    assert await orchestrator.evictions.sweep_objects() == 1
+    assert world.deleted == [keys.at(0)]
+    await orchestrator.close()

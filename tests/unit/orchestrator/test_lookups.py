@@ -1,0 +1,116 @@
+"""Look-ups and leases, allocations: decisions of the real parts, in milliseconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import InvalidRequest, KeysInvalid
+from quire.model.index import records
+from quire.model.keys import ChunkKeys
+from quire.model.lease import LeaseSigner
+from quire.model.nodes import StorageInfo
+from quire.model.policy import TenantPolicy
+from quire.model.ranges import ChunkRange
+from quire_orchestrator.lookups import Question
+from tests.unit.orchestrator.world import LINK, SECRET, SPACE, World
+
+SIGNER = LeaseSigner(SECRET.encode())
+
+
+async def test_a_lease_is_over_what_matched_with_advice_and_without() -> None:
+    """One meaning of matched: advice says how many to take, and leaves the lease alone."""
+    world = World()
+    keys = await world.stored(40)
+    await world.index.register("b", records(keys, 30, 10), 0)
+    await world.index.unregister("a", records(keys, 30, 10), 0)
+    lookups = (await world.start()).lookups
+    plain = await lookups.lookup(Question(SPACE, keys, 1000))
+    assert plain.matched_chunks == 40 and plain.advice is None
+    assert list(plain.ranges) == [ChunkRange("a", 0, 30), ChunkRange("b", 30, 10)]
+    lease = SIGNER.open(plain.lease)
+    lease.check_keys(keys)
+    assert lease.ranges == tuple(plain.ranges) and lease.addresses == {"a": "a:1", "b": "b:1"}
+    assert lease.tenant == TenantPolicy(SPACE.tenant)
+    advised = await lookups.lookup(Question(SPACE, keys, 1000, prompt_tokens=700, device="a100-80gb"))
+    assert advised.advice is not None and advised.advice.rate_bytes_per_s == LINK
+    assert SIGNER.open(advised.lease).ranges == lease.ranges
+    assert lookups.leases == 2
+    assert await lookups.release(plain.lease) and not await lookups.release(plain.lease)
+    assert lookups.leases == 1
+    await world.clock.advance(2.0)
+    assert lookups.leases == 0, "they run out"
+
+
+async def test_a_look_up_without_a_lease_has_no_side_effect() -> None:
+    world = World()
+    keys = await world.stored(3)
+    found = await (await world.start()).lookups.lookup(Question(SPACE, keys))
+    assert (found.matched_chunks, found.lease) == (3, b"")
+    assert await world.index.pins(b"") == 0
+    assert not (await (await world.start()).lookups.lookup(Question(SPACE, ChunkKeys(b"x" * 32), 1000))).lease
+
+
+async def test_what_is_evicted_between_match_and_pin_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    keys = await world.stored(4)
+    lookups = (await world.start()).lookups
+    pin, pins = world.index.pin, []
+
+    async def late(*arguments: object) -> bool:
+        pins.append(arguments)
+        if len(pins) == 1:
+            await world.index.evict(records(keys, 3, 1), 0, 0)
+        return await pin(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(world.index, "pin", late)
+    found = await lookups.lookup(Question(SPACE, keys, 1000))
+    assert found.matched_chunks == 3 and len(pins) == 2
+    SIGNER.open(found.lease).check_keys(keys.run(0, 3))
+
+
+async def test_what_cannot_be_looked_up_is_refused() -> None:
+    world = World()
+    keys = await world.stored(2)
+    lookups = (await world.start()).lookups
+    with pytest.raises(InvalidRequest, match="lease_ttl_ms"):
+        await lookups.lookup(Question(SPACE, keys, 10**9))
+    with pytest.raises(KeysInvalid, match="twice"):
+        await lookups.lookup(Question(SPACE, ChunkKeys(keys.at(0) * 2), 10))
+    with pytest.raises(InvalidRequest, match="prompt_tokens"):
+        await lookups.lookup(Question(SPACE, keys, 10, prompt_tokens=1, device="a100-80gb"))
+
+
+async def test_a_tenants_cap_bounds_what_is_advised() -> None:
+    world = World(tenants_={SPACE.tenant: TenantPolicy(SPACE.tenant, 2.0, 1000)})
+    keys = await world.stored(40)
+    found = await (await world.start()).lookups.lookup(Question(SPACE, keys, 10, prompt_tokens=700, device="a100-80gb"))
+    assert found.advice is not None and found.advice.chunks == 0, "at a kilobyte a second anything is faster"
+    assert SIGNER.open(found.lease).tenant == TenantPolicy(SPACE.tenant, 2.0, 1000)
+
+
+async def test_an_allocation_raises_what_is_stored_and_places_the_rest() -> None:
+    world = World(can_raise=True)
+    keys = await world.stored(6)
+    allocation = (await world.start()).allocation
+    ranges, nodes, known = await allocation.allocate(keys, 0, Durability.LOCAL, OnExisting.SKIP)
+    assert (list(ranges), list(nodes), known) == ([], [], 6) and world.raised == ["a"]
+    ranges, nodes, known = await allocation.allocate(keys, 2, Durability.LOCAL, OnExisting.VERIFY)
+    assert list(ranges) == [ChunkRange("a", 2, 4)] and [node.grpc_address for node in nodes] == ["a:1"]
+    world.can_raise = False
+    ranges, _, known = await allocation.allocate(keys, 0, Durability.LOCAL, OnExisting.SKIP)
+    assert known == 0 and sum(each.count for each in ranges) == 6, "what cannot be raised is stored again"
+    with pytest.raises(InvalidRequest, match="no parent"):
+        await allocation.allocate(keys, 3, Durability.LOCAL, OnExisting.SKIP)
+    with pytest.raises(InvalidRequest, match="first_chunk"):
+        await allocation.allocate(keys, 7, Durability.MEMORY, OnExisting.SKIP)
+
+
+async def test_a_node_that_leaves_is_read_from_no_more() -> None:
+    world = World()
+    keys = await world.stored(3)
+    orchestrator = await world.start()
+    world.infos = {"b": StorageInfo()}
+    await orchestrator.cluster.refresh()
+    assert (await orchestrator.lookups.lookup(Question(SPACE, keys, 10))).matched_chunks == 0
+    await orchestrator.close()
