@@ -168,7 +168,7 @@ async def _store(scene: Scene, chunks: int, payload: npt.NDArray[np.uint8], tran
     )
     for layer in range(LAYOUT.num_layers):
         scene.client.connect(scene.node_address).send(encode_message(LayerProduced(transfer, layer)))
-    return (await scene.node.ingest(call)).delivered
+    return (await scene.node.requests.ingest(call)).delivered
 
 
 def _payload(chunks: int, seed: int = 0) -> npt.NDArray[np.uint8]:
@@ -181,7 +181,7 @@ async def test_an_index_that_fails_half_way_keeps_what_it_has_and_frees_the_rest
     with pytest.raises(MetadataUnavailable):
         await _store(scene, 3, _payload(3))
     assert scene.node.used_bytes == 2 * ROOM
-    assert await scene.node.drop({_key(0): 0, _key(1): 0, _key(2): 0}) == 2
+    assert await scene.node.requests.drop({_key(0): 0, _key(1): 0, _key(2): 0}) == 2
     assert scene.node.used_bytes == 0
 
 
@@ -206,7 +206,7 @@ async def test_a_drop_while_the_index_is_asked_frees_the_slot_once(scene: Scene)
     storing = asyncio.create_task(_store(scene, 1, _payload(1)))
     while scene.node.used_bytes == 0 or not len(scene.index.script) < 5:
         await asyncio.sleep(0.005)
-    assert await scene.node.drop({_key(0): 0}) == 1
+    assert await scene.node.requests.drop({_key(0): 0}) == 1
     await storing
     assert scene.node.used_bytes == 0
     assert await _store(scene, 1, _payload(1), b"v" * 16) == b"\1"
@@ -252,7 +252,7 @@ async def test_a_delivery_whose_writes_are_in_flight_does_not_say_quiesced(
     scene.client.on_message(heard.append)
     descriptor = _descriptor(scene, np.zeros(LAYOUT.payload_bytes(1), dtype=np.uint8))
     call = DeliverCall(delivery_id=b"d" * 16, descriptor=descriptor, ranges=(ChunkRange("storage-0", 0, 1),))
-    events = [event async for event in scene.node.deliver(call)]
+    events = [event async for event in scene.node.deliveries.deliver(call)]
     outcome = events[-1]
     assert isinstance(outcome, NodeOutcome)
     assert outcome.error_code == "DeadlineExceeded"

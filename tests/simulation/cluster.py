@@ -35,9 +35,9 @@ from quire.wire.v1.storage_pb2_grpc import add_StorageServiceServicer_to_server
 from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
 from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
+from quire_gateway.grpc.public import GatewayServicer
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.backends import WHOLE_BODIES, Backends
-from quire_gateway.server import GatewayServicer
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.runtime import Orchestrator

@@ -454,7 +454,9 @@ class Day:
             assert not left, f"{name}: {left}"
             arena = tiers.arena
             assert arena.free_blocks == arena._blocks, f"{name}: staging blocks are missing"
-            assert not node._deliveries and not node._ingests, f"{name}: transfers are counted that have ended"
+            assert not node.deliveries.running and not node.requests.ingests, (
+                f"{name}: transfers are counted that have ended"
+            )
         entries = self.cluster.metadata.index.state.entries.values()
         hollow = [entry.record.key for entry in entries if not entry.nodes and not entry.children]
         if hollow:

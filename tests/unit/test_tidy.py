@@ -134,6 +134,7 @@ def test_messages_stop_at_the_edge() -> None:
         "quire_server.redis.membership",
         "quire_tools.local.cluster",
         "quire_tools.otlp_sink",
+        "quire_gateway.grpc",
     )
     for module, imports in IMPORTS.items():
         if any("_pb2" in name for name in imports):

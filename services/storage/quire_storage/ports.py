@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ __all__ = [
     "Peers",
     "Ports",
     "RateSource",
+    "Spawn",
 ]
 
 Bytes = npt.NDArray[np.uint8]
@@ -173,6 +175,12 @@ class BlockIO(Protocol):
 
     def close(self) -> None:
         """Nothing may be in flight."""
+
+
+class Spawn(Protocol):
+    """Runs something in the background of the node. `traced`: part of the current request; else it may outlive it."""
+
+    def __call__(self, work: Coroutine[Any, Any, Any], *, traced: bool = False) -> asyncio.Task[Any]: ...
 
 
 class Drives(Protocol):

@@ -58,7 +58,7 @@ class StorageServicer(StorageServiceServicer):
             tenant=TenantPolicy(tenant, request.tenant_weight, request.tenant_cap_bytes_per_s),
             lease=request.lease,
         )
-        async with contextlib.aclosing(self._node.deliver(call)) as events:  # type: ignore[type-var]
+        async with contextlib.aclosing(self._node.deliveries.deliver(call)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, NodeOutcome):
                     yield pb.DeliverResponse(outcome=convert.outcome_to(event))
@@ -81,28 +81,30 @@ class StorageServicer(StorageServiceServicer):
             request.namespace_digest[:16].ljust(16, b"\0"),
             request.source_complete,
         )
-        return pb.IngestResponse(outcome=convert.outcome_to(await self._node.ingest(call)))
+        return pb.IngestResponse(outcome=convert.outcome_to(await self._node.requests.ingest(call)))
 
     async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropResponse:
         keys = list(ChunkKeys(request.chunk_keys))
         if len(keys) != len(request.generations):
             raise InvalidRequest(f"{len(request.generations)} for {len(keys)} keys", field="generations")
         generations = dict(zip(keys, request.generations, strict=True))
-        return pb.DropResponse(dropped_chunks=await self._node.drop(generations))
+        return pb.DropResponse(dropped_chunks=await self._node.requests.drop(generations))
 
     async def DeleteObjects(self, request: pb.DeleteObjectsRequest, context: Any) -> pb.DeleteObjectsResponse:
-        await self._node.delete_objects(ChunkKeys(request.chunk_keys), request.until_ms)
+        await self._node.requests.delete_objects(ChunkKeys(request.chunk_keys), request.until_ms)
         return pb.DeleteObjectsResponse()
 
     async def Raise(self, request: pb.RaiseRequest, context: Any) -> pb.RaiseResponse:
         durability = convert.durability_from(request.durability)
-        return pb.RaiseResponse(raised=bytes(await self._node.raise_level(ChunkKeys(request.chunk_keys), durability)))
+        return pb.RaiseResponse(
+            raised=bytes(await self._node.requests.raise_level(ChunkKeys(request.chunk_keys), durability))
+        )
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
-        return pb.DescribeResponse(headers=self._node.describe(ChunkKeys(request.chunk_keys)))
+        return pb.DescribeResponse(headers=self._node.requests.describe(ChunkKeys(request.chunk_keys)))
 
     async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.ReplicateResponse:
-        kept = await self._node.replicate(convert.node_from(request.source), ChunkKeys(request.chunk_keys))
+        kept = await self._node.requests.replicate(convert.node_from(request.source), ChunkKeys(request.chunk_keys))
         return pb.ReplicateResponse(kept=bytes(kept))
 
 

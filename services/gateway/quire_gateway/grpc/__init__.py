@@ -1,0 +1,1 @@
+"""The gRPC frontends: decode, admit, call, answer."""

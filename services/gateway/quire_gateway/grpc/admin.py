@@ -1,0 +1,39 @@
+"""The operators' gRPC frontend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.wire.channels import call
+from quire.wire.v1 import gateway_pb2 as pb
+from quire.wire.v1.gateway_pb2_grpc import (
+    AdminServiceServicer,
+)
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire_gateway.admission import Admission, Need
+from quire_gateway.config import GatewayConfig
+
+
+class AdminServicer(AdminServiceServicer):
+    """For operators, who know the cluster's secret. Requests go on to the orchestrator as they are."""
+
+    def __init__(self, config: GatewayConfig, admission: Admission, orchestrator: OrchestratorServiceStub) -> None:
+        self._timeout_s = config.control_timeout_s
+        self._admission = admission
+        self._orchestrator = orchestrator
+
+    async def SetPolicy(self, request: pb.SetPolicyRequest, context: Any) -> pb.SetPolicyResponse:
+        response: pb.SetPolicyResponse = await self._forward(self._orchestrator.SetPolicy, request, context)
+        return response
+
+    async def SetTenant(self, request: pb.SetTenantRequest, context: Any) -> pb.SetTenantResponse:
+        response: pb.SetTenantResponse = await self._forward(self._orchestrator.SetTenant, request, context)
+        return response
+
+    async def SetTheta(self, request: pb.SetThetaRequest, context: Any) -> pb.SetThetaResponse:
+        response: pb.SetThetaResponse = await self._forward(self._orchestrator.SetTheta, request, context)
+        return response
+
+    async def _forward(self, method: Any, request: Any, context: Any) -> Any:
+        with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
+            return await call(method, request, timeout_s=self._timeout_s)

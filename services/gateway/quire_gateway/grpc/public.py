@@ -1,0 +1,188 @@
+"""The public gRPC frontend."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from quire.model.hashing import tenant_name
+from quire.model.keys import ChunkKeys
+from quire.model.lease import LeaseSigner
+from quire.model.outcome import NodeOutcome
+from quire.wire import convert
+from quire.wire.channels import call
+from quire.wire.v1 import gateway_pb2 as pb
+from quire.wire.v1 import images_pb2, orchestrator_pb2
+from quire.wire.v1.gateway_pb2_grpc import (
+    GatewayServiceServicer,
+)
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire_gateway.admission import Admission, Need
+from quire_gateway.config import GatewayConfig
+from quire_gateway.images import ImageGateway
+from quire_gateway.latents import LatentGateway
+from quire_gateway.ports import LayerArrived
+from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
+
+
+class GatewayServicer(GatewayServiceServicer):
+    """Short requests go on to the orchestrator as they are; transfers are the gateway's own."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        gateway: Gateway,
+        images: ImageGateway,
+        latents: LatentGateway,
+        admission: Admission,
+        orchestrator: OrchestratorServiceStub,
+    ) -> None:
+        self._timeout_s = config.control_timeout_s
+        self._gateway = gateway
+        self._images = images
+        self._latents = latents
+        self._admission = admission
+        self._orchestrator = orchestrator
+        self._leases = LeaseSigner(config.cluster_secret.encode())
+
+    async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
+            response: pb.LookupResponse = await self._forward(self._orchestrator.Lookup, request)
+            return response
+
+    async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
+        principal = await self._admission.caller(context)
+        lease = self._leases.open(request.lease)  # one that has expired can be given back
+        with self._admission.admit(principal, Need(tenant=lease.tenant.tenant)):
+            response: pb.ReleaseResponse = await self._forward(self._orchestrator.Release, request)
+            return response
+
+    async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need(write=True, salt=request.namespace.tenant_salt)):
+            response: pb.EvictResponse = await self._forward(self._orchestrator.Evict, request)
+            return response
+
+    async def PutLatent(self, request: images_pb2.PutLatentRequest, context: Any) -> images_pb2.PutLatentResponse:
+        principal = await self._admission.caller(context)
+        entry, durability = convert.image_from(request.entry), convert.durability_from(request.durability)
+        source = convert.target_from(request.source)
+        need = Need(write=True, payload=entry.record_bytes, memory=source.length)
+        with self._admission.admit(principal, need):
+            replaced = await self._latents.put(entry, source, durability, principal.tenant)
+        return images_pb2.PutLatentResponse(replaced=replaced)
+
+    async def GetLatent(self, request: images_pb2.GetLatentRequest, context: Any) -> images_pb2.GetLatentResponse:
+        principal = await self._admission.caller(context)
+        target = convert.target_from(request.target)
+        with self._admission.admit(principal, Need(payload=target.length, memory=target.length)):
+            entry = await self._latents.get(request.image_id, target)
+        return images_pb2.GetLatentResponse(entry=convert.image_to(entry))
+
+    async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need()):
+            response: images_pb2.HeadImageResponse = await self._forward(self._orchestrator.HeadImage, request)
+            return response
+
+    async def DeleteImage(self, request: images_pb2.DeleteImageRequest, context: Any) -> images_pb2.DeleteImageResponse:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need(write=True)):
+            response: images_pb2.DeleteImageResponse = await self._forward(self._orchestrator.DeleteImage, request)
+            return response
+
+    async def ListImages(self, request: images_pb2.ListImagesRequest, context: Any) -> images_pb2.ListImagesResponse:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need()):
+            response: images_pb2.ListImagesResponse = await self._forward(self._orchestrator.ListImages, request)
+            return response
+
+    async def GetImage(self, request: images_pb2.GetImageRequest, context: Any) -> images_pb2.GetImageResponse:
+        principal = await self._admission.caller(context)
+        rendering = convert.rendering_from(request.rendering)
+        target = convert.target_from(request.target) if request.if_none_match != "*" else None
+        length = target.length if target is not None else 0
+        with self._admission.admit(principal, Need(payload=length, memory=length)):
+            served = await self._images.get(request.image_id, rendering, target, request.if_none_match)
+        return images_pb2.GetImageResponse(
+            entry=convert.image_to(served.entry),
+            length=served.length,
+            etag=served.etag,
+            source=served.source,
+            decoder=served.decoder,
+            stages_us=served.stages_us,
+        )
+
+    async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need()):
+            listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
+            if principal.tenant:  # what the others have is none of its business
+                for node in listed.nodes:
+                    node.tenant_stats.clear()
+            return pb.StatusResponse(nodes=listed.nodes)
+
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
+        principal = await self._admission.caller(context)
+        lease = self._leases.open(request.lease)
+        fetch = FetchCall(
+            lease=lease,
+            token=request.lease,
+            delivery_id=convert.transfer_id_from(request.delivery_id, "delivery_id"),
+            descriptor=convert.descriptor_from(request.descriptor),
+            compute_window_us=request.compute_window_us,
+            layers_in_stream=request.layers_in_stream,
+        )
+        wanted, memory = fetch.descriptor.payload_bytes, fetch.descriptor.target.length
+        with self._admission.admit(principal, Need(tenant=lease.tenant.tenant, payload=wanted, memory=memory)):
+            async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    yield _fetched(event)
+
+    async def Store(self, request: pb.StoreRequest, context: Any) -> AsyncIterator[pb.StoreResponse]:
+        principal = await self._admission.caller(context)
+        store = StoreCall(
+            namespace=convert.namespace_from(request.namespace),
+            keys=ChunkKeys(request.chunk_keys),
+            first=request.first_chunk,
+            store_id=convert.transfer_id_from(request.store_id, "store_id"),
+            source=convert.target_from(request.source),
+            durability=convert.durability_from(request.durability),
+            on_existing=convert.on_existing_from(request.on_existing),
+            source_complete=request.source_complete,
+            tenant=tenant_name(request.namespace.tenant_salt),
+        )
+        memory = store.source.length
+        need = Need(write=True, salt=request.namespace.tenant_salt, payload=memory, memory=memory)
+        with self._admission.admit(principal, need):
+            async with contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    yield _stored(event)
+
+    async def _forward(self, method: Any, request: Any) -> Any:
+        return await call(method, request, timeout_s=self._timeout_s)
+
+
+def _fetched(event: LayerArrived | NodeOutcome | FetchSummary) -> pb.FetchResponse:
+    match event:
+        case LayerArrived(node_id, layer):
+            return pb.FetchResponse(layer=pb.LayerArrived(layer=layer, node_id=node_id))
+        case NodeOutcome():
+            return pb.FetchResponse(node=convert.outcome_to(event))
+        case FetchSummary(delivered, usable, moved):
+            return pb.FetchResponse(summary=pb.FetchSummary(delivered=delivered, usable_chunks=usable, bytes=moved))
+
+
+def _stored(event: Placement | NodeOutcome | StoreSummary) -> pb.StoreResponse:
+    match event:
+        case Placement(ranges, nodes, known):
+            placement = pb.StorePlacement(
+                ranges=convert.ranges_to(ranges), nodes=convert.addresses_to(nodes, grpc=False), known_chunks=known
+            )
+            return pb.StoreResponse(placement=placement)
+        case NodeOutcome():
+            return pb.StoreResponse(node=convert.outcome_to(event))
+        case StoreSummary(stored, known, moved):
+            return pb.StoreResponse(summary=pb.StoreSummary(stored_chunks=stored, known_chunks=known, bytes=moved))

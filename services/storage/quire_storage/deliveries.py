@@ -1,0 +1,158 @@
+"""The deliveries of this node: which chunks, pinned for how long, and what becomes of a client that goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, PeerLost, QuireError, TooManyRequests
+from quire.model.index import OBJECT_TIER, records
+from quire.model.keys import ChunkKeys
+from quire.model.outcome import NodeOutcome
+from quire.telemetry import logger, meter, names, tracer
+from quire.transport import Peer, Stalled
+from quire_storage.config import StorageConfig
+from quire_storage.delivery import DeliverCall, Delivery, DeliveryParts, delivery_name
+from quire_storage.ports import ClusterIndex, Spawn
+from quire_storage.registry import Registry
+from quire_storage.tiers import Held, Tiers
+
+_DEATH_SEEN_S = 60.0
+
+
+class Deliveries:
+    """`running`: how many there are now."""
+
+    def __init__(
+        self,
+        *,
+        config: StorageConfig,
+        parts: DeliveryParts,
+        tiers: Tiers,
+        registry: Registry,
+        index: ClusterIndex,
+        spawn: Spawn,
+    ) -> None:
+        self._config = config
+        self._parts = parts
+        self._tiers = tiers
+        self._registry = registry
+        self._index = index
+        self._spawn = spawn
+        self._delivering: set[str] = set()
+        self.running = 0
+        self.delivered_bytes = 0
+        self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By", "written into clients' memory")
+        self._stalls = meter().create_histogram(
+            names.STALL_SECONDS,
+            "s",
+            "for how long a client waited for layers",
+            explicit_bucket_boundaries_advisory=names.SECONDS,
+        )
+
+    async def deliver(self, call: DeliverCall) -> AsyncIterator[int | NodeOutcome]:
+        """Layers as they arrive, if asked for, then the outcome. Closing the iterator early stops the delivery.
+
+        Raises `ChunkMissing`, `DescriptorInvalid`, `TargetInvalid`: nothing was written.
+        """
+        keys = self._keys_of(call)
+        if self.running >= self._config.deliveries_max:
+            raise TooManyRequests(f"{self.running} deliveries are running; retry later")
+        name = delivery_name(self._config.node_id, call.delivery_id, call.node_index)
+        if name in self._delivering:
+            raise InvalidRequest("a delivery of this id is running", field="delivery_id")
+        self._delivering.add(name)
+        try:
+            async for event in self._deliver(call, keys):
+                yield event
+        finally:
+            self._delivering.discard(name)
+
+    def stalled(self, message: Stalled) -> None:
+        """A client says for how long it waited for this node's layers."""
+        name = delivery_name(self._config.node_id, message.transfer_id, message.node_index)
+        self._stalls.record(message.stall_us / 1e6)
+        self._spawn(self._parts.rates.stalled(name, message.stall_us / 1e6))
+
+    def _keys_of(self, call: DeliverCall) -> ChunkKeys:
+        """What this node is to deliver. Raises `DescriptorInvalid` where that is not its own, or not of the request."""
+        descriptor = call.descriptor
+        for each in call.ranges:
+            inside = descriptor.first_chunk <= each.first < each.stop <= descriptor.stop_chunk
+            if each.node_id != self._config.node_id or not inside:
+                raise DescriptorInvalid(f"{each} is not this node's to deliver", field="ranges")
+        if not call.ranges:
+            raise DescriptorInvalid("names no chunk", field="ranges")
+        return ChunkKeys(b"".join(descriptor.keys.run(each.first, each.count).packed for each in call.ranges))
+
+    async def _deliver(self, call: DeliverCall, keys: ChunkKeys) -> AsyncIterator[int | NodeOutcome]:
+        held = await self._hold(call, keys)
+        task, delivery = None, None
+        try:
+            delivery = Delivery(self._parts, call, held.copies)
+            task = self._spawn(self._run(delivery, call, held), traced=True)
+        finally:
+            if task is None:
+                self._tiers.unpin(held)
+        try:
+            async for layer in delivery.layers():
+                yield layer
+            yield await asyncio.shield(task)
+        finally:
+            if not task.done():
+                delivery.cancel()
+
+    async def _hold(self, call: DeliverCall, keys: ChunkKeys) -> Held:
+        try:
+            with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
+                return await self._tiers.pin_all(list(keys))
+        except ChunkMissing:
+            wanted = [
+                record for each in call.ranges for record in records(call.descriptor.keys, each.first, each.count)
+            ]
+            missing = [record for record in wanted if record.key not in self._tiers.residency]
+            if self._tiers.objects is not None:  # without an answer of the object tier nothing is known of them
+                absent = self._tiers.objects.found_absent([record.key for record in missing])
+                missing = [record for record in missing if record.key in absent]
+                self._spawn(self._registry.withdraw(missing, OBJECT_TIER))
+            self._tiers.deny(missing)
+            raise
+
+    async def _run(self, delivery: Delivery, call: DeliverCall, held: Held) -> NodeOutcome:
+        self.running += 1
+        try:
+            outcome = await delivery.run()
+        finally:
+            self.running -= 1
+            if delivery.settled:
+                self._tiers.unpin(held)
+            else:
+                self._spawn(self._linger(delivery, held))
+        self.delivered_bytes += outcome.bytes_moved
+        self._delivered.add(outcome.bytes_moved, {"order": outcome.order.name.lower(), "scheduled": outcome.scheduled})
+        if outcome.error_code == PeerLost.code() and delivery.peer is not None and call.lease:
+            self._spawn(self._release_if_gone(delivery.peer, call.lease))
+        return outcome
+
+    async def _linger(self, delivery: Delivery, held: Held) -> None:
+        await delivery.linger()
+        self._tiers.unpin(held)
+
+    async def _release_if_gone(self, peer: Peer, lease: bytes) -> None:
+        """The lease of a client that died. One that has merely cancelled a delivery keeps it."""
+        gone = asyncio.Event()
+        unwatch = peer.on_failure(lambda error: gone.set())
+        try:
+            async with asyncio.timeout(_DEATH_SEEN_S):
+                await gone.wait()
+            await self._release(lease)
+        except TimeoutError:
+            return
+        finally:
+            unwatch()
+
+    async def _release(self, lease: bytes) -> None:
+        try:
+            await self._index.release(lease)
+        except QuireError as error:
+            logger().warning("the lease of a lost client could not be released", error=str(error))

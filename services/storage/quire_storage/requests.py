@@ -1,0 +1,82 @@
+"""What is asked of this node's chunks, other than deliveries. What is begun is done, though its caller goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+from quire.model.durability import Durability
+from quire.model.errors import InvalidRequest, TooManyRequests
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.model.outcome import NodeOutcome
+from quire_storage.config import StorageConfig
+from quire_storage.core.pool_format import pack_header
+from quire_storage.ingest import IngestCall
+from quire_storage.ports import Spawn
+from quire_storage.replication import Replicator
+from quire_storage.stores import Stores
+from quire_storage.tiers import Tiers
+
+
+class Requests:
+    """Every method is one request. `ingests`: how many stores run now."""
+
+    def __init__(
+        self, *, config: StorageConfig, tiers: Tiers, stores: Stores, replicator: Replicator, spawn: Spawn
+    ) -> None:
+        self._config = config
+        self._tiers = tiers
+        self._stores = stores
+        self._replicator = replicator
+        self._spawn = spawn
+        self.ingests = 0
+
+    async def ingest(self, call: IngestCall) -> NodeOutcome:
+        """Store chunks. Acknowledged means readable, and durable as asked."""
+        self._stores.check_level(call.durability)
+        if self.ingests >= self._config.ingests_max:
+            raise TooManyRequests(f"{self.ingests} stores are running; retry later")
+        self.ingests += 1
+        task = self._spawn(self._stores.ingest(call), traced=True)
+        task.add_done_callback(self._ingested)
+        try:
+            # A task of its own: a caller that goes away must not leave slots half-written and half-committed.
+            return cast(NodeOutcome, await asyncio.shield(task))
+        except asyncio.CancelledError:
+            if not task.done():
+                self._stores.abandon(call.store_id)
+            raise
+
+    def _ingested(self, task: asyncio.Task[Any]) -> None:
+        self.ingests -= 1
+        if not task.cancelled():
+            task.exception()  # seen: the caller may be gone
+
+    async def drop(self, generations: Mapping[bytes, int]) -> int:
+        """Forget chunks whose index entries of these generations have ended (0: whatever is here); how many went."""
+        return await self._tiers.drop(generations)
+
+    async def delete_objects(self, keys: ChunkKeys, until_ms: int) -> None:
+        """Remove objects that no index entry lists. Raises `DeadlineExceeded` after `until_ms` (Unix epoch)."""
+        if self._tiers.objects is None:
+            raise InvalidRequest("this node has no object tier (QUIRE_STORAGE_OBJECT_URL)", field="chunk_keys")
+        await self._tiers.objects.delete(list(keys), until_ms)
+
+    async def raise_level(self, keys: ChunkKeys, durability: Durability) -> list[bool]:
+        """Make chunks that are here durable at a level; for each whether it is now."""
+        self._stores.check_level(durability)
+        task = self._spawn(self._stores.raise_level(list(keys), durability), traced=True)
+        safe = await asyncio.shield(task)
+        return [key in safe for key in keys]
+
+    async def replicate(self, source: Node, keys: ChunkKeys) -> list[bool]:
+        """Pull chunks from another node; for each whether it is here now, on a drive."""
+        self._stores.check_level(Durability.LOCAL)
+        task = self._spawn(self._replicator.pull(source, list(keys)), traced=True)
+        return cast(list[bool], await asyncio.shield(task))
+
+    def describe(self, keys: ChunkKeys) -> list[bytes]:
+        """Headers of the chunks that are here."""
+        return [pack_header(header) for key in keys if (header := self._tiers.find(key)) is not None]
