@@ -1,6 +1,6 @@
 """A UCX worker that makes progress inside the running asyncio loop.
 
-UCX does nothing by itself: somebody has to call `ucp_worker_progress`. Here the loop does. While operations are
+UCX makes no progress by itself: here the loop calls `ucp_worker_progress`. While operations are
 outstanding (or messages are expected), progress runs in ticks of at most 200 µs by `call_soon`, so that other tasks of
 the loop keep running; after 100 µs without an event the worker is armed and sleeps on its file descriptor. An idle
 worker costs nothing, and no second thread fights for the GIL.

@@ -36,7 +36,7 @@ class Server:
     """A gRPC server with everything that each of Quire's has.
 
     `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells. With
-    `tls` only members of the cluster get in, by the name in their certificates; if it is `public` anybody does.
+    `tls` only members of the cluster are served, by the name in their certificates; if it is `public`, all clients.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class Heartbeat:
         await self._joined.wait()
 
     async def leave(self) -> None:
-        """Stop announcing and say good-bye, if somebody listens."""
+        """Stop announcing, and deregister if the orchestrator answers."""
         if self._task is not None:
             self._task.cancel()
         node = self._describe()

@@ -245,7 +245,7 @@ class QuireClient:
         try:
             delivery.connect()
         except QuireError:
-            # Nothing was asked for yet, so nobody will write.
+            # Nothing was asked for yet, so no node will write.
             del self._transfers[transfer_id]
             delivery.unwatch()
             loan.end()
@@ -297,7 +297,7 @@ class QuireClient:
         return session
 
     async def reach(self) -> None:
-        """Make sure, once, that the data plane has a way to the cluster, before somebody there is told of memory here.
+        """Make sure, once, that the data plane has a way to the cluster, before a node is told of memory here.
 
         UCX ends a process that is connected to by a peer to which it has no way back. Raises `PeerLost`.
         """

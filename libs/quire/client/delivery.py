@@ -197,11 +197,11 @@ class Delivery:
         for future in self._ready:
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # seen: nobody has to wait for it
+                future.exception()  # seen: it need not be awaited
 
 
 def _waited_ns(wanted_ns: Sequence[int], arrived_ns: Sequence[int]) -> int:
-    """For how long somebody waited for one layer or another. Waits that overlap count once."""
+    """For how long layers were waited for. Waits that overlap count once."""
     waited, until = 0, 0
     for wanted, arrived in zip(wanted_ns, arrived_ns, strict=True):
         if wanted and arrived:
@@ -211,6 +211,6 @@ def _waited_ns(wanted_ns: Sequence[int], arrived_ns: Sequence[int]) -> int:
 
 
 def seen(task: asyncio.Task[Any]) -> None:
-    """A failure that nobody asks for is no surprise: those who awaited a layer or the placement were told."""
+    """A failure of the task was told to those who awaited a layer or the placement: asyncio need not warn of it."""
     if not task.cancelled():
         task.exception()

@@ -52,7 +52,7 @@ class ImageClient:
     def __init__(self, client: QuireClient) -> None:
         self._client = client
         self._quarantine = Quarantine()
-        # How large images are, so that memory for one can be had before anybody is asked. What is old shows as too
+        # How large images are, so that memory for one can be had before the request. What is old shows as too
         # small a buffer.
         self._seen: OrderedDict[str, ImageEntry] = OrderedDict()
 

@@ -26,7 +26,7 @@ _OF_ONE_PEER_MAX: Final = 8
 def may_be_in_use(error: BaseException) -> bool:
     """Whether a peer that was to be told of memory may be using it after this failure of the request.
 
-    Not if it has refused, nor if nobody was there to be told.
+    Not if it has refused, nor if there was no peer to be told.
     """
     if isinstance(error, NoDecoder | NoStorageNode | MetadataUnavailable):
         return False

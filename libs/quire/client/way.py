@@ -1,4 +1,4 @@
-"""Whether the data plane has a way to the cluster, before somebody there is told of memory here."""
+"""Whether the data plane has a way to the cluster, before a node is told of memory here."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class _Run:
             logger().warning("a cancelled store has not ended; its buffer is not used again", error=str(error))
 
     def salvage(self) -> int:
-        """After a failed delivery: chunks from the first on that did arrive whole, once nobody writes any more."""
+        """After a failed delivery: chunks from the first on that did arrive whole, once no node writes any more."""
         if self._delivery is None:
             return 0
         try:

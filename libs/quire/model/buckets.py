@@ -1,9 +1,9 @@
 """Buckets and the objects in them, for the S3 frontend: names, what is known of each, and which bytes they are.
 
-Buckets belong to a tenant, and a name is a tenant's own: nobody sees or can tell another's. An object is a list of
-blobs in the object tier. A blob that nothing refers to (any more) stands in the bucket's list of garbage, with the time
-from which on it may go: it is put there before it is written, and taken out when an object refers to it, so that
-nothing that dies half-way leaves bytes behind for good.
+Buckets belong to a tenant, and a name is a tenant's own: no tenant sees another's, or can tell that it exists. An
+object is a list of blobs in the object tier. A blob that nothing refers to (any more) stands in the bucket's list of
+garbage, with the time from which on it may go: it is put there before it is written, and taken out when an object
+refers to it, so that nothing that dies half-way leaves bytes behind for good.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ QuireError
 ├── ResourceExhausted           a limit is reached; try again later or store less
 │   ├── PoolFull                no free slot on the storage node
 │   └── TooManyRequests         a bounded queue is full
-├── Unavailable                 somebody needed is not there; the request may be retried
+├── Unavailable                 a service is not there; the request may be retried
 │   ├── NoStorageNode           no live storage node can take the chunks
 │   ├── NoDecoder               no live decoder can make the image
 │   ├── NodeUnavailable         a node of the cluster does not answer
@@ -124,7 +124,7 @@ class TooManyRequests(ResourceExhausted):
 
 
 class Unavailable(QuireError):
-    """Somebody needed is not there; the request may be retried."""
+    """A service that is needed is not there; the request may be retried."""
 
 
 class NoStorageNode(Unavailable):

@@ -83,7 +83,7 @@ class Rendering:
         return MEDIA_TYPES[self.format]
 
     def size(self, entry: ImageEntry) -> tuple[int, int]:
-        """(height, width) in pixels. Raises `InvalidRequest` for more than anybody should ask for."""
+        """(height, width) in pixels. Raises `InvalidRequest` for too many."""
         height, width = entry.height, entry.width
         if self.width:
             height, width = max(1, round(entry.height * self.width / entry.width)), self.width

@@ -1,6 +1,6 @@
 """Latents as they are stored: a self-describing record around losslessly compressed values.
 
-A record must be decodable in ten years, by somebody who has nothing but the record and the VAE's weights: it names
+A record must be decodable in ten years, from nothing but the record and the VAE's weights: it names
 the VAE (repository, revision, digest of the weights, class, configuration), how to decode (dtype, upcasting, tiling),
 the whole rule by which latents were normalised and whether that is undone already, the versions of what wrote it,
 and the digest of the values. Values are compressed by pcodec, channel by channel (each is smooth in itself).
@@ -292,5 +292,5 @@ def _read_header(view: memoryview) -> tuple[LatentInfo, list[int], int]:
         if len(sizes) != info.shape[0] or not all(isinstance(size, int) and size >= 0 for size in sizes):
             raise RecordInvalid(f"{len(sizes)} channels, the shape has {info.shape[0]}", field="sizes")
     except (cbor2.CBORDecodeError, TypeError, KeyError, AttributeError, ValueError) as error:
-        raise RecordInvalid(f"a header that nobody understands: {error!r}", field="record") from None
+        raise RecordInvalid(f"a header that is not understood: {error!r}", field="record") from None
     return info, sizes, _PREFIX.size + length

@@ -1,4 +1,4 @@
-"""Signed leases: what a look-up promises, in a form that a gateway can check without asking anybody.
+"""Signed leases: what a look-up promises, in a form that a gateway can check by itself.
 
 A lease names the ranges of the matched chunks with the nodes that deliver them, and a digest of all their keys. The
 orchestrator signs (HMAC-SHA256 with the cluster's secret); the gateway opens it and permits each node its part. In

@@ -24,7 +24,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where somebody runs; empty for unknown."""
+    """Where a member or a client runs; empty for unknown."""
 
     host: str = ""
     zone: str = ""

@@ -2,8 +2,8 @@
 
 A lease says which chunks may be read; a permit binds one transfer to a tenant, to a time and to everything that its
 request says: these chunks, this piece of client memory (worker, address, length, remote key), this layout and level.
-The gateway signs it with the cluster's secret; the storage node verifies it before a byte moves. So nobody who merely
-reaches a storage node can have it deliver or ingest, and nobody in between can turn a transfer to other memory. What
+The gateway signs it with the cluster's secret; the storage node verifies it before a byte moves. So reaching a
+storage node is not enough to have it deliver or ingest, and a transfer cannot be turned to other memory on its way. What
 moves no client's memory (drop, describe, copy between nodes) are guarded by the members' TLS alone.
 """
 

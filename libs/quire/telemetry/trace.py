@@ -24,7 +24,7 @@ def headers(context: Context | None = None) -> dict[str, str]:
 
 
 def attach(carrier: Mapping[str, str]) -> Context:
-    """The context that the headers name; nobody's if they name none."""
+    """The context that the headers name; of no request if they name none."""
     return _PROPAGATOR.extract(dict(carrier), Context())
 
 
@@ -40,17 +40,17 @@ def background() -> contextvars.Context:
 
 def be_background() -> None:
     """Have the current task, and those that it starts, record no spans."""
-    nobody = trace.SpanContext(random.getrandbits(128) or 1, random.getrandbits(64) or 1, is_remote=False)
-    otel_context.attach(trace.set_span_in_context(_Nobody(nobody)))
+    none = trace.SpanContext(random.getrandbits(128) or 1, random.getrandbits(64) or 1, is_remote=False)
+    otel_context.attach(trace.set_span_in_context(_NoRequest(none)))
 
 
 def in_request() -> bool:
     """Whether the current task belongs to a request, recorded or not."""
     span = trace.get_current_span()
-    return span.get_span_context().is_valid and not isinstance(span, _Nobody)
+    return span.get_span_context().is_valid and not isinstance(span, _NoRequest)
 
 
-class _Nobody(trace.NonRecordingSpan):
+class _NoRequest(trace.NonRecordingSpan):
     """The span of what belongs to no request."""
 
 

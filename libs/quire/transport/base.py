@@ -2,8 +2,8 @@
 
 Laws that every implementation keeps, and that `tests/contract/transport_suite.py` checks: a message announced after
 bytes arrives after them; a transfer outside of either side's registered range raises `TargetInvalid` and moves
-nothing; after `drain` returned or raised `PeerLost`, nobody touches either side's memory; a peer's death raises
-`PeerLost` and costs nobody else anything.
+nothing; after `drain` returned or raised `PeerLost`, no transfer touches either side's memory; a peer's death raises
+`PeerLost` and costs other peers nothing.
 """
 
 from __future__ import annotations

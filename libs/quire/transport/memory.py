@@ -38,7 +38,7 @@ class MemoryRegion:
 
 
 class MemoryRemote:
-    """A window of somebody's region."""
+    """A window of a region."""
 
     def __init__(self, region: MemoryRegion, target: RdmaTarget) -> None:
         start = target.address - region.address

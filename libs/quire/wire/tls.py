@@ -37,7 +37,7 @@ class Tls:
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.cert))
 
     def server_credentials(self, *, clients_too: bool) -> grpc.ServerCredentials:
-        """`clients_too`: nobody without a certificate of `ca` gets in. Raises `ConfigInvalid`."""
+        """`clients_too`: clients need a certificate of `ca`. Raises `ConfigInvalid`."""
         last = [self.stamp()]
 
         def fetch() -> Any:

@@ -14,7 +14,7 @@ SPOKEN: Final = ((HEADER, f"{PROTOCOL_OLDEST}-{PROTOCOL_VERSION}"),)
 
 
 def understood(newest: int) -> bool:
-    """Of somebody who has called, and so understands us: whether we understand it, too."""
+    """Of a caller, which understands this side: whether this side understands it."""
     return newest >= PROTOCOL_OLDEST
 
 

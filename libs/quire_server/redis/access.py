@@ -1,7 +1,7 @@
 """Access keys for the frontends: whose they are and what they may do.
 
 The secret of a key is not kept anywhere: it follows from the cluster's secret, the key's name and its generation. What
-Redis has of a key lets nobody sign anything.
+Redis has of a key is not enough to sign with.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class AccessKeys:
         return base64.b64encode(hmac.digest(self._cluster_secret, text, "sha256"), b"-_").decode()[:_SECRET_CHARS]
 
     def salt(self, tenant: str) -> bytes:
-        """What the tenant's namespaces have: nobody else can name, or guess, what it stores. 16 bytes."""
+        """What the tenant's namespaces have: no other tenant can name, or guess, what it stores. 16 bytes."""
         text = f"quire tenant salt\n{tenant}".encode()
         return hmac.digest(self._cluster_secret, text, "sha256")[:16]
 

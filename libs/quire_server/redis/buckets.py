@@ -257,7 +257,7 @@ class Buckets:
         return [blob.decode() for blob in cast(list[bytes], found)]
 
     async def abandon(self, tenant: str, bucket: str, blobs: Sequence[str], now_ms: int) -> None:
-        """Nothing will refer to these; nobody reads them either."""
+        """Nothing refers to these, nothing reads them."""
         if blobs:
             async with metadata_errors():
                 await self._client.zadd(_of(tenant, bucket, "garbage"), dict.fromkeys(blobs, now_ms))

@@ -34,7 +34,7 @@ class RedisLeaderLease:
         self._release = client.register_script(_RELEASE)
 
     async def hold(self, name: str, ttl_ms: int) -> tuple[str, str]:
-        """Take or keep it for `ttl_ms` unless somebody else has it; who has it now, and who took it last before."""
+        """Take or keep it for `ttl_ms` unless another has it; who has it now, and who took it last before."""
         async with metadata_errors():
             keys = [self._key, f"{self._key}:last"]
             holder, last = cast(list[bytes], await self._hold(keys=keys, args=[name, ttl_ms]))

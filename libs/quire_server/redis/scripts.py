@@ -304,7 +304,7 @@ return table.concat(mask)
 )
 
 # ARGV: 1 digests packed, 2 now in ms, 3 until when the deletion runs at the most. Returns a mask: "1" to be deleted,
-# "0" not any more, "2" not yet, or somebody else is at it.
+# "0" not any more, "2" not yet, or claimed by another.
 CLAIM: Final = (
     _SEGMENT
     + """

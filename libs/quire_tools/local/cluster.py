@@ -162,7 +162,7 @@ class LocalCluster:
             "QUIRE_REDIS_URL": self._redis_url,
             "QUIRE_CLUSTER_SECRET": self._make_secret(),
             **{f"QUIRE_{name.upper()}_ADDRESS": ",".join(each) for name, each in self._addresses.items()},
-            "QUIRE_DECODER_WARM": "0",  # clusters that nobody asks for images need no torch
+            "QUIRE_DECODER_WARM": "0",  # clusters that serve no images need no torch
             **{f"QUIRE_{name.upper()}_DRAIN_S": "0" for name in _SERVICES},
             **({"QUIRE_TRACE_FOLDER": str(self.folder / "traces")} if self._trace else {}),
             **self._settings,

@@ -214,7 +214,7 @@ class Decoder:
                 if outcome is Outcome.IMAGE:
                     return None, data
                 making = self._make(entry, outcome, data, leased, stages)
-            # A task of its own: a client that goes away takes nobody along who has joined.
+            # A task of its own: a client that goes away does not end it for those that have joined.
             running = self._running[key] = asyncio.create_task(making)
             running.add_done_callback(partial(self._made, key))
         self._joined += joined
@@ -226,7 +226,7 @@ class Decoder:
     def _made(self, key: bytes, task: asyncio.Task[_Made | bytes]) -> None:
         del self._running[key]
         if not task.cancelled():
-            task.exception()  # seen: nobody has to wait for it
+            task.exception()  # seen: it need not be awaited
 
     async def _make(
         self, entry: ImageEntry, outcome: Outcome, record: bytes | None, leased: LeasedRecord, stages: dict[str, int]

@@ -33,7 +33,7 @@ class Allocation:
     ) -> tuple[list[ChunkRange], list[NodeAddress], int]:
         """Nodes for the chunks that are not stored, how they are reached, and how many from the start are stored."""
         keys.distinct()
-        live = self._cluster.storage_nodes()  # the same ones to the end, whoever leaves meanwhile
+        live = self._cluster.storage_nodes()  # the same ones to the end, though one may leave meanwhile
         nodes = list(live.values())
         if not nodes:
             raise NoDurableNode("no storage node is alive")

@@ -107,4 +107,4 @@ class ImageDesk:
             try:
                 await self.sweep()
             except QuireError as error:
-                logger().warning("records that nobody uses could not be removed", error=str(error))
+                logger().warning("unused records could not be removed", error=str(error))

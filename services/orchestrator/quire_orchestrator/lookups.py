@@ -132,7 +132,7 @@ class Lookups:
     def _advise(
         self, question: Question, tenant: TenantPolicy, ranges: Sequence[ChunkRange], matched: int
     ) -> Advice | None:
-        """None if nobody asks, and where a profile or the scheduler's word on the link is missing."""
+        """None unless it is asked for, and where a profile or the scheduler's word on the link is missing."""
         if not (question.prompt_tokens and question.device and matched):
             return None
         layout = question.namespace.layout

@@ -16,7 +16,7 @@ _RENEWALS_PER_LEASE = 4
 class Leadership:
     """`lease` is None for a scheduler that is alone: it leads.
 
-    One that was late, and finds that nobody else led meanwhile, leads on in the same term.
+    One that was late, and finds that no other led meanwhile, leads on in the same term.
 
     The time for which it leads is counted from before it asked, on its own clock: it stops before the lease ends.
     """
@@ -32,7 +32,7 @@ class Leadership:
         self._closing = False
         self.term = 0
         self.since_s: float | None = None
-        """Since when it leads; None for one that is alone, whom nobody preceded."""
+        """Since when it leads; None for one that is alone, with no predecessor."""
 
     @property
     def leading(self) -> bool:
@@ -41,7 +41,7 @@ class Leadership:
     def check(self) -> None:
         """Raises `NotLeader`."""
         if not self.leading:
-            raise NotLeader(f"{self._leader or 'nobody'} leads, not {self._name}")
+            raise NotLeader(f"{self._leader or 'none'} leads, not {self._name}")
 
     async def start(self) -> None:
         if self._lease is not None:
@@ -70,7 +70,7 @@ class Leadership:
             async with asyncio.timeout(self._ttl_ms / 1000):
                 self._leader, before = await lease.hold(self._name, self._ttl_ms)
         except Exception as error:  # whatever it is: to stop asking would leave the cluster without a leader
-            logger().warning("nobody says who leads", error=str(error) or type(error).__name__)
+            logger().warning("the leader is unknown", error=str(error) or type(error).__name__)
             return
         was_leading = self.leading
         if self._leader == self._name:
@@ -80,4 +80,4 @@ class Leadership:
                 self.since_s = asked_s
                 logger().info("leads", scheduler=self._name, term=self.term)
             elif not was_leading:
-                logger().warning("was too slow to keep the lease, and nobody took it", scheduler=self._name)
+                logger().warning("was too slow to keep the lease, which no other took", scheduler=self._name)

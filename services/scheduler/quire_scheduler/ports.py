@@ -11,7 +11,7 @@ class LeaderLease(Protocol):
     """Held by one at a time."""
 
     async def hold(self, name: str, ttl_ms: int) -> tuple[str, str]:
-        """Take or keep it for `ttl_ms` unless somebody else has it; who has it now, and who took it last before.
+        """Take or keep it for `ttl_ms` unless another has it; who has it now, and who took it last before.
 
         Raises `MetadataUnavailable`.
         """

@@ -93,7 +93,7 @@ class Lane:
         self._open = True
 
     async def turn(self, size: int) -> Callable[[], None] | None:
-        """Wait for the wire; what to call when the bytes have arrived, or None if nobody needs to know."""
+        """Wait for the wire; what to call when the bytes have arrived, or None if it need not be known."""
         if not self._wire.contended:
             return None
         return await self._wire.enter(self._name, max(1.0, self._weight()), size)

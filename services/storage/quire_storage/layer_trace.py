@@ -14,7 +14,7 @@ class LayerTrace:
     """A span per layer, with the time that its bytes waited to be `ready` (read, verified), for their rate (`pace`),
     for their `turn` on the wire, and until UCX took them (`write`). It ends when they have arrived.
 
-    Costs a comparison where nobody records the delivery.
+    Costs a comparison where the delivery is not recorded.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""Chunks in the object tier: put, looked for, fetched when nobody nearer has them, listed, deleted.
+"""Chunks in the object tier: put, looked for, fetched when no nearer tier has them, listed, deleted.
 
 What an object is stands in `quire.model.chunk_object`.
 """

@@ -47,7 +47,7 @@ class PoolSettings:
 
 @dataclass(slots=True)
 class _Change:
-    """Headers that somebody waits for: to be written (`commit`), or zeroed."""
+    """Headers that are waited for: to be written (`commit`), or zeroed."""
 
     placed: Sequence[Placed]
     commit: bool

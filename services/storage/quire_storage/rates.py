@@ -93,7 +93,7 @@ class Rates:
         self._running[request.delivery] = allowance
         try:
             if self._fallen_back:
-                self._share()  # and the next renewal asks again: nobody waits for a scheduler that is not there
+                self._share()  # and the next renewal asks again: no delivery waits for a scheduler that is not there
             else:
                 await self._ask_patiently(allowance)
         except BaseException:
@@ -209,7 +209,7 @@ class Rates:
                 self._epoch_left_s = _RENEW_S_ALONE
 
     async def _renew_once(self) -> None:
-        """Hear the rates of this epoch. Raises `QuireError` if nobody answers."""
+        """Hear the rates of this epoch. Raises `QuireError` if no scheduler answers."""
         known = {name: each.layers_left for name, each in self._running.items() if each.scheduled}
         grants = await self._source.renew(known)
         self._answered()

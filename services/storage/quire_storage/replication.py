@@ -105,7 +105,7 @@ class Replicator:
             holders = (await self._index.locate([chunk.record]))[0]
             nodes = {node.node_id: node for node in await self._peers.storage_nodes()}
         except QuireError as error:
-            logger().warning("nobody says where other copies are", error=str(error))
+            logger().warning("the index does not say where other copies are", error=str(error))
             holders, nodes = (), {}
         here = self._me().location
         others = [nodes[name] for name in holders if name in nodes and name != self._config.node_id]

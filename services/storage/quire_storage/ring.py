@@ -90,7 +90,7 @@ class Ring:
     async def write(self, contexts: Contexts, *, at_once: bool = False) -> None:
         """Write, when reads leave room. Raises `DriveFailed`. Waits first while the backlog is at its bound.
 
-        `at_once`: a few pages that somebody waits for, which need not wait for room.
+        `at_once`: a few pages that are waited for, which need not wait for room.
         """
         loop = asyncio.get_running_loop()
         if at_once:

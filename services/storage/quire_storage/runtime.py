@@ -265,7 +265,7 @@ class StorageNode:
         try:
             message = decode_message(raw)
         except InvalidRequest as error:
-            logger().warning("a message that nobody understands", error=str(error))
+            logger().warning("a message is not understood", error=str(error))
             return
         if isinstance(message, LayerProduced):
             self._produced.announce(message.transfer_id, message.layer)

@@ -220,14 +220,14 @@ class SimPeer:
                     done.set_exception(PeerLost("the connection broke"))
                     done.exception()
             elif self._is_stuck() or not network.reaches(self.mine.process, self.other.process):
-                loop.call_later(0.2, arrive, context=_nobody())
+                loop.call_later(0.2, arrive, context=_of_the_network())
             else:
                 self.flying -= 1
                 move()
                 if not done.done():
                     done.set_result(None)
 
-        loop.call_at(at_s, arrive, context=_nobody())
+        loop.call_at(at_s, arrive, context=_of_the_network())
         return done
 
     def _is_stuck(self) -> bool:
@@ -334,7 +334,7 @@ def _hand_over(member: SimTransport, message: bytes) -> None:
     member.process.start(handle())
 
 
-def _nobody() -> Any:
+def _of_the_network() -> Any:
     """A context that belongs to no process: the network's."""
     import contextvars
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DecoderServiceStub:
-    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory.
+    """Latents to pixels. Bytes of images and latents travel by UCX, between registered memory.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class DecoderServiceStub:
 
 
 class DecoderServiceServicer:
-    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory.
+    """Latents to pixels. Bytes of images and latents travel by UCX, between registered memory.
     """
 
     def Decode(self, request, context):
@@ -104,7 +104,7 @@ def add_DecoderServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DecoderService:
-    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory.
+    """Latents to pixels. Bytes of images and latents travel by UCX, between registered memory.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DecoderServiceStub:
-    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory."""
+    """Latents to pixels. Bytes of images and latents travel by UCX, between registered memory."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -42,7 +42,7 @@ class DecoderServiceStub:
 
 @_typing.type_check_only
 class DecoderServiceAsyncStub(DecoderServiceStub):
-    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory."""
+    """Latents to pixels. Bytes of images and latents travel by UCX, between registered memory."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Decode: _aio.UnaryUnaryMultiCallable[_decoder_pb2.DecodeRequest, _decoder_pb2.DecodeResponse]  # type: ignore[assignment]
@@ -53,7 +53,7 @@ class DecoderServiceAsyncStub(DecoderServiceStub):
     """Read what another decoder made, or the latent that it fetched, into this one's cache."""
 
 class DecoderServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The lens: latents to pixels. Bytes of images and latents travel by UCX, between registered memory."""
+    """Latents to pixels. Bytes of images and latents travel by UCX, between registered memory."""
 
     @_abc_1.abstractmethod
     def Decode(

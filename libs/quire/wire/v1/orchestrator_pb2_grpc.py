@@ -28,7 +28,7 @@ if _version_not_supported:
 
 
 class OrchestratorServiceStub:
-    """The brain: prefix look-up, placement, leases, membership.
+    """Prefix look-up, placement, leases, membership.
     """
 
     def __init__(self, channel):
@@ -180,7 +180,7 @@ class OrchestratorServiceStub:
 
 
 class OrchestratorServiceServicer:
-    """The brain: prefix look-up, placement, leases, membership.
+    """Prefix look-up, placement, leases, membership.
     """
 
     def Lookup(self, request, context):
@@ -532,7 +532,7 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OrchestratorService:
-    """The brain: prefix look-up, placement, leases, membership.
+    """Prefix look-up, placement, leases, membership.
     """
 
     @staticmethod

@@ -29,7 +29,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OrchestratorServiceStub:
-    """The brain: prefix look-up, placement, leases, membership."""
+    """Prefix look-up, placement, leases, membership."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -96,7 +96,7 @@ class OrchestratorServiceStub:
 
 @_typing.type_check_only
 class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
-    """The brain: prefix look-up, placement, leases, membership."""
+    """Prefix look-up, placement, leases, membership."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Lookup: _aio.UnaryUnaryMultiCallable[_gateway_pb2.LookupRequest, _gateway_pb2.LookupResponse]  # type: ignore[assignment]
@@ -159,7 +159,7 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """The live members."""
 
 class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The brain: prefix look-up, placement, leases, membership."""
+    """Prefix look-up, placement, leases, membership."""
 
     @_abc_1.abstractmethod
     def Lookup(

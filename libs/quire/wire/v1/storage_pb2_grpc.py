@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class StorageServiceStub:
-    """The muscle: chunks in slots, layer assembly, delivery by RDMA.
+    """Chunks in slots, layer assembly, delivery by RDMA.
     """
 
     def __init__(self, channel):
@@ -73,7 +73,7 @@ class StorageServiceStub:
 
 
 class StorageServiceServicer:
-    """The muscle: chunks in slots, layer assembly, delivery by RDMA.
+    """Chunks in slots, layer assembly, delivery by RDMA.
     """
 
     def Deliver(self, request, context):
@@ -173,7 +173,7 @@ def add_StorageServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StorageService:
-    """The muscle: chunks in slots, layer assembly, delivery by RDMA.
+    """Chunks in slots, layer assembly, delivery by RDMA.
     """
 
     @staticmethod

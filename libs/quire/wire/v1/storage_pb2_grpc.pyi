@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class StorageServiceStub:
-    """The muscle: chunks in slots, layer assembly, delivery by RDMA."""
+    """Chunks in slots, layer assembly, delivery by RDMA."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -52,7 +52,7 @@ class StorageServiceStub:
 
 @_typing.type_check_only
 class StorageServiceAsyncStub(StorageServiceStub):
-    """The muscle: chunks in slots, layer assembly, delivery by RDMA."""
+    """Chunks in slots, layer assembly, delivery by RDMA."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Deliver: _aio.UnaryStreamMultiCallable[_storage_pb2.DeliverRequest, _storage_pb2.DeliverResponse]  # type: ignore[assignment]
@@ -73,7 +73,7 @@ class StorageServiceAsyncStub(StorageServiceStub):
     """Pull chunks from another storage node, keep them on disk, and index this node as a holder."""
 
 class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The muscle: chunks in slots, layer assembly, delivery by RDMA."""
+    """Chunks in slots, layer assembly, delivery by RDMA."""
 
     @_abc_1.abstractmethod
     def Deliver(

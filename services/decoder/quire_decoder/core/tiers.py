@@ -162,7 +162,7 @@ class SieveTier(_Tail[Key]):
     def insert(self, key: Key, size: int) -> list[Key]:
         if size > self._main_bytes_max:
             return [key]
-        # Room first: the hand must not meet the newcomer, which nobody can have used yet.
+        # Room first: the hand must not meet the newcomer, which cannot have been used yet.
         self._shrink(self._main_bytes_max - size)
         self._sizes[key] = size
         self._ahead[key] = None

@@ -289,7 +289,7 @@ def _check(outcome: int) -> None:
     if outcome == -4:
         raise S3Error("InvalidPart", "A part was uploaded again meanwhile")
     if not outcome:
-        raise S3Error("ConditionalRequestConflict", "Somebody else has written this key meanwhile")
+        raise S3Error("ConditionalRequestConflict", "Another request has written this key meanwhile")
 
 
 def _extents(blobs: Sequence[Blob], start: int, end: int) -> list[tuple[Blob, int, int]]:

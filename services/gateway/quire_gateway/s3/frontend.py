@@ -186,7 +186,7 @@ class S3Frontend:
         if not response.prepared:
             response.headers["x-amz-request-id"] = request_id
         if not http.content.is_eof():
-            response.force_close()  # what is left of a body that nobody wanted must not count as a request
+            response.force_close()  # what is left of an unwanted body must not count as a request
         return response
 
     async def _admitted(self, operation: Operation, call: Call) -> web.StreamResponse:

@@ -271,7 +271,7 @@ def _metadata(call: Call) -> Described:
 
 
 def _delivery_id(call: Call) -> bytes:
-    """The client's, if it listens for UCX messages; else one that nobody listens for."""
+    """The client's, if it listens for UCX messages; else a random one."""
     text = call.header(DELIVERY)
     if not text:
         return os.urandom(16)

@@ -134,7 +134,7 @@ class ChunkBackend:
         if before is None:
             await self._chunks.write(name, raw)
         if not await self._index.commit_object(chunk.record):
-            # The object stays for a time: somebody may just be storing its parent.
+            # The object stays for a time: its parent may be on its way.
             raise S3Error("InvalidRequest", "The chunk extends one that is not stored; store that one before")
 
     async def _stored(self, name: bytes) -> ChunkObject | None:

@@ -39,7 +39,7 @@ class _Running:
 
 
 class ImageRouter:
-    """Counts what runs where. Every method takes the time; tickets that nobody gives back run out."""
+    """Counts what runs where. Every method takes the time; tickets that are not given back run out."""
 
     def __init__(self, theta: int, ticket_s: float, failed_s: float = 3.0) -> None:
         self._theta = theta
@@ -49,7 +49,7 @@ class ImageRouter:
         self._running: OrderedDict[int, _Running] = OrderedDict()
         self._at: dict[str, list[int]] = {}
         self._depth: dict[str, int] = {}
-        self._next = secrets.randbits(48)  # a ticket of before a restart is nobody's after it
+        self._next = secrets.randbits(48)  # a ticket of before a restart means nothing after it
         self.joined = self.spilled = 0
 
     def depth(self, node_id: str) -> int:

@@ -4,7 +4,7 @@ What is granted never exceeds the budget. (A node hears of its new rates up to a
 its own: on the wire the sum may be above it for the length of a renewal.) A newcomer starts with its part, or with half
 of what is not granted if that is more (its first layer is waited for, whatever its window), or with what there is, if
 need be with nothing until the next epoch. What a finished delivery frees is there for newcomers at once, and for those
-that run at the next epoch; with `at_once` everybody's rate is computed anew whenever somebody comes or goes. A delivery
+that run at the next epoch; with `at_once` every rate is computed anew whenever a delivery comes or goes. A delivery
 that is not renewed for two epochs is forgotten: its storage node is gone.
 """
 

@@ -5,7 +5,7 @@ lists, each in order of use; how much of the tier belongs to which adapts to the
 went. So a scan passes through the first list, and a conversation that goes on moves to the second.
 
 From the lowest tier only leaves go, chunks that no chunk in the tier extends: so what it holds stays a set of whole
-prefixes, and the cluster's index prefix-closed. A prefix that nobody uses unwinds from its end.
+prefixes, and the cluster's index prefix-closed. An unused prefix unwinds from its end.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nothing here does I/O: methods change the image and say which header pages have to be written, in which order they
 become durable is the caller's matter (see `pool_format`). A chunk that lies on disk only costs an entry in one
-dictionary and its header in the image; a `Chunk` is made of them when somebody asks.
+dictionary and its header in the image; a `Chunk` is made of them when they are asked for.
 """
 
 from __future__ import annotations

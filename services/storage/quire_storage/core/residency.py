@@ -2,7 +2,7 @@
 
 A copy of a chunk is ARRIVING while its store makes it durable, RESIDENT while it can be read, LEAVING from the moment
 that it cannot, until its last pin is gone and its header is off the drive. A key has one ARRIVING or RESIDENT copy at
-a time, and any number of LEAVING ones. A copy that lies on a drive alone and that nobody uses is known to the pool's
+a time, and any number of LEAVING ones. A copy that lies on a drive alone, unused, is known to the pool's
 map only; it wakes up as a RESIDENT one when an event names it.
 
 Pure: no clock, no I/O, no await. `handle` takes what happened and returns what is to be done; `tiers.py` does it.
@@ -304,7 +304,7 @@ class Residency:
     def _clear_memory(self, shape: Shape, count: int) -> bool:
         """Whether there are that many slots of the shape, once copies that lie elsewhere too have given up theirs.
 
-        A slab of another shape is emptied whole or not at all: one slot less of it would help nobody.
+        A slab of another shape is emptied whole or not at all: one slot less of it would not help.
         """
         slots, skipped = self.ledger.slots, list[bytes]()
         while slots.available(shape) < count and len(skipped) < _SLABS_TRIED:
@@ -1236,7 +1236,9 @@ class Residency:
         pins = Counter(entry.number for mine in self._holders.values() for entry in mine)
         for entry in self._copies.values():
             assert entry.pins == pins[entry.number], f"{entry.key.hex()}: {entry.pins} pins, {pins[entry.number]} held"
-            assert entry.is_used or entry.memory is not None or entry.key in self._leaving, "nobody uses it: it sleeps"
+            assert entry.is_used or entry.memory is not None or entry.key in self._leaving, (
+                "an unused copy on a drive alone sleeps"
+            )
             current = self._entries.get(entry.key) is entry
             assert current == (entry.phase is not Phase.LEAVING), f"{entry.key.hex()} is {entry.phase.name}"
         leaving = Counter(entry.key for entry in self._copies.values() if entry.phase is Phase.LEAVING)

@@ -1,6 +1,6 @@
 """Which chunks leave a drive when slots of one shape are wanted: such as lie together, so that a slab comes free.
 
-Bytes here and there, in slabs of other shapes, would help nobody. Pure.
+Bytes here and there, in slabs of other shapes, would not help. Pure.
 """
 
 from __future__ import annotations
