@@ -1,10 +1,11 @@
 """Permits: the gateway's word that a transfer is what its client asked for.
 
-A lease says which chunks may be read; a permit binds one transfer to a tenant, to a time and to everything that its
-request says: these chunks, this piece of client memory (worker, address, length, remote key), this layout and level.
-The gateway signs it with the cluster's secret; the storage node verifies it before a byte moves. So reaching a
-storage node is not enough to have it deliver or ingest, and a transfer cannot be turned to other memory on its way. What
-moves no client's memory (drop, describe, copy between nodes) are guarded by the members' TLS alone.
+A lease says which chunks may be read; a permit binds one node's part of a transfer to a tenant, to a time and to
+everything that its request says: these chunks, this piece of client memory (worker, address, length, remote key), this
+layout and level. The gateway signs it with the cluster's secret; the storage node verifies it, and nothing else, before
+a byte moves. So reaching a storage node is not enough to have it deliver or ingest, and a transfer cannot be turned to
+other memory on its way. Members (storage nodes, decoders) sign what goes into their own memory. What moves no memory's
+bytes (drop, describe, replicate) is guarded by the members' TLS alone.
 """
 
 from __future__ import annotations

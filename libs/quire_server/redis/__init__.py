@@ -1,4 +1,4 @@
-"""What Quire keeps in Redis: the prefix-closed index, pins of leases, membership, leaders. No other module imports `redis`."""
+"""What Quire keeps in Redis: the prefix-closed index, leases' pins, members, leaders. Nothing else imports `redis`."""
 
 from quire_server.redis.access import AccessKeys
 from quire_server.redis.buckets import Buckets

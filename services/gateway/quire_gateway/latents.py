@@ -31,7 +31,7 @@ class LatentGateway:
         with tracer().start_as_current_span(names.GATEWAY_LATENT, attributes={"quire.image": entry.image_id}):
             for _ in range(_PUT_TRIES):
                 await self._store(entry, source, durability, tenant)
-                # Pinned until it is catalogued: another request may be deleting the last image that had the same record.
+                # Pinned until it is catalogued: the last image with that record may just be deleted.
                 async with self._leases.held(entry.namespace, entry.keys) as leased:
                     if leased.matched_chunks:
                         return await self._catalogue.put(entry)

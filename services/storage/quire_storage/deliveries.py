@@ -15,7 +15,7 @@ from quire_storage.config import StorageConfig
 from quire_storage.delivery import DeliverCall, Delivery, DeliveryParts, delivery_name
 from quire_storage.ports import ClusterIndex, Spawn
 from quire_storage.registry import Registry
-from quire_storage.tiers import Held, Tiers
+from quire_storage.tiers import Pinned, Tiers
 
 _DEATH_SEEN_S = 60.0
 
@@ -86,14 +86,14 @@ class Deliveries:
         return ChunkKeys(b"".join(descriptor.keys.run(each.first, each.count).packed for each in call.ranges))
 
     async def _deliver(self, call: DeliverCall, keys: ChunkKeys) -> AsyncIterator[int | NodeOutcome]:
-        held = await self._hold(call, keys)
+        pinned = await self._pin(call, keys)
         task, delivery = None, None
         try:
-            delivery = Delivery(self._parts, call, held.copies)
-            task = self._spawn(self._run(delivery, call, held), traced=True)
+            delivery = Delivery(self._parts, call, pinned.copies)
+            task = self._spawn(self._run(delivery, call, pinned), traced=True)
         finally:
             if task is None:
-                self._tiers.unpin(held)
+                self._tiers.unpin(pinned)
         try:
             async for layer in delivery.layers():
                 yield layer
@@ -102,7 +102,7 @@ class Deliveries:
             if not task.done():
                 delivery.cancel()
 
-    async def _hold(self, call: DeliverCall, keys: ChunkKeys) -> Held:
+    async def _pin(self, call: DeliverCall, keys: ChunkKeys) -> Pinned:
         try:
             with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
                 return await self._tiers.pin_all(list(keys))
@@ -118,25 +118,25 @@ class Deliveries:
             self._tiers.deny(missing)
             raise
 
-    async def _run(self, delivery: Delivery, call: DeliverCall, held: Held) -> NodeOutcome:
+    async def _run(self, delivery: Delivery, call: DeliverCall, pinned: Pinned) -> NodeOutcome:
         self.running += 1
         try:
             outcome = await delivery.run()
         finally:
             self.running -= 1
             if delivery.settled:
-                self._tiers.unpin(held)
+                self._tiers.unpin(pinned)
             else:
-                self._spawn(self._linger(delivery, held))
+                self._spawn(self._linger(delivery, pinned))
         self.delivered_bytes += outcome.bytes_moved
         self._delivered.add(outcome.bytes_moved, {"order": outcome.order.name.lower(), "scheduled": outcome.scheduled})
         if outcome.error_code == PeerLost.code() and delivery.peer is not None and call.lease:
             self._spawn(self._release_if_gone(delivery.peer, call.lease))
         return outcome
 
-    async def _linger(self, delivery: Delivery, held: Held) -> None:
+    async def _linger(self, delivery: Delivery, pinned: Pinned) -> None:
         await delivery.linger()
-        self._tiers.unpin(held)
+        self._tiers.unpin(pinned)
 
     async def _release_if_gone(self, peer: Peer, lease: bytes) -> None:
         """The lease of a client that died. One that has merely cancelled a delivery keeps it."""

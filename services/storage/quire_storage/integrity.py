@@ -18,7 +18,7 @@ from quire_storage.core.striped import Striped
 from quire_storage.errors import DriveFailed
 from quire_storage.ports import Clock
 from quire_storage.ring import Ring
-from quire_storage.tiers import Held, Tiers
+from quire_storage.tiers import Pinned, Tiers
 
 Bytes = npt.NDArray[np.uint8]
 Copies = Callable[[Chunk], AsyncIterator[Bytes]]
@@ -58,11 +58,11 @@ class Integrity:
         return None
 
     async def heal(self, copy: Copy) -> Bytes | None:
-        """Put a held copy right whose bytes do not match, from any other that does; its bytes, or None for no hope."""
+        """Put a pinned copy right whose bytes do not match, from any other that does; its bytes, or None for no hope."""
         task = self._healing.get(copy.number)
         if task is None:
-            held = self._tiers.pin_also(copy)  # its own: the caller may be gone before it is done
-            task = self._healing[copy.number] = asyncio.create_task(self._heal(copy, held))
+            pinned = self._tiers.pin_also(copy)  # its own: the caller may be gone before it is done
+            task = self._healing[copy.number] = asyncio.create_task(self._heal(copy, pinned))
             task.add_done_callback(lambda _: self._healing.pop(copy.number, None))
         return await asyncio.shield(task)
 
@@ -97,7 +97,7 @@ class Integrity:
             logger().warning("a chunk could not be scrubbed", key=key.hex(), error=str(error))
         return size
 
-    async def _heal(self, copy: Copy, held: Held) -> Bytes | None:
+    async def _heal(self, copy: Copy, pinned: Pinned) -> Bytes | None:
         self.corrupt += 1
         self._failures.add(1)
         logger().error("a chunk does not match its checksums", key=copy.chunk.key.hex())
@@ -111,10 +111,10 @@ class Integrity:
                     return await self._put_right(copy, payload)
             return None
         finally:
-            self._tiers.unpin(held)
+            self._tiers.unpin(pinned)
 
     async def _put_right(self, copy: Copy, payload: Bytes) -> Bytes:
-        """Write what does not match where the copy lies. Both places are its own for as long as it is held.
+        """Write what does not match where the copy lies. Both places are its own for as long as it is pinned.
 
         A drive that does not take it is used no more; who reads gets the bytes all the same.
         """

@@ -50,7 +50,7 @@ class Slots:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Pinned:
     """Chunks that stay where they are until `Tiers.unpin`. `missing`: keys that are not here."""
 
     ticket: int
@@ -126,7 +126,7 @@ class Tiers:
 
     # ---- reading
 
-    async def pin(self, keys: Sequence[bytes], *, used: bool = True, fetch: bool = True) -> Held:
+    async def pin(self, keys: Sequence[bytes], *, used: bool = True, fetch: bool = True) -> Pinned:
         """Chunks, kept where they are until `unpin`; `fetch`: those of the object tier alone are brought here first.
 
         `used`: a sign of interest.
@@ -139,38 +139,38 @@ class Tiers:
             raise
         copies, missing = cast(ev.PinResult, answer)
         self._count()
-        return Held(ticket, copies, missing)
+        return Pinned(ticket, copies, missing)
 
-    async def pin_all(self, keys: Sequence[bytes]) -> Held:
-        """Raises `ChunkMissing` with the first that is nowhere; then nothing is held."""
-        held = await self.pin(keys)
-        if held.missing:
-            self.unpin(held)
-            index = list(keys).index(held.missing[0])
-            raise ChunkMissing(f"chunk {index} of the run, key {held.missing[0].hex()}", field="chunk_keys")
-        return held
+    async def pin_all(self, keys: Sequence[bytes]) -> Pinned:
+        """Raises `ChunkMissing` with the first that is nowhere; then nothing is pinned."""
+        pinned = await self.pin(keys)
+        if pinned.missing:
+            self.unpin(pinned)
+            index = list(keys).index(pinned.missing[0])
+            raise ChunkMissing(f"chunk {index} of the run, key {pinned.missing[0].hex()}", field="chunk_keys")
+        return pinned
 
-    def pin_also(self, copy: Copy) -> Held:
-        """Hold a copy that is held already, for longer."""
+    def pin_also(self, copy: Copy) -> Pinned:
+        """Keep a copy that is pinned already for longer."""
         ticket = self._ticket()
         self.post(ev.PinnedAlso(ticket, copy.number))
-        return Held(ticket, [copy], [])
+        return Pinned(ticket, [copy], [])
 
-    def unpin(self, held: Held) -> None:
+    def unpin(self, pinned: Pinned) -> None:
         """Let go."""
-        self.post(ev.Unpinned(held.ticket))
+        self.post(ev.Unpinned(pinned.ticket))
 
     @contextlib.asynccontextmanager
     async def pinned(self, keys: Sequence[bytes]) -> AsyncIterator[list[Copy]]:
         """Those that are here, for a use that is no sign of interest."""
-        held = await self.pin(keys, used=False, fetch=False)
+        pinned = await self.pin(keys, used=False, fetch=False)
         try:
-            yield held.copies
+            yield pinned.copies
         finally:
-            self.unpin(held)
+            self.unpin(pinned)
 
     def promote(self, copies: Sequence[Copy]) -> tuple[int, dict[int, tuple[int, MemoryPlace]]]:
-        """Slots for held copies that are read from a drive and should stay in memory: a ticket, and by copy's number
+        """Slots for pinned copies that are read from a drive and should stay in memory: a ticket, and by copy's number
         the promotion that it is part of and the place. End each promotion by `end_promotion`.
         """
         ticket = self._ticket()
@@ -222,7 +222,7 @@ class Tiers:
     ) -> AsyncIterator[Stored]:
         """Keep chunks whose bytes lie in `slots`, in order: readable, on a drive if the level asks for it, and indexed.
 
-        Inside, all that was indexed is held. That other nodes or the object tier have it is the caller's matter.
+        Inside, all that was indexed is pinned. That other nodes or the object tier have it is the caller's matter.
         Raises `ContentConflict`, `PoolFull`, `DriveFailed`: then nothing was kept. What is not indexed is not kept.
         """
         ticket = self._ticket()

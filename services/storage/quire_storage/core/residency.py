@@ -2,8 +2,8 @@
 
 A copy of a chunk is ARRIVING while its store makes it durable, RESIDENT while it can be read, LEAVING from the moment
 that it cannot, until its last pin is gone and its header is off the drive. A key has one ARRIVING or RESIDENT copy at
-a time, and any number of LEAVING ones. A copy that lies on a drive alone, unused, is known to the pool's
-map only; it wakes up as a RESIDENT one when an event names it.
+a time, and any number of LEAVING ones. An unused copy on a drive alone is known to the pool's map only; it wakes up as
+a RESIDENT one when an event names it.
 
 Pure: no clock, no I/O, no await. `handle` takes what happened and returns what is to be done; `tiers.py` does it.
 """
@@ -1236,9 +1236,7 @@ class Residency:
         pins = Counter(entry.number for mine in self._holders.values() for entry in mine)
         for entry in self._copies.values():
             assert entry.pins == pins[entry.number], f"{entry.key.hex()}: {entry.pins} pins, {pins[entry.number]} held"
-            assert entry.is_used or entry.memory is not None or entry.key in self._leaving, (
-                "an unused copy on a drive alone sleeps"
-            )
+            assert entry.is_used or entry.memory is not None or entry.key in self._leaving, "an unused copy sleeps"
             current = self._entries.get(entry.key) is entry
             assert current == (entry.phase is not Phase.LEAVING), f"{entry.key.hex()} is {entry.phase.name}"
         leaving = Counter(entry.key for entry in self._copies.values() if entry.phase is Phase.LEAVING)
