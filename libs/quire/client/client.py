@@ -76,10 +76,12 @@ class Lookup:
 
     @property
     def matched_chunks(self) -> int:
+        """How many chunks can be read, from the start of the prefix."""
         return len(self.keys)
 
     @property
     def matched_tokens(self) -> int:
+        """The same in tokens."""
         return len(self.keys) * self.namespace.layout.chunk_tokens
 
     @property
@@ -124,6 +126,7 @@ class QuireClient:
         await self.close()
 
     async def start(self) -> None:
+        """Open the data plane. Raises `ConfigInvalid` without UCX."""
         self._stub: GatewayServiceStub = GatewayServiceStub(self._channels.get(self._address))
         if self._transport is None:
             self._transport = ucx_transport()
@@ -145,6 +148,7 @@ class QuireClient:
 
     @property
     def transport(self) -> Transport:
+        """The data plane, once it is open."""
         assert self._transport is not None, "start() comes first"
         return self._transport
 

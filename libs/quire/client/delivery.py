@@ -126,6 +126,7 @@ class Delivery:
         self._quiescence.unwatch()
 
     def on_message(self, message: Message) -> None:
+        """What a storage node says by the data plane."""
         match message:
             case LayerReady(node_index=node, layer=layer) if layer == ALL_LAYERS:
                 self._layerwise = False

@@ -99,9 +99,11 @@ class StoreSession:
 
     @property
     def buffer(self) -> Buffer:
+        """Where the chunks lie."""
         return self._buffer
 
     def on_message(self, message: Message) -> None:
+        """What a storage node says by the data plane."""
         if isinstance(message, Quiesced) and self._quiescence is not None:
             self._quiescence.node(message.node_index)
 

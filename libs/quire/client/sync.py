@@ -1,10 +1,10 @@
-"""The client for engines that have no loop: the asynchronous one, on a loop in a thread of its own."""
+"""The client without asyncio: a loop in a thread, the same methods."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
+from quire.transport import Transport
 from quire.wire.tls import Tls
 
 Result = TypeVar("Result")
@@ -29,19 +30,36 @@ class SyncClient:
     """`with SyncClient("host:port") as client`. Methods as in `QuireClient`, blocking; safe from any thread."""
 
     def __init__(
-        self, gateway_address: str, *, timeout_s: float = 60.0, tls: Tls | None = None, token: str = ""
+        self,
+        gateway_address: str,
+        *,
+        transport: Transport | None = None,
+        timeout_s: float = 60.0,
+        zone: str = "",
+        tls: Tls | None = None,
+        token: str = "",
     ) -> None:
-        self._client = QuireClient(gateway_address, timeout_s=timeout_s, tls=tls, token=token)
+        self._client = QuireClient(
+            gateway_address, transport=transport, timeout_s=timeout_s, zone=zone, tls=tls, token=token
+        )
         self._timeout_s = timeout_s
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="quire-client", daemon=True)
 
     def __enter__(self) -> SyncClient:
-        self._thread.start()
-        self.run(self._client.start())
+        self.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Open the data plane. Raises `ConfigInvalid` without UCX."""
+        self._thread.start()
+        self.run(self._client.start())
+
+    def close(self) -> None:
+        """Stop every transfer, wait until no storage node writes here any more, disconnect."""
         self.run(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(self._timeout_s)
@@ -61,18 +79,16 @@ class SyncClient:
         return asyncio.run_coroutine_threadsafe(in_context(), self._loop).result(self._timeout_s * 2)
 
     def allocate(self, length: int) -> Buffer:
-        async def allocate() -> Buffer:
-            return self._client.allocate(length)
+        """Registered host memory of `length` bytes. Close it with `free`."""
+        return self._on_loop(lambda: self._client.allocate(length))
 
-        return self.run(allocate())
+    def register(self, memory: Any) -> Buffer:
+        """Register a numpy array or a torch tensor in place; on a GPU where UCX can reach it."""
+        return self._on_loop(lambda: self._client.register(memory))
 
     def free(self, buffer: Buffer) -> None:
-        """Close a buffer."""
-
-        async def free() -> None:
-            buffer.close()
-
-        self.run(free())
+        """Close a buffer. Raises `TargetInvalid` while a storage node may still write to it."""
+        self._on_loop(buffer.close)
 
     def lookup(
         self,
@@ -83,6 +99,7 @@ class SyncClient:
         prompt_tokens: int = 0,
         device: str = "",
     ) -> Lookup:
+        """As `QuireClient.lookup`."""
         return self.run(
             self._client.lookup(namespace, keys, lease_ttl_ms=lease_ttl_ms, prompt_tokens=prompt_tokens, device=device)
         )
@@ -122,37 +139,59 @@ class SyncClient:
         durability: Durability = Durability.LOCAL,
         on_existing: OnExisting = OnExisting.SKIP,
     ) -> SyncStoreSession:
+        """As `QuireClient.store`."""
         session = self.run(
             self._client.store(namespace, keys, first_chunk, buffer, durability=durability, on_existing=on_existing)
         )
         return SyncStoreSession(self, session)
 
+    def reach(self) -> None:
+        """As `QuireClient.reach`."""
+        self.run(self._client.reach())
+
     def release(self, found: Lookup) -> bool:
+        """Give the lease back; whether it was still pinned."""
         return self.run(self._client.release(found))
 
     def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
+        """Drop chunks from the end of a prefix; how many were dropped."""
         return self.run(self._client.evict(namespace, keys, keep_chunks=keep_chunks))
 
     def status(self) -> Sequence[Node]:
+        """The members of the cluster."""
         return self.run(self._client.status())
+
+    def _on_loop(self, work: Callable[[], Result]) -> Result:
+        async def call() -> Result:
+            return work()
+
+        return self.run(call())
 
 
 class SyncDelivery:
-    """A `Delivery`, blocking."""
+    """A `Delivery`, blocking. `delivery`: the one that it is of."""
 
     def __init__(self, client: SyncClient, delivery: Delivery) -> None:
         self._client = client
         self.delivery = delivery
 
+    @property
+    def stall_s(self) -> float:
+        """For how long layers were waited for, in all."""
+        return self.delivery.stall_s
+
     def layer(self, layer: int) -> None:
+        """Return when `layer` is complete in the buffer. Raises why it will never be."""
         # The last layer ends the count of stalls, which the delivery's loop sends to the storage nodes.
         if not self.delivery.arrived_ns[layer] or layer == self.delivery.num_layers - 1:
             self._client.run(self.delivery.layer(layer))
 
     def summary(self) -> FetchSummary:
+        """Wait for the end, good or bad. Raises only if the gateway could not be asked at all."""
         return self._client.run(self.delivery.summary())
 
     def quiesced(self, timeout_s: float) -> None:
+        """Return when no storage node touches the buffer any more. Raises `DeadlineExceeded`: then do not reuse it."""
         self._client.run(self.delivery.quiesced(timeout_s))
 
     def cancel(self, timeout_s: float = 10.0) -> None:
@@ -169,16 +208,24 @@ class SyncStoreSession:
 
     @property
     def known_chunks(self) -> int:
+        """How many chunks from the start were stored already."""
         return self._session.known_chunks
 
     def layer_produced(self, layer: int) -> None:
+        """The layer of all chunks is in the buffer: storage nodes may read it now."""
+
         async def produced() -> None:
             self._session.layer_produced(layer)
 
         self._client.run(produced())
 
     def finish(self) -> StoreSummary:
+        """Wait for the acknowledgement, as `StoreSession.finish`."""
         return self._client.run(self._session.finish())
+
+    def quiesced(self, timeout_s: float) -> None:
+        """Return when no storage node reads the buffer any more."""
+        self._client.run(self._session.quiesced(timeout_s))
 
     def cancel(self, timeout_s: float = 10.0) -> None:
         """Give up, as `StoreSession.cancel`."""

@@ -58,7 +58,7 @@ class Integrity:
         return None
 
     async def heal(self, copy: Copy) -> Bytes | None:
-        """Put a pinned copy right whose bytes do not match, from any other that does; its bytes, or None for no hope."""
+        """Put a pinned copy right whose bytes do not match, from any other that does; its bytes, None for no hope."""
         task = self._healing.get(copy.number)
         if task is None:
             pinned = self._tiers.pin_also(copy)  # its own: the caller may be gone before it is done
