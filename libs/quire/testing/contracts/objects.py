@@ -1,0 +1,55 @@
+"""The object tier's port: objects by chunk key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from quire.model.chunk_object import write_chunk_object
+
+ObjectTier = Any
+"""What `quire.testing.objects.MemoryObjects` does."""
+
+
+def _object(key: bytes) -> bytes:
+    """A chunk object with a header that names its key."""
+    payload = np.frombuffer(key * 8, dtype=np.uint8).reshape(2, 128)
+    return write_chunk_object(payload, bytes(4096))
+
+
+class ObjectTierContract:
+    """Fixture `tier`: an empty one."""
+
+    async def test_what_was_put_is_there_until_it_is_deleted(self, tier: ObjectTier) -> None:
+        one, two = b"1" * 32, b"2" * 32
+        assert await tier.get(one) is None
+        await tier.put(one, b"first")
+        await tier.put(one, b"second")
+        await tier.put(two, b"other")
+        assert await tier.get(one) == b"second", "a second put replaces"
+        await tier.delete([one])
+        assert await tier.get(one) is None and await tier.get(two) == b"other"
+
+    async def test_deleting_what_is_not_there_is_no_error(self, tier: ObjectTier) -> None:
+        await tier.delete([b"n" * 32])
+        await tier.delete([])
+
+    async def test_every_key_is_listed_once(self, tier: ObjectTier) -> None:
+        keys = [index.to_bytes(32, "big") for index in range(250)]
+        for key in keys:
+            await tier.put(key, b"x")
+        await tier.delete(keys[:50])
+        listed = [key async for page in tier.list() for key in page]
+        assert sorted(listed) == keys[50:]
+
+    async def test_a_header_is_read_without_the_bytes(self, tier: ObjectTier) -> None:
+        """None where there is no object, and where what lies there is too short to have one."""
+        await tier.put(b"k" * 32, _object(b"k" * 32))
+        await tier.put(b"s" * 32, b"short")
+        header = await tier.header(b"k" * 32)
+        assert header is not None and len(header) == 4096
+        assert await tier.header(b"n" * 32) is None and await tier.header(b"s" * 32) is None
+
+    async def test_it_says_what_it_is(self, tier: ObjectTier) -> None:
+        assert tier.description
