@@ -307,8 +307,7 @@ class QuireClient:
         """
         if self._reached:
             return
-        check_way(self.transport, await self.status())
-        self._reached = True
+        self._reached = check_way(self.transport, await self.status())
 
     async def release(self, found: Lookup) -> bool:
         """Give the lease back; whether it was still held."""

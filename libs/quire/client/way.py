@@ -14,8 +14,8 @@ _NO_WAY: Final = (
 )
 
 
-def check_way(transport: Transport, nodes: Iterable[Node]) -> None:
-    """Connect to the first storage node of `nodes`. UCX ends a process that is connected to by a peer to which it has
+def check_way(transport: Transport, nodes: Iterable[Node]) -> bool:
+    """Connect to the first storage node of `nodes`; whether there is one. UCX ends a process that is connected to by a peer to which it has
     no way back. Raises `PeerLost`.
     """
     for node in nodes:
@@ -24,4 +24,5 @@ def check_way(transport: Transport, nodes: Iterable[Node]) -> None:
                 transport.connect(node.worker_address)
             except PeerLost as error:
                 raise PeerLost(f"no way to {node.node_id} by {transport.name} ({error}); {_NO_WAY}") from None
-            return
+            return True
+    return False

@@ -11,6 +11,7 @@ from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, DeadlineExceeded, TargetInvalid, Unavailable
 from quire.model.images import ImageEntry, Rendering, check_image_id, entry_of_record
+from quire.model.nodes import Node
 from quire_gateway.images import ImageGateway, ImageServed
 from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import Catalogue, Members
@@ -29,7 +30,7 @@ class Lent(Protocol):
 
 
 class OwnMemory:
-    """Every method is one request. `check_way`: of the data plane to the cluster; asked once, before memory is told."""
+    """Every method is one request. `check_way`: whether the data plane has one to the members, before memory is told."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class OwnMemory:
         catalogue: Catalogue,
         members: Members,
         memory: Lent,
-        check_way: Callable[[Any], None],
+        check_way: Callable[[list[Node]], bool],
     ) -> None:
         self._images = images
         self._latents = latents
@@ -124,5 +125,4 @@ class OwnMemory:
 
     async def _reach(self) -> None:
         if not self._reached:
-            self._check_way(await self._members.nodes())
-            self._reached = True
+            self._reached = self._check_way(await self._members.nodes())

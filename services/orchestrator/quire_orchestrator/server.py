@@ -226,7 +226,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         found = Found()
         if request.lease_ttl_ms:
             question = Question(entry.namespace, entry.keys, request.lease_ttl_ms, route.runner.location)
-            found = await self._lookups.lookup(question)
+            try:
+                found = await self._lookups.lookup(question)
+            except BaseException:
+                self._images.finish(route.ticket, failed=False)
+                raise
         return images_pb2.RouteImageResponse(
             ticket=route.ticket,
             runner=route.runner.node_id,

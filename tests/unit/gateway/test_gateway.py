@@ -89,7 +89,7 @@ class World:
             catalogue=this,
             members=this,
             memory=RemoteMemory(self.transport),
-            check_way=lambda nodes: None,
+            check_way=lambda nodes: True,
         )
 
     # ---- storage nodes
