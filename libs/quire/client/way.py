@@ -15,8 +15,9 @@ _NO_WAY: Final = (
 
 
 def check_way(transport: Transport, nodes: Iterable[Node]) -> bool:
-    """Connect to the first storage node of `nodes`; whether there is one. UCX ends a process that is connected to by a peer to which it has
-    no way back. Raises `PeerLost`.
+    """Connect to the first storage node of `nodes`; whether there is one.
+
+    UCX ends a process that is connected to by a peer to which it has no way back. Raises `PeerLost`.
     """
     for node in nodes:
         if node.worker_address:

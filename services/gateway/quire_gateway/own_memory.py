@@ -30,7 +30,7 @@ class Lent(Protocol):
 
 
 class OwnMemory:
-    """Every method is one request. `check_way`: whether the data plane has one to the members, before memory is told."""
+    """Every method is one request. `check_way`: whether the data plane reaches the members, before they are told."""
 
     def __init__(
         self,
