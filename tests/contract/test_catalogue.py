@@ -46,7 +46,7 @@ async def test_a_record_in_use_goes_later(redis_client: redis.Redis) -> None:
         return True
 
     images = Images(redis_client)
-    desk = ImageDesk(images, ImageRouter(4, 60.0), list, evict, SystemClock())
+    desk = ImageDesk(catalogue=images, router=ImageRouter(4, 60.0), decoders=list, evict=evict, clock=SystemClock())
     one, other = _entry("one", "same"), _entry("other", "same")
     await desk.put(one)
     await desk.put(other)

@@ -123,13 +123,13 @@ async def scene(vae: Path) -> AsyncIterator[Scene]:
         await transport.start()
         transports.append(transport)
         owners.decoders[name] = Decoder(
-            DecoderConfig(promote_hits=2, cache_bytes=1 << 20, tune=False),
-            records,
-            DiffusersVaes([vae], "cpu", 1 << 30),
-            ImagecodecsEncoder(),
-            RemoteMemory(transport),
-            owners,
-            SystemClock(),
+            config=DecoderConfig(promote_hits=2, cache_bytes=1 << 20, tune=False),
+            records=records,
+            vae=DiffusersVaes([vae], "cpu", 1 << 30),
+            encoder=ImagecodecsEncoder(),
+            remote_memory=RemoteMemory(transport),
+            owners=owners,
+            clock=SystemClock(),
         )
     yield Scene(records, owners, owners.decoders["home"], owners.decoders["other"], vae)
     for decoder in owners.decoders.values():

@@ -15,7 +15,9 @@ MIB = 1 << 20
 
 
 def _pool(*folders: Path, node: str = "node", drive_bytes: int = 16 * MIB, slab_bytes: int = MIB) -> Pool:
-    settings = PoolSettings(node, drive_bytes, slab_bytes, 65536, 65536)
+    settings = PoolSettings(
+        node_id=node, drive_bytes=drive_bytes, slab_bytes=slab_bytes, chunk_bytes_min=65536, stripe_bytes=65536
+    )
     return Pool(settings, [str(folder) for folder in folders], FileDrives())
 
 

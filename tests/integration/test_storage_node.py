@@ -137,7 +137,15 @@ class Scene:
 async def scene() -> AsyncIterator[Scene]:
     config = StorageConfig(arena_bytes=1 << 20, slab_bytes=1 << 16, index_timeout_s=0.3, cluster_secret="s")
     index, transport, client = ScriptedIndex(), MemoryTransport(), MemoryTransport()
-    ports = Ports(index, OpenValve(), Alone(), None, FileDrives, choose_block_io, SystemClock())
+    ports = Ports(
+        index=index,
+        rates=OpenValve(),
+        peers=Alone(),
+        objects=None,
+        drives=FileDrives,
+        block_io=choose_block_io,
+        clock=SystemClock(),
+    )
     node = StorageNode(config, transport, ports, lambda: Node(node_id="storage-0", about=StorageInfo()), checked=1)
     await node.start()
     await client.start()
@@ -156,15 +164,15 @@ async def _store(scene: Scene, chunks: int, payload: npt.NDArray[np.uint8], tran
     source = RdmaTarget(scene.client.address, region.address, region.length, region.remote_key)
     records = [ChunkRecord(_key(i), _key(i - 1) if i else b"", _key(0), _key(0) if i else b"") for i in range(chunks)]
     call = IngestCall(
-        LAYOUT,
-        records,
-        transfer,
-        source,
-        (ChunkRange("storage-0", 0, chunks),),
-        chunks,
-        0,
-        Durability.MEMORY,
-        OnExisting.SKIP,
+        layout=LAYOUT,
+        records=records,
+        store_id=transfer,
+        source=source,
+        source_ranges=(ChunkRange("storage-0", 0, chunks),),
+        source_chunks=chunks,
+        node_index=0,
+        durability=Durability.MEMORY,
+        on_existing=OnExisting.SKIP,
     )
     for layer in range(LAYOUT.num_layers):
         scene.client.connect(scene.node_address).send(encode_message(LayerProduced(transfer, layer)))
@@ -220,7 +228,15 @@ async def test_a_store_with_a_repeated_key_is_refused_before_anything_is_taken(s
     twice = [ChunkRecord(_key(0), b"", _key(0), b"")] * 2
     with pytest.raises(KeysInvalid, match="twice"):
         IngestCall(
-            LAYOUT, twice, b"t" * 16, source, (ChunkRange("storage-0", 0, 2),), 2, 0, Durability.MEMORY, OnExisting.SKIP
+            layout=LAYOUT,
+            records=twice,
+            store_id=b"t" * 16,
+            source=source,
+            source_ranges=(ChunkRange("storage-0", 0, 2),),
+            source_chunks=2,
+            node_index=0,
+            durability=Durability.MEMORY,
+            on_existing=OnExisting.SKIP,
         )
     assert scene.node.used_bytes == 0
 

@@ -363,7 +363,12 @@ class Cluster:
         )
         channels: Any = SimChannels(self.network, process)
         clock = SimClock(self.loop, process)
-        gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock), clock)
+        gateway = Gateway(
+            config=config,
+            allocator=GrpcAllocator(config, channels),
+            nodes=GrpcStorageNodes(config, channels, clock),
+            clock=clock,
+        )
         nothing: Any = None
         admission = Admission(config, nothing, clock)
         admission.start()
@@ -408,14 +413,14 @@ class Cluster:
         transport = member.transport = SimTransport(self.fabric, process)
         disk, incarnation = member.disk, f"{process.name}/{self._starts}"
         ports = Ports(
-            GrpcClusterIndex(channels, "orchestrator"),
-            GrpcRateSource(channels, ["scheduler"], "default"),
-            GrpcPeers(channels, "orchestrator", permits, cast(Clock, clock)),
-            self.objects if self.objects_on else None,
-            lambda: disk,
-            cast(Any, disk),
-            clock,
-            cast(Any, lambda count: _NoThreads()),
+            index=GrpcClusterIndex(channels, "orchestrator"),
+            rates=GrpcRateSource(channels, ["scheduler"], "default"),
+            peers=GrpcPeers(channels, "orchestrator", permits, cast(Clock, clock)),
+            objects=self.objects if self.objects_on else None,
+            drives=lambda: disk,
+            block_io=cast(Any, disk),
+            clock=clock,
+            threads=cast(Any, lambda count: _NoThreads()),
         )
 
         def describe() -> Node:

@@ -63,6 +63,7 @@ class Decoder:
 
     def __init__(
         self,
+        *,
         config: DecoderConfig,
         records: RecordSource,
         vae: VaeRunner,

@@ -72,7 +72,15 @@ async def serve(config: DecoderConfig) -> None:
     records = StoredRecords(
         channels=channels, transport=transport, memory=memory, secret=config.cluster_secret.encode(), clock=clock
     )
-    decoder = Decoder(config, records, vaes, ImagecodecsEncoder(), memory, GrpcOwners(channels), clock)
+    decoder = Decoder(
+        config=config,
+        records=records,
+        vae=vaes,
+        encoder=ImagecodecsEncoder(),
+        remote_memory=memory,
+        owners=GrpcOwners(channels),
+        clock=clock,
+    )
     server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max, tls=tls)
     add_DecoderServiceServicer_to_server(DecoderServicer(decoder, memory), server.grpc)
 

@@ -105,7 +105,7 @@ class StorageNodes(Protocol):
         """One node's part of a store."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRoute:
     """Which decoder should make an image; `build`: of that decoder. `ticket` is given back at the end, with the lease
     in `record`.

@@ -91,7 +91,7 @@ class StoreSummary:
 class Gateway:
     """Stateless but for the bound on transfers."""
 
-    def __init__(self, config: GatewayConfig, allocator: Allocator, nodes: StorageNodes, clock: Clock) -> None:
+    def __init__(self, *, config: GatewayConfig, allocator: Allocator, nodes: StorageNodes, clock: Clock) -> None:
         self._config = config
         self._allocator = allocator
         self._nodes = nodes

@@ -74,8 +74,8 @@ def _s3_frontend(
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
     backends = Backends(Buckets(redis), blobs, reserved, clock, whole_bodies)
-    rdma = RdmaRequests(backends, gateway, leases, memory, admission)
-    return S3Frontend(config, authenticator, admission, backends, rdma)
+    rdma = RdmaRequests(backends=backends, gateway=gateway, leases=leases, staging=memory, admission=admission)
+    return S3Frontend(config=config, authenticator=authenticator, admission=admission, backends=backends, rdma=rdma)
 
 
 def _listeners(config: GatewayConfig, servicer: GatewayServicer, admin: AdminServicer) -> tuple[Server, list[Server]]:
@@ -101,7 +101,12 @@ async def serve(config: GatewayConfig) -> None:
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     channels = ChannelPool(tls)
     clock = SystemClock()
-    gateway = Gateway(config, GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock), clock)
+    gateway = Gateway(
+        config=config,
+        allocator=GrpcAllocator(config, channels),
+        nodes=GrpcStorageNodes(config, channels, clock),
+        clock=clock,
+    )
     images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
     catalogue = GrpcCatalogue(config, channels)
     leases = Leases(catalogue)

@@ -26,6 +26,7 @@ class ImageDesk:
 
     def __init__(
         self,
+        *,
         catalogue: Catalogue,
         router: ImageRouter,
         decoders: Callable[[], list[Node]],

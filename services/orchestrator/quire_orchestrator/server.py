@@ -293,11 +293,11 @@ async def serve(config: OrchestratorConfig) -> None:
         config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max, tls=member_tls(config)
     )
     images = ImageDesk(
-        Images(redis),
-        ImageRouter(config.decoder_theta, config.decode_timeout_s),
-        orchestrator.cluster.decoders,
-        orchestrator.evictions.evict_chunk,
-        SystemClock(),
+        catalogue=Images(redis),
+        router=ImageRouter(config.decoder_theta, config.decode_timeout_s),
+        decoders=orchestrator.cluster.decoders,
+        evict=orchestrator.evictions.evict_chunk,
+        clock=SystemClock(),
     )
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator, images), server.grpc)
     publish(lambda: orchestrator.stats)

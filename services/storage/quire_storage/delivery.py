@@ -269,11 +269,11 @@ class Delivery:
 
     def _admission(self) -> AdmissionRequest:
         return AdmissionRequest(
-            self._name,
-            self._layer_bytes,
-            self._call.compute_window_us,
-            self._call.descriptor.num_layers,
-            self._tenant,
+            delivery=self._name,
+            bytes_per_layer=self._layer_bytes,
+            compute_window_us=self._call.compute_window_us,
+            layers=self._call.descriptor.num_layers,
+            tenant=self._tenant,
         )
 
     def _weight(self) -> float:

@@ -37,7 +37,7 @@ _SETTLE_TIMEOUT_S = 2.0
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class IngestCall:
     """A store as it was asked for. `source_ranges` say where `records` lie among the `source_chunks` of `source`.
 

@@ -29,7 +29,7 @@ _AT_ONCE = 4
 class Integrity:
     """`copies` offers a chunk's (L, S) bytes as others have them, nearest first; none of it is believed unseen."""
 
-    def __init__(self, tiers: Tiers, ring: Ring | None, threads: Executor, clock: Clock, copies: Copies) -> None:
+    def __init__(self, *, tiers: Tiers, ring: Ring | None, threads: Executor, clock: Clock, copies: Copies) -> None:
         self._tiers = tiers
         self._ring = ring
         self._threads = threads

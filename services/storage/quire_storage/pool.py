@@ -34,7 +34,7 @@ Bytes = npt.NDArray[np.uint8]
 _PAGES_STEP = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
     """`drive_bytes`: size of the file on each drive; `stripe_bytes`: what of a layer lies together on one drive."""
 

@@ -99,7 +99,7 @@ class ClusterIndex(Protocol):
         """Give the lease of a client back that is gone."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionRequest:
     """A layerwise delivery that wants a rate. `compute_window_us`: 0 for unknown."""
 
@@ -222,7 +222,7 @@ class BlockIOChoice(Protocol):
     def __call__(self, name: str, depth: int, *, direct: bool) -> BlockIO: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ports:
     """Everything outside of a node, but for the data plane. `objects` is None for no object tier.
 

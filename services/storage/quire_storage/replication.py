@@ -48,6 +48,7 @@ class Replicator:
 
     def __init__(
         self,
+        *,
         config: StorageConfig,
         tiers: Tiers,
         transport: Transport,

@@ -108,16 +108,18 @@ class StorageNode:
         config, tiers = self._config, self._tiers
         region = self._transport.register(arena.view)
         self._replicator = Replicator(
-            config,
-            tiers,
-            self._transport,
-            self._ports.index,
-            self._registry,
-            self._ports.peers,
-            self._clock,
-            self._me,
+            config=config,
+            tiers=tiers,
+            transport=self._transport,
+            index=self._ports.index,
+            registry=self._registry,
+            peers=self._ports.peers,
+            clock=self._clock,
+            me=self._me,
         )
-        self._integrity = Integrity(tiers, self._ring, self._threads, self._clock, self._replicator.copies)
+        self._integrity = Integrity(
+            tiers=tiers, ring=self._ring, threads=self._threads, clock=self._clock, copies=self._replicator.copies
+        )
         self._stores = Stores(
             config=config,
             tiers=tiers,
@@ -249,7 +251,11 @@ class StorageNode:
         config = self._config
         limits = SlackLimits(age_s_max=config.write_age_s_max, backlog_bytes_max=config.write_backlog_bytes)
         settings = PoolSettings(
-            config.node_id, config.drive_bytes, config.slab_bytes, config.chunk_bytes_min, config.stripe_bytes
+            node_id=config.node_id,
+            drive_bytes=config.drive_bytes,
+            slab_bytes=config.slab_bytes,
+            chunk_bytes_min=config.chunk_bytes_min,
+            stripe_bytes=config.stripe_bytes,
         )
         drives = self._ports.drives()
         self._pool = Pool(settings, config.drive_folders, drives)

@@ -69,17 +69,17 @@ class StorageServicer(StorageServiceServicer):
     async def Ingest(self, request: pb.IngestRequest, context: Any) -> pb.IngestResponse:
         self._permits.check(request)
         call = IngestCall(
-            convert.layout_from(request.layout),
-            [convert.record_from(chunk) for chunk in request.chunks],
-            convert.transfer_id_from(request.store_id, "store_id"),
-            convert.target_from(request.source),
-            convert.ranges_from(request.source_ranges),
-            request.source_chunk_count,
-            request.node_index,
-            convert.durability_from(request.durability),
-            convert.on_existing_from(request.on_existing),
-            request.namespace_digest[:16].ljust(16, b"\0"),
-            request.source_complete,
+            layout=convert.layout_from(request.layout),
+            records=[convert.record_from(chunk) for chunk in request.chunks],
+            store_id=convert.transfer_id_from(request.store_id, "store_id"),
+            source=convert.target_from(request.source),
+            source_ranges=convert.ranges_from(request.source_ranges),
+            source_chunks=request.source_chunk_count,
+            node_index=request.node_index,
+            durability=convert.durability_from(request.durability),
+            on_existing=convert.on_existing_from(request.on_existing),
+            namespace=request.namespace_digest[:16].ljust(16, b"\0"),
+            source_complete=request.source_complete,
         )
         return pb.IngestResponse(outcome=convert.outcome_to(await self._node.requests.ingest(call)))
 
@@ -116,13 +116,13 @@ async def serve(config: StorageConfig) -> None:
     transport = ucx_transport(**({"TLS": config.ucx_tls} if config.ucx_tls else {}))
     address = config.orchestrator_address
     ports = Ports(
-        GrpcClusterIndex(channels, address),
-        GrpcRateSource(channels, config.scheduler_addresses, config.link),
-        GrpcPeers(channels, address, permits, clock),
-        ObstoreTier(config.object_url, config.object_timeout_s) if config.object_url else None,
-        partial(FileDrives, direct=config.direct),
-        choose_block_io,
-        clock,
+        index=GrpcClusterIndex(channels, address),
+        rates=GrpcRateSource(channels, config.scheduler_addresses, config.link),
+        peers=GrpcPeers(channels, address, permits, clock),
+        objects=ObstoreTier(config.object_url, config.object_timeout_s) if config.object_url else None,
+        drives=partial(FileDrives, direct=config.direct),
+        block_io=choose_block_io,
+        clock=clock,
     )
 
     def describe() -> Node:

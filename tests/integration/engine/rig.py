@@ -105,7 +105,11 @@ class Engine:
         self.arena = Arena(config.arena_bytes, config.slab_bytes, config.staging_bytes, config.block_bytes)
         self.arena.map()
         settings = PoolSettings(
-            "node", config.drive_bytes, config.slab_bytes, config.chunk_bytes_min, config.stripe_bytes
+            node_id="node",
+            drive_bytes=config.drive_bytes,
+            slab_bytes=config.slab_bytes,
+            chunk_bytes_min=config.chunk_bytes_min,
+            stripe_bytes=config.stripe_bytes,
         )
         self.pool = Pool(settings, self.drives, self.disk)
         files = self.pool.open()
@@ -126,7 +130,9 @@ class Engine:
             wait_s=config.room_timeout_s,
             checked=1,
         )
-        self.integrity = Integrity(self.tiers, self.ring, self._threads, clock, self._copies)
+        self.integrity = Integrity(
+            tiers=self.tiers, ring=self.ring, threads=self._threads, clock=clock, copies=self._copies
+        )
         self.promotions = Promotions()
         return self
 

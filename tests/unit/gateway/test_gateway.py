@@ -79,7 +79,9 @@ class World:
 
     def gateway(self, **settings: Any) -> Gateway:
         this: Any = self
-        return Gateway(GatewayConfig(cluster_secret="s" * 32, **settings), this, this, self.clock)
+        return Gateway(
+            config=GatewayConfig(cluster_secret="s" * 32, **settings), allocator=this, nodes=this, clock=self.clock
+        )
 
     def own_memory(self) -> OwnMemory:
         this: Any = self
@@ -137,7 +139,16 @@ class World:
 
     async def route(self, image_id: str, lease_ttl_ms: int) -> ImageRoute:
         record = LeasedRecord(b"leased") if lease_ttl_ms else LeasedRecord()
-        return ImageRoute(1, "d", "d:1", "d", "d:1", self.images[image_id], "build", record)
+        return ImageRoute(
+            ticket=1,
+            runner="d",
+            runner_address="d:1",
+            owner="d",
+            owner_address="d:1",
+            entry=self.images[image_id],
+            build="build",
+            record=record,
+        )
 
     async def finish(self, route: ImageRoute, *, failed: bool) -> None:
         self.given_back.append(route.record.lease)

@@ -49,7 +49,9 @@ class Scheduler:
 
 
 def _request(name: str, window_us: int = 500) -> AdmissionRequest:
-    return AdmissionRequest(name, 1000, window_us, 8, TenantPolicy())
+    return AdmissionRequest(
+        delivery=name, bytes_per_layer=1000, compute_window_us=window_us, layers=8, tenant=TenantPolicy()
+    )
 
 
 async def test_rates_follow_the_epochs() -> None:
@@ -170,7 +172,14 @@ async def test_caps_hold_without_a_scheduler_too() -> None:
     admission = asyncio.create_task(rates.admit(_request("a")))
     await clock.advance(1.0)
     await admission
-    capped = [await rates.admit(AdmissionRequest(n, 1000, 0, 8, TenantPolicy("t", 1.0, 500_000))) for n in "bc"]
+    capped = [
+        await rates.admit(
+            AdmissionRequest(
+                delivery=n, bytes_per_layer=1000, compute_window_us=0, layers=8, tenant=TenantPolicy("t", 1.0, 500_000)
+            )
+        )
+        for n in "bc"
+    ]
     assert [each.rate_bytes_per_s for each in capped] == [250_000] * 2
     await rates.close()
 
@@ -238,7 +247,11 @@ async def test_chunkwise_deliveries_share_the_port_and_not_the_pool() -> None:
     rates = Rates(scheduler, FakeClock(), 4_000_000)
     first = rates.admit_chunkwise(_request("a"))
     assert first.rate_bytes_per_s == 4_000_000
-    second = rates.admit_chunkwise(AdmissionRequest("b", 1000, 0, 8, TenantPolicy("t", 1.0, 500_000)))
+    second = rates.admit_chunkwise(
+        AdmissionRequest(
+            delivery="b", bytes_per_layer=1000, compute_window_us=0, layers=8, tenant=TenantPolicy("t", 1.0, 500_000)
+        )
+    )
     assert [each.rate_bytes_per_s for each in (first, second)] == [2_000_000, 500_000]
     rates.finish(second)
     assert first.rate_bytes_per_s == 4_000_000

@@ -55,8 +55,16 @@ class _Clock:
 
 def _replicator(transport: _Transport) -> Replicator:
     config, none = StorageConfig(cluster_secret="s"), cast(Any, None)
-    parts: Any = (config, none, transport, none, none, _SilentPeers(), _Clock(), none)
-    return Replicator(*parts)
+    return Replicator(
+        config=config,
+        tiers=none,
+        transport=cast(Any, transport),
+        index=none,
+        registry=none,
+        peers=cast(Any, _SilentPeers()),
+        clock=cast(Any, _Clock()),
+        me=none,
+    )
 
 
 def test_of_three_copies_two_are_kept() -> None:
@@ -117,8 +125,17 @@ async def test_a_copy_is_given_up_only_where_both_others_are_on_drives() -> None
     world = _Keepers({"b": {one, two}, "c": {two, three}})
     config, none = StorageConfig(cluster_secret="s"), cast(Any, None)
     me = Node(node_id="a", about=StorageInfo())
-    parts: Any = (config, world, _Transport(), none, none, world, _Clock(), lambda: me)
-    replicator = Replicator(*parts)
+    peers: Any = world
+    replicator = Replicator(
+        config=config,
+        tiers=peers,
+        transport=cast(Any, _Transport()),
+        index=none,
+        registry=none,
+        peers=peers,
+        clock=cast(Any, _Clock()),
+        me=lambda: me,
+    )
     await replicator._give_up([one, two, three], ("b", "c"))
     assert world.given_up == [two]
     await replicator._give_up([two], ("b", "lost"))

@@ -81,7 +81,9 @@ class _Bench:
         slab = max(64 << 20, self.shape.slot_bytes)
         wanted = 2 * self.chunks_max * self.shape.slot_bytes
         each = (wanted // len(self._folders) // slab + 3) * slab + (64 << 20)
-        settings = PoolSettings("bench", each, slab, 64 << 10, 256 << 10)
+        settings = PoolSettings(
+            node_id="bench", drive_bytes=each, slab_bytes=slab, chunk_bytes_min=64 << 10, stripe_bytes=256 << 10
+        )
         self.drives = FileDrives()
         self.pool = Pool(settings, self._folders, self.drives)
         self._files = self.pool.open()

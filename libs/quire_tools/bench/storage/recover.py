@@ -30,7 +30,9 @@ from quire_tools.bench.report import Report, Row
 _SHAPE = Shape(32, 4096)
 _SLAB_BYTES = 64 << 20
 _BATCH = 10_000
-_SETTINGS = PoolSettings("bench", 1 << 30, _SLAB_BYTES, 64 << 10, 256 << 10)
+_SETTINGS = PoolSettings(
+    node_id="bench", drive_bytes=1 << 30, slab_bytes=_SLAB_BYTES, chunk_bytes_min=64 << 10, stripe_bytes=256 << 10
+)
 
 
 def run(slots: int, folder: Path) -> Report:

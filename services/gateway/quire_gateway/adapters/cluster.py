@@ -117,14 +117,14 @@ class GrpcRouter:
         request = images_pb2.RouteImageRequest(image_id=image_id, lease_ttl_ms=lease_ttl_ms)
         answer = await call(self._stub.RouteImage, request, timeout_s=self._timeout_s)
         return ImageRoute(
-            answer.ticket,
-            answer.runner,
-            answer.runner_address,
-            answer.owner,
-            answer.owner_address,
-            convert.image_from(answer.entry),
-            answer.build,
-            convert.leased_record_from(answer.record),
+            ticket=answer.ticket,
+            runner=answer.runner,
+            runner_address=answer.runner_address,
+            owner=answer.owner,
+            owner_address=answer.owner_address,
+            entry=convert.image_from(answer.entry),
+            build=answer.build,
+            record=convert.leased_record_from(answer.record),
         )
 
     async def finish(self, route: ImageRoute, *, failed: bool) -> None:

@@ -36,7 +36,7 @@ _KEPT: Final = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Call:
     """`bucket`, `key`: "" for none. `query`: decoded, the last of each name."""
 
@@ -176,7 +176,7 @@ def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:
         raise S3Error("KeyTooLongError", "Your key is too long")
     if "\0" in key:
         raise S3Error("InvalidURI", "A key has no NUL")
-    return Call(http, signed, bucket, key, dict(parameters(query)), request_id)
+    return Call(http=http, signed=signed, bucket=bucket, key=key, query=dict(parameters(query)), request_id=request_id)
 
 
 def check_bucket_name(bucket: str) -> None:

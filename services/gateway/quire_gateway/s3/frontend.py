@@ -72,6 +72,7 @@ class S3Frontend:
 
     def __init__(
         self,
+        *,
         config: GatewayConfig,
         authenticator: Authenticator,
         admission: Admission,

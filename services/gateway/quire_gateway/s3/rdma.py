@@ -68,7 +68,7 @@ class RdmaRequests:
     """Every method answers one kind of request."""
 
     def __init__(
-        self, backends: Backends, gateway: Gateway, leases: Leases, staging: Staging, admission: Admission
+        self, *, backends: Backends, gateway: Gateway, leases: Leases, staging: Staging, admission: Admission
     ) -> None:
         self._backends = backends
         self._gateway = gateway
