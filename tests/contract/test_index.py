@@ -1,4 +1,4 @@
-"""The index on a real Redis, asked in one call and by segment, and in memory; and who is a member."""
+"""The index on a real Redis, asked in one call and by bucket, and in memory; and who is a member."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from quire_server.redis import Membership, PrefixIndex, connect
 
 
 class TestIndex(IndexContract):
-    @pytest.fixture(params=["one call", "by segment", "memory"])
+    @pytest.fixture(params=["one call", "by bucket", "memory"])
     def index(self, request: pytest.FixtureRequest, redis_client: redis.Redis) -> PrefixIndex | MemoryIndex:
         if request.param == "memory":
             return MemoryIndex()
-        return PrefixIndex(redis_client, cluster=request.param == "by segment")
+        return PrefixIndex(redis_client, cluster=request.param == "by bucket")
 
 
 async def test_membership_expires_and_leaves(redis_client: redis.Redis) -> None:

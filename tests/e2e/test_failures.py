@@ -82,7 +82,7 @@ async def test_a_vanished_client_frees_pins_lease_and_rate(slow: LocalCluster) -
             assert victim.stdout is not None
             assert await asyncio.to_thread(victim.stdout.readline) == "receiving\n"
             redis = Redis.from_url(slow.redis_url)
-            pins = f"quire:pins:{{{keys.segment_of(CHUNKS - 1).hex()}}}"
+            pins = f"quire:pins:{{{keys.bucket_of(CHUNKS - 1).hex()}}}"
             assert [name for name in redis.hkeys(pins) if len(name) > 32], "leased"
             await _until(lambda: _busy(client), "the delivery shows in the figures")
         finally:

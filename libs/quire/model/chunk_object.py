@@ -36,8 +36,8 @@ HEADER: Final = np.dtype(
         ("stored_ms", "<u8"),
         ("key", "V32"),
         ("parent", "V32"),
-        ("segment", "V32"),
-        ("parent_segment", "V32"),
+        ("bucket", "V32"),
+        ("parent_bucket", "V32"),
         ("namespace", "V16"),
     ]
 )
@@ -67,8 +67,8 @@ def record_of(row: np.void) -> ChunkRecord:
     return ChunkRecord(
         row["key"].tobytes(),
         row["parent"].tobytes() if parent else b"",
-        row["segment"].tobytes(),
-        row["parent_segment"].tobytes() if parent else b"",
+        row["bucket"].tobytes(),
+        row["parent_bucket"].tobytes() if parent else b"",
     )
 
 

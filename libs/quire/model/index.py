@@ -14,12 +14,12 @@ OBJECT_TIER: Final = "@object"
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """A chunk's place in the index. `parent` and `parent_segment` are empty for the first of a prefix."""
+    """A chunk's place in the index. `parent` and `parent_bucket` are empty for the first of a prefix."""
 
     key: bytes
     parent: bytes
-    segment: bytes
-    parent_segment: bytes
+    bucket: bytes
+    parent_bucket: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,6 @@ def records(keys: ChunkKeys, first: int, count: int) -> list[ChunkRecord]:
     """Index records of chunks first … first+count-1 of a chain whose keys from the start are `keys`."""
     made = []
     for index in range(first, first + count):
-        parent, parent_segment = (keys.at(index - 1), keys.segment_of(index - 1)) if index else (b"", b"")
-        made.append(ChunkRecord(keys.at(index), parent, keys.segment_of(index), parent_segment))
+        parent, parent_bucket = (keys.at(index - 1), keys.bucket_of(index - 1)) if index else (b"", b"")
+        made.append(ChunkRecord(keys.at(index), parent, keys.bucket_of(index), parent_bucket))
     return made

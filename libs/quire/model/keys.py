@@ -13,7 +13,7 @@ from quire.model.errors import KeysInvalid
 
 KEY_BYTES: Final = 32
 KEYS_MAX: Final = 65_536
-SEGMENT_CHUNKS: Final = 256
+BUCKET_CHUNKS: Final = 256
 """Chunks of a chain that share one index entry in Redis and, as a rule, one storage node."""
 
 
@@ -58,6 +58,6 @@ class ChunkKeys:
         """One digest over all of them."""
         return hashlib.sha256(self.packed).digest()
 
-    def segment_of(self, index: int) -> bytes:
-        """The key that opens the index segment of chunk `index`."""
-        return self.at(index - index % SEGMENT_CHUNKS)
+    def bucket_of(self, index: int) -> bytes:
+        """The key that opens the index bucket of chunk `index`."""
+        return self.at(index - index % BUCKET_CHUNKS)

@@ -34,7 +34,7 @@ class Lease:
 
     lease_id: bytes
     tip: bytes
-    tip_segment: bytes
+    tip_bucket: bytes
     expires_ms: int
     ranges: tuple[ChunkRange, ...]
     keys_digest: bytes
@@ -61,7 +61,7 @@ class LeaseSigner:
     def sign(self, lease: Lease) -> bytes:
         ranges = [[each.node_id, each.first, each.count] for each in lease.ranges]
         tenant = [lease.tenant.tenant, lease.tenant.weight, lease.tenant.cap_bytes_per_s]
-        pinned = [lease.lease_id, lease.tip, lease.tip_segment, lease.expires_ms]
+        pinned = [lease.lease_id, lease.tip, lease.tip_bucket, lease.expires_ms]
         body = cbor2.dumps([_VERSION, *pinned, ranges, lease.keys_digest, lease.addresses, tenant])
         return self._mac(body) + body
 
@@ -73,11 +73,11 @@ class LeaseSigner:
         version, *fields = cbor2.loads(body)
         if version != _VERSION:
             raise LeaseForged(f"version {version}", field="lease")
-        lease_id, tip, tip_segment, expires_ms, ranges, keys_digest, addresses, tenant = fields
+        lease_id, tip, tip_bucket, expires_ms, ranges, keys_digest, addresses, tenant = fields
         return Lease(
             lease_id=lease_id,
             tip=tip,
-            tip_segment=tip_segment,
+            tip_bucket=tip_bucket,
             expires_ms=expires_ms,
             ranges=tuple(ChunkRange(*each) for each in ranges),
             keys_digest=keys_digest,

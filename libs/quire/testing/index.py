@@ -142,7 +142,7 @@ class MemoryIndex:
             elif not entry.children and not self._is_pinned(chunk.key, now_ms):
                 removed.append(Gone(chunk, entry.generation, entry.nodes))
                 if OBJECT_TIER in entry.nodes:
-                    self.state.objects[chunk.key] = (False, delete_ms, chunk.segment)
+                    self.state.objects[chunk.key] = (False, delete_ms, chunk.bucket)
                 self._remove(entry, now_ms)
         return Evicted(tuple(removed), tuple(absent))
 
@@ -151,7 +151,7 @@ class MemoryIndex:
         parent = self.state.entries.get(entry.record.parent)
         moved = self.state.pins.pop(entry.record.key, {})
         if parent is not None:
-            if moved and entry.record.parent_segment == entry.record.segment:
+            if moved and entry.record.parent_bucket == entry.record.bucket:
                 self.state.pins.setdefault(parent.record.key, {}).update(moved)
             parent.children -= 1
             self._remove_hollow(parent, now_ms)
@@ -185,7 +185,7 @@ class MemoryIndex:
 
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
         found = [entry for entry in self.state.entries.values() if node_id in entry.nodes]
-        bare = [replace(entry.record, parent=b"", parent_segment=b"") for entry in found]
+        bare = [replace(entry.record, parent=b"", parent_bucket=b"") for entry in found]
         return [(record, entry.generation) for record, entry in zip(bare, found, strict=True)], 0
 
     async def remember_drops(self, node_id: str, generations: Mapping[bytes, int]) -> None:
@@ -220,23 +220,23 @@ class MemoryIndex:
             return False
         if entry is None or OBJECT_TIER not in entry.nodes:
             due_ms = max(delete_ms, before[1]) if before is not None else delete_ms
-            self.state.objects[chunk.key] = (False, due_ms, chunk.segment)
+            self.state.objects[chunk.key] = (False, due_ms, chunk.bucket)
         return True
 
     async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
         claimed: list[ChunkRecord] = []
-        for key, (_, due_ms, segment) in list(self.state.objects.items()):
+        for key, (_, due_ms, bucket) in list(self.state.objects.items()):
             entry = self.state.entries.get(key)
             if entry is not None and OBJECT_TIER in entry.nodes:
                 del self.state.objects[key]
             elif due_ms <= now_ms and len(claimed) < limit:
-                self.state.objects[key] = (True, until_ms, segment)
-                claimed.append(ChunkRecord(key, b"", segment, b""))
+                self.state.objects[key] = (True, until_ms, bucket)
+                claimed.append(ChunkRecord(key, b"", bucket, b""))
         return claimed
 
     async def objects_deleted(self, chunks: Sequence[ChunkRecord], until_ms: int) -> None:
         for chunk in chunks:
-            if self.state.objects.get(chunk.key) == (True, until_ms, chunk.segment):
+            if self.state.objects.get(chunk.key) == (True, until_ms, chunk.bucket):
                 del self.state.objects[chunk.key]
 
     # ---- rebuilding
@@ -253,7 +253,7 @@ class MemoryIndex:
 
     # ---- pins
 
-    async def pin(self, segment: bytes, key: bytes, lease_id: bytes, expires_ms: int, ttl_ms: int, now_ms: int) -> bool:
+    async def pin(self, bucket: bytes, key: bytes, lease_id: bytes, expires_ms: int, ttl_ms: int, now_ms: int) -> bool:
         if key not in self.state.entries:
             return False
         for each in list(self.state.pins):
@@ -261,15 +261,15 @@ class MemoryIndex:
         self.state.pins.setdefault(key, {})[lease_id] = expires_ms
         return True
 
-    async def unpin(self, segment: bytes, key: bytes, lease_id: bytes) -> bool:
+    async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool:
         mine = self.state.pins.get(key, {})
         held = mine.pop(lease_id, None) is not None
         if not mine:
             self.state.pins.pop(key, None)
         return held
 
-    async def pins(self, segment: bytes) -> int:
-        """Of all segments together."""
+    async def pins(self, bucket: bytes) -> int:
+        """Of all buckets together."""
         return sum(len(pins) for pins in self.state.pins.values())
 
     def _is_pinned(self, key: bytes, now_ms: int) -> bool:

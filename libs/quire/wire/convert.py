@@ -265,12 +265,12 @@ def _info_from(message: pb.Node) -> Info:
 
 
 def record_from(message: orchestrator_pb2.ChunkRecord) -> ChunkRecord:
-    return ChunkRecord(message.key, message.parent, message.segment, message.parent_segment)
+    return ChunkRecord(message.key, message.parent, message.bucket, message.parent_bucket)
 
 
 def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
     return orchestrator_pb2.ChunkRecord(
-        key=record.key, parent=record.parent, segment=record.segment, parent_segment=record.parent_segment
+        key=record.key, parent=record.parent, bucket=record.bucket, parent_bucket=record.parent_bucket
     )
 
 

@@ -1,7 +1,7 @@
 """The prefix-closed index: which chunks exist, and which storage nodes hold them.
 
 Closed means that a chunk is indexed only if the chunk before it is, so the longest cached prefix is found by
-bisection: on the server, in one round trip, without reading every key. Chains are cut into segments of 256 chunks,
+bisection: on the server, in one round trip, without reading every key. Chains are cut into buckets of 256 chunks,
 each a Redis hash named by the key that opens it, so that a popular root does not fill one slot of a Redis Cluster.
 """
 
@@ -16,7 +16,7 @@ import redis.asyncio as redis
 from redis.exceptions import NoScriptError
 
 from quire.model.index import OBJECT_TIER, ChunkRecord, Evicted, Gone, Listing, Match, ObjectMark, PlacedRun
-from quire.model.keys import KEY_BYTES, SEGMENT_CHUNKS, ChunkKeys
+from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys
 from quire_server.redis import scripts
 from quire_server.redis.connection import metadata_errors
 
@@ -33,7 +33,7 @@ _OBJECT_MARKS: Final = {ord("1"): ObjectMark.LISTED, ord("0"): ObjectMark.GONE, 
 
 
 class PrefixIndex:
-    """The index behind one Redis. `cluster` asks segment by segment in a pipeline, else all in one call.
+    """The index behind one Redis. `cluster` asks bucket by bucket in a pipeline, else all in one call.
 
     `draw` makes the random bytes of generations.
     """
@@ -62,11 +62,11 @@ class PrefixIndex:
         """The longest indexed prefix of `keys`; no side effect."""
         if len(keys) == 0:
             return Match(())
-        segments = [_segment_key(keys.at(at)) for at in range(0, len(keys), SEGMENT_CHUNKS)]
+        buckets = [_bucket_key(keys.at(at)) for at in range(0, len(keys), BUCKET_CHUNKS)]
         if self._cluster:
-            flat = await self._match_each(keys, segments)
+            flat = await self._match_each(keys, buckets)
         else:
-            flat = await self._run("match", segments, [keys.packed, SEGMENT_CHUNKS])
+            flat = await self._run("match", buckets, [keys.packed, BUCKET_CHUNKS])
         runs: list[PlacedRun] = []
         for count, placement in zip(flat[::2], flat[1::2], strict=True):
             nodes = _nodes(placement)
@@ -82,8 +82,8 @@ class PrefixIndex:
         where the object is being deleted.
         """
         generations: list[int] = []
-        for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
-            generations += await self._register_segment(node_id, segment, list(group), now_ms)
+        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
+            generations += await self._register_bucket(node_id, bucket, list(group), now_ms)
         return generations
 
     async def unregister(
@@ -101,10 +101,10 @@ class PrefixIndex:
         `only_in_object`: leave alone what the object tier is not listed for; `others_min`: what fewer other nodes have.
         """
         out: list[bool] = []
-        for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
+        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             packed = b"".join(chunk.key for chunk in group)
             arguments = [node_id, packed, now_ms, "1" if only_in_object else "", others_min]
-            mask, *orphaned = await self._change("unregister", segment, arguments)
+            mask, *orphaned = await self._change("unregister", bucket, arguments)
             out += [mark == ord("1") for mark in mask]
             await self._uncount(orphaned, now_ms)
         return out
@@ -116,17 +116,17 @@ class PrefixIndex:
         """
         removed: list[Gone] = []
         absent: list[bytes] = []
-        for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
+        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part = list(group)
             arguments = [now_ms, b"".join(chunk.key for chunk in part), delete_ms]
-            count, *rest = await self._change("evict", segment, arguments)
+            count, *rest = await self._change("evict", bucket, arguments)
             for chunk, answer in zip(part, rest[count:], strict=True):
                 if answer == b"absent":
                     absent.append(chunk.key)
                 elif answer != b"kept":
                     removed.append(Gone(chunk, int.from_bytes(answer[:8], "big"), _nodes(answer[8:])))
             await self._uncount(rest[:count], now_ms)
-        due = {gone.record.segment + gone.record.key: delete_ms for gone in removed if OBJECT_TIER in gone.nodes}
+        due = {gone.record.bucket + gone.record.key: delete_ms for gone in removed if OBJECT_TIER in gone.nodes}
         if due:
             async with metadata_errors():
                 await self._client.zadd(_DUE_KEY, due)
@@ -137,7 +137,7 @@ class PrefixIndex:
         async with metadata_errors():
             pipeline = self._client.pipeline(transaction=False)
             for chunk in chunks:
-                pipeline.hget(_segment_key(chunk.segment), chunk.key)
+                pipeline.hget(_bucket_key(chunk.bucket), chunk.key)
             return [_nodes(placement or b"") for placement in await pipeline.execute()]
 
     async def epoch(self) -> str:
@@ -179,11 +179,11 @@ class PrefixIndex:
                 pipeline.hgetall(name)
             found: list[tuple[ChunkRecord, int]] = []
             for name, fields in zip(names, await pipeline.execute(), strict=True):
-                segment = bytes.fromhex(cast(bytes, name).decode().partition("{")[2][:-1])
+                bucket = bytes.fromhex(cast(bytes, name).decode().partition("{")[2][:-1])
                 for key, placement in fields.items():
                     if len(key) == KEY_BYTES and node_id in _nodes(placement):
                         generation = int.from_bytes(fields.get(key + b"g", b"")[:8], "big")
-                        found.append((ChunkRecord(key, b"", segment, b""), generation))
+                        found.append((ChunkRecord(key, b"", bucket, b""), generation))
             return found, int(after)
 
     async def remember_drops(self, node_id: str, generations: Mapping[bytes, int]) -> None:
@@ -208,12 +208,12 @@ class PrefixIndex:
         """List the object tier in these very entries."""
         marks: list[ObjectMark] = []
         pairs = zip(chunks, generations, strict=True)
-        for segment, group in groupby(pairs, key=lambda pair: pair[0].segment):
+        for bucket, group in groupby(pairs, key=lambda pair: pair[0].bucket):
             part = list(group)
             packed = b"".join(each.to_bytes(8, "big") for _, each in part)
-            mask = await self._change("add_objects", segment, [b"".join(chunk.key for chunk, _ in part), packed])
+            mask = await self._change("add_objects", bucket, [b"".join(chunk.key for chunk, _ in part), packed])
             marks += [_OBJECT_MARKS[mark] for mark in mask]
-            listed = [segment + chunk.key for (chunk, _), mark in zip(part, mask, strict=True) if mark == ord("1")]
+            listed = [bucket + chunk.key for (chunk, _), mark in zip(part, mask, strict=True) if mark == ord("1")]
             if listed:
                 async with metadata_errors():
                     await self._client.zrem(_DUE_KEY, *listed)
@@ -224,10 +224,10 @@ class PrefixIndex:
         one lists them by then. False for one that is being deleted just now.
         """
         marks: list[bool] = []
-        for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
+        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part = list(group)
-            mask = await self._change("expect", segment, [b"".join(chunk.key for chunk in part), delete_ms])
-            noted = [segment + chunk.key for chunk, mark in zip(part, mask, strict=True) if mark == ord("1")]
+            mask = await self._change("expect", bucket, [b"".join(chunk.key for chunk in part), delete_ms])
+            noted = [bucket + chunk.key for chunk, mark in zip(part, mask, strict=True) if mark == ord("1")]
             if noted:
                 async with metadata_errors():
                     await self._client.zadd(_DUE_KEY, dict.fromkeys(noted, delete_ms))
@@ -242,13 +242,13 @@ class PrefixIndex:
             due = cast(list[bytes], await self._client.zrangebyscore(_DUE_KEY, 0, now_ms, 0, limit))
         chunks = [ChunkRecord(each[KEY_BYTES:], b"", each[:KEY_BYTES], b"") for each in due]
         claimed: list[ChunkRecord] = []
-        for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
+        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part = list(group)
             arguments = [b"".join(chunk.key for chunk in part), now_ms, until_ms]
-            mask = await self._change("claim", segment, arguments)
+            mask = await self._change("claim", bucket, arguments)
             claimed += [chunk for chunk, mark in zip(part, mask, strict=True) if mark == ord("1")]
-            over = [segment + chunk.key for chunk, mark in zip(part, mask, strict=True) if mark == ord("0")]
-            later = {segment + chunk.key: until_ms for chunk, mark in zip(part, mask, strict=True) if mark != ord("0")}
+            over = [bucket + chunk.key for chunk, mark in zip(part, mask, strict=True) if mark == ord("0")]
+            later = {bucket + chunk.key: until_ms for chunk, mark in zip(part, mask, strict=True) if mark != ord("0")}
             async with metadata_errors():
                 if over:
                     await self._client.zrem(_DUE_KEY, *over)
@@ -258,11 +258,11 @@ class PrefixIndex:
 
     async def objects_deleted(self, chunks: Sequence[ChunkRecord], until_ms: int) -> None:
         """What was claimed until then is deleted."""
-        for segment, group in groupby(chunks, key=lambda chunk: chunk.segment):
+        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part = list(group)
-            await self._change("deleted", segment, [b"".join(chunk.key for chunk in part), until_ms])
+            await self._change("deleted", bucket, [b"".join(chunk.key for chunk in part), until_ms])
             async with metadata_errors():
-                await self._client.zrem(_DUE_KEY, *(segment + chunk.key for chunk in part))
+                await self._client.zrem(_DUE_KEY, *(bucket + chunk.key for chunk in part))
 
     # ---- rebuilding
 
@@ -284,72 +284,70 @@ class PrefixIndex:
 
     # ---- pins
 
-    async def pin(self, segment: bytes, key: bytes, lease_id: bytes, expires_ms: int, ttl_ms: int, now_ms: int) -> bool:
+    async def pin(self, bucket: bytes, key: bytes, lease_id: bytes, expires_ms: int, ttl_ms: int, now_ms: int) -> bool:
         """Keep `key`, and with it all that it extends, until `expires_ms`. False if it is gone."""
         arguments = [key, lease_id, expires_ms, ttl_ms, now_ms, now_ms + _PRUNE_MS]
-        return bool(await self._run("pin", [_segment_key(segment), _pins_key(segment)], arguments))
+        return bool(await self._run("pin", [_bucket_key(bucket), _pins_key(bucket)], arguments))
 
-    async def unpin(self, segment: bytes, key: bytes, lease_id: bytes) -> bool:
+    async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool:
         """Give a pin back; whether it was held."""
         async with metadata_errors():
-            return bool(await self._client.hdel(_pins_key(segment), key + lease_id))
+            return bool(await self._client.hdel(_pins_key(bucket), key + lease_id))
 
-    async def pins(self, segment: bytes) -> int:
-        """How many pins a segment has; expired ones count for ten seconds more."""
+    async def pins(self, bucket: bytes) -> int:
+        """How many pins a bucket has; expired ones count for ten seconds more."""
         async with metadata_errors():
-            return len([name for name in await self._client.hkeys(_pins_key(segment)) if len(name) > KEY_BYTES])
+            return len([name for name in await self._client.hkeys(_pins_key(bucket)) if len(name) > KEY_BYTES])
 
     # ----
 
-    async def _register_segment(
-        self, node_id: str, segment: bytes, chunks: list[ChunkRecord], now_ms: int
-    ) -> list[int]:
+    async def _register_bucket(self, node_id: str, bucket: bytes, chunks: list[ChunkRecord], now_ms: int) -> list[int]:
         opener, counted = chunks[0], False
-        crosses = bool(opener.parent) and opener.parent_segment != segment
+        crosses = bool(opener.parent) and opener.parent_bucket != bucket
         if crosses and not await self._exists(opener):
-            # The parent lives in another segment: count the child there first. A crash in between leaves the parent
+            # The parent lives in another bucket: count the child there first. A crash in between leaves the parent
             # held too long, never the chain open.
-            counted = await self._count_child(opener.parent, opener.parent_segment, 1, now_ms)
+            counted = await self._count_child(opener.parent, opener.parent_bucket, 1, now_ms)
             if not counted:
                 return [0] * len(chunks)
         packed = b"".join(chunk.key + (chunk.parent or _NO_PARENT) for chunk in chunks)
         fresh = (int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
-        elsewhere = opener.parent_segment if crosses else b""
+        elsewhere = opener.parent_bucket if crosses else b""
         arguments = [node_id, packed, fresh, elsewhere]
-        marks = await self._change("register", segment, arguments)
+        marks = await self._change("register", bucket, arguments)
         if counted and marks[:1] != b"2":  # another one was quicker and counted as well, or it was refused
-            await self._count_child(opener.parent, opener.parent_segment, -1, now_ms)
+            await self._count_child(opener.parent, opener.parent_bucket, -1, now_ms)
         return [int.from_bytes(marks[at + 1 : at + 9], "big") for at in range(0, len(marks), 9)]
 
     async def _exists(self, chunk: ChunkRecord) -> bool:
         async with metadata_errors():
-            return bool(await self._client.hexists(_segment_key(chunk.segment), chunk.key))
+            return bool(await self._client.hexists(_bucket_key(chunk.bucket), chunk.key))
 
-    async def _count_child(self, parent: bytes, segment: bytes, change: int, now_ms: int) -> bool:
-        mark, *orphaned = await self._change("count_child", segment, [parent, change, now_ms])
+    async def _count_child(self, parent: bytes, bucket: bytes, change: int, now_ms: int) -> bool:
+        mark, *orphaned = await self._change("count_child", bucket, [parent, change, now_ms])
         await self._uncount(orphaned, now_ms)
         return bool(mark == b"1")
 
     async def _uncount(self, orphaned: Sequence[bytes], now_ms: int) -> None:
-        """Parents in other segments have lost a child."""
-        for parent, segment in zip(orphaned[::2], orphaned[1::2], strict=True):
-            await self._count_child(parent, segment, -1, now_ms)
+        """Parents in other buckets have lost a child."""
+        for parent, bucket in zip(orphaned[::2], orphaned[1::2], strict=True):
+            await self._count_child(parent, bucket, -1, now_ms)
 
-    async def _match_each(self, keys: ChunkKeys, segments: list[str]) -> list[Any]:
+    async def _match_each(self, keys: ChunkKeys, buckets: list[str]) -> list[Any]:
         async with metadata_errors():
             try:
-                return await self._match_pipeline(keys, segments)
+                return await self._match_pipeline(keys, buckets)
             except NoScriptError:
                 await self._client.script_load(scripts.MATCH)
-                return await self._match_pipeline(keys, segments)
+                return await self._match_pipeline(keys, buckets)
 
-    async def _match_pipeline(self, keys: ChunkKeys, segments: list[str]) -> list[Any]:
+    async def _match_pipeline(self, keys: ChunkKeys, buckets: list[str]) -> list[Any]:
         pipeline = self._client.pipeline(transaction=False)
         sizes = []
-        for at, segment in enumerate(segments):
-            part = keys.run(at * SEGMENT_CHUNKS, min(SEGMENT_CHUNKS, len(keys) - at * SEGMENT_CHUNKS))
+        for at, bucket in enumerate(buckets):
+            part = keys.run(at * BUCKET_CHUNKS, min(BUCKET_CHUNKS, len(keys) - at * BUCKET_CHUNKS))
             sizes.append(len(part))
-            pipeline.evalsha(self._scripts["match"].sha, 1, segment, part.packed, SEGMENT_CHUNKS)
+            pipeline.evalsha(self._scripts["match"].sha, 1, bucket, part.packed, BUCKET_CHUNKS)
         flat: list[Any] = []
         for size, runs in zip(sizes, await pipeline.execute(), strict=True):
             flat += runs
@@ -357,8 +355,8 @@ class PrefixIndex:
                 break
         return flat
 
-    async def _change(self, name: str, segment: bytes, arguments: list[Any]) -> Any:
-        keys = [_segment_key(segment), _pins_key(segment), _objects_key(segment), _LISTINGS_KEY]
+    async def _change(self, name: str, bucket: bytes, arguments: list[Any]) -> Any:
+        keys = [_bucket_key(bucket), _pins_key(bucket), _objects_key(bucket), _LISTINGS_KEY]
         return await self._run(name, keys, arguments)
 
     async def _run(self, name: str, keys: list[str], arguments: list[Any]) -> Any:
@@ -366,16 +364,16 @@ class PrefixIndex:
             return await self._scripts[name](keys=keys, args=arguments)
 
 
-def _segment_key(segment: bytes) -> str:
-    return f"quire:index:{{{segment.hex()}}}"
+def _bucket_key(bucket: bytes) -> str:
+    return f"quire:index:{{{bucket.hex()}}}"
 
 
-def _pins_key(segment: bytes) -> str:
-    return f"quire:pins:{{{segment.hex()}}}"
+def _pins_key(bucket: bytes) -> str:
+    return f"quire:pins:{{{bucket.hex()}}}"
 
 
-def _objects_key(segment: bytes) -> str:
-    return f"quire:objects:{{{segment.hex()}}}"
+def _objects_key(bucket: bytes) -> str:
+    return f"quire:objects:{{{bucket.hex()}}}"
 
 
 def _drops_key(node_id: str) -> str:

@@ -1,8 +1,8 @@
-"""The server-side scripts of the prefix index. Each touches one index segment.
+"""The server-side scripts of the prefix index. Each touches one index bucket.
 
-An index segment is a hash. Fields: the 32-byte key of a chunk → the nodes that hold it, joined by commas ("" for none,
+An index bucket is a hash. Fields: the 32-byte key of a chunk → the nodes that hold it, joined by commas ("" for none,
 which keeps the chain closed while others extend it); key .. "g" → generation of the entry (8 bytes), then the key of
-its parent, then the parent's segment where that is another one; key .. "c" → how many indexed chunks extend it; "@n"
+its parent, then the parent's bucket where that is another one; key .. "c" → how many indexed chunks extend it; "@n"
 chunks, "@u" the placement that is most common, "@m" how many chunks differ from it.
 
 Beside it, in the same slot, lie a hash of pins (key .. lease id → expiry; "@p": when to look for expired ones), and a
@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import Final
 
-# KEYS: the segments of the chain in order. ARGV: 1 all digests packed, 2 chunks per segment.
+# KEYS: the buckets of the chain in order. ARGV: 1 all digests packed, 2 chunks per bucket.
 # Returns {count, placement, count, placement, ...}: runs of equal placement from the start of the prefix.
 MATCH: Final = """
-local digests, per_segment = ARGV[1], tonumber(ARGV[2])
+local digests, per_bucket = ARGV[1], tonumber(ARGV[2])
 local total, runs = #digests / 32, {}
 local function digest(i) return string.sub(digests, i * 32 + 1, i * 32 + 32) end
 local function add(count, placement)
@@ -26,8 +26,8 @@ local function add(count, placement)
   else runs[last + 1] = count; runs[last + 2] = placement end
 end
 for s = 1, #KEYS do
-  local key, first = KEYS[s], (s - 1) * per_segment
-  local n = math.min(per_segment, total - first)
+  local key, first = KEYS[s], (s - 1) * per_bucket
+  local n = math.min(per_bucket, total - first)
   local low, high = 0, n                     -- chunks known present; bound of what may be
   if redis.call('HEXISTS', key, digest(first + n - 1)) == 1 then low = n
   else
@@ -49,8 +49,8 @@ end
 return runs
 """
 
-# What the scripts that change a segment share. KEYS: segment, pins, objects, listings.
-_SEGMENT: Final = """
+# What the scripts that change a bucket share. KEYS: bucket, pins, objects, listings.
+_BUCKET: Final = """
 local key, pins, objects, listings = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local shape = redis.call('HMGET', key, '@u', '@m', '@n')
 local uniform, mixed, count = shape[1], tonumber(shape[2] or '0'), tonumber(shape[3] or '0')
@@ -107,7 +107,7 @@ local function move_pins(digest, parent)
   end
   pinned = nil
 end
-local outside = {}                           -- parents in other segments that lost a child: key, segment, key, ...
+local outside = {}                           -- parents in other buckets that lost a child: key, bucket, key, ...
 -- Take an entry out, and then each of its ancestors here that has neither a holder nor a child.
 local function remove(digest, now)
   while digest do
@@ -149,10 +149,10 @@ end
 """
 
 # ARGV: 1 node, 2 (digest .. parent) packed; the parent is 32 zero bytes for none, 3 generation of new entries (8
-# bytes), 4 the segment of the first one's parent, where that is another one. Returns for each 9 bytes: "1" indexed, "2"
+# bytes), 4 the bucket of the first one's parent, where that is another one. Returns for each 9 bytes: "1" indexed, "2"
 # indexed and new, "0" refused (its parent is not indexed, or its object is being deleted); then the generation.
 REGISTER: Final = (
-    _SEGMENT
+    _BUCKET
     + """
 local node, records, fresh, elsewhere, marks = ARGV[1], ARGV[2], ARGV[3], ARGV[4], {}
 local none = string.rep('\\0', 32)
@@ -189,9 +189,9 @@ return table.concat(marks)
 
 # ARGV: 1 node, 2 digests packed, 3 now in ms, 4 "1": only where the object tier is listed too, 5 only where so many
 # other nodes are. The node holds these no more; an entry without holder and child is removed. Returns a mask, "1" where
-# the node is not listed now, then parents in other segments that lost a child.
+# the node is not listed now, then parents in other buckets that lost a child.
 UNREGISTER: Final = (
-    _SEGMENT
+    _BUCKET
     + """
 local node, digests, now, mask = ARGV[1], ARGV[2], tonumber(ARGV[3]), {}
 for at = 1, #digests, 32 do
@@ -217,10 +217,10 @@ return {table.concat(mask), unpack(outside)}
 )
 
 # ARGV: 1 now in ms, 2 digests packed, the deepest chunk first, 3 when to delete objects. Removes those that no indexed
-# chunk extends and no lease pins. Returns how many parents in other segments follow, these, then for each chunk its
+# chunk extends and no lease pins. Returns how many parents in other buckets follow, these, then for each chunk its
 # generation and placement if it was removed, "kept" if it was not, "absent" if it was not indexed.
 EVICT: Final = (
-    _SEGMENT
+    _BUCKET
     + """
 local now, digests, removed = tonumber(ARGV[1]), ARGV[2], {}
 for at = 1, #digests, 32 do
@@ -241,10 +241,10 @@ return answer
 """
 )
 
-# ARGV: 1 digest, 2 change, 3 now in ms. Counts a child in another segment. Returns "0" if the chunk is not indexed,
-# else "1" and, if it went because it has neither a holder nor a child any more, parents in other segments.
+# ARGV: 1 digest, 2 change, 3 now in ms. Counts a child in another bucket. Returns "0" if the chunk is not indexed,
+# else "1" and, if it went because it has neither a holder nor a child any more, parents in other buckets.
 COUNT_CHILD: Final = (
-    _SEGMENT
+    _BUCKET
     + """
 local digest, now = ARGV[1], tonumber(ARGV[3])
 if redis.call('HEXISTS', key, digest) == 0 then return {'0'} end
@@ -260,7 +260,7 @@ return {'1', unpack(outside)}
 # ARGV: 1 digests packed, 2 generations (8 bytes each) packed. Lists the object tier in these very entries. Returns a
 # mask: "1" listed, "0" there is no such entry, "!" the object is being deleted.
 ADD_OBJECTS: Final = (
-    _SEGMENT
+    _BUCKET
     + """
 local digests, generations, mask = ARGV[1], ARGV[2], {}
 for i = 0, #digests / 32 - 1 do
@@ -286,7 +286,7 @@ return table.concat(mask)
 # ARGV: 1 digests packed, 2 when to delete them. Notes objects that no entry lists. Returns a mask: "1" noted,
 # "2" listed already, "!" it is being deleted.
 EXPECT: Final = (
-    _SEGMENT
+    _BUCKET
     + """
 local mask = {}
 for at = 1, #ARGV[1], 32 do
@@ -306,7 +306,7 @@ return table.concat(mask)
 # ARGV: 1 digests packed, 2 now in ms, 3 until when the deletion runs at the most. Returns a mask: "1" to be deleted,
 # "0" not any more, "2" not yet, or claimed by another.
 CLAIM: Final = (
-    _SEGMENT
+    _BUCKET
     + """
 local now, mask = tonumber(ARGV[2]), {}
 for at = 1, #ARGV[1], 32 do
@@ -330,7 +330,7 @@ return table.concat(mask)
 # ARGV: 1 digests packed, 2 the claim. Their objects are deleted: they may be written again. Not if another one has
 # claimed them since.
 DELETED: Final = (
-    _SEGMENT
+    _BUCKET
     + """
 for at = 1, #ARGV[1], 32 do
   local digest = string.sub(ARGV[1], at, at + 31)
@@ -340,7 +340,7 @@ return 1
 """
 )
 
-# KEYS: segment, pins. ARGV: 1 digest, 2 lease id, 3 expiry in ms, 4 time to live of the pins in ms, 5 now in ms, 6 when
+# KEYS: bucket, pins. ARGV: 1 digest, 2 lease id, 3 expiry in ms, 4 time to live of the pins in ms, 5 now in ms, 6 when
 # to look for expired pins again. Returns 0 if the chunk is gone.
 PIN: Final = """
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end

@@ -113,7 +113,7 @@ class Lookups:
                 return found
             lease = self._lease(keys.run(0, matched), found, lease_ttl_ms, tenant)
             if await self._index.pin(
-                lease.tip_segment, lease.tip, lease.lease_id, lease.expires_ms, lease_ttl_ms, now_ms
+                lease.tip_bucket, lease.tip, lease.lease_id, lease.expires_ms, lease_ttl_ms, now_ms
             ):
                 self._leases.add(1, {"event": "given"})
                 self._leased[lease.lease_id] = lease.expires_ms
@@ -125,7 +125,7 @@ class Lookups:
         """Give a lease back, expired or not; whether it was held."""
         lease = self._signer.open(token)
         self._leased.pop(lease.lease_id, None)
-        held = await self._index.unpin(lease.tip_segment, lease.tip, lease.lease_id)
+        held = await self._index.unpin(lease.tip_bucket, lease.tip, lease.lease_id)
         self._leases.add(1, {"event": "given back" if held else "was over"})
         return held
 
@@ -151,7 +151,7 @@ class Lookups:
         return Lease(
             lease_id=os.urandom(16),
             tip=keys.at(len(keys) - 1),
-            tip_segment=keys.segment_of(len(keys) - 1),
+            tip_bucket=keys.bucket_of(len(keys) - 1),
             expires_ms=self._clock.now_ms() + ttl_ms,
             ranges=tuple(found.ranges),
             keys_digest=keys.digest(),

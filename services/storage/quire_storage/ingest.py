@@ -61,7 +61,7 @@ class IngestCall:
             raise InvalidRequest(f"{len(self.records)} chunks do not fill the runs", field="source_ranges")
         if any(run.first + run.count > self.source_chunks for run in self.source_ranges):
             raise InvalidRequest("a run leaves the source", field="source_ranges")
-        if any(len(record.key) != KEY_BYTES or len(record.segment) != KEY_BYTES for record in self.records):
+        if any(len(record.key) != KEY_BYTES or len(record.bucket) != KEY_BYTES for record in self.records):
             raise InvalidRequest(f"a key is not of {KEY_BYTES} bytes", field="chunks")
         ChunkKeys(b"".join(record.key for record in self.records)).distinct()
         needed = self.layout.payload_bytes(self.source_chunks)

@@ -52,7 +52,7 @@ def _lease(clock: FakeClock, *ranges: ChunkRange, keys: ChunkKeys = KEYS) -> Lea
     return Lease(
         lease_id=b"i" * 16,
         tip=keys.at(len(keys) - 1),
-        tip_segment=keys.at(0),
+        tip_bucket=keys.at(0),
         expires_ms=clock.now_ms() + 1000,
         ranges=ranges,
         keys_digest=keys.digest(),

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 from quire.model.index import OBJECT_TIER, Match, PlacedRun
-from quire.model.keys import SEGMENT_CHUNKS, ChunkKeys
+from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.model.nodes import Location, Node, StorageInfo
 from quire.model.ranges import ChunkRange
 from quire_orchestrator.core.placement import placed_ranges, readable_ranges, rendezvous
@@ -38,7 +38,7 @@ def test_a_run_of_chunks_sits_together() -> None:
     at = 100
     for each in ranges:
         assert each.first == at
-        assert at == 100 or at % SEGMENT_CHUNKS == 0
+        assert at == 100 or at % BUCKET_CHUNKS == 0
         at = each.stop
     assert at == 1000
     shared = placed_ranges(keys.run(0, 300), 0, NODES)
@@ -49,7 +49,7 @@ KEYS = ChunkKeys(b"".join(index.to_bytes(32, "big") for index in range(600)))
 
 
 def test_the_nearest_replica_serves() -> None:
-    """Same host before same zone before any; and what only the object tier has goes by segment, to a live node."""
+    """Same host before same zone before any; and what only the object tier has goes by bucket, to a live node."""
     places = {"n0": Location("h0", "z0"), "n1": Location("h1", "z1"), "n2": Location("h2", "z1")}
     live = {name: replace(LIVE[name], location=where) for name, where in places.items()}
     match = Match((PlacedRun(7, ("n0", "n1", "n2")),))

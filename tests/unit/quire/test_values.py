@@ -94,7 +94,7 @@ def test_lease_is_bound_to_its_chunks_node_time_and_secret() -> None:
     lease = Lease(
         lease_id=b"i" * 16,
         tip=keys.at(1),
-        tip_segment=keys.at(0),
+        tip_bucket=keys.at(0),
         expires_ms=1000,
         ranges=(ChunkRange("a", 0, 1), ChunkRange("b", 1, 1)),
         keys_digest=keys.digest(),

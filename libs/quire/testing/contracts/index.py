@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quire.model.index import DIGEST_MODULUS, ChunkRecord, Listing, ObjectMark, listing_number, records
-from quire.model.keys import SEGMENT_CHUNKS, ChunkKeys
+from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 
 Index = Any
 """What `quire.testing.index.MemoryIndex` does."""
@@ -59,7 +59,7 @@ class IndexContract:
 
     @pytest.mark.parametrize("length", [1, 255, 256, 257, 700])
     async def test_longest_match_at_every_kind_of_boundary(self, index: Index, length: int) -> None:
-        """With the first `present` chunks registered, exactly these match, whatever the segment they end in."""
+        """With the first `present` chunks registered, exactly these match, whatever the bucket they end in."""
         keys = chain(length + 300)
         assert await _count(index, keys) == 0
         assert await _register(index, "a", records(keys, 0, length)) == [True] * length
@@ -68,13 +68,13 @@ class IndexContract:
         assert [run.nodes for run in (await index.match(keys)).runs] == [("a",)]
 
     async def test_a_chunk_without_its_parent_is_refused(self, index: Index) -> None:
-        """The index stays closed, also where parent and child lie in different segments."""
+        """The index stays closed, also where parent and child lie in different buckets."""
         keys = chain(600)
         assert await _register(index, "a", records(keys, 5, 3)) == [False] * 3
-        assert await _register(index, "a", records(keys, SEGMENT_CHUNKS, 2)) == [False] * 2
-        await _register(index, "a", records(keys, 0, SEGMENT_CHUNKS))
-        assert await _register(index, "a", records(keys, SEGMENT_CHUNKS, 2)) == [True] * 2
-        assert await _count(index, keys) == SEGMENT_CHUNKS + 2
+        assert await _register(index, "a", records(keys, BUCKET_CHUNKS, 2)) == [False] * 2
+        await _register(index, "a", records(keys, 0, BUCKET_CHUNKS))
+        assert await _register(index, "a", records(keys, BUCKET_CHUNKS, 2)) == [True] * 2
+        assert await _count(index, keys) == BUCKET_CHUNKS + 2
 
     async def test_placements_are_runs(self, index: Index) -> None:
         """Mixed placements come back chunk by chunk, merged into runs; a lost replica leaves a tombstone."""
@@ -90,7 +90,7 @@ class IndexContract:
         assert (await index.match(keys)).runs[2].nodes == ("c",)
 
     async def test_eviction_is_leaf_first(self, index: Index) -> None:
-        """A chunk that another extends stays, so does everything before it, also across segments and branches."""
+        """A chunk that another extends stays, so does everything before it, also across buckets and branches."""
         trunk, branch = chain(300), chain(290, branch=1, common=280)
         await _register(index, "a", records(trunk, 0, 300))
         await _register(index, "a", records(branch, 280, 10))
@@ -104,24 +104,24 @@ class IndexContract:
         assert await _count(index, trunk) == 300
 
     async def test_a_leaf_without_holders_leaves_with_its_withdrawal(self, index: Index) -> None:
-        """Finding 10: lost chunks pinned their parents for ever. Also where a parent lies in the segment before."""
-        keys = chain(SEGMENT_CHUNKS + 3)
-        await _register(index, "a", records(keys, 0, SEGMENT_CHUNKS + 3))
-        await index.unregister("a", records(keys, SEGMENT_CHUNKS + 1, 1), 0)
-        assert await _count(index, keys) == SEGMENT_CHUNKS + 3, "others extend it"
-        await index.unregister("a", records(keys, SEGMENT_CHUNKS + 2, 1), 0)
-        assert await _count(index, keys) == SEGMENT_CHUNKS + 1, "both are gone now"
-        await index.unregister("a", records(keys, SEGMENT_CHUNKS - 2, 2), 0)
-        await index.unregister("a", records(keys, SEGMENT_CHUNKS, 1), 0)
-        assert await _count(index, keys) == SEGMENT_CHUNKS - 2
-        assert len(await _evict(index, keys.run(0, SEGMENT_CHUNKS - 2), 0, now_ms=0)) == SEGMENT_CHUNKS - 2
+        """Finding 10: lost chunks pinned their parents for ever. Also where a parent lies in the bucket before."""
+        keys = chain(BUCKET_CHUNKS + 3)
+        await _register(index, "a", records(keys, 0, BUCKET_CHUNKS + 3))
+        await index.unregister("a", records(keys, BUCKET_CHUNKS + 1, 1), 0)
+        assert await _count(index, keys) == BUCKET_CHUNKS + 3, "others extend it"
+        await index.unregister("a", records(keys, BUCKET_CHUNKS + 2, 1), 0)
+        assert await _count(index, keys) == BUCKET_CHUNKS + 1, "both are gone now"
+        await index.unregister("a", records(keys, BUCKET_CHUNKS - 2, 2), 0)
+        await index.unregister("a", records(keys, BUCKET_CHUNKS, 1), 0)
+        assert await _count(index, keys) == BUCKET_CHUNKS - 2
+        assert len(await _evict(index, keys.run(0, BUCKET_CHUNKS - 2), 0, now_ms=0)) == BUCKET_CHUNKS - 2
         assert await _listing(index, "a") == Listing()
 
     async def test_the_lease_of_a_leaf_without_holders_passes_to_its_parent(self, index: Index) -> None:
         """What is before it is promised to a reader, and was protected by it alone."""
         keys = chain(3)
         await _register(index, "a", records(keys, 0, 3))
-        assert await index.pin(keys.segment_of(2), keys.at(2), b"l" * 16, 1000, 60_000, 0)
+        assert await index.pin(keys.bucket_of(2), keys.at(2), b"l" * 16, 1000, 60_000, 0)
         await index.unregister("a", records(keys, 2, 1), 500)
         assert await _count(index, keys) == 2
         assert await _evict(index, keys.run(0, 2), 0, now_ms=500) == []
@@ -290,29 +290,29 @@ class IndexContract:
         assert await index.rebuild() == ""
 
     async def test_expired_pins_go(self, index: Index) -> None:
-        """Finding 15: in a segment that nobody evicts from, pins stayed for ever."""
+        """Finding 15: in a bucket that nobody evicts from, pins stayed for ever."""
         keys = chain(2)
         await _register(index, "a", records(keys, 0, 2))
         for number in range(50):
-            assert await index.pin(keys.segment_of(1), keys.at(1), bytes([number]) * 16, 1000, 60_000, 0)
-        assert await index.pins(keys.segment_of(1)) == 50
-        assert await index.pin(keys.segment_of(1), keys.at(1), b"z" * 16, 90_000, 60_000, 20_000)
-        assert await index.pins(keys.segment_of(1)) == 1
+            assert await index.pin(keys.bucket_of(1), keys.at(1), bytes([number]) * 16, 1000, 60_000, 0)
+        assert await index.pins(keys.bucket_of(1)) == 50
+        assert await index.pin(keys.bucket_of(1), keys.at(1), b"z" * 16, 90_000, 60_000, 20_000)
+        assert await index.pins(keys.bucket_of(1)) == 1
 
     async def test_pins_hold_the_whole_prefix_until_they_expire(self, index: Index) -> None:
         keys = chain(270)
         await _register(index, "a", records(keys, 0, 270))
-        tip, segment = keys.at(263), keys.segment_of(263)
-        assert await index.pin(segment, tip, b"l" * 16, expires_ms=1000, ttl_ms=60_000, now_ms=0)
+        tip, bucket = keys.at(263), keys.bucket_of(263)
+        assert await index.pin(bucket, tip, b"l" * 16, expires_ms=1000, ttl_ms=60_000, now_ms=0)
         assert len(await _evict(index, keys, 0, now_ms=999)) == 6
         assert await _count(index, keys) == 264
         assert await _evict(index, keys.run(0, 264), 0, now_ms=999) == []
         assert len(await _evict(index, keys.run(0, 264), 200, now_ms=1000)) == 64
-        assert await index.pin(keys.segment_of(100), keys.at(100), b"m" * 16, 5000, 60_000, 0)
-        assert await index.unpin(keys.segment_of(100), keys.at(100), b"m" * 16)
-        assert not await index.unpin(keys.segment_of(100), keys.at(100), b"m" * 16)
+        assert await index.pin(keys.bucket_of(100), keys.at(100), b"m" * 16, 5000, 60_000, 0)
+        assert await index.unpin(keys.bucket_of(100), keys.at(100), b"m" * 16)
+        assert not await index.unpin(keys.bucket_of(100), keys.at(100), b"m" * 16)
         assert len(await _evict(index, keys.run(0, 200), 0, now_ms=0)) == 200
-        assert not await index.pin(segment, tip, b"l" * 16, 1000, 1000, 0), "a chunk that is gone cannot be pinned"
+        assert not await index.pin(bucket, tip, b"l" * 16, 1000, 1000, 0), "a chunk that is gone cannot be pinned"
 
     @pytest.mark.parametrize("seed", range(6))
     async def test_random_histories_equal_the_model(self, index: Index, seed: int) -> None:

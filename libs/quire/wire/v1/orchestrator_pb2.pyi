@@ -399,27 +399,27 @@ class ChunkRecord(_message.Message):
 
     KEY_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
-    SEGMENT_FIELD_NUMBER: _builtins.int
-    PARENT_SEGMENT_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    PARENT_BUCKET_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
     """Key, 32 bytes."""
     parent: _builtins.bytes
     """Key of the chunk before it; empty for the first of a prefix."""
-    segment: _builtins.bytes
-    """Index segment of the chain that it belongs to, 32 bytes: the key that opens the segment."""
-    parent_segment: _builtins.bytes
-    """Index segment of the parent, 32 bytes; empty for the first of a prefix."""
+    bucket: _builtins.bytes
+    """Index bucket of the chain that it belongs to, 32 bytes: the key that opens the bucket."""
+    parent_bucket: _builtins.bytes
+    """Index bucket of the parent, 32 bytes; empty for the first of a prefix."""
     def __init__(
         self,
         *,
         key: _builtins.bytes = ...,
         parent: _builtins.bytes = ...,
-        segment: _builtins.bytes = ...,
-        parent_segment: _builtins.bytes = ...,
+        bucket: _builtins.bytes = ...,
+        parent_bucket: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "parent", b"parent", "parent_segment", b"parent_segment", "segment", b"segment"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "key", b"key", "parent", b"parent", "parent_bucket", b"parent_bucket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

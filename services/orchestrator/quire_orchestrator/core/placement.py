@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from quire.model.index import OBJECT_TIER, Match
-from quire.model.keys import SEGMENT_CHUNKS, ChunkKeys
+from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.model.nodes import Location, Node, NodeAddress, SchedulerInfo, StorageInfo
 from quire.model.ranges import ChunkRange
 
@@ -55,8 +55,8 @@ def placed_ranges(keys: ChunkKeys, first: int, nodes: Sequence[Node]) -> list[Ch
     ranges: list[ChunkRange] = []
     at = first
     while at < len(keys):
-        stop = min(len(keys), at - at % SEGMENT_CHUNKS + SEGMENT_CHUNKS)
-        _extend(ranges, ChunkRange(rendezvous(keys.segment_of(at), nodes)[0].node_id, at, stop - at))
+        stop = min(len(keys), at - at % BUCKET_CHUNKS + BUCKET_CHUNKS)
+        _extend(ranges, ChunkRange(rendezvous(keys.bucket_of(at), nodes)[0].node_id, at, stop - at))
         at = stop
     return ranges
 

@@ -147,7 +147,7 @@ def pack_header(header: Header, slab: int = 0, slot: int = 0, generation: int = 
     row["flags"] = (HAS_PARENT if record.parent else 0) | (IN_OBJECT if header.in_object else 0)
     row["durability"] = LEVELS.index(header.level)
     row["stored_ms"] = chunk.stored_ms
-    fields = record.key + (record.parent or bytes(32)) + record.segment + (record.parent_segment or bytes(32))
+    fields = record.key + (record.parent or bytes(32)) + record.bucket + (record.parent_bucket or bytes(32))
     body = bytearray(row.tobytes())
     body[48 : 48 + 128], body[176:192] = fields, chunk.namespace
     body += chunk.checksums.astype("<u4").tobytes()
