@@ -264,3 +264,20 @@ async def traced_fetch(gateway: str) -> None:
             await fetch_all(client, found)
             await client.release(found)
         print(f"{span.get_span_context().trace_id:032x}")
+
+
+async def test_a_cluster_killed_whole_starts_again_at_once(tmp_path: Path) -> None:
+    """The dead count as members for longer than a start takes, and are not taken for the living."""
+    settings = {"QUIRE_ORCHESTRATOR_MEMBER_TTL_MS": "5000"}
+    cluster = LocalCluster(tmp_path, arena_bytes=64 << 20, drive_bytes=128 << 20, settings=settings, decoders=0)
+    namespace = Namespace("test", "restart", LARGE)
+    payload = random_payload(namespace, 4)
+    with cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            await store(client, namespace, some_keys(namespace, 4), payload)
+        for name in cluster.names:
+            cluster.kill(name)
+    with cluster:
+        async with QuireClient(cluster.gateway_address) as client:
+            found = await client.lookup(namespace, some_keys(namespace, 4))
+            assert ((await fetch_all(client, found))[0] == payload).all()

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
+from quire.client.reachability import Reachability
 from quire.client.store import StoreSession
-from quire.client.way import check_way
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
@@ -116,7 +116,6 @@ class QuireClient:
         token = token or os.environ.get("QUIRE_TOKEN", "")
         self._channels = channels or ChannelPool(tls or tls_of_environment(), token)
         self._transfers: dict[bytes, Delivery | StoreSession] = {}
-        self._reached = False
 
     async def __aenter__(self) -> QuireClient:
         await self.start()
@@ -132,6 +131,7 @@ class QuireClient:
             self._transport = ucx_transport()
         await self._transport.start()
         self._transport.on_message(self._on_message)
+        self._reachability = Reachability(self._transport, self.status)
 
     async def close(self) -> None:
         """Stop every delivery, wait until no storage node writes here any more, disconnect.
@@ -305,9 +305,7 @@ class QuireClient:
 
         UCX ends a process that is connected to by a peer to which it has no way back. Raises `PeerLost`.
         """
-        if self._reached:
-            return
-        self._reached = check_way(self.transport, await self.status())
+        await self._reachability.check()
 
     async def release(self, found: Lookup) -> bool:
         """Give the lease back; whether it was still held."""

@@ -21,7 +21,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final, NamedTuple, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -50,6 +50,12 @@ class _Process:
     address: str
     popen: subprocess.Popen[bytes]
     log: IO[bytes] = field(repr=False)
+
+
+class _Member(NamedTuple):
+    name: str
+    address: str
+    incarnation: str
 
 
 class LocalCluster:
@@ -208,10 +214,15 @@ class LocalCluster:
         self._wait_joined(deadline)
 
     def stop(self, timeout_s: float = 15.0) -> None:
-        """Ask everybody to stop, then make them. Leaves no process, socket or lock behind."""
-        services = [process for name, process in self._processes.items() if name != "redis"]
-        redis = [process for name, process in self._processes.items() if name == "redis"]
-        for group in (services, redis):
+        """Ask every process to stop, then make it. Leaves no process, socket or lock behind.
+
+        Members go before the orchestrators, which they tell that they leave: a cluster started on the folder a moment
+        later must not find them.
+        """
+        groups: dict[str, list[_Process]] = {"members": [], "orchestrator": [], "redis": []}
+        for name, process in self._processes.items():
+            groups.get(name.partition("-")[0], groups["members"]).append(process)
+        for group in groups.values():
             for process in group:
                 if process.popen.poll() is None:
                     process.popen.terminate()
@@ -229,6 +240,7 @@ class LocalCluster:
             self._spawner = None
         if self._socket_folder:
             shutil.rmtree(self._socket_folder, ignore_errors=True)
+            self._socket_folder = self._redis_url = ""
         if self._lock is not None:
             (self.folder / _STATE).unlink(missing_ok=True)
             (self.folder / _LOCK).unlink(missing_ok=True)
@@ -264,7 +276,7 @@ class LocalCluster:
         """Start a stopped process again, as it was but for what `environment` adds, this once."""
         old = self._processes[name]
         assert old.popen.poll() is not None, "kill it first"
-        before = {} if name == "redis" else self._incarnations()
+        before = {} if name == "redis" else self._members()
         self._spawn(name, old.command, old.environment | (environment or {}), old.address)
         self._processes[name].environment = old.environment
         deadline = time.monotonic() + timeout_s
@@ -273,7 +285,7 @@ class LocalCluster:
             return
         self._wait_healthy(self._processes[name], deadline)
         # The one before counts as alive for a while after its death: wait for the new one, not for the name.
-        self._wait_joined(deadline, {name: before[name]} if name in before else {})
+        self._wait_joined(deadline, before.get(name))
 
     # ----
 
@@ -374,28 +386,31 @@ class LocalCluster:
                         return
                 time.sleep(0.02)
 
-    def _wait_joined(self, deadline: float, stale: dict[str, str] | None = None) -> None:
-        """Return when every storage node that runs is a member, none of them as an incarnation of `stale`."""
+    def _wait_joined(self, deadline: float, before: _Member | None = None) -> None:
+        """Return when every storage node that runs is a member: with the address that it has now, and not as `before`.
+
+        A process that died counts as a member for a while: also one of a cluster that ran on this folder before.
+        """
         running = {
-            name
+            (name, process.address)
             for name, process in self._processes.items()
             if name.startswith("storage") and process.popen.poll() is None
         }
         while True:
-            known = self._incarnations()
-            if running <= known.keys() and not (known.items() & (stale or {}).items()):
+            known = set(self._members().values())
+            if running <= {(member.name, member.address) for member in known} and before not in known:
                 return
             if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"not all of {sorted(running)} joined the cluster")
+                raise DeadlineExceeded(f"not all of {sorted(name for name, _ in running)} joined the cluster")
             time.sleep(0.05)
 
-    def _incarnations(self) -> dict[str, str]:
-        """Members and their incarnations, as the gateway tells them; empty while it does not answer."""
+    def _members(self) -> dict[str, _Member]:
+        """Members by name, as the gateway tells them; empty while it does not answer."""
         shown = [(AUTHORIZATION, f"Bearer {member_token(self.secret)}")]
         with self._channel(self._addresses["gateway"][0]) as channel, contextlib.suppress(grpc.RpcError):
             stub: Any = GatewayServiceStub(channel)
             nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2, metadata=shown).nodes
-            return {node.node_id: node.incarnation for node in nodes}
+            return {node.node_id: _Member(node.node_id, node.grpc_address, node.incarnation) for node in nodes}
         return {}
 
     def _certificates(self) -> dict[str, str]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Protocol
 
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, DeadlineExceeded, TargetInvalid, Unavailable
 from quire.model.images import ImageEntry, Rendering, check_image_id, entry_of_record
-from quire.model.nodes import Node
 from quire_gateway.images import ImageGateway, ImageServed
 from quire_gateway.latents import LatentGateway
-from quire_gateway.ports import Catalogue, Members
+from quire_gateway.ports import Catalogue
 
 _PAGE: Final = 500
 
@@ -30,7 +29,7 @@ class Lent(Protocol):
 
 
 class OwnMemory:
-    """Every method is one request. `check_way`: whether the data plane reaches the members, before they are told."""
+    """Every method is one request. `reach`: makes sure that the data plane reaches the cluster first."""
 
     def __init__(
         self,
@@ -38,17 +37,14 @@ class OwnMemory:
         images: ImageGateway,
         latents: LatentGateway,
         catalogue: Catalogue,
-        members: Members,
         memory: Lent,
-        check_way: Callable[[list[Node]], bool],
+        reach: Callable[[], Awaitable[None]],
     ) -> None:
         self._images = images
         self._latents = latents
         self._catalogue = catalogue
-        self._members = members
         self._memory = memory
-        self._check_way = check_way
-        self._reached = False
+        self._reach = reach
 
     async def get(self, image_id: str, rendering: Rendering, if_none_match: str = "") -> tuple[ImageServed, bytes]:
         """An image, encoded as asked; no bytes if the ETag is still good. A decoder that fails is passed over once.
@@ -122,7 +118,3 @@ class OwnMemory:
                 yield entry
             if not after:
                 return
-
-    async def _reach(self) -> None:
-        if not self._reached:
-            self._reached = self._check_way(await self._members.nodes())

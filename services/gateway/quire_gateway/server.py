@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quire import PROTOCOL_VERSION
+from quire.client.reachability import Reachability
 from quire.client.remote_memory import RemoteMemory
-from quire.client.way import check_way
 from quire.model.nodes import GatewayInfo, Node
 from quire.transport import ucx_transport
 from quire.wire.channels import ChannelPool
@@ -124,9 +123,8 @@ async def serve(config: GatewayConfig) -> None:
         images=images,
         latents=latents,
         catalogue=catalogue,
-        members=GrpcMembers(config, channels),
         memory=memory,
-        check_way=partial(check_way, transport),
+        reach=Reachability(transport, GrpcMembers(config, channels).nodes).check,
     )
     frontend = ImagesFrontend(config, own, admission)
     s3 = _s3_frontend(config, admission, keys, redis, channels, gateway, leases, own, memory)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -89,9 +90,8 @@ class World:
             images=ImageGateway(this, this),
             latents=LatentGateway(self.gateway(), this, Leases(this)),
             catalogue=this,
-            members=this,
             memory=RemoteMemory(self.transport),
-            check_way=lambda nodes: True,
+            reach=AsyncMock(),
         )
 
     # ---- storage nodes
