@@ -19,7 +19,8 @@ from pyucx._cdef import CDEF, STATUS_LAST
 from pyucx.errors import LibraryNotFound
 
 # Read by UCX when it is loaded, hence before dlopen. UCX must not install signal handlers or print backtraces, must not
-# take SIGHUP, must not patch mmap (the memory handle is passed explicitly instead), and needs no thread for its VFS.
+# take SIGHUP, must not patch mmap (the memory handle is passed explicitly instead), and needs no thread for its VFS. By
+# default it waits for a tcp connection inside the call: a machine that is off would hold up the loop for minutes.
 _PROCESS_ENVIRONMENT: Final = {
     "UCX_ERROR_SIGNALS": "",
     "UCX_HANDLE_ERRORS": "none",
@@ -27,6 +28,7 @@ _PROCESS_ENVIRONMENT: Final = {
     "UCX_MEM_EVENTS": "n",
     "UCX_VFS_ENABLE": "n",
     "UCX_LOG_LEVEL": "fatal",
+    "UCX_TCP_CONN_NB": "y",
 }
 _SYSTEM_FOLDERS: Final = (
     "/opt/ucx/lib",

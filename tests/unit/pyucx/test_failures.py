@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +24,8 @@ TRANSPORTS = ["tcp", "tcp,cma"]
 class PeerProcess:
     """A child that runs `peer_process.py`."""
 
-    def __init__(self, role: str, transport: str) -> None:
-        command = [sys.executable, str(_PEER), role, transport]
+    def __init__(self, role: str, transport: str, prefix: Sequence[str] = ()) -> None:
+        command = [*prefix, sys.executable, str(_PEER), role, transport]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def read(self) -> list[object]:
@@ -127,6 +129,50 @@ async def test_stopped_peer_is_a_timeout() -> None:
                 memory.close()
     finally:
         peer.kill()
+
+
+@pytest.fixture
+def other_host() -> Iterator[tuple[str, list[str], Callable[[], None]]]:
+    """A host beside this one: the device that leads there, what runs a command there, and how to switch it off."""
+    device, there = f"pyucx{os.getpid()}"[:15], f"pyucx-{os.getpid()}"
+    make = f"""
+        ip netns add {there} && ip link add {device} type veth peer name eth0 netns {there} &&
+        ip addr add 10.217.0.1/24 dev {device} && ip link set {device} up &&
+        ip -n {there} addr add 10.217.0.2/24 dev eth0 && ip -n {there} link set eth0 up && ip -n {there} link set lo up
+    """
+
+    def switch_off() -> None:
+        subprocess.run(
+            ["ip", "neigh", "replace", "10.217.0.2", "lladdr", "02:00:00:00:00:99", "dev", device], check=True
+        )
+
+    try:
+        if subprocess.run(make, shell=True, capture_output=True, check=False).returncode:
+            pytest.skip("network namespaces cannot be made here")
+        yield device, ["ip", "netns", "exec", there], switch_off
+    finally:
+        subprocess.run(["ip", "link", "del", device], capture_output=True, check=False)
+        subprocess.run(["ip", "netns", "del", there], capture_output=True, check=False)
+
+
+async def test_a_host_that_is_switched_off_does_not_hold_up_the_loop(
+    other_host: tuple[str, list[str], Callable[[], None]],
+) -> None:
+    """Connecting returns though nothing answers; transfers end at their deadline; the worker can be closed."""
+    device, prefix, switch_off = other_host
+    receiver = PeerProcess("receive", "tcp", prefix)
+    writer = PeerProcess("put", "tcp", ["env", f"UCX_NET_DEVICES={device}"])
+    try:
+        address = await asyncio.to_thread(receiver.read)
+        await asyncio.to_thread(writer.read)
+        switch_off()
+        writer.write(address)
+        async with asyncio.timeout(30):
+            assert await asyncio.to_thread(writer.read) == ["survived", "OperationTimeout"]
+        assert writer.process.wait(10) == 0
+    finally:
+        receiver.kill()
+        writer.kill()
 
 
 async def _connect(worker: Worker, memory: Memory, peer: PeerProcess) -> tuple[Endpoint, RemoteMemory]:
