@@ -31,7 +31,7 @@ _CHUNKS_MAX = 10
 
 
 class Worker:
-    """One of several; its prefixes are its own, what it reads may be anybody's."""
+    """One of several; its prefixes are its own, what it reads may be another's."""
 
     def __init__(self, job: dict[str, Any], index: int, stored: dict[int, int]) -> None:
         self._job = job

@@ -66,7 +66,7 @@ async def _problem(client: QuireClient, seed: int, keys: Any, expected: Any) -> 
 
 
 async def _quiet(client: QuireClient) -> list[str]:
-    """Everybody is a member again, and nothing runs that nobody asked for."""
+    """Every node is a member again, and nothing runs without a request."""
     deadline = time.monotonic() + _QUIET_S
     while True:
         nodes = list(await client.status())

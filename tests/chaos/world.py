@@ -79,7 +79,7 @@ class World(LocalCluster):
         return ["ip", "netns", "exec", _namespace(name), *command]
 
     def cut(self, name: str) -> None:
-        """Nothing goes in or out; nobody is told."""
+        """Nothing goes in or out, and no peer is told."""
         _run("ip", "link", "set", _link(name), "down")
 
     def slow(self, name: str, mbit_per_s: int) -> None:

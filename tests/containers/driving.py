@@ -1,4 +1,4 @@
-"""What is done with a cluster in containers, whoever started it."""
+"""What is done with a cluster in containers, however it was started."""
 
 from __future__ import annotations
 

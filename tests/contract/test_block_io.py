@@ -131,7 +131,7 @@ async def test_a_write_that_fails_says_so_and_costs_no_other(tmp_path: Path) -> 
 
 
 async def test_a_cancelled_reader_is_held_until_the_drives_let_go(bench: Bench, tmp_path: Path) -> None:
-    """Its memory may be given to somebody else right after: nothing may land there any more."""
+    """Its memory may be lent again right after: nothing may land there any more."""
     at = list(range(0, 4 << 20, 4096))
     task = asyncio.create_task(
         bench.ring.read(contexts([0] * len(at), at, [4096] * len(at), [bench.base + a for a in at]))

@@ -106,7 +106,7 @@ async def test_what_is_replaced_or_deleted_goes_after_a_while(scene: Scene) -> N
 
 
 async def test_complete_and_abort_at_once(scene: Scene) -> None:
-    """Whoever is first: the object is whole, or there is none."""
+    """Whichever comes first: the object is whole, or there is none."""
     for round_number in range(20):
         key = f"k{round_number}"
         upload_id, tags = await _upload(scene, key, {1: b"a" * PART, 2: b"b"})
@@ -185,7 +185,7 @@ async def test_two_completes_with_other_parts(scene: Scene) -> None:
 
 
 async def test_a_commit_whose_answer_is_lost(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis has done it, and nobody heard: the object is there, and stays."""
+    """Redis has done it, and the answer was lost: the object is there, and stays."""
     await scene.backend.put("k", body(b"before"), PLAIN, "")
     put = scene.buckets.put
 

@@ -1,4 +1,4 @@
-"""The catalogue of images on a real Redis: pages, uses of records, and those that nobody uses any more."""
+"""The catalogue of images on a real Redis: pages, uses of records, and unused ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_pages_go_on_past_what_was_deleted_meanwhile(redis_client: redis.R
 
 
 async def test_a_record_in_use_goes_later(redis_client: redis.Redis) -> None:
-    """Deleted while somebody reads it: it stays until nobody does, unless an image uses it again."""
+    """Deleted during a read: it stays until the read ends, unless an image uses it again."""
     leased: set[bytes] = set()
     gone: list[bytes] = []
 

@@ -197,7 +197,7 @@ async def test_a_cap_is_a_cap(client: QuireClient, operator: AdminClient) -> Non
 
 async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCluster, client: QuireClient) -> None:
     """The leader is killed: the delivery goes on at its rate, and the next one is scheduled too."""
-    await _until(lambda: _is(_leader(client)), "somebody leads")
+    await _until(lambda: _is(_leader(client)), "there is a leader")
     leader = await _leader(client)
     namespace = await _stored(client)
     found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
@@ -287,7 +287,7 @@ async def test_without_any_scheduler_equal_shares_of_the_nodes_cap(cluster: Loca
 
 async def test_what_the_scheduler_refuses(cluster: LocalCluster, client: QuireClient) -> None:
     """Typed errors that name the field."""
-    await _until(lambda: _is(_leader(client)), "somebody leads")
+    await _until(lambda: _is(_leader(client)), "there is a leader")
     channels = ChannelPool()
     stub: SchedulerServiceStub = SchedulerServiceStub(channels.get(cluster.address(await _leader(client))))
     good = {"delivery": "d", "link": "default", "bytes_per_layer": 1, "compute_window_us": 1, "layers_left": 1}

@@ -259,7 +259,7 @@ def test_top_draws_the_cluster(cluster: LocalCluster) -> None:
 
 
 def test_certificates_are_made_and_made_again(tmp_path: Path) -> None:
-    """The second time the authority is the same and the certificates are others; keys are nobody else's to read."""
+    """The second time the authority is the same and the certificates are others; only the owner can read keys."""
     folder = tmp_path / "certs"
     first = quire("certs", str(folder), "--host", "gateway.example")
     assert first.returncode == 0, first.stderr

@@ -212,7 +212,7 @@ async def test_object_survives_on_a_real_s3_server(tmp_path: Path) -> None:
 
 
 async def test_an_object_tier_that_is_away_costs_only_the_stores_that_need_it(tmp_path: Path) -> None:
-    """Nobody listens at the endpoint: local stores and reads go on, `object` says why not."""
+    """Nothing listens at the endpoint: local stores and reads go on, `object` says why not."""
     settings = {
         "QUIRE_STORAGE_OBJECT_URL": "s3://nowhere/x",
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9",

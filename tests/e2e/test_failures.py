@@ -84,7 +84,7 @@ async def test_a_vanished_client_frees_pins_lease_and_rate(slow: LocalCluster) -
             redis = Redis.from_url(slow.redis_url)
             pins = f"quire:pins:{{{keys.bucket_of(CHUNKS - 1).hex()}}}"
             assert [name for name in redis.hkeys(pins) if len(name) > 32], "leased"
-            await _until(lambda: _busy(client), "the delivery shows in the figures")
+            await _until(lambda: _busy(client), "the delivery shows in the stats")
         finally:
             victim.kill()
             victim.wait()

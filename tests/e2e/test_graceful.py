@@ -1,4 +1,4 @@
-"""Stopping and starting that nobody notices; versions that do not fit; configurations that cannot work."""
+"""Stopping and starting without a lost request; versions that do not fit; configurations that cannot work."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ async def test_a_tenant_with_a_token_stores_and_fetches_over_tls(guarded: Guarde
 
 async def test_nobody_gets_in_without_showing_who_they_are(guarded: Guarded) -> None:
     """No token, half a token, a key that does not exist, a wrong secret, a member's name with a wrong proof."""
-    name = guarded.tenant("somebody").token.split(":")[0]
+    name = guarded.tenant("another").token.split(":")[0]
     for token in ("", "x", "QKNOBODY:secret", f"{name}:{'A' * 40}", f"{name}:", "member:" + "0" * 64):
         async with guarded.client(token) as client:
             with pytest.raises(Unauthenticated):
@@ -112,7 +112,7 @@ def test_images_over_http_want_the_same_token(guarded: Guarded) -> None:
     assert json.load(caught.value)["error"] == "Unauthenticated"
     request = urllib.request.Request(
         f"http://{guarded.cluster.http_address}/v1/images",
-        headers={"Authorization": f"Bearer {guarded.tenant('somebody').token}"},
+        headers={"Authorization": f"Bearer {guarded.tenant('another').token}"},
     )
     assert json.load(urllib.request.urlopen(request, timeout=10)) == {"images": []}
 
@@ -161,7 +161,7 @@ async def test_what_a_key_may_not_do(guarded: Guarded) -> None:
 
 
 async def test_a_storage_node_moves_nothing_that_no_gateway_has_signed(guarded: Guarded) -> None:
-    """Whoever has a member's certificate and a good lease, but no permit, or another transfer's."""
+    """A caller with a member's certificate and a good lease, but no permit, or another transfer's."""
     tenant = guarded.tenant("honest")
     async with guarded.client(tenant.token) as client:
         namespace = tenant.namespace()

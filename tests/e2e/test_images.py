@@ -146,7 +146,7 @@ async def test_ids_replaced_listed_deleted(images: ImageClient, vae: Path) -> No
 
 
 async def test_a_dead_decoders_images_come_from_others(cluster: LocalCluster, images: ImageClient, vae: Path) -> None:
-    """Every image is still got, whoever owned it."""
+    """Every image is still served, whichever decoder owned it."""
     values, info = _latent(vae, 6)
     names = [f"spread-{number}" for number in range(12)]
     for name in names:
@@ -197,9 +197,9 @@ async def test_bad_latents(images: ImageClient, vae: Path) -> None:
     for name in ("", "a/b", "x" * 300, "ü"):
         with pytest.raises(InvalidRequest):
             await images.put_record(name, record)
-    unknown = LatentInfo((4, 16, 16), "float16", Vae("nobody/knows", "", "00" * 32), 64, 64)
+    unknown = LatentInfo((4, 16, 16), "float16", Vae("no/such-vae", "", "00" * 32), 64, 64)
     await images.put("unknown-vae", values, unknown)
-    with pytest.raises(VaeUnknown, match="nobody/knows"):
+    with pytest.raises(VaeUnknown, match="no/such-vae"):
         await images.get("unknown-vae")
     wrong = LatentInfo((3, 16, 16), "float16", info.vae, 64, 64)
     await images.put("wrong-channels", values[:3], wrong)

@@ -213,5 +213,5 @@ async def test_bad_descriptors_are_told(scene: Scene, client: QuireClient) -> No
         far = _descriptor(_keys(1), DeliveryOrder.AUTO, RdmaTarget.from_token(token))
         asked = {"x-quire-descriptor": far.to_header()} | _headers()
         assert (await request("PUT", url, scene.key, asked))[0] >= 400
-    assert (await request("GET", f"{scene.url}/wild/a", scene.key))[2] == b"bytes", "everybody is still there"
+    assert (await request("GET", f"{scene.url}/wild/a", scene.key))[2] == b"bytes", "the service is still there"
     assert len(await client.status()) >= 4

@@ -196,11 +196,11 @@ def test_spans_reach_an_otlp_receiver(tmp_path: Path) -> None:
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
             assert done.returncode == 0, done.stderr
             trace_id = bytes.fromhex(json.loads(done.stdout)["kv"])
-            everybody = {"engine", "gateway", "orchestrator", "scheduler", "storage"}
+            services = {"engine", "gateway", "orchestrator", "scheduler", "storage"}
             deadline = time.monotonic() + 20
-            while sink.traces.get(trace_id) != everybody and time.monotonic() < deadline:
+            while sink.traces.get(trace_id) != services and time.monotonic() < deadline:
                 time.sleep(0.1)
-    assert sink.traces.get(trace_id) == everybody
+    assert sink.traces.get(trace_id) == services
     assert sum(sink.spans.values()) > 40
 
 

@@ -172,7 +172,7 @@ async def test_an_owner_that_is_away_costs_its_cache_only(scene: Scene) -> None:
 
 
 async def test_requests_for_one_image_join(scene: Scene) -> None:
-    """In whatever format; one that gives up while others wait takes nobody along."""
+    """In whatever format; one that gives up while others wait ends no other."""
     entry = _image(scene, 3)
     scene.records.gate = asyncio.Event()
     first = asyncio.create_task(scene.home.serve(entry, PNG, ""))

@@ -51,7 +51,7 @@ def test_a_foreign_pool_is_never_touched(tmp_path: Path, change: str) -> None:
             raw[at + 12 : at + 16] = (3).to_bytes(4, "little")
             raw[at + 8 : at + 12] = crc32(bytes(raw[at + 12 : at + 4096])).to_bytes(4, "little")
     elif change == "magic":
-        raw[:8] = raw[4096:4104] = b"SOMEBODY"
+        raw[:8] = raw[4096:4104] = b"FOREIGN!"
     elif change == "short":
         del raw[8 * MIB :]
     else:

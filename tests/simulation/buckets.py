@@ -39,7 +39,7 @@ _NOT_DONE: Final = frozenset({"NoSuchUpload", "InvalidPart", "IncompleteBody", "
 
 
 class Lost(Exception):
-    """Nobody heard what became of a request."""
+    """The answer to a request was lost."""
 
 
 class _Slowly:

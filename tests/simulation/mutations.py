@@ -185,7 +185,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "unheard-is-undone": Mutation(
         0,
-        "an S3 put whose outcome nobody heard counts as failed, and its blobs go",
+        "an S3 put whose answer was lost counts as failed, and its blobs go",
         (_edit(ObjectBackend, "_commit", _PUT, _PUT_UNHEARD),),
         ("redis",),
         found_by="blob",

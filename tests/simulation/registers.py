@@ -59,7 +59,7 @@ class Operation:
 def is_linearizable(operations: Sequence[Operation]) -> bool:
     """Whether some order explains all outcomes, in which nothing comes before what had ended when it began.
 
-    What is certain and ended first is tried first; outcomes that nobody heard are used where nothing else explains.
+    What is certain and ended first is tried first; lost answers are used where nothing else explains.
     """
     ordered = sorted(operations, key=lambda each: each.began_s)
     wanted = sum(1 << at for at, each in enumerate(ordered) if each.outcome is not Outcome.UNKNOWN)

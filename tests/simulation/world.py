@@ -447,7 +447,7 @@ class Day:
         )
 
     def _check_leaks(self) -> None:
-        """No slot, pin, lease, rate, block or transfer is left when nobody is at work."""
+        """No slot, pin, lease, rate, block or transfer is left when all work has ended."""
         for name, node in self.cluster.storage.items():
             tiers = node._tiers
             left = tiers.residency.busy()

@@ -104,10 +104,10 @@ def test_every_variable_is_one_that_a_service_reads(layer: str) -> None:
 
 
 def test_only_the_gateway_is_open() -> None:
-    """Of all policies one lets everybody in, and it selects the gateway."""
+    """Of all policies one allows every source, and it selects the gateway."""
     policies = [each["spec"] for each in _built("base") if each["kind"] == "NetworkPolicy"]
-    everybody = {"matchLabels": {"app.kubernetes.io/part-of": "quire"}}
-    assert any(each["podSelector"] == everybody for each in policies), "what is not let in is shut out"
+    all_pods = {"matchLabels": {"app.kubernetes.io/part-of": "quire"}}
+    assert any(each["podSelector"] == all_pods for each in policies), "what is not allowed is refused"
     for policy in policies:
         for rule in policy["ingress"]:
             if "from" not in rule:

@@ -105,7 +105,7 @@ class Delivery:
         if self._task is not None:
             self._task.cancel()
         if not self._asked:
-            self._quiescence.everybody()
+            self._quiescence.all_quiet()
         else:  # the request may have got nowhere: then no node will ever say that it is quiet
             self._quiescence.give_up()
         self._fail(PeerLost("the delivery was cancelled"))
@@ -154,7 +154,7 @@ class Delivery:
         except QuireError as error:
             self._fail(error)
             if not self._outcomes and error.answered and not isinstance(error, InternalError):
-                self._quiescence.everybody()  # turned down by the gateway, before any node heard of it
+                self._quiescence.all_quiet()  # turned down by the gateway, before any node heard of it
             else:
                 self._quiescence.give_up()
             raise

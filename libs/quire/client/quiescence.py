@@ -54,7 +54,7 @@ class Quiescence:
 
     def give_up(self) -> None:
         """Nodes may never say that they are quiet: they are so once no permit for the transfer can be used any more."""
-        asyncio.get_running_loop().call_later(UNHEARD_S, self.everybody)
+        asyncio.get_running_loop().call_later(UNHEARD_S, self.all_quiet)
 
     def node(self, index: int) -> None:
         """This node is quiet."""
@@ -73,7 +73,7 @@ class Quiescence:
         elif outcome.node_id in self.nodes:
             self.node(self.nodes.index(outcome.node_id))
 
-    def everybody(self) -> None:
+    def all_quiet(self) -> None:
         """No node was ever asked, or all of them are quiet by now."""
         for index in range(len(self.nodes)):
             self.node(index)

@@ -6,8 +6,8 @@ QuireError
 │   ├── KeysInvalid             chunk keys of a wrong length or too many of them
 │   ├── DescriptorInvalid       a descriptor that contradicts itself or the lease
 │   └── TargetInvalid           client memory that is too small, out of range, or has an unusable key
-├── Unauthenticated             who asks has shown no token, or one that this cluster did not give
-├── NotAllowed                  who asks may not do this
+├── Unauthenticated             the caller has shown no token, or one that this cluster did not give
+├── NotAllowed                  the caller may not do this
 ├── LeaseForged                 a lease that this cluster did not sign, or that covers other chunks
 ├── LeaseExpired                a lease whose time is over
 ├── ChunkMissing                a chunk that is not here (any more)
@@ -76,11 +76,11 @@ class TargetInvalid(InvalidRequest):
 
 
 class Unauthenticated(QuireError):
-    """Who asks has shown no token, or one that this cluster did not give."""
+    """The caller has shown no token, or one that this cluster did not give."""
 
 
 class NotAllowed(QuireError):
-    """Who asks may not do this."""
+    """The caller may not do this."""
 
 
 class LeaseForged(QuireError):

@@ -53,7 +53,7 @@ OBJECT_LAG_BYTES: Final = "quire.storage.object.lag"
 
 
 class Stat(NamedTuple):
-    """One of a node's figures (`*` stands for what becomes the label) and the instrument that publishes it."""
+    """One of a node's stats (`*` stands for what becomes the label) and the instrument that publishes it."""
 
     name: str
     metric: str

@@ -8,7 +8,7 @@ import itertools
 
 
 class FakeClock:
-    """The `Clock` port. `await clock.advance(s)` lets everybody run whose sleep ends within these seconds, in order."""
+    """The `Clock` port. `await clock.advance(s)` runs every task whose sleep ends within these seconds, in order."""
 
     def __init__(self, now_s: float = 1_000.0) -> None:
         self._now_s = now_s

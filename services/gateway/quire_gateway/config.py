@@ -32,7 +32,7 @@ class GatewayConfig(ServiceConfig):
     tls_cert: str = setting("", "PEM file of the certificate that clients see, and its chain")
     tls_key: str = setting("", "PEM file of its private key")
     admin_listen: str = setting("", "host:port of the admin frontend; empty: closed")
-    auth: str = setting("off", "tokens: gRPC and images want a key of `quire keys`; off: they let everybody in")
+    auth: str = setting("off", "tokens: gRPC and images want a key of `quire keys`; off: every caller is allowed")
     tenant_requests_max: int = setting(128, "requests of one tenant at the same time; 0: no limit", minimum=0)
     tenant_bytes_max: int = setting(0, "bytes of one tenant on their way; 0: no limit", minimum=0)
     tenant_memory_max: int = setting(

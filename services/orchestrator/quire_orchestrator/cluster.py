@@ -99,7 +99,7 @@ class Cluster:
 
     async def refresh(self) -> None:
         """Look again, now."""
-        # One that an orchestrator of another release let in is not used by this one.
+        # A node accepted by an orchestrator of another release is not used by this one.
         members = await self._members.live(self._clock.now_ms())
         self.live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
         self._epoch, self.rebuild = await self._index.epoch(), await self._index.rebuild()

@@ -1,4 +1,4 @@
-"""Drives that fail, lie, fill up or are slow: chunks are healed or missing, never wrong, and nobody hangs."""
+"""Drives that fail, lie, fill up or are slow: chunks are healed or missing, never wrong, and no request hangs."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ async def test_a_drive_that_died_unnoticed_is_found_by_a_reader() -> None:
 
 
 async def test_raising_waits_for_a_write_that_is_on_its_way() -> None:
-    """A chunk that the flusher is writing is not on the drive yet: who asks for `local` is told so only when it is."""
+    """A chunk that the flusher is writing is not on the drive yet: `local` is acknowledged only when it is."""
     disk = SimDisk()
     engine = await Engine(disk).start()
     disk.delay_s = 0.05

@@ -67,7 +67,7 @@ class Clients(State):
                 _, generation = found
                 if store.level is Durability.OBJECT and not residency.in_object(key):
                     continue
-                # An entry that has ended since was evicted beside the store: whoever evicted it was asked to.
+                # An entry that has ended since was evicted beside the store: its eviction was asked for.
                 entry = self.index.state.entries.get(key)
                 if self.damaged or (entry is not None and entry.generation == generation):
                     self.promise(key, generation, store.level)

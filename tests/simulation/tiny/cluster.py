@@ -159,7 +159,7 @@ class Cluster(Steps):
     def check_promise(self, key: bytes, generation: int, level: Durability) -> None:
         entry = self.index.state.entries.get(key)
         if entry is None or entry.generation != generation:
-            raise Broken(f"{names_of([key])} was acknowledged, nobody evicted it, and it is not indexed")
+            raise Broken(f"{names_of([key])} was acknowledged, was not evicted, and is not indexed")
         alive = {node.name: node.residency for node in self.nodes if node.residency is not None}
         holders = [name for name in entry.nodes if name in alive and key in alive[name]]
         in_object = OBJECT_TIER in entry.nodes and key in self.objects
@@ -200,11 +200,11 @@ class Cluster(Steps):
             return  # the process that it belongs to has ended
         before = len(self.steps)
         _STEPS[step.what](self, *((node,) if step.incarnation else ()), *step.arguments)
-        if step.incarnation and not there:  # nobody is left to hear the answer
+        if step.incarnation and not there:  # the receiver of the answer is gone
             self.steps[before:] = [each for each in self.steps[before:] if not each.incarnation]
 
     def lose(self, step: Step) -> None:
-        """A message is lost: whoever waits for the answer hears of a failure."""
+        """A message is lost: its sender sees a failure."""
         node = self.nodes[step.node]
         if step.what == "drop":
             self.remember(*step.arguments)

@@ -81,7 +81,7 @@ async def test_without_memory_batches_shrink_and_one_alone_fails() -> None:
     runner.calls.clear()
     await _decode(device, range(8))
     assert runner.calls == [2] * 4
-    runner.room = 1  # somebody else took memory: a size that was good is not any more
+    runner.room = 1  # another process took memory: a size that was good is not any more
     assert await _decode(device, range(4)) == list(range(4))
     runner.room = 0
     with pytest.raises(DeviceFull):

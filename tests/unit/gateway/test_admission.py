@@ -45,7 +45,9 @@ async def _principal(name: str) -> Principal:
     return await _admission().authenticate(f"Bearer {name}:secret of {name}")
 
 
-@pytest.mark.parametrize("header", ["", "Bearer ", "Bearer writer:wrong", "Bearer nobody:secret of nobody", "Basic x"])
+@pytest.mark.parametrize(
+    "header", ["", "Bearer ", "Bearer writer:wrong", "Bearer stranger:secret of a stranger", "Basic x"]
+)
 async def test_missing_or_invalid_credentials(header: str) -> None:
     with pytest.raises(Unauthenticated, match="credentials"):
         await _admission().authenticate(header)

@@ -1,4 +1,4 @@
-"""Bodies of S3 requests: slow ones cost nobody else (findings 18 and 21)."""
+"""Bodies of S3 requests: slow ones cost no other request (findings 18 and 21)."""
 
 from __future__ import annotations
 

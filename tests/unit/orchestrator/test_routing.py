@@ -75,7 +75,7 @@ def test_failed_decoders_are_avoided_and_silence_runs_out() -> None:
     assert later is not None
     assert router.depth("decoder-0") + router.depth("decoder-1") == 2
     router.route("z", decoders, 20.0)
-    assert router.depth("decoder-0") + router.depth("decoder-1") == 1, "tickets that nobody gave back are gone"
+    assert router.depth("decoder-0") + router.depth("decoder-1") == 1, "tickets that were not given back are gone"
     assert not router.finish(first.ticket)
 
 

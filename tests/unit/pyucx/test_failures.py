@@ -1,4 +1,4 @@
-"""A killed peer costs its own transfers, in either direction, and nobody else anything."""
+"""A killed peer costs its own transfers, in either direction, and nothing else."""
 
 from __future__ import annotations
 

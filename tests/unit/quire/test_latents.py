@@ -104,7 +104,7 @@ def test_every_flipped_bit_is_noticed() -> None:
     "shape", [(1 << 30, 1 << 30, 1 << 30), (5000, 1, 1), (0, 4, 4), (4, 4), (-1, 4, 4), (1, 1 << 13, 1 << 14)]
 )
 def test_bombs_are_refused_before_anything_is_allocated(shape: tuple[int, ...]) -> None:
-    """A header, checksum and all, that promises what nobody has room for."""
+    """A header, checksum and all, that promises more than any machine holds."""
     import zlib
 
     record = _record()

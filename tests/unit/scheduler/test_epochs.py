@@ -27,7 +27,7 @@ def test_rates_are_stable_within_an_epoch_and_equal_after_it() -> None:
     late = link.admit(_demand("b"), 10.2)
     assert late.rate_bytes_per_s == 0, "nothing is free before the epoch ends"
     assert late.left_s == pytest.approx(0.8)
-    assert link.renew({"a": 30}, 10.3)[0].rate_bytes_per_s == _BUDGET, "nobody's rate falls within an epoch"
+    assert link.renew({"a": 30}, 10.3)[0].rate_bytes_per_s == _BUDGET, "no rate falls within an epoch"
     grants = link.renew({"a": 20, "b": 31}, 11.0)
     assert [grant.rate_bytes_per_s for grant in grants] == [_BUDGET // 2] * 2
     link.finish(["a"], 11.1)
@@ -44,7 +44,7 @@ def test_what_is_freed_serves_a_newcomer_at_once() -> None:
 
 
 def test_sharing_at_once() -> None:
-    """The option: everybody's rate follows every coming and going, and nodes look again soon."""
+    """The option: every rate follows every arrival and departure, and nodes look again soon."""
     link = LinkEpochs(_BUDGET, 1.0, Equal(), at_once=True)
     link.admit(_demand("a"), 10.0)
     assert link.admit(_demand("b"), 10.1).rate_bytes_per_s == _BUDGET // 2
@@ -142,20 +142,20 @@ def test_grants_never_exceed_the_budget(policy: str, at_once: bool, events: list
 def test_a_flood_cannot_push_another_tenant_below_its_share() -> None:
     """Twenty requests of one tenant, whose windows are lies, against one of another."""
     link = LinkEpochs(_BUDGET, 1.0, StallOpt())
-    everybody = {f"flood-{number}": 32 for number in range(20)}
+    all_of_them = {f"flood-{number}": 32 for number in range(20)}
     for number in range(20):
         link.admit(Demand(f"flood-{number}", 10**9, 1e-9, 32, "flood"), 0.0)
     link.admit(Demand("honest", 4000, 0.01, 32, "honest"), 0.1)
-    link.renew(everybody, 1.0)
+    link.renew(all_of_them, 1.0)
     assert link.rates["honest"] == 400_000, "its zero-stall rate is below half of the link: it gets all of it"
     link.admit(Demand("honest", 40_000, 0.01, 32, "honest"), 1.1)
-    link.renew(everybody, 2.0)
+    link.renew(all_of_them, 2.0)
     assert link.rates["honest"] == _BUDGET // 2, "it wants more than half of the link: it gets half"
     link.admit(Demand("honest", 40_000, 0.01, 32, "honest", weight=3.0), 2.1)
-    link.renew(everybody, 3.0)
+    link.renew(all_of_them, 3.0)
     assert link.rates["honest"] == 3 * _BUDGET // 4
     link.admit(Demand("honest", 40_000, 0.01, 32, "honest", weight=3.0, cap_bytes_per_s=1000), 3.1)
-    link.renew(everybody, 4.0)
+    link.renew(all_of_them, 4.0)
     assert link.rates["honest"] == 1000
 
 

@@ -132,7 +132,7 @@ async def test_links_and_limits() -> None:
     }
     assert scheduler.stats["link.rack-1.newcomer"] == 500_000
     scheduler.finish("a")
-    scheduler.finish("nobody")
+    scheduler.finish("unknown")
     assert scheduler.stats["link.rack-1.newcomer"] == 1_000_000
     for number in range(500):  # crashed nodes leave no trace behind
         clock._now_s += 1.0
@@ -144,7 +144,7 @@ async def test_links_and_limits() -> None:
 
 
 async def test_the_limit_counts_only_those_that_are_alive() -> None:
-    """A node that died with all places taken locks nobody out, and advice does not count it either."""
+    """A node that died with all places taken locks no other out, and advice does not count it either."""
     clock = FakeClock()
     config = SchedulerConfig(links="default=1000000", deliveries_max=3, policy="equal")
     scheduler = Scheduler(config, clock, Leadership("only", None, 100, clock))
@@ -158,7 +158,7 @@ async def test_the_limit_counts_only_those_that_are_alive() -> None:
 
 
 async def test_asking_goes_on_whatever_the_store_does() -> None:
-    """An error that nobody expected, and a store that hangs, do not end it."""
+    """An unexpected error, and a store that hangs, do not end it."""
     clock = FakeClock()
     lease = SharedLease(clock)
     leadership = Leadership("only", lease, 50, clock)

@@ -94,7 +94,7 @@ def test_a_policy_that_nobody_wrote() -> None:
     )
 )
 def test_tenants_get_their_share(tenants: dict[str, tuple[float, float, float]]) -> None:
-    """Nobody below min(what it wants, its weight's part, its cap), nobody above its cap, nothing wasted."""
+    """None below min(what it wants, its weight's part, its cap), none above its cap, nothing wasted."""
     budget, weights = 1e5, sum(weight for _, weight, _ in tenants.values())
     parts = shares(tenants, budget)
     for name, (wanted, weight, cap) in tenants.items():

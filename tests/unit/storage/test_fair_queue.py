@@ -38,7 +38,7 @@ async def test_whoever_gives_up_in_line_costs_nobody_a_place() -> None:
     await asyncio.sleep(0)
     waiting[0].cancel()
     leave_first()
-    waiting[1].cancel()  # at the moment when it was let in
+    waiting[1].cancel()  # at the moment when it was admitted
     await asyncio.gather(*waiting[:2], return_exceptions=True)
     async with asyncio.timeout(5):
         leave_third = await waiting[2]

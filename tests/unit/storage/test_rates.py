@@ -96,7 +96,7 @@ async def test_a_scheduler_that_goes_and_comes_back() -> None:
 
 
 async def test_a_takeover_changes_no_rate() -> None:
-    """A tenth of a second without a leader, then one that knows nobody."""
+    """A tenth of a second without a leader, then one that knows no transfer."""
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
     allowance = await rates.admit(_request("a"))

@@ -290,7 +290,7 @@ class IndexContract:
         assert await index.rebuild() == ""
 
     async def test_expired_pins_go(self, index: Index) -> None:
-        """Finding 15: in a bucket that nobody evicts from, pins stayed for ever."""
+        """Finding 15: in a bucket without evictions, pins stayed for ever."""
         keys = chain(2)
         await _register(index, "a", records(keys, 0, 2))
         for number in range(50):

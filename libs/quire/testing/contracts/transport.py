@@ -114,7 +114,7 @@ class TransportContract:
         remote.close()
 
     async def test_peer_that_left_is_lost_and_others_go_on(self, scene: Scene) -> None:
-        """After the reader closed, transfers to it raise PeerLost; a transfer to somebody else works."""
+        """After the reader closed, transfers to it raise PeerLost; a transfer to another reader works."""
         peer = scene.writer.connect(scene.remote_target.worker_address)
         remote = peer.remote(scene.remote_target)
         stream = peer.stream(scene.region, remote)
@@ -127,7 +127,7 @@ class TransportContract:
             for _ in range(200):
                 stream = peer.stream(scene.region, remote)
                 await stream.send(0, 100, 0)
-                stream.announce(b"anybody?")
+                stream.announce(b"late")
                 await stream.drain(10)
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(10):

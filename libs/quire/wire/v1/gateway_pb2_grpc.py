@@ -181,7 +181,7 @@ class GatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """The members of the cluster and their key figures.
+        """The members of the cluster and their stats.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,7 +59,7 @@ class GatewayServiceStub:
     ListImages: _grpc.UnaryUnaryMultiCallable[_images_pb2.ListImagesRequest, _images_pb2.ListImagesResponse]
     """Images by id."""
     Status: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]
-    """The members of the cluster and their key figures."""
+    """The members of the cluster and their stats."""
 
 @_typing.type_check_only
 class GatewayServiceAsyncStub(GatewayServiceStub):
@@ -91,7 +91,7 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     ListImages: _aio.UnaryUnaryMultiCallable[_images_pb2.ListImagesRequest, _images_pb2.ListImagesResponse]  # type: ignore[assignment]
     """Images by id."""
     Status: _aio.UnaryUnaryMultiCallable[_gateway_pb2.StatusRequest, _gateway_pb2.StatusResponse]  # type: ignore[assignment]
-    """The members of the cluster and their key figures."""
+    """The members of the cluster and their stats."""
 
 class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
     """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory."""
@@ -192,7 +192,7 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.StatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.StatusResponse, _abc.Awaitable[_gateway_pb2.StatusResponse]]:
-        """The members of the cluster and their key figures."""
+        """The members of the cluster and their stats."""
 
 def add_GatewayServiceServicer_to_server(servicer: GatewayServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

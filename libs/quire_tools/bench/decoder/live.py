@@ -157,7 +157,7 @@ async def _replay(gateway: str, names: list[str], settings: LiveSettings, step: 
             await asyncio.sleep(max(0.0, begun + times[at] - time.perf_counter()))
             tasks.append(asyncio.create_task(one(name)))
         await asyncio.gather(*tasks)
-        await asyncio.sleep(1.2)  # figures come with heartbeats
+        await asyncio.sleep(1.2)  # stats come with heartbeats
         for node in await client.status():
             outcome.alpha = node.stats.get("cache.alpha", outcome.alpha)
     return outcome

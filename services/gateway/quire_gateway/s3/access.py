@@ -1,4 +1,4 @@
-"""Who asks, and what they may: signature, tenant, grants."""
+"""The caller of a request, and what it may do: signature, tenant, grants."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Caller:
 
 
 class Authenticator:
-    """Finds out who asks."""
+    """Finds the caller of a request."""
 
     def __init__(self, keys: KeyRing, clock: Clock) -> None:
         self._keys = keys

@@ -1,6 +1,6 @@
 """What a bucket is made of. Ordinary ones hold what clients put there; KV chunks and latents have buckets of their own.
 
-A backend knows nothing of HTTP and nothing of who asks.
+A backend knows nothing of HTTP and nothing of the caller.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One S3 request on its way through the frontend: where it points, who asks, what it says."""
+"""One S3 request on its way through the frontend: where it points, its caller, what it says."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class RdmaRequests:
     def _admit(
         self, call: Call, target: RdmaTarget, namespace: Namespace | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """A namespace without a salt is everybody's."""
+        """A namespace without a salt is shared by all tenants."""
         salt = (namespace.tenant_salt or None) if namespace is not None else None
         return self._admission.admit(call.principal, Need(salt=salt, payload=target.length, memory=target.length))
 

@@ -17,7 +17,7 @@ class _Unlearning:
 
 
 class Equal(_Unlearning):
-    """The same for everybody."""
+    """The same for all tenants."""
 
     name = "equal"
 

@@ -1,7 +1,7 @@
 """Tenants first, requests second: what a tenant asks for in the pool can never cost another its share of it.
 
 The budget is divided among the tenants with demands by weighted max-min fairness (water filling): none gets more
-than it can use before everybody has its share, and what one does not need goes to the others by weight. A tenant's
+than it can use before all others have their shares, and what one does not need goes to the others by weight. A tenant's
 demand is the sum of its targets, so one that lies about its windows asks for more, and gets its share. Then the policy
 divides each tenant's part among its requests.
 """
