@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -224,13 +225,17 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
         "s3": ["bench", "s3", "--sizes", "64", "--at-once", "4", "--total-mib", "4"],
         "spillover": ["bench", "images", "--sim", "--part", "spillover", "--trace", str(accesses)],
     }
-    for name, command in commands.items():
+
+    def run(name: str) -> None:
         out, picture = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
-        done = quire(*command, "--json", str(out), "--plot", str(picture))
+        done = quire(*commands[name], "--json", str(out), "--plot", str(picture))
         assert done.returncode == 0, done.stdout + done.stderr
         report = json.loads(out.read_text(), parse_constant=_no_json)
         assert report["rows"] and report["baseline"]["name"]
         assert picture.stat().st_size > 5000
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(run, commands))
     bad = quire("plan", "kv", "--trace", str(accesses))
     assert bad.returncode == 1 and "Traceback" not in bad.stderr
 

@@ -26,7 +26,7 @@ from tests.simulation.cluster import Members
 class Mutation:
     """`faults`: the bad days on which it shows; `found_by`: words of the check that finds it. `explored`: the
     scenario in which the exploration finds it, for one that the simulator need not find. `finding`: 0 for one that the
-    exploration itself has found.
+    exploration itself has found. `seed`: where the search begins, the seed that found it last.
     """
 
     finding: int
@@ -36,6 +36,7 @@ class Mutation:
     found_by: str = ""
     explored: str = ""
     reads_only: bool = False
+    seed: int = 1
 
     def apply(self) -> None:
         for edit in self.edits:
@@ -96,6 +97,7 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("redis emptied",),
         found_by="acknowledged",
+        seed=10,
     ),
     "unmapped-landing": Mutation(
         4,
@@ -117,6 +119,7 @@ MUTATIONS: dict[str, Mutation] = {
         (lambda: setattr(Members, "_is_taken", lambda self, node, now_ms: False),),
         ("twin",),
         found_by="acknowledged",
+        seed=36,
     ),
     "hollow-leaves": Mutation(
         10,
@@ -195,6 +198,7 @@ MUTATIONS: dict[str, Mutation] = {
         "an S3 upload is completed although a part was sent again meanwhile",
         (_edit(MemoryBuckets, "complete", "any(known.get(part.number) != part for part in parts)", "False"),),
         found_by="blob",
+        seed=26,
     ),
 }
 
