@@ -1,4 +1,4 @@
-"""Laws of the `BlockIO` port, for every implementation that this machine can run, on real files."""
+"""Every implementation of the `BlockIO` port that this machine can run, on real files; and the ring that uses it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from quire.model.iocb import Contexts, Op
+from quire.testing.block_io import PlainBlockIO
+from quire.testing.contracts import BlockIOContract
 from quire_server.clock import SystemClock
 from quire_storage.adapters.gds import GdsBlockIO
 from quire_storage.adapters.threads import ThreadBlockIO
 from quire_storage.adapters.uring import UringBlockIO
-from quire_storage.core.iocb import Contexts, Op
 from quire_storage.core.slack import SlackLimits
 from quire_storage.errors import BlockIOUnavailable, DriveFailed
 from quire_storage.ports import BlockIO
@@ -38,6 +40,46 @@ def memory(size: int) -> npt.NDArray[np.uint8]:
 
 def contexts(files: list[int], offsets: list[int], lengths: list[int], addresses: list[int]) -> Contexts:
     return Contexts(*(np.array(column, dtype=np.int64) for column in (files, offsets, lengths, addresses)))
+
+
+class OnDrives(BlockIOContract):
+    unavailable = BlockIOUnavailable
+
+
+class TestUring(OnDrives):
+    @pytest.fixture
+    def block_io(self) -> BlockIO:
+        return UringBlockIO(32, direct=False)
+
+
+class TestUringDirect(OnDrives):
+    open_flags = os.O_RDWR | os.O_DIRECT
+
+    @pytest.fixture
+    def block_io(self) -> BlockIO:
+        return UringBlockIO(32, direct=True)
+
+
+class TestThreads(OnDrives):
+    @pytest.fixture
+    def block_io(self) -> BlockIO:
+        return ThreadBlockIO(4, direct=False)
+
+
+class TestThreadsDirect(OnDrives):
+    open_flags = os.O_RDWR | os.O_DIRECT
+
+    @pytest.fixture
+    def block_io(self) -> BlockIO:
+        return ThreadBlockIO(4, direct=True)
+
+
+class TestPlain(BlockIOContract):
+    """What ships for tests elsewhere."""
+
+    @pytest.fixture
+    def block_io(self) -> BlockIO:
+        return PlainBlockIO()
 
 
 class Bench:
@@ -72,18 +114,6 @@ async def bench(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         os.close(file)
 
 
-async def test_every_context_lands_at_its_place(bench: Bench, tmp_path: Path) -> None:
-    """512 scattered reads from two files, in one batch, each where its address says."""
-    generator = np.random.default_rng(7)
-    offsets = generator.integers(0, SIZE // 4096 - 1, 512) * 4096
-    files = generator.integers(0, 2, 512)
-    places = generator.permutation(512) * 4096
-    await bench.ring.read(contexts(files.tolist(), offsets.tolist(), [4096] * 512, (bench.base + places).tolist()))
-    whole = [(tmp_path / f"file{index}").read_bytes() for index in range(2)]
-    for file, offset, place in zip(files.tolist(), offsets.tolist(), places.tolist(), strict=True):
-        assert bench.buffer[place : place + 4096].tobytes() == whole[file][offset : offset + 4096]
-
-
 async def test_more_contexts_than_one_iocb_and_than_the_depth(bench: Bench, tmp_path: Path) -> None:
     """Whole file in 4 KiB pieces, twice over: 4,096 contexts need several IOCBs and many turns of a depth of 32."""
     for _ in range(2):
@@ -91,15 +121,6 @@ async def test_more_contexts_than_one_iocb_and_than_the_depth(bench: Bench, tmp_
         at = list(range(0, 4 << 20, 4096)) * 4
         await bench.ring.read(contexts([1] * len(at), at, [4096] * len(at), [bench.base + a for a in at]))
         assert bench.buffer.tobytes() == (tmp_path / "file1").read_bytes()[: 4 << 20]
-
-
-async def test_what_is_written_and_synced_is_in_the_file(bench: Bench, tmp_path: Path) -> None:
-    bench.buffer[:] = np.random.default_rng(9).integers(0, 256, bench.buffer.nbytes, dtype=np.uint8)
-    await bench.ring.write(contexts([0, 1], [4096, 1 << 20], [3 << 20, 1 << 20], [bench.base, bench.base + (3 << 20)]))
-    await bench.ring.sync([0, 1])
-    raw = bench.buffer.tobytes()
-    assert (tmp_path / "file0").read_bytes()[4096 : 4096 + (3 << 20)] == raw[: 3 << 20]
-    assert (tmp_path / "file1").read_bytes()[1 << 20 : 2 << 20] == raw[3 << 20 :]
 
 
 async def test_a_short_read_is_counted_and_raises_nothing(bench: Bench) -> None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from quire.model.iocb import Contexts
 from quire.telemetry import logger
 from quire_storage.core.chunks import Copy, DiskPlace, Placed
-from quire_storage.core.iocb import Contexts
 from quire_storage.core.pool_format import (
     HEADERS_OFFSET,
     PAGE_BYTES,

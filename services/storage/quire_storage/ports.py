@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from quire.model.descriptor import Descriptor
 from quire.model.index import ChunkRecord, Listing, ObjectMark
+from quire.model.iocb import Iocb
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import NamespacePolicy, TenantPolicy
 from quire_server.clock import Clock
-from quire_storage.core.iocb import Iocb
 
 __all__ = [
     "AdmissionRequest",

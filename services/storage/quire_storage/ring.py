@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from quire.model.iocb import CONTEXTS_MAX, Contexts, Iocb, Op
 from quire.telemetry import counter, logger, names
-from quire_storage.core.iocb import CONTEXTS_MAX, Contexts, Iocb, Op
 from quire_storage.core.slack import SlackLimits, WriteGate
 from quire_storage.errors import DriveFailed
 from quire_storage.ports import BlockIO, Clock

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from quire.model.iocb import Iocb, Op
 from quire.testing.simulation.loop import SimulatedLoop
-from quire_storage.core.iocb import Iocb, Op
 from quire_storage.errors import DriveUnusable
 from quire_storage.ports import BlockIO
 

@@ -11,8 +11,8 @@ import pytest
 
 from quire.model.durability import Durability
 from quire.model.errors import CorruptData
+from quire.model.iocb import Contexts, Op
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.iocb import Contexts, Op
 from quire_storage.core.slots import Shape
 from quire_storage.errors import DriveFailed
 from tests.integration.engine.disk import SimDisk

@@ -25,12 +25,12 @@ import uvloop
 from rich.console import Console
 
 from quire.model.index import ChunkRecord
+from quire.model.iocb import Contexts
 from quire.model.layout import Dtype, KvLayout
 from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.core.chunks import Chunk, Copy, Header, Placed
-from quire_storage.core.iocb import Contexts
 from quire_storage.core.slack import SlackLimits
 from quire_storage.core.slots import Shape
 from quire_storage.errors import BlockIOUnavailable

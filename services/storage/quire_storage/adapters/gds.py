@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire_storage.core.iocb import Iocb, Op
+from quire.model.iocb import Iocb, Op
 from quire_storage.errors import BlockIOUnavailable
 
 

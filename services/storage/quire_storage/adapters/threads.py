@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from cffi import FFI
 
-from quire_storage.core.iocb import Iocb, Op
+from quire.model.iocb import Iocb, Op
 
 _ffi: Final = FFI()
 _ffi.cdef(

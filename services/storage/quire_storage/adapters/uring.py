@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from cffi import FFI
 
-from quire_storage.core.iocb import CONTEXTS_MAX, Iocb, Op
+from quire.model.iocb import CONTEXTS_MAX, Iocb, Op
 from quire_storage.errors import BlockIOUnavailable
 
 _ffi: Final = FFI()

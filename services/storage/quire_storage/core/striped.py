@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from quire.model.iocb import Contexts
 from quire_storage.core.chunks import DiskPlace
-from quire_storage.core.iocb import Contexts
 
 Ints = npt.NDArray[np.int64]
 
