@@ -557,13 +557,21 @@ class Node(_message.Message):
     zone: _builtins.str
     """The zone or rack; less near than the host."""
     @_builtins.property
-    def storage(self) -> Global___StorageInfo: ...
+    def storage(self) -> Global___StorageInfo:
+        """A storage node: its UCX worker, its drives and its link."""
+
     @_builtins.property
-    def decoder(self) -> Global___DecoderInfo: ...
+    def decoder(self) -> Global___DecoderInfo:
+        """A decoder: its build and its cache."""
+
     @_builtins.property
-    def gateway(self) -> Global___GatewayInfo: ...
+    def gateway(self) -> Global___GatewayInfo:
+        """A gateway."""
+
     @_builtins.property
-    def scheduler(self) -> Global___SchedulerInfo: ...
+    def scheduler(self) -> Global___SchedulerInfo:
+        """A scheduler: the rates of its links."""
+
     @_builtins.property
     def stats(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Numbers for people and for metrics, e.g. "hits memory". No service reads them."""

@@ -159,8 +159,9 @@ class LookupRequest(_message.Message):
     lease_ttl_ms: _builtins.int
     """Lifetime of the lease in milliseconds; 0 for none."""
     host: _builtins.str
-    """The client's machine and zone: of several replicas the nearest serves. May be empty."""
+    """The client's machine: of several replicas the nearest serves. May be empty."""
     zone: _builtins.str
+    """Its zone or rack, likewise."""
     prompt_tokens: _builtins.int
     """Tokens of the whole prompt. With `device` it asks for advice: is fetching faster than computing? 0 for none."""
     device: _builtins.str
@@ -262,9 +263,11 @@ class Advice(_message.Message):
     rate_bytes_per_s: _builtins.int
     """Rate that a delivery would get now, bytes per second."""
     ttft_us: _builtins.int
-    """Predicted time to first token if these are taken (ObjectCache, Eq. 3), if all that matched, and if nothing."""
+    """Predicted time to first token if these are taken (ObjectCache, Eq. 3), microseconds."""
     ttft_all_us: _builtins.int
+    """The same if all that matched are taken."""
     ttft_none_us: _builtins.int
+    """The same if none is taken."""
     def __init__(
         self,
         *,

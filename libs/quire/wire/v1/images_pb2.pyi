@@ -42,8 +42,9 @@ class ImageEntry(_message.Message):
     weights_sha256: _builtins.str
     """Digest of the weights of the VAE that it belongs to; empty for unknown."""
     height: _builtins.int
-    """Size of the image in pixels."""
+    """Height of the image in pixels."""
     width: _builtins.int
+    """Its width in pixels."""
     created_ms: _builtins.int
     """When it was stored, milliseconds since the Unix epoch."""
     def __init__(
@@ -543,11 +544,13 @@ class RouteImageResponse(_message.Message):
     ticket: _builtins.int
     """To be given back."""
     runner: _builtins.str
-    """The decoder to ask."""
+    """The decoder to ask, by its node_id."""
     runner_address: _builtins.str
+    """Address of its gRPC server, host:port."""
     owner: _builtins.str
-    """The decoder whose cache it belongs to."""
+    """The decoder whose cache it belongs to, by its node_id."""
     owner_address: _builtins.str
+    """Address of its gRPC server, host:port."""
     build: _builtins.str
     """Build of the decoders: part of the ETag."""
     @_builtins.property
