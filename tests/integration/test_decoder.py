@@ -30,8 +30,8 @@ from quire.model.latents import LatentInfo, Vae, encode_record
 from quire.transport.memory import MemoryTransport
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.vae import DiffusersVaes, weights_digest
+from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
-from quire_decoder.core.dual_cache import Costs, DualCache, Tuning
 from quire_decoder.ports import Pixels
 from quire_decoder.runtime import Decoder
 from quire_server.clock import SystemClock
@@ -236,14 +236,14 @@ async def test_damaged_records_and_lying_neighbours(scene: Scene) -> None:
 async def test_the_cache_holds_what_it_says(scene: Scene, cache_bytes: int, window: int) -> None:
     """Also while the split moves every third request and hardly anything fits."""
     home = scene.home
-    tuning = Tuning(0.2, window, 0.3, 2)
-    home._cache = DualCache(cache_bytes, 0.5, tuning, Costs(0.04, 0.14))
+    tuned = {"tune_step": 0.2, "tune_window": window, "tail_share": 0.3, "promote_hits": 2}
+    home._cache = Cache(DecoderConfig(cache_bytes=cache_bytes, **tuned))  # type: ignore[arg-type]
     entries = [_image(scene, seed, f"n{seed}") for seed in range(100, 130)]
     rng = np.random.default_rng(3)
     for _ in range(200):
         wanted = [entries[min(29, int(rng.exponential(6)))] for _ in range(3)]
         await asyncio.gather(*(home.serve(entry, PNG, "") for entry in wanted))
-        held = home._bytes
+        held = home._cache._bytes
         assert home.stats["cache.bytes"] == sum(map(len, held.values())) <= cache_bytes
         assert len(held) == home.stats["cache.images"] + home.stats["cache.latents"]
 

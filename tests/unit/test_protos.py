@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import descriptor_pb2
-from grpc_tools import protoc
+from grpc_tools import protoc  # type: ignore[import-untyped]
 
 PROTOS = Path(__file__).resolve().parents[2] / "protos"
 _FILE_MESSAGE, _MESSAGE_FIELD, _MESSAGE_ONEOF, _MESSAGE_NESTED = 4, 2, 8, 3

@@ -1,0 +1,135 @@
+"""The stages of a decode: fetching (a number at a time), threads (decompressing, encoding), the device (one batch at a
+time).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from quire.model.errors import CorruptData, DeadlineExceeded, NotImplementedHere
+from quire.model.images import ImageEntry, LeasedRecord, Rendering
+from quire.model.latents import decode_record, denormalised
+from quire.telemetry import names, tracer
+from quire_decoder.config import DecoderConfig
+from quire_decoder.core.dual_cache import Costs
+from quire_decoder.device import Device
+from quire_decoder.ports import Clock, PixelEncoder, Pixels, RecordSource, VaeRunner
+
+Result = TypeVar("Result")
+LOSSLESS = Rendering("png")
+Stages = dict[str, int]
+"""Microseconds by stage, of one request."""
+
+
+class Pipeline:
+    """Bounded: `fetches_max` records are being fetched, and so many latents wait for the device as it takes in a while.
+
+    `costs` are told what fetching and decoding took.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: DecoderConfig,
+        records: RecordSource,
+        vae: VaeRunner,
+        encoder: PixelEncoder,
+        clock: Clock,
+        costs: Costs,
+    ) -> None:
+        self._config = config
+        self._records = records
+        self._encoder = encoder
+        self._clock = clock
+        self._costs = costs
+        self._fetching = asyncio.Semaphore(config.fetches_max)
+        self._unpacked = asyncio.Semaphore(2 * config.batch_max + config.threads)
+        self._threads = ThreadPoolExecutor(config.threads, "decoder")
+        self.device = Device(vae, config.batch_max)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.device.close()
+
+    async def fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages) -> bytes:
+        """The record, verified. Raises `DeadlineExceeded`, `CorruptData`, and what storage raises."""
+        started = self._clock.monotonic_s()
+        try:
+            async with asyncio.timeout(self._config.fetch_timeout_s), self._fetching:
+                record = await timed(stages, "fetch", self._delayed(self._records.fetch(entry, leased)))
+        except TimeoutError:
+            raise DeadlineExceeded(f"no record within {self._config.fetch_timeout_s} s") from None
+        await self.check(record, entry)
+        self._costs.fetched(self._clock.monotonic_s() - started)
+        return record
+
+    async def check(self, record: bytes, entry: ImageEntry) -> None:
+        """Before anything is kept or shown. Raises `CorruptData` for another record than the entry's."""
+        await self._in_thread(_check, record, entry)
+
+    async def decode(self, entry: ImageEntry, record: bytes, stages: Stages) -> Pixels:
+        """Pixels of a verified record, (height, width, 3) uint8. Raises `CorruptData`, `NotImplementedHere`."""
+        async with self._unpacked:  # so that what waits for the device is bounded, and not in its large form
+            values, info = await timed(stages, "decompress", self._in_thread(decode_record, record))
+            if (info.height, info.width) != (entry.height, entry.width) or info.sha256 != entry.latent_sha256:
+                raise CorruptData("the record is another than the catalogue says")
+            if info.layout != "chw" or info.normalisation.batch_norm:
+                raise NotImplementedHere(
+                    f"layout {info.layout}, batch norm {info.normalisation.batch_norm}", field="record"
+                )
+            latent = await self._in_thread(denormalised, values, info)
+            started = self._clock.monotonic_s()
+            with tracer().start_as_current_span(names.DECODER_STAGES + "decode") as span:
+                pixels, decode_s = await self.device.decode(latent, info)
+                span.set_attribute("quire.device_us", int(decode_s * 1e6))
+        spent_s = self._clock.monotonic_s() - started
+        stages["decode"] = int(decode_s * 1e6)
+        stages["queue"] = max(0, int((spent_s - decode_s) * 1e6))
+        self._costs.decoded(spent_s)
+        if pixels.shape != (entry.height, entry.width, 3):
+            raise CorruptData(f"the VAE makes {pixels.shape}, the record says {entry.height} × {entry.width}")
+        return pixels
+
+    async def encode(self, pixels: Pixels, rendering: Rendering, stages: Stages, stage: str = "encode") -> bytes:
+        """An image file. `stage`: what its time is counted as."""
+        return await timed(stages, stage, self._in_thread(self._encoder.encode, pixels, rendering))
+
+    async def transcode(self, lossless: bytes, rendering: Rendering, stages: Stages) -> bytes:
+        """Another form of a lossless image."""
+        pixels = await timed(stages, "transcode", self._in_thread(self._encoder.decode_lossless, lossless))
+        return await self.encode(pixels, rendering, stages)
+
+    async def check_lossless(self, image: bytes, entry: ImageEntry) -> None:
+        """Raises `CorruptData` for what is no lossless image of the entry's size."""
+        pixels = await self._in_thread(self._encoder.decode_lossless, image)
+        if pixels.shape != (entry.height, entry.width, 3):
+            raise CorruptData(f"what came back as {entry.image_id!r} is {pixels.shape}")
+
+    async def _delayed(self, fetching: Awaitable[bytes]) -> bytes:
+        """As if the store were further away (`fetch_delay_ms`)."""
+        if self._config.fetch_delay_ms:
+            await asyncio.sleep(self._config.fetch_delay_ms / 1e3)
+        return await fetching
+
+    async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+async def timed(stages: Stages, name: str, work: Awaitable[Result]) -> Result:
+    """Await, with a span of its own, and note the microseconds."""
+    started = time.perf_counter_ns()
+    try:
+        with tracer().start_as_current_span(names.DECODER_STAGES + name):
+            return await work
+    finally:
+        stages[name] = stages.get(name, 0) + (time.perf_counter_ns() - started) // 1000
+
+
+def _check(record: bytes, entry: ImageEntry) -> None:
+    if hashlib.sha256(record).digest() != entry.record_sha256:
+        raise CorruptData(f"what came as the record of {entry.image_id!r} is another")
