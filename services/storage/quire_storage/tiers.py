@@ -1,29 +1,25 @@
-"""Carries out what `core.residency` decides: through the ring, the index and the object tier. Decides nothing.
-
-Everything that a node does with its chunks is asked for here; the answer comes when the machine completes its ticket.
-"""
+"""What a node does with its chunks is asked for here: `core.residency` decides, `execution` carries it out."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import ChunkMissing, PoolFull, QuireError
+from quire.model.errors import ChunkMissing, PoolFull
 from quire.model.index import ChunkRecord
-from quire.telemetry import background, counter, logger, names
 from quire_storage.arena import Arena
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk, Copy, Header, MemoryPlace
 from quire_storage.core.residency import Residency
 from quire_storage.core.slots import Shape
-from quire_storage.errors import DriveFailed
+from quire_storage.execution import Executor
 from quire_storage.object_store import ObjectStore
 from quire_storage.pool import Pool
 from quire_storage.ports import Clock
@@ -31,8 +27,6 @@ from quire_storage.registry import Registry
 from quire_storage.write_behind import WriteBehind
 
 Bytes = npt.NDArray[np.uint8]
-_FETCH_WAIT_S: Final = 5.0
-_TIERS: Final = tuple({"tier": tier} for tier in ("memory", "disk", "object"))
 
 
 @dataclass(slots=True, eq=False)
@@ -79,34 +73,24 @@ class Tiers:
         self.pool = pool
         self.objects = objects
         self.write_behind = write_behind
-        self._registry = registry
-        self._clock = clock
         self._wait_s = wait_s
-        self._checked = checked
-        self._posted = 0
-        self._tickets = 0
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._hits = counter(names.TIER_HITS, "1", "chunks asked for, by where they were", _TIERS)
-        self._evictions = counter(names.EVICTIONS, "1", "chunks that went", _TIERS[:2])
-        self._counted: dict[str, dict[str, int]] = {"hits": {}, "evictions": {}}
+        self._executor = Executor(
+            residency=residency,
+            arena=arena,
+            pool=pool,
+            write_behind=write_behind,
+            registry=registry,
+            clock=clock,
+            fetch=self._fetch,
+            checked=checked,
+        )
         if pool is not None:
-            pool.on_lost(lambda drive: self.post(ev.DriveLost(drive)))
+            pool.on_lost(lambda drive: self._executor.post(ev.DriveLost(drive)))
 
     async def close(self) -> None:
         """Write what lies in memory only, as far as the drives have space; then stop."""
-        await self._ask(lambda ticket: ev.Stopping(ticket))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def post(self, event: ev.Event) -> None:
-        """Tell the machine what happened, and start what it says."""
-        for instruction in self.residency.handle(event, self._clock.monotonic_s()):
-            self._carry_out(instruction)
-        self._posted += 1
-        if self._checked and self._posted % self._checked == 0:
-            self.residency.check()
+        await self._executor.ask(lambda ticket: ev.Stopping(ticket))
+        await self._executor.close()
 
     # ---- what is here
 
@@ -131,14 +115,14 @@ class Tiers:
 
         `used`: a sign of interest.
         """
-        ticket = self._ticket()
+        ticket = self._executor.ticket()
         try:
-            answer = await self._answer(ticket, ev.Pinned(ticket, list(keys), used, fetch))
+            answer = await self._executor.answer(ticket, ev.Pinned(ticket, list(keys), used, fetch))
         except BaseException:
-            self.post(ev.Unpinned(ticket))
+            self._executor.post(ev.Unpinned(ticket))
             raise
         copies, missing = cast(ev.PinResult, answer)
-        self._count()
+        self._executor.count()
         return Pinned(ticket, copies, missing)
 
     async def pin_all(self, keys: Sequence[bytes]) -> Pinned:
@@ -152,13 +136,13 @@ class Tiers:
 
     def pin_also(self, copy: Copy) -> Pinned:
         """Keep a copy that is pinned already for longer."""
-        ticket = self._ticket()
-        self.post(ev.PinnedAlso(ticket, copy.number))
+        ticket = self._executor.ticket()
+        self._executor.post(ev.PinnedAlso(ticket, copy.number))
         return Pinned(ticket, [copy], [])
 
     def unpin(self, pinned: Pinned) -> None:
         """Let go."""
-        self.post(ev.Unpinned(pinned.ticket))
+        self._executor.post(ev.Unpinned(pinned.ticket))
 
     @contextlib.asynccontextmanager
     async def pinned(self, keys: Sequence[bytes]) -> AsyncIterator[list[Copy]]:
@@ -173,19 +157,14 @@ class Tiers:
         """Slots for pinned copies that are read from a drive and should stay in memory: a ticket, and by copy's number
         the promotion that it is part of and the place. End each promotion by `end_promotion`.
         """
-        ticket = self._ticket()
-        found: dict[int, tuple[int, MemoryPlace]] = {}
+        ticket = self._executor.ticket()
         event = ev.PromotionWanted(ticket, [copy.number for copy in copies])
-        for instruction in self.residency.handle(event, self._clock.monotonic_s()):
-            if isinstance(instruction, ev.Complete) and instruction.ticket == ticket:
-                found = cast(dict[int, tuple[int, MemoryPlace]], instruction.value)
-            else:
-                self._carry_out(instruction)
+        found = cast(dict[int, tuple[int, MemoryPlace]], self._executor.answered_at_once(ticket, event))
         return ticket, found
 
     def end_promotion(self, ticket: int, promotion: int, *, complete: bool) -> None:
         """`complete`: every byte of it was read and verified."""
-        self.post(ev.PromotionEnded(ticket, promotion, complete))
+        self._executor.post(ev.PromotionEnded(ticket, promotion, complete))
 
     # ---- storing
 
@@ -193,11 +172,11 @@ class Tiers:
     async def reserved(self, shape: Shape, count: int) -> AsyncIterator[Slots]:
         """Slots of memory, for as long as no chunk has taken them over. Raises `PoolFull`, `LayoutInvalid`."""
         self.check_shape(shape)
-        ticket = self._ticket()
+        ticket = self._executor.ticket()
         slots = None
         try:
             async with asyncio.timeout(self._wait_s):
-                offsets = await self._answer(ticket, ev.Reserved(ticket, shape, count))
+                offsets = await self._executor.answer(ticket, ev.Reserved(ticket, shape, count))
             stride = self.arena.slots.layer_stride(shape)
             slots = Slots(ticket, shape, np.array(offsets, dtype=np.int64), stride)
             yield slots
@@ -208,7 +187,7 @@ class Tiers:
             raise PoolFull(f"no memory for {count} chunks of {shape.bytes} bytes ({used} in use)") from None
         finally:
             unsettled = slots is not None and slots.unsettled
-            self.post(ev.TransferUnsettled(ticket) if unsettled else ev.ReservationEnded(ticket))
+            self._executor.post(ev.TransferUnsettled(ticket) if unsettled else ev.ReservationEnded(ticket))
 
     def check_shape(self, shape: Shape) -> None:
         """Raises `LayoutInvalid` for chunks that this node cannot hold."""
@@ -225,7 +204,7 @@ class Tiers:
         Inside, all that was indexed is pinned. That other nodes or the object tier have it is the caller's matter.
         Raises `ContentConflict`, `PoolFull`, `DriveFailed`: then nothing was kept. What is not indexed is not kept.
         """
-        ticket = self._ticket()
+        ticket = self._executor.ticket()
         event = ev.StoreOffered(
             ticket=ticket,
             transfer=slots.ticket,
@@ -235,25 +214,25 @@ class Tiers:
             on_existing=on_existing,
         )
         try:
-            indexed = cast(set[bytes], await self._answer(ticket, event))
+            indexed = cast(set[bytes], await self._executor.answer(ticket, event))
             yield Stored(self, ticket, indexed)
         finally:
-            self.post(ev.Unpinned(ticket))
+            self._executor.post(ev.Unpinned(ticket))
 
     async def raise_level(self, keys: Sequence[bytes], level: Durability) -> list[bytes]:
         """Put chunks that are here on a drive, and note the level; the keys of those that are on one now.
 
         Raises `PoolFull`, `DriveFailed`.
         """
-        return cast(list[bytes], await self._ask(lambda ticket: ev.LevelRaised(ticket, list(keys), level)))
+        return cast(list[bytes], await self._executor.ask(lambda ticket: ev.LevelRaised(ticket, list(keys), level)))
 
     async def reregister(self, keys: Sequence[bytes]) -> set[bytes]:
         """Tell the index again of chunks that are here; the keys that are listed. Raises what the index raises."""
-        ticket = self._ticket()
+        ticket = self._executor.ticket()
         try:
-            return cast(set[bytes], await self._answer(ticket, ev.RegistrationWanted(ticket, list(keys))))
+            return cast(set[bytes], await self._executor.answer(ticket, ev.RegistrationWanted(ticket, list(keys))))
         finally:
-            self.post(ev.Unpinned(ticket))
+            self._executor.post(ev.Unpinned(ticket))
 
     # ---- what goes
 
@@ -262,7 +241,7 @@ class Tiers:
 
         They are off the drives when this returns. Raises `DriveFailed`: they may come back with their drive.
         """
-        return cast(int, await self._ask(lambda ticket: ev.Dropped(ticket, dict(generations))))
+        return cast(int, await self._executor.ask(lambda ticket: ev.Dropped(ticket, dict(generations))))
 
     async def evict(self, keys: Sequence[bytes], *, others_min: int = 0) -> int:
         """Let chunks go from everywhere, children before parents, as far as the index allows; how many went.
@@ -272,16 +251,18 @@ class Tiers:
         gone = 0
         for first in range(0, len(keys), _EVICTED_AT_ONCE):
             part = list(keys[first : first + _EVICTED_AT_ONCE])
-            gone += cast(int, await self._ask(lambda ticket, part=part: ev.EvictionWanted(ticket, part, others_min)))
+            ticket = self._executor.ticket()
+            event = ev.EvictionWanted(ticket, part, others_min)
+            gone += cast(int, await self._executor.answer(ticket, event))
         return gone
 
     def lose(self, copies: Sequence[Copy]) -> None:
         """Copies without a sound byte anywhere: unreadable from now on, and not promised by the index any more."""
-        self.post(ev.Lost([copy.number for copy in copies]))
+        self._executor.post(ev.Lost([copy.number for copy in copies]))
 
     def deny(self, records: Sequence[ChunkRecord]) -> None:
         """Tell the index of those among these, which it lists for this node, that are not here."""
-        self.post(ev.Denied(records))
+        self._executor.post(ev.Denied(records))
 
     def listed(self, key: bytes) -> tuple[Header, int] | None:
         """What is known of a chunk that can be read here, and the generation of the index entry that lists it."""
@@ -293,84 +274,7 @@ class Tiers:
 
     def uploaded(self, chunk: Chunk, generation: int) -> None:
         """The object tier has a chunk, and the index entry of that generation lists it there."""
-        self.post(ev.Uploaded(chunk, generation))
-
-    # ---- instructions
-
-    def _carry_out(self, instruction: ev.Instruction) -> None:
-        match instruction:
-            case ev.Complete(ticket, value):
-                self._resolve(ticket, value, None)
-            case ev.Fail(ticket, error):
-                self._resolve(ticket, None, error)
-            case ev.Write() | ev.WriteHeaders():
-                self._spawn(self._write(instruction))
-            case ev.Forget(removal, placed):
-                self._spawn(self._forget(ev.Forget(removal, placed)))
-            case ev.Register(ticket, records):
-                self._spawn(self._register(ticket, records))
-            case ev.Withdraw(records):
-                self._spawn(self._withdraw(records))
-            case ev.AskToEvict() | ev.AskToWithdraw():
-                self._spawn(self._question(instruction))
-            case ev.Fetch(keys):
-                self._spawn(self._fetch(keys))
-            case ev.Upload(key, size, written):
-                assert self.write_behind is not None, "the machine knows that there is an object tier"
-                self.write_behind.enqueue(key, size, written=written)
-            case ev.CancelUpload(key):
-                assert self.write_behind is not None, "the machine knows that there is an object tier"
-                self.write_behind.forget(key)
-            case ev.WakeAt(at_s):
-                delay_s = max(0.0, at_s - self._clock.monotonic_s())
-                self._spawn(self._wake(delay_s))
-
-    async def _write(self, instruction: ev.Write | ev.WriteHeaders) -> None:
-        assert self.pool is not None, "the machine knows that there are drives"
-        try:
-            if isinstance(instruction, ev.WriteHeaders):
-                await self.pool.rewrite(instruction.placed)
-            else:
-                places = instruction.sources
-                addresses = np.array([place.offset for place in places], dtype=np.int64) + self.arena.address
-                strides = np.array([place.layer_stride for place in places], dtype=np.int64)
-                await self.pool.write(instruction.placed, addresses, strides)
-        except QuireError as error:
-            if not isinstance(error, DriveFailed):
-                logger().error("a write failed unexpectedly", exc_info=error)
-            self.post(ev.WriteFailed(instruction.write, error))
-        else:
-            self.post(ev.Written(instruction.write))
-
-    async def _forget(self, instruction: ev.Forget) -> None:
-        assert self.pool is not None, "the machine knows that there are drives"
-        try:
-            await self.pool.forget(instruction.placed)
-        except QuireError as error:
-            self.post(ev.Forgotten(instruction.removal, error))
-        else:
-            self.post(ev.Forgotten(instruction.removal))
-
-    async def _register(self, ticket: int, records: Sequence[ChunkRecord]) -> None:
-        failure = None
-        try:
-            async for part in self._registry.registering(records):
-                self.post(ev.Indexed(ticket, part))
-        except QuireError as error:
-            failure = error
-        self.post(ev.IndexingEnded(ticket, failure))
-
-    async def _withdraw(self, records: Sequence[ChunkRecord]) -> None:
-        await self._registry.withdraw(records)
-        self.post(ev.Withdrawn([record.key for record in records]))
-
-    async def _question(self, instruction: ev.AskToEvict | ev.AskToWithdraw) -> None:
-        if isinstance(instruction, ev.AskToEvict):
-            out = await self._registry.may_go(instruction.records)
-        else:
-            out = await self._registry.may_withdraw(instruction.records, instruction.others_min)
-        self.post(ev.Answered(instruction.question, frozenset(out)))
-        self._count()
+        self._executor.post(ev.Uploaded(chunk, generation))
 
     async def _fetch(self, keys: Sequence[bytes]) -> None:
         assert self.objects is not None, "the machine knows that there is an object tier"
@@ -382,64 +286,16 @@ class Tiers:
                         self.lay(slots, 0, payload)
                         fetched = ev.Fetched(header.chunk, header.level, slots.ticket, int(slots.offsets[0]))
                         del left[header.chunk.key]
-                        self.post(fetched)
+                        self._executor.post(fetched)
         finally:
             for key in left:
-                self.post(ev.FetchFailed(key))
-
-    async def _wake(self, delay_s: float) -> None:
-        await self._clock.sleep(delay_s)
-        self.post(ev.TimePassed())
+                self._executor.post(ev.FetchFailed(key))
 
     def lay(self, slots: Slots, index: int, payload: Bytes) -> None:
         """Copy a chunk's (L, S) bytes into a slot."""
         places = self.arena.slices(int(slots.offsets[index]), slots.layer_stride, slots.shape)
         for at, row in zip(places.tolist(), payload, strict=True):
             self.arena.view[at : at + slots.shape.slice_bytes] = row
-
-    # ---- tickets
-
-    def _ticket(self) -> int:
-        self._tickets += 1
-        return self._tickets
-
-    async def _ask(self, event: Any) -> object:
-        ticket = self._ticket()
-        return await self._answer(ticket, event(ticket))
-
-    async def _answer(self, ticket: int, event: ev.Event) -> object:
-        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiting[ticket] = answer
-        try:
-            self.post(event)
-            return await answer
-        finally:
-            self._waiting.pop(ticket, None)
-
-    def _resolve(self, ticket: int, value: object, error: QuireError | None) -> None:
-        answer = self._waiting.get(ticket)
-        if answer is None or answer.done():
-            return  # the one who asked has gone
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(value)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine, context=background())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _count(self) -> None:
-        for name, now, metric in (
-            ("hits", self.residency.hits, self._hits),
-            ("evictions", self.residency.evictions, self._evictions),
-        ):
-            before = self._counted[name]
-            for tier, count in now.items():
-                if count != before.get(tier, 0):
-                    metric.add(count - before.get(tier, 0), {"tier": tier})
-                    before[tier] = count
 
 
 _EVICTED_AT_ONCE: Final = 512

@@ -5,7 +5,7 @@ that it cannot, until its last pin is gone and its header is off the drive. A ke
 a time, and any number of LEAVING ones. An unused copy on a drive alone is known to the pool's map only; it wakes up as
 a RESIDENT one when an event names it.
 
-Pure: no clock, no I/O, no await. `handle` takes what happened and returns what is to be done; `tiers.py` does it.
+Pure: no clock, no I/O, no await. `handle` takes what happened and returns what is to be done; `execution.py` does it.
 """
 
 from __future__ import annotations
