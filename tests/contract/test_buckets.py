@@ -16,6 +16,7 @@ from quire.testing import FakeClock
 from quire.testing.buckets import MemoryBuckets
 from quire_gateway.adapters.blobs import ObstoreBlobs
 from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.s3 import ports
 from quire_gateway.s3.backend import Described, ObjectBackend
 from quire_gateway.s3.backends import Backends
 from quire_gateway.s3.body import Body
@@ -45,7 +46,7 @@ class Scene:
         self.client = client
         self.folder = folder
         self.clock = FakeClock()
-        buckets: Any = Buckets(client) if client is not None else MemoryBuckets()
+        buckets: ports.Buckets = Buckets(client) if client is not None else MemoryBuckets()
         self.buckets = buckets
         self.blobs = ObstoreBlobs(str(folder), 5.0)
         self.backends = Backends(self.buckets, self.blobs, {}, self.clock, asyncio.Semaphore(1))

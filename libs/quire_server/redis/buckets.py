@@ -191,7 +191,7 @@ class Buckets:
         return sorted((name.decode(), float(cbor2.loads(raw))) for name, raw in found.items())
 
     async def everywhere(self) -> list[tuple[str, str]]:
-        """(tenant, bucket) of all; for who tidies up."""
+        """(tenant, bucket) of all; for the sweep."""
         async with metadata_errors():
             found = cast(set[bytes], await self._client.smembers(_PLACES))
         places = [place.decode().split("/", 1) for place in found]
@@ -342,7 +342,7 @@ class Buckets:
             return bool(await self._abort(keys=keys, args=[upload_id, now_ms]))
 
     async def forget_place(self, tenant: str, bucket: str) -> None:
-        """If there is no such bucket any more, and no garbage of it: who tidies up need not look there."""
+        """If there is no such bucket any more, and no garbage of it: the sweep need not look there."""
         async with metadata_errors():
             kept = await self._client.exists(_of(tenant, bucket, "about"), _of(tenant, bucket, "garbage"))
             if not kept:

@@ -14,23 +14,11 @@ from typing import Any, Final, Protocol
 from quire.model.buckets import Blob, Page, Part, StoredObject, Upload
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.body import Body
+from quire_gateway.s3.ports import Blobs, Buckets
 from quire_server.clock import Clock
-from quire_server.redis.buckets import Buckets
 
 BLOB_BYTES: Final = 8 << 20
 PART_BYTES_MIN: Final = 5 << 20
-
-
-class Blobs(Protocol):
-    """Immutable bytes in the object tier."""
-
-    def new_name(self) -> str: ...
-    async def write(self, name: str, data: Any) -> None: ...
-    async def read(self, name: str, start: int, end: int) -> memoryview:
-        """Raises `ChunkMissing`, `Unavailable`."""
-
-    async def delete(self, name: str) -> None:
-        """One that is not there is deleted."""
 
 
 @dataclass(frozen=True, slots=True)

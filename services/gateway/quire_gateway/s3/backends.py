@@ -10,10 +10,10 @@ from quire.model.errors import QuireError
 from quire.telemetry import logger
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.access import RESERVED, Caller
-from quire_gateway.s3.backend import Backend, Blobs, ObjectBackend
+from quire_gateway.s3.backend import Backend, ObjectBackend
+from quire_gateway.s3.ports import Blobs, Buckets
 from quire_server.clock import Clock
 from quire_server.redis.access import SYSTEM_TENANT, Level
-from quire_server.redis.buckets import Buckets
 
 _SWEEP_MAX: Final = 500
 WHOLE_BODIES: Final = 4  # requests that hold a whole object in memory at a time

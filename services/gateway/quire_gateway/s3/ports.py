@@ -1,0 +1,101 @@
+"""What the S3 frontend needs from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from quire.model.buckets import Page, Part, StoredObject, Upload
+
+
+class Blobs(Protocol):
+    """Immutable bytes in the object tier."""
+
+    def new_name(self) -> str: ...
+    async def write(self, name: str, data: Any) -> None: ...
+    async def read(self, name: str, start: int, end: int) -> memoryview:
+        """Raises `ChunkMissing`, `Unavailable`."""
+
+    async def delete(self, name: str) -> None:
+        """One that is not there is deleted."""
+
+
+class Buckets(Protocol):
+    """Names of buckets, what is known of the objects in them, and which blobs they are; of all tenants."""
+
+    async def create(self, tenant: str, bucket: str, created_s: float) -> bool:
+        """Whether it is new."""
+
+    async def exists(self, tenant: str, bucket: str) -> bool: ...
+
+    async def drop(self, tenant: str, bucket: str, now_ms: int) -> bool:
+        """Remove a bucket that has no objects, with its unfinished uploads; whether it had none."""
+
+    async def all(self, tenant: str) -> list[tuple[str, float]]:
+        """Names and times of creation, in order."""
+
+    async def everywhere(self) -> list[tuple[str, str]]:
+        """(tenant, bucket) of all; for the sweep."""
+
+    async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> int:
+        """Let the key be this. `expected`: "" for whatever is there, "absent", or the ETag it has.
+
+        1 if it is so, 0 if something else was there, -1 for no such bucket, -2 if its blobs are gone: they were not
+        committed within a day. If this raises, it may or may not be so.
+        """
+
+    async def get(self, tenant: str, bucket: str, key: str) -> StoredObject | None: ...
+
+    async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> int:
+        """1 if it is gone, 0 if it was not there, -1 if it has another ETag than `etag`."""
+
+    async def page(self, tenant: str, bucket: str, prefix: str, after: str, past: bool, limit: int) -> Page:
+        """Up to `limit` objects whose keys begin with `prefix`, in order of their bytes, from after `after`.
+
+        `past`: after all keys that begin with `after`, too. Fewer than there are if some are deleted at this moment.
+        """
+
+    async def will_write(self, tenant: str, bucket: str, blob: str, now_ms: int) -> bool:
+        """Before a blob is written. Whether the bucket is there."""
+
+    async def garbage(self, tenant: str, bucket: str, now_ms: int, limit: int) -> list[str]:
+        """Blobs that may go."""
+
+    async def abandon(self, tenant: str, bucket: str, blobs: Sequence[str], now_ms: int) -> None:
+        """Nothing refers to these, nothing reads them."""
+
+    async def removed(self, tenant: str, bucket: str, blobs: Sequence[str]) -> None: ...
+
+    async def start_upload(self, tenant: str, bucket: str, upload: Upload) -> bool:
+        """Whether the bucket is there."""
+
+    async def upload(self, tenant: str, bucket: str, upload_id: str) -> Upload | None: ...
+
+    async def uploads(self, tenant: str, bucket: str) -> list[Upload]:
+        """In order of key and time."""
+
+    async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
+        """1; 0 if the upload is not under way (any more), -2 if the part's blobs are gone. One before is garbage."""
+
+    async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]: ...
+
+    async def complete(
+        self,
+        tenant: str,
+        bucket: str,
+        upload_id: str,
+        entry: StoredObject,
+        parts: Sequence[Part],
+        expected: str,
+        now_ms: int,
+    ) -> int:
+        """Let the key be `parts`, and the upload be over: as `put`, -3 for no such upload, -4 if a part changed."""
+
+    async def completed(self, tenant: str, bucket: str, upload_id: str) -> tuple[str, str] | None:
+        """Key and ETag of the object that an upload became lately."""
+
+    async def abort(self, tenant: str, bucket: str, upload_id: str, now_ms: int) -> bool:
+        """Forget an upload, its parts are garbage; whether it was there."""
+
+    async def forget_place(self, tenant: str, bucket: str) -> None:
+        """If there is no such bucket any more, and no garbage of it: the sweep need not look there."""
