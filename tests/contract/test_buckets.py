@@ -47,7 +47,7 @@ class Scene:
         self.folder = folder
         self.clock = FakeClock()
         buckets: ports.Buckets = Buckets(client) if client is not None else MemoryBuckets()
-        self.buckets = buckets
+        self.buckets: Any = buckets
         self.blobs = ObstoreBlobs(str(folder), 5.0)
         self.backends = Backends(self.buckets, self.blobs, {}, self.clock, asyncio.Semaphore(1))
         self.backend = ObjectBackend("t", "b", self.buckets, self.blobs, self.clock)
