@@ -1,1 +1,1 @@
-"""The lens: latents to pixels. In this version it joins the cluster, reports health, and declines to decode."""
+"""The decoder: latents to pixels on a GPU or the CPU, behind a cache that keeps both forms."""

@@ -1,1 +1,1 @@
-"""The public face of the cluster. Stateless; bulk bytes never pass through it."""
+"""The gateway: what clients call. Stateless; bulk bytes never pass through it."""

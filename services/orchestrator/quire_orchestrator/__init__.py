@@ -1,1 +1,1 @@
-"""The brain: prefix look-up, placement, leases, membership."""
+"""The orchestrator: prefix look-up, placement, leases, membership."""

@@ -1,1 +1,1 @@
-"""The valve: who gets how much of the shared link, per epoch."""
+"""The scheduler: how much of a shared link each delivery gets, per epoch."""

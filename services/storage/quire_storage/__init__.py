@@ -1,1 +1,1 @@
-"""The muscle: chunks in preallocated slots, layer assembly, delivery by RDMA."""
+"""The storage node: chunks in preallocated slots, layer assembly, delivery by RDMA."""
