@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub:
-    """The valve: who gets how much of the shared link, per epoch.
+    """How much of a shared link each delivery gets, per epoch.
     """
 
     def __init__(self, channel):
@@ -58,7 +58,7 @@ class SchedulerServiceStub:
 
 
 class SchedulerServiceServicer:
-    """The valve: who gets how much of the shared link, per epoch.
+    """How much of a shared link each delivery gets, per epoch.
     """
 
     def Admit(self, request, context):
@@ -121,7 +121,7 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService:
-    """The valve: who gets how much of the shared link, per epoch.
+    """How much of a shared link each delivery gets, per epoch.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SchedulerServiceStub:
-    """The valve: who gets how much of the shared link, per epoch."""
+    """How much of a shared link each delivery gets, per epoch."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -44,7 +44,7 @@ class SchedulerServiceStub:
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
-    """The valve: who gets how much of the shared link, per epoch."""
+    """How much of a shared link each delivery gets, per epoch."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Admit: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.AdmitRequest, _scheduler_pb2.AdmitResponse]  # type: ignore[assignment]
@@ -57,7 +57,7 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """What came of a rate: the adaptive policy learns from it."""
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The valve: who gets how much of the shared link, per epoch."""
+    """How much of a shared link each delivery gets, per epoch."""
 
     @_abc_1.abstractmethod
     def Admit(
