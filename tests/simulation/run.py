@@ -75,7 +75,7 @@ def days(
     faults: Sequence[str] = ALL_FAULTS,
     mutation: str = "",
     reads_only: bool = False,
-    workers: int = 2,
+    workers: int = os.cpu_count() or 1,
 ) -> Iterator[Result]:
     """Run seeds in processes of their own, some at a time; results as they come."""
     size = min(_SEEDS_A_PROCESS, -(-len(seeds) // workers))
