@@ -27,6 +27,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.model.errors import ConfigInvalid, DeadlineExceeded, Unavailable
+from quire.telemetry import logger
 from quire.wire.credentials import AUTHORIZATION, member_token
 from quire.wire.tls import MEMBER_NAME, Tls
 from quire.wire.v1 import gateway_pb2
@@ -165,6 +166,7 @@ class LocalCluster:
             for name, each in ports.items()
         }
         common = {
+            "PYTHONFAULTHANDLER": "1",
             "QUIRE_REDIS_URL": self._redis_url,
             "QUIRE_CLUSTER_SECRET": self._make_secret(),
             **{f"QUIRE_{name.upper()}_ADDRESS": ",".join(each) for name, each in self._addresses.items()},
@@ -231,8 +233,7 @@ class LocalCluster:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.popen.wait(max(0.1, deadline - time.monotonic()))
                 if process.popen.poll() is None:
-                    process.popen.kill()
-                    process.popen.wait()
+                    self._end(process)
                 process.log.close()
         self._processes.clear()
         if self._spawner is not None:
@@ -246,6 +247,16 @@ class LocalCluster:
             (self.folder / _LOCK).unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
+
+    def _end(self, process: _Process) -> None:
+        """End a process that does not stop when asked, and say where it was: its stacks come into its log."""
+        process.popen.send_signal(signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.popen.wait(2.0)
+        process.popen.kill()
+        process.popen.wait()
+        tail = (self.folder / "logs" / f"{process.name}.log").read_text(errors="replace")[-4000:]
+        logger().warning("a process did not stop", name=process.name, log=tail)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to one process; for SIGKILL wait until it is gone."""
