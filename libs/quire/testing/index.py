@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -172,13 +173,17 @@ class MemoryIndex:
         return self.state.epoch
 
     async def listings(self) -> dict[str, Listing]:
-        found = {name: Listing(changes=changes) for name, changes in self.state.changes.items()}
+        counts, sums = Counter[str](), Counter[str]()
         for key, entry in self.state.entries.items():
+            number = listing_number(key, entry.generation)
             for name in entry.nodes:
-                before = found.get(name, Listing())
-                digest = (before.digest + listing_number(key, entry.generation)) % DIGEST_MODULUS
-                found[name] = Listing(before.count + 1, digest, before.changes)
-        return found
+                counts[name] += 1
+                sums[name] += number
+        changes = self.state.changes
+        return {
+            name: Listing(counts[name], sums[name] % DIGEST_MODULUS, changes.get(name, 0))
+            for name in sorted(counts.keys() | changes.keys())
+        }
 
     async def count_change(self, node_id: str) -> None:
         self.state.changes[node_id] = self.state.changes.get(node_id, 0) + 1
