@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from quire.model.hashing import Namespace
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
@@ -15,9 +17,15 @@ class AdminClient:
     """`address`: a gateway's `QUIRE_GATEWAY_ADMIN_LISTEN`. Raises `Unauthenticated` for another cluster's secret."""
 
     def __init__(self, address: str, cluster_secret: str, *, tls: Tls | None = None, timeout_s: float = 10.0) -> None:
+        self._address = address
         self._channels = ChannelPool(tls, member_token(cluster_secret))
-        self._stub: AdminServiceStub = AdminServiceStub(self._channels.get(address))
         self._timeout_s = timeout_s
+
+    @cached_property
+    def _stub(self) -> AdminServiceStub:
+        """Made at the first call: a channel belongs to the loop that it is opened in."""
+        stub: AdminServiceStub = AdminServiceStub(self._channels.get(self._address))
+        return stub
 
     async def __aenter__(self) -> AdminClient:
         return self

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
+from quire.client.quarantine import Quarantine
 from quire.client.reachability import Reachability
 from quire.client.store import StoreSession
 from quire.model.descriptor import DeliveryOrder, Descriptor
@@ -37,7 +38,6 @@ from quire.wire.tls import Tls, tls_of_environment
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 
-# They name memory, or a second answer would say something else.
 _UNQUIET_MAX: Final = 64
 _CLOSE_TIMEOUT_S: Final = 5.0
 _abandoned: Final[list[Buffer]] = []
@@ -116,6 +116,8 @@ class QuireClient:
         token = token or os.environ.get("QUIRE_TOKEN", "")
         self._channels = channels or ChannelPool(tls or tls_of_environment(), token)
         self._transfers: dict[bytes, Delivery | StoreSession] = {}
+        self.quarantine = Quarantine()
+        """Memory of requests that ended so that a peer may still use it."""
 
     async def __aenter__(self) -> QuireClient:
         await self.start()
@@ -143,6 +145,7 @@ class QuireClient:
             transfer.abandon()
         ends = await asyncio.gather(*(each.quiesced(_CLOSE_TIMEOUT_S) for each in running), return_exceptions=True)
         _abandoned.extend(each.buffer for each, end in zip(running, ends, strict=True) if end is not None)
+        _abandoned.extend(self.quarantine.buffers)
         await self._channels.close()
         await self.transport.close()
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from opentelemetry import trace
 
@@ -20,6 +20,8 @@ from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
 from quire.wire.convert import outcome_from
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,9 @@ class Delivery:
         return _waited_ns(self._wanted_ns, self.arrived_ns) / 1e9
 
     async def summary(self) -> FetchSummary:
-        """Wait for the end, good or bad. Raises only if the gateway could not be asked at all."""
+        """Wait for the end, good or bad. Raises if the gateway could not be asked, and `PeerLost` after `cancel`."""
         assert self._task is not None, "start() comes first"
-        return await asyncio.shield(self._task)
+        return await end_of(self._task, "delivery")
 
     async def quiesced(self, timeout_s: float) -> None:
         """Return when no storage node touches the buffer any more. Raises `DeadlineExceeded`: then do not reuse it."""
@@ -209,6 +211,14 @@ def _waited_ns(wanted_ns: Sequence[int], arrived_ns: Sequence[int]) -> int:
             waited += max(0, arrived - max(wanted, until))
             until = max(until, arrived)
     return waited
+
+
+async def end_of(task: asyncio.Task[Result], what: str) -> Result:
+    """Wait for a transfer's task; one that stops waiting does not stop it. Raises `PeerLost` if it was cancelled."""
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise PeerLost(f"the {what} was cancelled")
+    return task.result()
 
 
 def seen(task: asyncio.Task[Any]) -> None:

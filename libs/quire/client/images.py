@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from quire.client.buffers import Buffer
 from quire.client.client import QuireClient
-from quire.client.quarantine import Quarantine, may_be_in_use
+from quire.client.quarantine import may_be_in_use
 from quire.model.durability import Durability
 from quire.model.errors import (
     ChunkMissing,
@@ -51,7 +51,6 @@ class ImageClient:
 
     def __init__(self, client: QuireClient) -> None:
         self._client = client
-        self._quarantine = Quarantine()
         # How large images are, so that memory for one can be had before the request. What is old shows as too
         # small a buffer.
         self._seen: OrderedDict[str, ImageEntry] = OrderedDict()
@@ -194,13 +193,13 @@ class ImageClient:
     @contextlib.contextmanager
     def _lent(self, length: int) -> Iterator[Buffer]:
         """Memory for one request. If that ends so that a peer may still use it, it is quarantined."""
-        self._quarantine.check()
+        self._client.quarantine.check()
         buffer = self._client.allocate(length)
         try:
             yield buffer
         except BaseException as error:
             if may_be_in_use(error):
-                self._quarantine.add(buffer)
+                self._client.quarantine.add(buffer)
             else:
                 buffer.close()
             raise

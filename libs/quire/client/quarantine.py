@@ -52,6 +52,11 @@ class Quarantine:
         if len(self._buffers) >= _BUFFERS_MAX or (peer and self._by_peer[peer] >= _OF_ONE_PEER_MAX):
             raise ResourceExhausted(f"{len(self._buffers)} buffers may still be in use by peers that fell silent")
 
+    @property
+    def buffers(self) -> list[Buffer]:
+        """All that are here."""
+        return [buffer for _, buffer, _ in self._buffers]
+
     def add(self, buffer: Buffer, peer: bytes = b"") -> None:
         self._buffers.append((time.monotonic() + _HOLD_S, buffer, peer))
         self._by_peer[peer] += 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.client.buffers import Buffer, Loan
-from quire.client.delivery import seen
+from quire.client.delivery import end_of, seen
 from quire.client.quiescence import Quiescence
 from quire.model.errors import InternalError, PartlyStored, QuireError, by_code
 from quire.model.outcome import NodeOutcome
@@ -45,16 +45,24 @@ class StoreSession:
         self._placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outcomes: list[NodeOutcome] = []
         self._task: asyncio.Task[StoreSummary] | None = None
+        self._announced = False
         self.known_chunks = 0
 
     async def start(self, responses: AsyncGenerator[Any, None]) -> None:
         """Returns when the placement is known. Raises what the gateway answered."""
         self._task = asyncio.create_task(self._follow(responses))
         self._task.add_done_callback(seen)
-        await self._placed
+        try:
+            await self._placed
+        except asyncio.CancelledError:
+            self._task.cancel()
+            raise
 
     def layer_produced(self, layer: int) -> None:
-        """The layer of all chunks is in the buffer: storage nodes may read it now."""
+        """The layer of all chunks is in the buffer: storage nodes may read it now. Nothing after the store's end."""
+        if self._task is None or self._task.done():
+            return
+        self._announced = True
         message = encode_message(LayerProduced(self._transfer_id, layer, binary_context()))
         for peer in self._peers:
             if peer.error is None:
@@ -63,10 +71,11 @@ class StoreSession:
     async def finish(self) -> StoreSummary:
         """Wait for the acknowledgement: every chunk is stored as was asked.
 
-        Raises the first node's failure, or `PartlyStored`; what was acknowledged stays stored.
+        Raises the first node's failure, or `PartlyStored`; what was acknowledged stays stored. Raises `PeerLost` if
+        the store was cancelled meanwhile.
         """
         assert self._task is not None, "start() comes first"
-        summary = await asyncio.shield(self._task)
+        summary = await end_of(self._task, "store")
         for outcome in summary.outcomes:
             if outcome.error_code:
                 raise by_code(outcome.error_code)(outcome.error_message)
@@ -119,11 +128,7 @@ class StoreSession:
                 self._placed.set_exception(error)
             raise
         finally:
-            if not complete and self._quiescence is not None:
-                self._quiescence.give_up()
-            if self._quiescence is None or not self._quiescence.nodes:
-                self._loan.end()  # no node was told of a layer, and none reads before it is
-                self._on_quiesced()
+            self._end_loan(complete)
             if not self._placed.done():
                 self._placed.cancel()
 
@@ -134,7 +139,8 @@ class StoreSession:
                 if kind == "placement":
                     self.known_chunks = response.placement.known_chunks
                     self._connect(response.placement)
-                    self._placed.set_result(None)
+                    if not self._placed.done():
+                        self._placed.set_result(None)
                 elif kind == "node":
                     self._outcomes.append(outcome_from(response.node))
                     assert self._quiescence is not None, "the placement comes first"
@@ -145,6 +151,16 @@ class StoreSession:
                         summary.stored_chunks, summary.known_chunks, summary.bytes, tuple(self._outcomes)
                     )
         raise InternalError("the gateway's answers ended without a summary")
+
+    def _end_loan(self, complete: bool) -> None:
+        """No node reads the buffer before it is told of a layer."""
+        if self._quiescence is None or not self._quiescence.nodes:
+            self._loan.end()
+            self._on_quiesced()
+        elif not self._announced:
+            self._quiescence.all_quiet()
+        elif not complete:
+            self._quiescence.give_up()
 
     def _connect(self, placement: Any) -> None:
         addresses = {node.node_id: node.worker_address for node in addresses_from(placement.nodes)}

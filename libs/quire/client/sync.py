@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
 import uvloop
@@ -17,6 +17,7 @@ from quire.client.delivery import Delivery, FetchSummary
 from quire.client.store import StoreSession, StoreSummary
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
+from quire.model.errors import DeadlineExceeded
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
@@ -24,6 +25,7 @@ from quire.transport import Transport
 from quire.wire.tls import Tls
 
 Result = TypeVar("Result")
+_CLOSE_S: Final = 30.0
 
 
 class SyncClient:
@@ -56,17 +58,31 @@ class SyncClient:
     def start(self) -> None:
         """Open the data plane. Raises `ConfigInvalid` without UCX."""
         self._thread.start()
-        self.run(self._client.start())
+        try:
+            self.run(self._client.start())
+        except BaseException:
+            self._stop()
+            raise
 
     def close(self) -> None:
-        """Stop every transfer, wait until no storage node writes here any more, disconnect."""
-        self.run(self._client.close())
+        """Stop every transfer, wait until no storage node writes here any more, disconnect. Safe to call twice."""
+        if self._loop.is_closed():
+            return
+        try:
+            self.run(self._client.close(), _CLOSE_S)
+        finally:
+            self._stop()
+
+    def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(self._timeout_s)
         self._loop.close()
 
-    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run on the client's loop, in the caller's trace, and wait."""
+    def run(self, coroutine: Coroutine[Any, Any, Result], longer_s: float = 0.0) -> Result:
+        """Run on the client's loop, in the caller's trace, and wait.
+
+        Raises `DeadlineExceeded` after twice the client's `timeout_s`, and `longer_s`; the work is cancelled then.
+        """
         current = otel.get_current()
 
         async def in_context() -> Result:
@@ -76,7 +92,13 @@ class SyncClient:
             finally:
                 otel.detach(token)
 
-        return asyncio.run_coroutine_threadsafe(in_context(), self._loop).result(self._timeout_s * 2)
+        limit_s = self._timeout_s * 2 + longer_s
+        running = asyncio.run_coroutine_threadsafe(in_context(), self._loop)
+        try:
+            return running.result(limit_s)
+        except TimeoutError:
+            running.cancel()
+            raise DeadlineExceeded(f"no end within {limit_s:g} s") from None
 
     def allocate(self, length: int) -> Buffer:
         """Registered host memory of `length` bytes. Close it with `free`."""
@@ -187,16 +209,16 @@ class SyncDelivery:
             self._client.run(self.delivery.layer(layer))
 
     def summary(self) -> FetchSummary:
-        """Wait for the end, good or bad. Raises only if the gateway could not be asked at all."""
+        """Wait for the end, as `Delivery.summary`."""
         return self._client.run(self.delivery.summary())
 
     def quiesced(self, timeout_s: float) -> None:
         """Return when no storage node touches the buffer any more. Raises `DeadlineExceeded`: then do not reuse it."""
-        self._client.run(self.delivery.quiesced(timeout_s))
+        self._client.run(self.delivery.quiesced(timeout_s), timeout_s)
 
     def cancel(self, timeout_s: float = 10.0) -> None:
         """Give up, as `Delivery.cancel`."""
-        self._client.run(self.delivery.cancel(timeout_s))
+        self._client.run(self.delivery.cancel(timeout_s), timeout_s)
 
 
 class SyncStoreSession:
@@ -225,8 +247,8 @@ class SyncStoreSession:
 
     def quiesced(self, timeout_s: float) -> None:
         """Return when no storage node reads the buffer any more."""
-        self._client.run(self._session.quiesced(timeout_s))
+        self._client.run(self._session.quiesced(timeout_s), timeout_s)
 
     def cancel(self, timeout_s: float = 10.0) -> None:
         """Give up, as `StoreSession.cancel`."""
-        self._client.run(self._session.cancel(timeout_s))
+        self._client.run(self._session.cancel(timeout_s), timeout_s)

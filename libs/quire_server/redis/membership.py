@@ -67,9 +67,11 @@ class Membership:
 
     async def live(self, now_ms: int) -> list[Node]:
         """Members whose time is not over, by name."""
-        async with metadata_errors():
-            entries = cast(dict[bytes, bytes], await self._client.hgetall(_KEY))
-            expiries = cast(dict[bytes, bytes], await self._client.hgetall(_EXPIRIES_KEY))
+        # In one transaction: an entry with the expiry that it came with.
+        async with metadata_errors(), self._client.pipeline(transaction=True) as both:
+            both.hgetall(_KEY)
+            both.hgetall(_EXPIRIES_KEY)
+            entries, expiries = cast(list[dict[bytes, bytes]], await both.execute())
         found = []
         for name, raw in entries.items():
             if int(expiries.get(name, b"0")) > now_ms:

@@ -20,8 +20,12 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(slots=True)
 class Scene:
-    """A writer with a source region, a reader with a target region, and what the reader was told."""
+    """A writer with a source region, a reader with a target region, and what the reader was told.
 
+    `make`: another transport, not started.
+    """
+
+    make: Callable[[], Transport]
     writer: Transport
     reader: Transport
     source: Bytes
@@ -45,7 +49,7 @@ class TransportContract:
         target = np.zeros(_BYTES, dtype=np.uint8)
         region, there = writer.register(source), reader.register(target)
         remote_target = RdmaTarget(reader.address, there.address, there.length, there.remote_key)
-        yield Scene(writer, reader, source, target, region, remote_target, heard)
+        yield Scene(transport, writer, reader, source, target, region, remote_target, heard)
         await writer.close()
         await reader.close()
 
@@ -132,7 +136,7 @@ class TransportContract:
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
             assert isinstance(await lost, PeerLost)
-        other = type(scene.writer)()
+        other = scene.make()
         await other.start()
         heard: asyncio.Queue[bytes] = asyncio.Queue()
         other.on_message(heard.put_nowait)

@@ -1,0 +1,163 @@
+"""Transfers that are given up or cannot begin: the buffer comes back at once where no node was told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from quire.client import AdminClient, ImageClient, QuireClient, SyncClient
+from quire.client import client as client_module
+from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, Unavailable
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire.transport.memory import MemoryTransport
+from quire.wire.v1 import common_pb2
+from quire.wire.v1 import gateway_pb2 as pb
+from quire.wire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
+from quire_server.grpc_server import Server
+
+NAMESPACE = Namespace("m", "1", KvLayout(2, 16, 1, 32, Dtype.FP16))
+KEYS = ChunkKeys(bytes(range(64)))
+
+
+class _Gateway(GatewayServiceServicer):
+    """Places every store on a node at `address`, if that is not empty, and then says no more."""
+
+    address = b""
+
+    async def Status(self, request: Any, context: Any) -> pb.StatusResponse:
+        return pb.StatusResponse()
+
+    async def Store(self, request: Any, context: Any) -> AsyncIterator[pb.StoreResponse]:
+        if self.address:
+            node = common_pb2.NodeAddress(node_id="storage-0", worker_address=self.address)
+            ranges = [common_pb2.ChunkRange(node_id="storage-0", first_chunk=0, chunk_count=2)]
+            yield pb.StoreResponse(placement=pb.StorePlacement(nodes=[node], ranges=ranges))
+        await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[tuple[_Gateway, str]]:
+    servicer = _Gateway()  # type: ignore[abstract]
+    server = Server("127.0.0.1:0", ["quire.v1.GatewayService"])
+    add_GatewayServiceServicer_to_server(servicer, server.grpc)
+    await server.start()
+    yield servicer, f"127.0.0.1:{server.port}"
+    await server.stop(0)
+
+
+async def test_a_store_on_a_node_that_cannot_be_reached_gives_the_buffer_back(gateway: tuple[_Gateway, str]) -> None:
+    servicer, address = gateway
+    servicer.address = b"nowhere"
+
+    class Cut(MemoryTransport):
+        def connect(self, address: bytes) -> Any:
+            raise PeerLost("unreachable")
+
+    async with QuireClient(address, transport=Cut()) as client:
+        buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
+        with pytest.raises(PeerLost):
+            await client.store(NAMESPACE, KEYS, 0, buffer)
+        assert not buffer.is_busy and not client._transfers
+
+
+async def test_a_store_that_is_not_waited_for_any_more_is_cancelled(gateway: tuple[_Gateway, str]) -> None:
+    _, address = gateway
+    async with QuireClient(address, transport=MemoryTransport()) as client:
+        buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.store(NAMESPACE, KEYS, 0, buffer), 0.2)
+        async with asyncio.timeout(10):
+            while client._transfers:
+                await asyncio.sleep(0.01)
+        assert not buffer.is_busy
+
+
+async def test_waiting_for_a_cancelled_store_says_so(gateway: tuple[_Gateway, str]) -> None:
+    """The one that waits is told; its own task is not cancelled. Before a layer was announced the buffer is free."""
+    servicer, address = gateway
+    node = MemoryTransport()
+    await node.start()
+    servicer.address = node.address
+    async with QuireClient(address, transport=MemoryTransport()) as client:
+        buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
+        session = await client.store(NAMESPACE, KEYS, 0, buffer)
+        waiting = asyncio.create_task(session.finish())
+        await asyncio.sleep(0)
+        await session.cancel(5.0)
+        with pytest.raises(PeerLost, match="cancelled"):
+            await waiting
+        assert not buffer.is_busy
+        session.layer_produced(0)
+        assert not session._announced, "nothing is told to a node after the end"
+    await node.close()
+
+
+async def test_a_store_whose_layer_was_announced_stays_lent(gateway: tuple[_Gateway, str]) -> None:
+    """A node may be reading it: only its word, or its death, gives the buffer back."""
+    servicer, address = gateway
+    node = MemoryTransport()
+    await node.start()
+    servicer.address = node.address
+    async with QuireClient(address, transport=MemoryTransport()) as client:
+        buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
+        session = await client.store(NAMESPACE, KEYS, 0, buffer)
+        session.layer_produced(0)
+        with pytest.raises(DeadlineExceeded):
+            await session.cancel(0.1)
+        assert buffer.is_busy
+        await node.close()
+        await session.quiesced(5.0)
+        assert not buffer.is_busy
+
+
+async def test_memory_in_quarantine_outlives_its_client(gateway: tuple[_Gateway, str]) -> None:
+    """A decoder that fell silent may still write there, whatever became of the one who asked it."""
+    _, address = gateway
+    async with QuireClient(address, transport=MemoryTransport()) as client:
+        images = ImageClient(client)
+        with pytest.raises(Unavailable), images._lent(4096) as buffer:
+            raise Unavailable("silence")
+        kept = weakref.ref(buffer)
+    del images, client, buffer
+    gc.collect()
+    assert kept() in client_module._abandoned
+
+
+def test_a_blocking_call_ends_with_an_error_of_quire() -> None:
+    client = SyncClient("127.0.0.1:1", transport=MemoryTransport(), timeout_s=0.1)
+    with client:
+        with pytest.raises(DeadlineExceeded):
+            client.run(asyncio.sleep(60))
+        assert client.run(asyncio.sleep(0.3, "longer than the client's own time"), 5.0)
+    client.close()
+    assert not client._thread.is_alive()
+
+
+def test_a_client_that_cannot_start_leaves_no_thread() -> None:
+    class Broken(MemoryTransport):
+        async def start(self) -> None:
+            raise ConfigInvalid("no UCX")
+
+    before = threading.active_count()
+    with pytest.raises(ConfigInvalid), SyncClient("127.0.0.1:1", transport=Broken()):
+        pass
+    assert threading.active_count() == before
+
+
+def test_an_admin_client_can_be_made_outside_of_a_loop() -> None:
+    admin = AdminClient("127.0.0.1:1", "s" * 32, timeout_s=1.0)
+
+    async def use() -> None:
+        async with admin:
+            await admin.set_theta(1)
+
+    with pytest.raises(Unavailable):
+        asyncio.run(use())
