@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import redis.asyncio as redis
 
@@ -47,6 +50,26 @@ async def test_membership_expires_and_leaves(redis_client: redis.Redis) -> None:
     assert await members.live(150) == [new]
     assert await members.leave("s", "new")
     assert await members.live(150) == []
+
+
+async def test_a_dead_member_is_not_listed_with_the_time_of_its_successor(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor reports between two reads: the dead one's address does not get the living one's expiry."""
+    members = Membership(redis_client)
+    dead = Node(node_id="s", about=StorageInfo(worker_address=b"dead"), incarnation="old")
+    await members.renew(dead, 0, 100)
+    read = redis_client.execute_command
+
+    async def slowly(*arguments: Any, **options: Any) -> Any:
+        answer = await read(*arguments, **options)
+        if arguments[0] == "HGETALL":
+            monkeypatch.undo()
+            await members.renew(replace(dead, about=StorageInfo(worker_address=b"alive"), incarnation="new"), 150, 300)
+        return answer
+
+    monkeypatch.setattr(redis_client, "execute_command", slowly)
+    assert [node.worker_address for node in await members.live(200)] != [b"dead"]
 
 
 async def test_redis_that_is_not_there_is_a_typed_error() -> None:

@@ -118,6 +118,21 @@ print(json.dumps({"seconds": seconds, "modules": sorted({name.split(".")[0] for 
     assert "quire" in loaded and "quire_server" not in loaded
 
 
+def test_the_contract_suites_need_pytest_alone(client_only: Environment) -> None:
+    """For those who write an adapter elsewhere."""
+    places = [str(distribution(name).locate_file("")) for name in ("pytest", "pytest-asyncio")]
+    code = f"""
+import sys
+import quire.testing, quire.testing.buckets, quire.testing.index, quire.testing.objects, quire.testing.simulation
+refused = {{"isal", "redis", "obstore", "aiohttp"}} & set(sys.modules)
+assert not refused, refused
+sys.path += {places}
+import quire.testing.contracts
+"""
+    result = client_only.run(code)
+    assert result.returncode == 0, result.stderr
+
+
 def test_without_ucx_a_transport_says_what_to_install(client_only: Environment, tmp_path: Path) -> None:
     nowhere = str(tmp_path / "libucp.so.0")
     result = client_only.run("from quire.transport import ucx_transport; ucx_transport()", PYUCX_LIBUCP=nowhere)

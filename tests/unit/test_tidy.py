@@ -22,9 +22,10 @@ OURS = {"pyucx", "quire", "quire_server", "quire_tools", *(f"quire_{name}" for n
 CLIENT = {"blake3", "cbor2", "cffi", "google", "grpc", "numpy", "opentelemetry", "structlog", "uvloop"}
 ALLOWED = {  # what modules may reach outside of this repository and the standard library
     "core": (r"quire_\w+\.core\..+", {"numpy", "isal"}),
-    "model": (r"quire\.model\..+", {"numpy", "isal", "blake3", "cbor2"}),
+    "model": (r"quire\.model\..+", {"numpy", "isal", "blake3", "cbor2"}),  # isal where a server is: zlib does as well
     "pyucx": (r"pyucx(\..+)?", {"cffi", "libucx", "numpy"}),
     "client": (r"quire|quire\.(client|transport|wire)(\..+)?", CLIENT),
+    "testing": (r"quire\.testing(\.(?!simulation).+)?", CLIENT | {"isal", "pytest"}),
 }
 STANDARD_FORBIDDEN_IN_CORE = ("asyncio", "time", "socket", "os", "threading", "random", "subprocess")
 

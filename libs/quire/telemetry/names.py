@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-# Spans, by service. RPC spans are named "package.Service/Method" by `quire.rpc`.
+# Spans, by service. RPC spans are named "package.Service/Method" by `quire.wire.channels`.
 CLIENT_LOOKUP: Final = "quire.client.lookup"
 CLIENT_FETCH: Final = "quire.client.fetch"
 CLIENT_STORE: Final = "quire.client.store"

@@ -1,6 +1,6 @@
 """The data plane as a port: registered memory, one-sided reads and writes, ordered announced payloads, short messages.
 
-Laws that every implementation keeps, and that `tests/contract/transport_suite.py` checks: a message announced after
+Laws that every implementation keeps, and `quire.testing.contracts.TransportContract` checks: a message announced after
 bytes arrives after them; a transfer outside of either side's registered range raises `TargetInvalid` and moves
 nothing; after `drain` returned or raised `PeerLost`, no transfer touches either side's memory; a peer's death raises
 `PeerLost` and costs other peers nothing.

@@ -1,4 +1,4 @@
-"""The server-side scripts of the prefix index. Each touches one index bucket.
+"""The server-side scripts of the prefix index. Each touches one index bucket, and what nodes are listed for.
 
 An index bucket is a hash. Fields: the 32-byte key of a chunk → the nodes that hold it, joined by commas ("" for none,
 which keeps the chain closed while others extend it); key .. "g" → generation of the entry (8 bytes), then the key of

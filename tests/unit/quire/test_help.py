@@ -9,13 +9,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quire_tools.cli.app import app
+from quire_tools.cli.app import _add_commands, app
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield path
     for name, found in getattr(command, "commands", {}).items():
         yield from _commands(found, (*path, name))
+
+
+_add_commands()
 
 
 @pytest.mark.parametrize("path", list(_commands(typer.main.get_command(app))), ids=" ".join)
