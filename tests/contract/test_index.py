@@ -59,7 +59,7 @@ async def test_a_dead_member_is_not_listed_with_the_time_of_its_successor(
     members = Membership(redis_client)
     dead = Node(node_id="s", about=StorageInfo(worker_address=b"dead"), incarnation="old")
     await members.renew(dead, 0, 100)
-    read = redis_client.execute_command
+    read: Any = redis_client.execute_command
 
     async def slowly(*arguments: Any, **options: Any) -> Any:
         answer = await read(*arguments, **options)
