@@ -112,6 +112,7 @@ class Promotions:
     def __init__(self) -> None:
         self._running: dict[int, Promotion] = {}
         self._users: dict[int, int] = {}
+        self._settling: set[int] = set()
 
     def join(self, reading: Reading, copies: Sequence[Copy]) -> tuple[int, dict[int, tuple[Promotion, MemoryPlace]]]:
         """For copies that are read from a drive: a ticket, and which of them are promoted, by number, and where to."""
@@ -121,6 +122,12 @@ class Promotions:
             if copy.number in found:
                 groups.setdefault(found[copy.number][0], []).append(copy)
         for number, mine in groups.items():
+            if number in self._settling:
+                # Its last user has left, and its reads are being stopped: these copies are read by themselves.
+                reading.tiers.end_promotion(ticket, number, complete=False)
+                for copy in mine:
+                    del found[copy.number]
+                continue
             if number not in self._running:
                 places = [found[copy.number][1] for copy in mine]
                 self._running[number] = Promotion(reading, number, mine, places)
@@ -132,7 +139,11 @@ class Promotions:
         self._users[promotion.number] -= 1
         if not self._users[promotion.number]:
             del self._users[promotion.number], self._running[promotion.number]
-            await promotion.settle()
+            self._settling.add(promotion.number)
+            try:
+                await promotion.settle()
+            finally:
+                self._settling.discard(promotion.number)
         tiers.end_promotion(ticket, promotion.number, complete=promotion.complete)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 
 from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, PeerLost, QuireError, TooManyRequests
-from quire.model.index import OBJECT_TIER, records
+from quire.model.index import OBJECT_TIER, ChunkRecord, records
 from quire.model.keys import ChunkKeys
 from quire.model.outcome import NodeOutcome
 from quire.telemetry import logger, meter, names, tracer
 from quire.transport import Peer, Stalled
 from quire_storage.config import StorageConfig
 from quire_storage.delivery import DeliverCall, Delivery, DeliveryParts, delivery_name
+from quire_storage.object_store import ObjectStore
 from quire_storage.ports import ClusterIndex, Spawn
 from quire_storage.registry import Registry
 from quire_storage.tiers import Pinned, Tiers
@@ -56,17 +58,14 @@ class Deliveries:
         Raises `ChunkMissing`, `DescriptorInvalid`, `TargetInvalid`: nothing was written.
         """
         keys = self._keys_of(call)
-        if self.running >= self._config.deliveries_max:
-            raise TooManyRequests(f"{self.running} deliveries are running; retry later")
+        if len(self._delivering) >= self._config.deliveries_max:
+            raise TooManyRequests(f"{len(self._delivering)} deliveries are running; retry later")
         name = delivery_name(self._config.node_id, call.delivery_id, call.node_index)
         if name in self._delivering:
             raise InvalidRequest("a delivery of this id is running", field="delivery_id")
         self._delivering.add(name)
-        try:
-            async for event in self._deliver(call, keys):
-                yield event
-        finally:
-            self._delivering.discard(name)
+        async for event in self._deliver(call, keys, name):
+            yield event
 
     def stalled(self, message: Stalled) -> None:
         """A client says for how long it waited for this node's layers."""
@@ -85,15 +84,18 @@ class Deliveries:
             raise DescriptorInvalid("names no chunk", field="ranges")
         return ChunkKeys(b"".join(descriptor.keys.run(each.first, each.count).packed for each in call.ranges))
 
-    async def _deliver(self, call: DeliverCall, keys: ChunkKeys) -> AsyncIterator[int | NodeOutcome]:
-        pinned = await self._pin(call, keys)
-        task, delivery = None, None
+    async def _deliver(self, call: DeliverCall, keys: ChunkKeys, name: str) -> AsyncIterator[int | NodeOutcome]:
+        """`name` is taken until nothing of the delivery is in flight: another of its id would write beside it."""
+        task, delivery, pinned = None, None, None
         try:
+            pinned = await self._pin(call, keys)
             delivery = Delivery(self._parts, call, pinned.copies)
-            task = self._spawn(self._run(delivery, call, pinned), traced=True)
+            task = self._spawn(self._run(delivery, call, pinned, name), traced=True)
         finally:
             if task is None:
-                self._tiers.unpin(pinned)
+                self._delivering.discard(name)
+                if pinned is not None:
+                    self._tiers.unpin(pinned)
         try:
             async for layer in delivery.layers():
                 yield layer
@@ -114,28 +116,36 @@ class Deliveries:
             if self._tiers.objects is not None:  # without an answer of the object tier nothing is known of them
                 absent = self._tiers.objects.found_absent([record.key for record in missing])
                 missing = [record for record in missing if record.key in absent]
-                self._spawn(self._registry.withdraw(missing, OBJECT_TIER))
+                self._spawn(self._withdraw_objects(self._tiers.objects, missing))
             self._tiers.deny(missing)
             raise
 
-    async def _run(self, delivery: Delivery, call: DeliverCall, pinned: Pinned) -> NodeOutcome:
+    async def _withdraw_objects(self, objects: ObjectStore, missing: Sequence[ChunkRecord]) -> None:
+        """Of chunks that a fetch has found to be no object. Looked at once more: a store may have put them since."""
+        with contextlib.suppress(QuireError):
+            absent = await objects.still_absent(record.key for record in missing)
+            await self._registry.withdraw([record for record in missing if record.key in absent], OBJECT_TIER)
+
+    async def _run(self, delivery: Delivery, call: DeliverCall, pinned: Pinned, name: str) -> NodeOutcome:
         self.running += 1
         try:
             outcome = await delivery.run()
         finally:
             self.running -= 1
             if delivery.settled:
+                self._delivering.discard(name)
                 self._tiers.unpin(pinned)
             else:
-                self._spawn(self._linger(delivery, pinned))
+                self._spawn(self._linger(delivery, pinned, name))
         self.delivered_bytes += outcome.bytes_moved
         self._delivered.add(outcome.bytes_moved, {"order": outcome.order.name.lower(), "scheduled": outcome.scheduled})
         if outcome.error_code == PeerLost.code() and delivery.peer is not None and call.lease:
             self._spawn(self._release_if_gone(delivery.peer, call.lease))
         return outcome
 
-    async def _linger(self, delivery: Delivery, pinned: Pinned) -> None:
+    async def _linger(self, delivery: Delivery, pinned: Pinned, name: str) -> None:
         await delivery.linger()
+        self._delivering.discard(name)
         self._tiers.unpin(pinned)
 
     async def _release_if_gone(self, peer: Peer, lease: bytes) -> None:

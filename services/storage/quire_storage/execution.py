@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from quire.model.errors import QuireError
+from quire.model.errors import InternalError, QuireError
 from quire.model.index import ChunkRecord
 from quire.telemetry import background, counter, logger, names
 from quire_storage.arena import Arena
@@ -153,10 +153,8 @@ class Executor:
                 addresses = np.array([place.offset for place in places], dtype=np.int64) + self._arena.address
                 strides = np.array([place.layer_stride for place in places], dtype=np.int64)
                 await self._pool.write(instruction.placed, addresses, strides)
-        except QuireError as error:
-            if not isinstance(error, DriveFailed):
-                logger().error("a write failed unexpectedly", exc_info=error)
-            self.post(ev.WriteFailed(instruction.write, error))
+        except Exception as error:
+            self.post(ev.WriteFailed(instruction.write, _failure(error)))
         else:
             self.post(ev.Written(instruction.write))
 
@@ -164,8 +162,8 @@ class Executor:
         assert self._pool is not None, "the machine knows that there are drives"
         try:
             await self._pool.forget(instruction.placed)
-        except QuireError as error:
-            self.post(ev.Forgotten(instruction.removal, error))
+        except Exception as error:
+            self.post(ev.Forgotten(instruction.removal, _failure(error)))
         else:
             self.post(ev.Forgotten(instruction.removal))
 
@@ -174,19 +172,26 @@ class Executor:
         try:
             async for part in self._registry.registering(records):
                 self.post(ev.Indexed(ticket, part))
-        except QuireError as error:
-            failure = error
+        except Exception as error:
+            failure = _failure(error)
         self.post(ev.IndexingEnded(ticket, failure))
 
     async def _withdraw(self, records: Sequence[ChunkRecord]) -> None:
-        await self._registry.withdraw(records)
+        try:
+            await self._registry.withdraw(records)
+        except Exception as error:
+            _failure(error)  # the index lists them on, and the next comparison of listings shows it
         self.post(ev.Withdrawn([record.key for record in records]))
 
     async def _question(self, instruction: ev.AskToEvict | ev.AskToWithdraw) -> None:
-        if isinstance(instruction, ev.AskToEvict):
-            out = await self._registry.may_go(instruction.records)
-        else:
-            out = await self._registry.may_withdraw(instruction.records, instruction.others_min)
+        out: Sequence[bytes] | set[bytes] = ()
+        try:
+            if isinstance(instruction, ev.AskToEvict):
+                out = await self._registry.may_go(instruction.records)
+            else:
+                out = await self._registry.may_withdraw(instruction.records, instruction.others_min)
+        except Exception as error:
+            _failure(error)  # without an answer nothing goes
         self.post(ev.Answered(instruction.question, frozenset(out)))
         self.count()
 
@@ -210,3 +215,10 @@ class Executor:
                 if count != before.get(tier, 0):
                     metric.add(count - before.get(tier, 0), {"tier": tier})
                     before[tier] = count
+
+
+def _failure(error: Exception) -> QuireError:
+    """As the machine takes it: an instruction always ends. What nothing here expects is logged."""
+    if not isinstance(error, DriveFailed):
+        logger().error("an instruction failed unexpectedly", exc_info=error)
+    return error if isinstance(error, QuireError) else InternalError(f"{type(error).__name__}: {error}")

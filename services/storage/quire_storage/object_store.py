@@ -6,8 +6,9 @@ What an object is stands in `quire.model.chunk_object`.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -58,22 +59,25 @@ class ObjectStore:
     # ---- reading
 
     async def fetch(self, keys: Sequence[bytes]) -> AsyncIterator[tuple[Header, Bytes]]:
-        """Chunks with their (L, S) bytes, verified, as they come. What is not there or not sound is left out."""
-        gate = asyncio.Semaphore(_AT_ONCE)
+        """Chunks with their (L, S) bytes, verified, in order. What is not there or not sound is left out.
 
-        async def one(key: bytes) -> tuple[Header, Bytes] | None:
-            async with gate:
-                return await self._fetch_one(key)
-
-        tasks = [asyncio.create_task(one(key)) for key in keys]
+        No more than eight are here at a time.
+        """
+        ahead: deque[asyncio.Task[tuple[Header, Bytes] | None]] = deque()
+        left = iter(keys)
         try:
-            for task in tasks:
-                if (found := await task) is not None:
+            while True:
+                for key in islice(left, _AT_ONCE - len(ahead)):
+                    ahead.append(asyncio.create_task(self._fetch_one(key)))
+                if not ahead:
+                    return
+                await asyncio.wait([ahead[0]])
+                if (found := ahead.popleft().result()) is not None:
                     yield found
         finally:
-            for task in tasks:
+            for task in ahead:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*ahead, return_exceptions=True)
 
     async def _fetch_one(self, key: bytes) -> tuple[Header, Bytes] | None:
         self._absent.pop(key, None)
@@ -91,6 +95,10 @@ class ObjectStore:
             while len(self._absent) > _ABSENT_MAX:
                 self._absent.popitem(last=False)
         return found
+
+    async def still_absent(self, keys: Iterable[bytes]) -> set[bytes]:
+        """Which of `keys` have no object now. Raises what the tier raises."""
+        return {key for key in keys if await self._tier.header(key) is None}
 
     def found_absent(self, keys: Iterable[bytes]) -> set[bytes]:
         """Which of `keys` a fetch has lately found to be no sound object; asking again says nothing of them."""

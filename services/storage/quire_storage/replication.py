@@ -11,21 +11,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import mmap
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.client.quarantine import may_be_in_use
 from quire.model.chunk_object import sound_header
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability
-from quire.model.errors import QuireError
+from quire.model.errors import PeerLost, QuireError
 from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.telemetry import counter, logger, names
-from quire.transport import Region, Transport
+from quire.transport import Peer, Region, Transport
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
@@ -40,6 +41,7 @@ _LANDING_BYTES = 32 << 20
 _BATCH_CHUNKS = 64
 _PATROL_CHUNKS = 512
 _RESPREAD_PAUSE_S = 5.0
+_LANDINGS_MAX = 4
 _QUARANTINED_MAX = 16
 
 
@@ -66,10 +68,12 @@ class Replicator:
         self._peers = peers
         self._clock = clock
         self._me = me
-        self._landing = asyncio.Lock()
+        # One batch of each source at a time, so that a frozen one holds up no other, and some of all.
+        self._landing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._landing_turns = asyncio.Semaphore(_LANDINGS_MAX)
         self._round: deque[bytes] = deque()
         # Registered memory that a silent node may still write to. It is never unmapped and never used again.
-        self._quarantined: list[tuple[Region, Bytes]] = []
+        self._quarantined: dict[int, tuple[Region, Bytes]] = {}
         self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
 
     async def pull(self, source: Node, keys: Sequence[bytes]) -> list[bool]:
@@ -239,13 +243,19 @@ class Replicator:
     async def _land(self, source: Node, batch: Sequence[Chunk]) -> AsyncIterator[tuple[Chunk, Bytes]]:
         """Chunks of one shape, delivered by their node into memory of this one."""
         layers, size = batch[0].num_layers, batch[0].slice_bytes
-        async with self._landing:
+        async with self._landing[source.node_id], self._landing_turns:
             if len(self._quarantined) >= _QUARANTINED_MAX:
                 logger().error("no copies are pulled: too much memory is quarantined", buffers=len(self._quarantined))
                 return
             memory = np.frombuffer(mmap.mmap(-1, len(batch) * layers * size), dtype=np.uint8)
             region = self._transport.register(memory)
             target = RdmaTarget(self._transport.address, region.address, region.length, region.remote_key)
+            try:
+                peer = self._transport.connect(source.worker_address)
+            except PeerLost as error:
+                region.close()
+                logger().warning("a node is not reached", node=source.node_id, error=str(error))
+                return
             keys = ChunkKeys(b"".join(chunk.record.key for chunk in batch))
             descriptor = Descriptor(keys, layers, 1, size, DeliveryOrder.CHUNKWISE, target)
             quiesced = False
@@ -253,13 +263,14 @@ class Replicator:
                 outcome = await self._peers.deliver(source, descriptor)
                 quiesced = outcome.quiesced
             except QuireError as error:
+                quiesced = not may_be_in_use(error)  # it refused, before the first byte
                 logger().warning("a node did not deliver", node=source.node_id, error=str(error))
                 return
             finally:
                 if quiesced:
                     region.close()
                 else:
-                    self._quarantined.append((region, memory))
+                    self._quarantine(peer, region, memory)
             if outcome.error_code or not outcome.quiesced:
                 logger().warning("a node did not deliver", node=source.node_id, error=outcome.error_message)
                 return
@@ -269,6 +280,16 @@ class Replicator:
             payload = np.ascontiguousarray(rows[:, index])
             if np.array_equal(row_checksums(payload), chunk.checksums):
                 yield chunk, payload
+
+    def _quarantine(self, peer: Peer, region: Region, memory: Bytes) -> None:
+        """Memory that a silent node may still write to: kept until its death is seen on the data plane."""
+        self._quarantined[id(region)] = (region, memory)
+
+        def died(_: PeerLost) -> None:
+            if self._quarantined.pop(id(region), None) is not None:
+                region.close()
+
+        peer.on_failure(died)
 
 
 def keepers_of(key: bytes, holders: Sequence[str]) -> tuple[str, ...]:

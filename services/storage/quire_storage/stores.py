@@ -71,6 +71,7 @@ class Stores:
             return outcome
         finally:
             self._abandoned.discard(call.store_id)
+            self._produced.forget(call.store_id)
             message = Quiesced(call.store_id, call.node_index, complete, binary_context())
             with contextlib.suppress(QuireError):
                 self._transport.connect(call.source.worker_address).send(encode_message(message))

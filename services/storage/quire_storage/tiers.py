@@ -14,6 +14,7 @@ import numpy.typing as npt
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ChunkMissing, PoolFull
 from quire.model.index import ChunkRecord
+from quire.telemetry import logger
 from quire_storage.arena import Arena
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk, Copy, Header, MemoryPlace
@@ -281,12 +282,13 @@ class Tiers:
         left = dict.fromkeys(keys)
         try:
             async for header, payload in self.objects.fetch(keys):
-                with contextlib.suppress(PoolFull):
-                    async with self.reserved(header.chunk.shape, 1) as slots:
-                        self.lay(slots, 0, payload)
-                        fetched = ev.Fetched(header.chunk, header.level, slots.ticket, int(slots.offsets[0]))
-                        del left[header.chunk.key]
-                        self._executor.post(fetched)
+                async with self.reserved(header.chunk.shape, 1) as slots:
+                    self.lay(slots, 0, payload)
+                    fetched = ev.Fetched(header.chunk, header.level, slots.ticket, int(slots.offsets[0]))
+                    del left[header.chunk.key]
+                    self._executor.post(fetched)
+        except PoolFull as error:
+            logger().warning("no memory for what the object tier has", chunks=len(left), error=str(error))
         finally:
             for key in left:
                 self._executor.post(ev.FetchFailed(key))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
-from quire.model.errors import NodeUnavailable
+from quire.model.errors import ChunkMissing, NodeUnavailable, PeerLost, QuireError, TooManyRequests
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, StorageInfo
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
 from quire_storage.replication import Replicator, keepers_of
+
+SILENCE = NodeUnavailable("no answer")
 
 
 class _Region:
@@ -30,12 +34,29 @@ class _Region:
         self.closed = True
 
 
+class _Peer:
+    def __init__(self) -> None:
+        self.watchers: list[Any] = []
+
+    def on_failure(self, callback: Any) -> Any:
+        self.watchers.append(callback)
+        return lambda: None
+
+    def die(self) -> None:
+        for watcher in self.watchers:
+            watcher(PeerLost("it died"))
+
+
 class _Transport:
     address = b"node"
 
     def __init__(self) -> None:
+        self.peer = _Peer()
         self.regions: list[_Region] = []
         self.memories: list[weakref.ref[Any]] = []
+
+    def connect(self, address: bytes) -> _Peer:
+        return self.peer
 
     def register(self, buffer: Any) -> _Region:
         self.regions.append(_Region(buffer))
@@ -43,9 +64,14 @@ class _Transport:
         return self.regions[-1]
 
 
-class _SilentPeers:
+class _Peers:
+    """Each delivery ends with `error`."""
+
+    def __init__(self, error: QuireError) -> None:
+        self._error = error
+
     async def deliver(self, *_: Any) -> Any:
-        raise NodeUnavailable("no answer")
+        raise self._error
 
 
 class _Clock:
@@ -53,7 +79,7 @@ class _Clock:
         return 1_000
 
 
-def _replicator(transport: _Transport) -> Replicator:
+def _replicator(transport: _Transport, error: QuireError = SILENCE) -> Replicator:
     config, none = StorageConfig(cluster_secret="s"), cast(Any, None)
     return Replicator(
         config=config,
@@ -61,7 +87,7 @@ def _replicator(transport: _Transport) -> Replicator:
         transport=cast(Any, transport),
         index=none,
         registry=none,
-        peers=cast(Any, _SilentPeers()),
+        peers=cast(Any, _Peers(error)),
         clock=cast(Any, _Clock()),
         me=none,
     )
@@ -98,6 +124,48 @@ async def test_quarantined_memory_is_bounded() -> None:
     for _ in range(20):
         assert [pair async for pair in replicator._land(source, [chunk])] == []
     assert len(transport.regions) == 16
+    transport.peer.die()
+    assert all(region.closed for region in transport.regions), "a dead node writes no more"
+    assert [pair async for pair in replicator._land(source, [chunk])] == []
+    assert len(transport.regions) == 17, "and more is lent"
+
+
+@pytest.mark.parametrize("refusal", [TooManyRequests("busy"), ChunkMissing("evicted meanwhile")])
+async def test_a_node_that_refuses_costs_no_memory(refusal: QuireError) -> None:
+    """Sixteen refusals, over the life of a node, ended all replication."""
+    transport = _Transport()
+    replicator = _replicator(transport, refusal)
+    chunk = Chunk(ChunkRecord(b"k" * 32, b"", b"k" * 32, b""), 2, 64, np.zeros(2, dtype=np.uint32))
+    source = Node(node_id="storage-1", about=StorageInfo())
+    for _ in range(20):
+        assert [pair async for pair in replicator._land(source, [chunk])] == []
+    assert len(transport.regions) == 20
+    assert all(region.closed for region in transport.regions)
+
+
+async def test_a_frozen_source_holds_up_no_other() -> None:
+    transport = _Transport()
+    replicator = _replicator(transport, ChunkMissing("evicted meanwhile"))
+    frozen = asyncio.Event()
+    answer = replicator._peers.deliver
+
+    async def deliver(source: Node, descriptor: Any) -> Any:
+        if source.node_id == "frozen":
+            await frozen.wait()
+        return await answer(source, descriptor)
+
+    cast(Any, replicator._peers).deliver = deliver
+    chunk = Chunk(ChunkRecord(b"k" * 32, b"", b"k" * 32, b""), 2, 64, np.zeros(2, dtype=np.uint32))
+
+    async def pull(name: str) -> list[Any]:
+        return [pair async for pair in replicator._land(Node(node_id=name, about=StorageInfo()), [chunk])]
+
+    waiting = [asyncio.create_task(pull("frozen")) for _ in range(8)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        assert await pull("well") == []
+    frozen.set()
+    await asyncio.gather(*waiting)
 
 
 class _Keepers:

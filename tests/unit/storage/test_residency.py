@@ -306,6 +306,23 @@ def test_a_new_shape_empties_one_slab_of_a_drive_and_no_more() -> None:
     assert world.residency.evictions["disk"] == 4
 
 
+def test_a_node_whose_drives_are_full_stops_all_the_same() -> None:
+    """What is dirty finds no slot, all that is there is leased, and while the node stops no more is asked for."""
+    full = ResidencySettings(pool_high_share=1.0, pool_low_share=1.0)
+    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=4, settings=full)
+    for first in (0, 8, 16, 24):
+        transfer, store = world.store([chunk_of(first + at) for at in range(4)], Durability.LOCAL)
+        world.settle()
+        assert len(world.acknowledge(transfer, store)) == 4
+    assert world.pool is not None and world.pool.used_bytes == world.pool.capacity_bytes
+    world.leased = {chunk_of(first + at).key for first in (0, 8, 16, 24) for at in range(4)}
+    world.store([chunk_of(4)], Durability.MEMORY)
+    stopping = world.ticket()
+    world.post(ev.Stopping(stopping))
+    world.settle()
+    assert stopping in world.answers
+
+
 def test_a_namespace_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Finding 20: every look at a policy walked over all chunks. From then on what comes and goes is followed."""
     world = World(drives=1, objects=False)

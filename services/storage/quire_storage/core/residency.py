@@ -997,7 +997,13 @@ class Residency:
     def _trim(self) -> None:
         """Ask for the last copies that are to go from the drives, a group at a time."""
         pool = self.pool
-        if pool is None or self._asking or self._stopping or self._now_s < self._trim_at_s:
+        if pool is None or self._asking:
+            return
+        if self._stopping:
+            if not self._leaving_bytes:  # no copy goes any more: no slot comes free
+                self._give_up_unplaced()
+            return
+        if self._now_s < self._trim_at_s:
             return
         capacity, used = pool.capacity_bytes, pool.used_bytes - self._leaving_bytes
         if used > self._settings.pool_high_share * capacity:

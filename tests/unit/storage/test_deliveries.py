@@ -1,0 +1,119 @@
+"""How many deliveries a node takes, and for how long a delivery's id is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.errors import InvalidRequest, TooManyRequests
+from quire.model.keys import ChunkKeys
+from quire.model.ranges import ChunkRange
+from quire_storage import deliveries as module
+from quire_storage.config import StorageConfig
+from quire_storage.deliveries import Deliveries
+from quire_storage.delivery import DeliverCall
+
+
+class _Tiers:
+    """Pins wait until `found` is set."""
+
+    objects = None
+
+    def __init__(self) -> None:
+        self.found = asyncio.Event()
+        self.unpinned = 0
+
+    async def pin_all(self, keys: Any) -> Any:
+        await self.found.wait()
+        return SimpleNamespace(copies=[])
+
+    def unpin(self, pinned: Any) -> None:
+        self.unpinned += 1
+
+
+class _Delivery:
+    """Its puts are in flight until `quiet` is set, however it ends."""
+
+    quiet: asyncio.Event
+    peer = None
+
+    def __init__(self, *_: Any) -> None:
+        self._cancelled = asyncio.Event()
+
+    @property
+    def settled(self) -> bool:
+        return self.quiet.is_set()
+
+    async def layers(self) -> AsyncIterator[int]:
+        yield 0
+
+    async def run(self) -> Any:
+        await self._cancelled.wait()
+        return SimpleNamespace(bytes_moved=0, order=DeliveryOrder.LAYERWISE, scheduled=False, error_code="")
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    async def linger(self) -> None:
+        await self.quiet.wait()
+
+
+def _call(number: int) -> DeliverCall:
+    target = RdmaTarget(b"w", 4096, 64, b"k")
+    descriptor = Descriptor(ChunkKeys(bytes(32)), 1, 16, 64, DeliveryOrder.LAYERWISE, target)
+    ranges = (ChunkRange("storage-0", 0, 1),)
+    return DeliverCall(delivery_id=bytes([number]) * 16, descriptor=descriptor, ranges=ranges)
+
+
+async def _first(events: AsyncIterator[Any]) -> Any:
+    return await anext(events)
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> tuple[Deliveries, _Tiers]:
+    tiers: Any = _Tiers()
+    none: Any = None
+    _Delivery.quiet = asyncio.Event()
+    monkeypatch.setattr(module, "Delivery", _Delivery)
+    config = StorageConfig(cluster_secret="s", node_id="storage-0", deliveries_max=2)
+    spawn: Any = lambda work, traced=False: asyncio.get_running_loop().create_task(work)  # noqa: E731
+    return Deliveries(config=config, parts=none, tiers=tiers, registry=none, index=none, spawn=spawn), tiers
+
+
+async def test_those_that_wait_for_a_slow_tier_count(node: tuple[Deliveries, _Tiers]) -> None:
+    """All of them ran at once when the object tier had answered."""
+    deliveries, _ = node
+    waiting = [asyncio.create_task(_first(deliveries.deliver(_call(number)))) for number in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyRequests):
+        await anext(deliveries.deliver(_call(2)))
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert not deliveries._delivering, "one that is given up makes room"
+
+
+async def test_an_id_is_taken_until_nothing_is_in_flight(node: tuple[Deliveries, _Tiers]) -> None:
+    """A second delivery of the id would write to the buffer after the first one's `Quiesced`."""
+    deliveries, tiers = node
+    tiers.found.set()
+    first = deliveries.deliver(_call(1))
+    async with contextlib.aclosing(first):  # type: ignore[type-var]
+        assert await _first(first) == 0
+    for _ in range(10):
+        await asyncio.sleep(0)
+    with pytest.raises(InvalidRequest, match="delivery of this id"):
+        await anext(deliveries.deliver(_call(1)))
+    before = tiers.unpinned
+    _Delivery.quiet.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert (before, tiers.unpinned) == (0, 1)
+    async with contextlib.aclosing(deliveries.deliver(_call(1))) as again:  # type: ignore[type-var]
+        assert await _first(again) == 0
