@@ -148,6 +148,8 @@ async def test_a_second_complete_answers_as_the_first(scene: Scene) -> None:
     assert first == second
     await scene.backend.put("k", body(b"newer"), PLAIN, "")
     assert await scene.backend.complete("k", upload_id, tags, "") == first
+    assert await scene.backend.was_completed("k", upload_id, tags), "its conditions held then, and are not asked again"
+    assert not await scene.backend.was_completed("k", upload_id, tags[:1])
     assert await scene.read("k") == b"newer"
     for wrong in (("k", upload_id, tags[:1]), ("other", upload_id, tags), ("k", "never", tags)):
         with pytest.raises(S3Error) as failed:

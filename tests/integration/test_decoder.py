@@ -15,14 +15,18 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 
+from quire.client.quarantine import may_be_in_use
 from quire.client.remote_memory import RemoteMemory
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import (
     ChunkMissing,
     CorruptData,
+    DeadlineExceeded,
     InvalidRequest,
     NodeUnavailable,
+    NoStorageNode,
     NotImplementedHere,
+    PeerLost,
     QuireError,
 )
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
@@ -47,6 +51,7 @@ class Records:
     held: dict[bytes, bytes] = field(default_factory=dict)
     fetches: int = 0
     gate: asyncio.Event | None = None
+    fails: QuireError | None = None
 
     def put(self, name: str, record: bytes, info: LatentInfo) -> ImageEntry:
         digest = hashlib.sha256(record).digest()
@@ -61,6 +66,8 @@ class Records:
         self.fetches += 1
         if self.gate is not None:
             await self.gate.wait()
+        if self.fails is not None:
+            raise self.fails
         try:
             return self.held[entry.record_sha256]
         except KeyError:
@@ -229,6 +236,18 @@ async def test_damaged_records_and_lying_neighbours(scene: Scene) -> None:
     with pytest.raises(QuireError):
         await scene.home.serve(entry, PNG, "")
     scene.records.held[entry.record_sha256] = right
+    assert (await scene.home.serve(entry, PNG, "")).image
+
+
+@pytest.mark.parametrize("error", [NodeUnavailable("away"), PeerLost("cut"), DeadlineExceeded("slow")])
+async def test_storage_that_fails_is_not_the_decoders_failure(scene: Scene, error: QuireError) -> None:
+    """Nothing was written for the caller, and the decoder is well: both must show in the error."""
+    entry = _image(scene, 70, "unread")
+    scene.records.fails = error
+    with pytest.raises(NoStorageNode) as raised:
+        await scene.home.serve(entry, PNG, "")
+    assert not may_be_in_use(raised.value)
+    scene.records.fails = None
     assert (await scene.home.serve(entry, PNG, "")).image
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from quire.model.errors import CorruptData, DeadlineExceeded, NotImplementedHere
+from quire.model.errors import CorruptData, DeadlineExceeded, NoStorageNode, NotImplementedHere, Unavailable
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.latents import decode_record, denormalised
 from quire.telemetry import names, tracer
@@ -57,13 +57,17 @@ class Pipeline:
         self.device.close()
 
     async def fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages) -> bytes:
-        """The record, verified. Raises `DeadlineExceeded`, `CorruptData`, and what storage raises."""
+        """The record, verified. Raises `NoStorageNode` where storage does not give it: nothing has been written for the
+        caller then; and `ChunkMissing`, `CorruptData`.
+        """
         started = self._clock.monotonic_s()
         try:
             async with asyncio.timeout(self._config.fetch_timeout_s), self._fetching:
                 record = await timed(stages, "fetch", self._delayed(self._records.fetch(entry, leased)))
         except TimeoutError:
-            raise DeadlineExceeded(f"no record within {self._config.fetch_timeout_s} s") from None
+            raise NoStorageNode(f"no record within {self._config.fetch_timeout_s} s") from None
+        except (Unavailable, DeadlineExceeded) as error:
+            raise NoStorageNode(f"the record cannot be had: {error}") from error
         await self.check(record, entry)
         self._costs.fetched(self._clock.monotonic_s() - started)
         return record

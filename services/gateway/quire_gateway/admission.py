@@ -15,7 +15,7 @@ from quire.model.hashing import tenant_name
 from quire.telemetry import counter, names
 from quire.wire.credentials import AUTHORIZATION, bearer, is_member
 from quire_gateway.config import GatewayConfig
-from quire_gateway.core.limits import Limits, TenantLimits
+from quire_gateway.core.limits import Limits, Taken, TenantLimits
 from quire_gateway.errors import GatewayLate, TenantExhausted, TransfersExhausted
 from quire_gateway.keyring import KeyRing
 from quire_server.clock import Clock
@@ -93,6 +93,8 @@ class Admission:
     async def authenticate(self, header: str) -> Principal:
         """By the `Authorization` header. Raises `Unauthenticated`; an unknown key takes as long as a wrong secret."""
         token = bearer(header)
+        if not token.isascii():
+            raise Unauthenticated("a token has ASCII characters only", field=AUTHORIZATION)
         if token and is_member(token, self._config.cluster_secret):
             return Principal(member=True)
         if self._config.auth == "off":
@@ -116,8 +118,8 @@ class Admission:
         return await self.authenticate(next((str(value) for key, value in metadata if key == AUTHORIZATION), ""))
 
     @contextlib.contextmanager
-    def admit(self, principal: Principal, need: Need) -> Iterator[None]:
-        """One request, while it runs.
+    def admit(self, principal: Principal, need: Need) -> Iterator[Taken]:
+        """One request, while it runs; what yields takes in more bytes, once it is known how many will go out.
 
         Raises `NotAllowed`, `Unauthenticated` for what only operators may, and `TenantExhausted` or `GatewayLate`, with
         the time after which to come again, before anything was begun.
@@ -129,9 +131,10 @@ class Admission:
                 raise GatewayLate(f"this gateway is {late_ms} ms late", retry_after_s=max(0.1, self._late_s))
             with contextlib.ExitStack() as room:
                 tenant = principal.tenant or (tenant_name(need.salt) if need.salt is not None else need.tenant)
+                taken = Taken()
                 if tenant and not principal.member:
-                    room.enter_context(self._limits.admitted(tenant, need.payload, need.memory))
-                yield
+                    taken = room.enter_context(self._limits.admitted(tenant, need.payload, need.memory))
+                yield taken
         except ResourceExhausted as error:
             self._shed += 1
             self._shed_counter.add(1, {"reason": type(error).__name__})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import IO, Any, Final
 
 from aiohttp import web
 
@@ -42,7 +44,11 @@ _HTTP_OF_GRPC: Final = {
     "DEADLINE_EXCEEDED": 504,
 }
 _BODY_TIMEOUT_S: Final = 60.0
+_IDLE_S: Final = 60.0
+_SLICE_BYTES: Final = 1 << 20
 _REQUEST_ID: Final = "request_id"
+_PRINCIPAL: Final = "principal"
+_ADMITTED: Final = "admitted"
 _RECORD_TYPE: Final = "application/x-quire-latent"
 _FORMATS: Final = {media: name for name, media in MEDIA_TYPES.items()}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -85,7 +91,8 @@ class ImagesFrontend:
         with traced(request, names.GATEWAY_HTTP, request[_REQUEST_ID]):
             principal = await self._admission.authenticate(request.headers.get("Authorization", ""))
             need = Need(write=request.method in ("PUT", "DELETE"), payload=request.content_length or 0)
-            with self._admission.admit(principal, need):
+            with self._admission.admit(principal, need) as admitted:
+                request[_PRINCIPAL], request[_ADMITTED] = principal, admitted
                 return await handler(request)
 
     @web.middleware
@@ -98,22 +105,36 @@ class ImagesFrontend:
     async def _put(self, request: web.Request) -> web.StreamResponse:
         """Body: safetensors, raw values, or a record. What it is stands in the type, the rest in the query."""
         durability = _durability(request.query.get("durability", "local"))
-        async with self._putting:
-            try:
-                async with asyncio.timeout(_BODY_TIMEOUT_S):
-                    body = await request.read()
-            except TimeoutError:
-                raise DeadlineExceeded(f"the body did not come within {_BODY_TIMEOUT_S:g} s", field="body") from None
-            kind = request.content_type
+        async with self._spooled(request) as spool, self._putting:  # a slow client holds no turn
+            body, kind = await asyncio.to_thread(spool.read), request.content_type
             if kind == _RECORD_TYPE:
                 record = body
             else:
                 values, dtype = _values(request, body, kind)
                 info = _info(request.query, values.shape, dtype)
                 record = await asyncio.to_thread(encode_record, values, info)
-            entry = await self._images.put_record(request.match_info["id"], record, durability=durability)
+            entry = await self._images.put_record(
+                request.match_info["id"], record, durability=durability, tenant=request[_PRINCIPAL].tenant
+            )
         answer = {"id": entry.image_id, "latent_sha256": entry.latent_sha256.hex(), "record_bytes": entry.record_bytes}
         return web.json_response(answer, status=201)
+
+    @contextlib.asynccontextmanager
+    async def _spooled(self, request: web.Request) -> AsyncIterator[IO[bytes]]:
+        """The body in a temporary file, from its start. Raises `DeadlineExceeded`."""
+        size, most = 0, self._config.http_body_max
+        with await asyncio.to_thread(tempfile.TemporaryFile) as spool:
+            try:
+                async with asyncio.timeout(_BODY_TIMEOUT_S):
+                    async for piece in request.content.iter_chunked(_SLICE_BYTES):
+                        size += len(piece)
+                        if size > most:
+                            raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=size)
+                        await asyncio.to_thread(spool.write, piece)
+            except TimeoutError:
+                raise DeadlineExceeded(f"the body did not come within {_BODY_TIMEOUT_S:g} s", field="body") from None
+            await asyncio.to_thread(spool.seek, 0)
+            yield spool
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         rendering = _rendering(request)
@@ -136,7 +157,25 @@ class ImagesFrontend:
         headers["Server-Timing"] = ", ".join(
             f"{name};dur={spent / 1e3:.2f}" for name, spent in served.stages_us.items()
         )
-        return web.Response(body=data, headers=headers)
+        return await self._send(request, data, headers)
+
+    async def _send(self, request: web.Request, data: bytes, headers: dict[str, str]) -> web.StreamResponse:
+        """Bytes to a client, within the request: it counts until the last one has left."""
+        request[_ADMITTED].take(len(data))
+        headers |= {"Content-Length": str(len(data)), "X-Request-Id": request[_REQUEST_ID]}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        view = memoryview(data)
+        try:
+            for at in range(0, len(view), _SLICE_BYTES):
+                async with asyncio.timeout(_IDLE_S):
+                    await response.write(view[at : at + _SLICE_BYTES])
+            await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("the client takes no bytes") from None
+        return response
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         if not await self._images.delete(request.match_info["id"]):
@@ -157,7 +196,7 @@ class ImagesFrontend:
     async def _latent(self, request: web.Request) -> web.StreamResponse:
         async with self._serving:
             record = await self._images.get_record(request.match_info["id"])
-        return web.Response(body=record, content_type=_RECORD_TYPE)
+        return await self._send(request, record, {"Content-Type": _RECORD_TYPE})
 
 
 @web.middleware
@@ -174,6 +213,8 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
             response.headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
         if status == 401:
             response.headers["WWW-Authenticate"] = "Bearer"
+    except ConnectionError:
+        raise  # the client went away
     except web.HTTPException as error:
         response = _json_error(error.status, type(error).__name__, error.reason, "", request_id)
     except Exception as error:

@@ -55,8 +55,8 @@ class ImageGateway:
                 etag = rendering.etag(route.entry, done.build)
                 return ImageServed(route.entry, etag, done.length, done.source, route.runner, done.stages_us)
             except (NodeUnavailable, DeadlineExceeded) as error:
-                failed = True  # the decoder itself; not what it needed, nor the client that it could not write to
-                logger().warning("a decoder failed", decoder=route.runner, error=str(error))
+                failed = not error.answered  # the decoder itself; not what it needed, nor the client it could not reach
+                logger().warning("an image was not made", decoder=route.runner, error=str(error), failed=failed)
                 raise
             finally:
                 await self._give_back(route, failed=failed)

@@ -55,7 +55,7 @@ class OwnMemory:
         await self._reach()
         try:
             return await self._get(image_id, rendering, if_none_match)
-        except (Unavailable, DeadlineExceeded):
+        except (Unavailable, DeadlineExceeded, ChunkMissing):  # or it was replaced, and its record went, meanwhile
             return await self._get(image_id, rendering, if_none_match)
 
     async def _get(self, image_id: str, rendering: Rendering, if_none_match: str) -> tuple[ImageServed, bytes]:

@@ -69,7 +69,7 @@ def _s3_frontend(
     whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
     reserved: dict[str, Backend] = {
         CHUNKS_BUCKET: ChunkBackend(chunks, GrpcChunkIndex(config, channels), whole_bodies),
-        LATENTS_BUCKET: LatentBackend(images),
+        LATENTS_BUCKET: LatentBackend(images, whole_bodies),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
     backends = Backends(Buckets(redis), blobs, reserved, clock, whole_bodies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import time
 from collections.abc import Sequence
@@ -81,15 +82,25 @@ class Lookups:
         self._signer = LeaseSigner(config.cluster_secret.encode())
         self._namespaces: set[str] = set()
         self._leased: dict[bytes, int] = {}
+        self._expiries: list[tuple[int, bytes]] = []
         self._asked = meter().create_counter(names.INDEX_CHUNKS, "1", "chunks that look-ups asked for")
         self._leases = counter(names.INDEX_LEASES, "1", "leases by what became of them", [{"event": "given"}])
 
     @property
     def leases(self) -> int:
         """Those that were given here, until they are given back here or run out."""
-        now_ms = self._clock.now_ms()
-        self._leased = {lease: until for lease, until in self._leased.items() if until > now_ms}
+        self._forget_expired()
         return len(self._leased)
+
+    def _note(self, lease: Lease) -> None:
+        self._leased[lease.lease_id] = lease.expires_ms
+        heapq.heappush(self._expiries, (lease.expires_ms, lease.lease_id))
+        self._forget_expired()
+
+    def _forget_expired(self) -> None:
+        now_ms = self._clock.now_ms()
+        while self._expiries and self._expiries[0][0] <= now_ms:
+            self._leased.pop(heapq.heappop(self._expiries)[1], None)
 
     async def lookup(self, question: Question) -> Found:
         """The longest prefix that can be read, from the replicas nearest to the client; with a lifetime, leased."""
@@ -116,7 +127,7 @@ class Lookups:
                 lease.tip_bucket, lease.tip, lease.lease_id, lease.expires_ms, lease_ttl_ms, now_ms
             ):
                 self._leases.add(1, {"event": "given"})
-                self._leased[lease.lease_id] = lease.expires_ms
+                self._note(lease)
                 return replace(found, lease=self._signer.sign(lease), lease_expires_ms=lease.expires_ms)
             # Evicted between the match and the pin: look again.
         return Found(index_us=index_us)

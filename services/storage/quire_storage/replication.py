@@ -17,16 +17,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from quire.client import quiescence
 from quire.client.quarantine import may_be_in_use
 from quire.model.chunk_object import sound_header
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability
-from quire.model.errors import PeerLost, QuireError
+from quire.model.errors import QuireError
 from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.telemetry import counter, logger, names
-from quire.transport import Peer, Region, Transport
+from quire.transport import Region, Transport
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
@@ -73,7 +74,7 @@ class Replicator:
         self._landing_turns = asyncio.Semaphore(_LANDINGS_MAX)
         self._round: deque[bytes] = deque()
         # Registered memory that a silent node may still write to. It is never unmapped and never used again.
-        self._quarantined: dict[int, tuple[Region, Bytes]] = {}
+        self._quarantined: deque[tuple[float, Region, Bytes]] = deque()
         self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
 
     async def pull(self, source: Node, keys: Sequence[bytes]) -> list[bool]:
@@ -244,18 +245,14 @@ class Replicator:
         """Chunks of one shape, delivered by their node into memory of this one."""
         layers, size = batch[0].num_layers, batch[0].slice_bytes
         async with self._landing[source.node_id], self._landing_turns:
+            while self._quarantined and self._quarantined[0][0] <= self._clock.monotonic_s():
+                self._quarantined.popleft()[1].close()
             if len(self._quarantined) >= _QUARANTINED_MAX:
                 logger().error("no copies are pulled: too much memory is quarantined", buffers=len(self._quarantined))
                 return
             memory = np.frombuffer(mmap.mmap(-1, len(batch) * layers * size), dtype=np.uint8)
             region = self._transport.register(memory)
             target = RdmaTarget(self._transport.address, region.address, region.length, region.remote_key)
-            try:
-                peer = self._transport.connect(source.worker_address)
-            except PeerLost as error:
-                region.close()
-                logger().warning("a node is not reached", node=source.node_id, error=str(error))
-                return
             keys = ChunkKeys(b"".join(chunk.record.key for chunk in batch))
             descriptor = Descriptor(keys, layers, 1, size, DeliveryOrder.CHUNKWISE, target)
             quiesced = False
@@ -270,7 +267,8 @@ class Replicator:
                 if quiesced:
                     region.close()
                 else:
-                    self._quarantine(peer, region, memory)
+                    # Until no permit for it can be used any more: by then its node is quiet, or dead.
+                    self._quarantined.append((self._clock.monotonic_s() + quiescence.UNHEARD_S, region, memory))
             if outcome.error_code or not outcome.quiesced:
                 logger().warning("a node did not deliver", node=source.node_id, error=outcome.error_message)
                 return
@@ -280,16 +278,6 @@ class Replicator:
             payload = np.ascontiguousarray(rows[:, index])
             if np.array_equal(row_checksums(payload), chunk.checksums):
                 yield chunk, payload
-
-    def _quarantine(self, peer: Peer, region: Region, memory: Bytes) -> None:
-        """Memory that a silent node may still write to: kept until its death is seen on the data plane."""
-        self._quarantined[id(region)] = (region, memory)
-
-        def died(_: PeerLost) -> None:
-            if self._quarantined.pop(id(region), None) is not None:
-                region.close()
-
-        peer.on_failure(died)
 
 
 def keepers_of(key: bytes, holders: Sequence[str]) -> tuple[str, ...]:

@@ -54,6 +54,27 @@ async def test_missing_or_invalid_credentials(header: str) -> None:
     assert await _admission(auth="off").authenticate(header) == Principal()
 
 
+@pytest.mark.parametrize("auth", ["tokens", "off"])
+async def test_a_token_that_is_no_ascii_is_refused(auth: str) -> None:
+    """As aiohttp hands on a byte that is no UTF-8; it ended in a stack trace."""
+    with pytest.raises(Unauthenticated):
+        await _admission(auth=auth).authenticate("Bearer a:\udcff")
+
+
+async def test_what_goes_out_counts_once_it_is_known() -> None:
+    admission, writer = _admission(tenant_bytes_max=100), await _principal("writer")
+    with admission.admit(writer, Need()) as first:
+        first.take(90)
+        with admission.admit(writer, Need()) as second:
+            with pytest.raises(TenantExhausted) as refused:
+                second.take(20)
+            assert refused.value.retry_after_s > 0
+            second.take(10)
+        assert admission.tenant_stats == {"tenant.alice.requests": 1, "tenant.alice.bytes": 90}
+        first.take(1000)  # alone it may go, or it never could
+    assert admission.tenant_stats == {}
+
+
 async def test_what_a_key_may() -> None:
     admission, writer, reader = _admission(), await _principal("writer"), await _principal("reader")
     own, other = b"alicealice", b"bobbob"

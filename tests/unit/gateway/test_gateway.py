@@ -77,6 +77,7 @@ class World:
     records: dict[bytes, bytes] = field(default_factory=dict)
     decoder_fails: list[QuireError] = field(default_factory=list)
     reads: bool = False
+    blamed: int = 0
 
     def gateway(self, **settings: Any) -> Gateway:
         this: Any = self
@@ -151,6 +152,7 @@ class World:
         )
 
     async def finish(self, route: ImageRoute, *, failed: bool) -> None:
+        self.blamed += failed
         self.given_back.append(route.record.lease)
 
     # ---- the decoder
@@ -262,3 +264,24 @@ async def test_latents_and_images_without_memory_of_the_clients() -> None:
     del world.records[entry.keys.at(0)]
     with pytest.raises(ChunkMissing):
         await own.get_record("one")
+
+
+async def test_a_decoder_is_blamed_for_its_own_failures_alone() -> None:
+    """Not for an answer that it gave; and an image that was replaced meanwhile is asked for once more."""
+    world = World(reads=True)
+    await world.transport.start()
+    await world.peer.start()
+    own = world.own_memory()
+    values = np.zeros((4, 8, 8), dtype=np.float16)
+    record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v"), 64, 64, Normalisation()))
+    entry = await own.put_record("one", record)
+    answered = NodeUnavailable("its storage node is away")
+    answered.answered = True
+    world.decoder_fails = [answered]
+    assert (await own.get(entry.image_id, Rendering("png")))[1] == b"an image"
+    assert world.blamed == 0
+    world.decoder_fails = [NodeUnavailable("connection reset")]
+    assert (await own.get(entry.image_id, Rendering("png")))[1] == b"an image"
+    assert world.blamed == 1
+    world.decoder_fails = [ChunkMissing("replaced")]
+    assert (await own.get(entry.image_id, Rendering("png")))[1] == b"an image"

@@ -42,6 +42,17 @@ async def test_a_lease_is_over_what_matched_with_advice_and_without() -> None:
     assert lookups.leases == 0, "they run out"
 
 
+async def test_leases_that_ran_out_are_forgotten_without_being_counted() -> None:
+    """Only a scrape of metrics forgot them, and by default there is none."""
+    world = World()
+    keys = await world.stored(4)
+    lookups = (await world.start()).lookups
+    for _ in range(50):
+        await lookups.lookup(Question(SPACE, keys, 1000))
+        await world.clock.advance(0.5)
+    assert len(lookups._leased) <= 3 and len(lookups._expiries) <= 3
+
+
 async def test_a_look_up_without_a_lease_has_no_side_effect() -> None:
     world = World()
     keys = await world.stored(3)

@@ -10,15 +10,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from quire.model.errors import ChunkMissing, NodeUnavailable, PeerLost, QuireError, TooManyRequests
+from quire.client.quiescence import UNHEARD_S
+from quire.model.errors import ChunkMissing, NodeUnavailable, QuireError, TooManyRequests
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, StorageInfo
+from quire.testing import FakeClock
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
 from quire_storage.replication import Replicator, keepers_of
 
 SILENCE = NodeUnavailable("no answer")
+CLOCK = FakeClock()
 
 
 class _Region:
@@ -34,29 +37,12 @@ class _Region:
         self.closed = True
 
 
-class _Peer:
-    def __init__(self) -> None:
-        self.watchers: list[Any] = []
-
-    def on_failure(self, callback: Any) -> Any:
-        self.watchers.append(callback)
-        return lambda: None
-
-    def die(self) -> None:
-        for watcher in self.watchers:
-            watcher(PeerLost("it died"))
-
-
 class _Transport:
     address = b"node"
 
     def __init__(self) -> None:
-        self.peer = _Peer()
         self.regions: list[_Region] = []
         self.memories: list[weakref.ref[Any]] = []
-
-    def connect(self, address: bytes) -> _Peer:
-        return self.peer
 
     def register(self, buffer: Any) -> _Region:
         self.regions.append(_Region(buffer))
@@ -74,11 +60,6 @@ class _Peers:
         raise self._error
 
 
-class _Clock:
-    def now_ms(self) -> int:
-        return 1_000
-
-
 def _replicator(transport: _Transport, error: QuireError = SILENCE) -> Replicator:
     config, none = StorageConfig(cluster_secret="s"), cast(Any, None)
     return Replicator(
@@ -88,7 +69,7 @@ def _replicator(transport: _Transport, error: QuireError = SILENCE) -> Replicato
         index=none,
         registry=none,
         peers=cast(Any, _Peers(error)),
-        clock=cast(Any, _Clock()),
+        clock=CLOCK,
         me=none,
     )
 
@@ -124,10 +105,13 @@ async def test_quarantined_memory_is_bounded() -> None:
     for _ in range(20):
         assert [pair async for pair in replicator._land(source, [chunk])] == []
     assert len(transport.regions) == 16
-    transport.peer.die()
-    assert all(region.closed for region in transport.regions), "a dead node writes no more"
+    await CLOCK.advance(UNHEARD_S - 1.0)
     assert [pair async for pair in replicator._land(source, [chunk])] == []
-    assert len(transport.regions) == 17, "and more is lent"
+    assert len(transport.regions) == 16 and not any(region.closed for region in transport.regions)
+    await CLOCK.advance(2.0)
+    assert [pair async for pair in replicator._land(source, [chunk])] == []
+    assert len(transport.regions) == 17, "no permit for it can be used any more"
+    assert all(region.closed for region in transport.regions[:16])
 
 
 @pytest.mark.parametrize("refusal", [TooManyRequests("busy"), ChunkMissing("evicted meanwhile")])
@@ -201,7 +185,7 @@ async def test_a_copy_is_given_up_only_where_both_others_are_on_drives() -> None
         index=none,
         registry=none,
         peers=peers,
-        clock=cast(Any, _Clock()),
+        clock=CLOCK,
         me=lambda: me,
     )
     await replicator._give_up([one, two, three], ("b", "c"))

@@ -29,6 +29,23 @@ class _Has:
 
 
 @dataclass(slots=True)
+class Taken:
+    """What one request has of its tenant's limits."""
+
+    has: _Has = field(default_factory=_Has)
+    limits: Limits = Limits()
+    bytes: int = 0
+
+    def take(self, payload: int) -> None:
+        """So many bytes more will be on their way. Raises `TenantExhausted`. Alone they go, however many they are."""
+        others = self.has.bytes - self.bytes
+        if payload and self.limits.bytes and others and self.has.bytes + payload > self.limits.bytes:
+            raise TenantExhausted(f"{self.has.bytes} bytes of this tenant are on their way", retry_after_s=_RETRY_S)
+        self.bytes += payload
+        self.has.bytes += payload
+
+
+@dataclass(slots=True)
 class TenantLimits:
     """Counts requests while they run."""
 
@@ -45,29 +62,28 @@ class TenantLimits:
         return stats
 
     @contextlib.contextmanager
-    def admitted(self, tenant: str, payload: int = 0, memory: int = 0) -> Iterator[None]:
+    def admitted(self, tenant: str, payload: int = 0, memory: int = 0) -> Iterator[Taken]:
         """One request. Raises `TenantExhausted`. A payload above the limit goes alone, or it could never go; what
         brings none is not held up by it."""
         has = self._has.setdefault(tenant, _Has())
         limits = self.limits
+        taken = Taken(has, limits)
         try:
             if limits.requests and has.requests >= limits.requests:
                 raise TenantExhausted(f"{has.requests} requests of this tenant are running", retry_after_s=_RETRY_S)
-            if payload and limits.bytes and has.bytes and has.bytes + payload > limits.bytes:
-                raise TenantExhausted(f"{has.bytes} bytes of this tenant are on their way", retry_after_s=_RETRY_S)
             if memory and limits.memory and has.memory and has.memory + memory > limits.memory:
                 raise TenantExhausted(f"{has.memory} bytes of this tenant's memory are in use", retry_after_s=_RETRY_S)
+            taken.take(payload)
         except TenantExhausted:
             self._forget(tenant)
             raise
         has.requests += 1
-        has.bytes += payload
         has.memory += memory
         try:
-            yield
+            yield taken
         finally:
             has.requests -= 1
-            has.bytes -= payload
+            has.bytes -= taken.bytes
             has.memory -= memory
             self._forget(tenant)
 

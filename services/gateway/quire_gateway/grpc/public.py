@@ -154,8 +154,8 @@ class GatewayServicer(GatewayServiceServicer):
             source_complete=request.source_complete,
             tenant=tenant_name(request.namespace.tenant_salt),
         )
-        memory = store.source.length
-        need = Need(write=True, salt=request.namespace.tenant_salt, payload=memory, memory=memory)
+        payload = store.namespace.layout.payload_bytes(max(0, len(store.keys) - store.first))
+        need = Need(write=True, salt=request.namespace.tenant_salt, payload=payload, memory=store.source.length)
         with self._admission.admit(principal, need):
             async with contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
                 async for event in events:

@@ -39,8 +39,9 @@ class Caller:
 
     def check(self, tenant: str, bucket: str, key: str, level: Level) -> None:
         """Raises `S3Error` AccessDenied. `key`: of an object, or the prefix of a listing."""
-        own = tenant == self.key.tenant
-        if own and (level is Level.READ or not self.key.read_only):
+        if level is not Level.READ and self.key.read_only:
+            raise S3Error("AccessDenied", "Access Denied")
+        if tenant == self.key.tenant:
             return
         for grant in self.key.grants:
             here = (grant.tenant, grant.bucket) == (tenant, bucket) and key.startswith(grant.prefix)

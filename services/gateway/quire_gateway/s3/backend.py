@@ -169,6 +169,10 @@ class ObjectBackend:
             blobs.append(written)
         return await self._commit_part(upload_id, number, digest.hexdigest(), blobs)
 
+    async def was_completed(self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]]) -> bool:
+        """Whether the upload has become this object, of these parts, already: conditions were looked at then."""
+        return await self._buckets.completed(*self._at, upload_id) == (key, _etag_of_parts(wanted))
+
     async def complete(self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]], expected: str) -> str:
         """The ETag of the object of these parts: nothing is copied. Raises `S3Error`.
 

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from quire_gateway.admission import Principal
 from quire_gateway.core.aws_chunked import MODES, AwsChunked
+from quire_gateway.core.limits import Taken
 from quire_gateway.core.ranges import Conditions
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED, Request, parameters, unquoted
@@ -48,6 +49,7 @@ class Call:
     request_id: str
     caller: Caller = field(init=False)
     principal: Principal = field(init=False)
+    admitted: Taken = field(init=False)
     streaming: web.StreamResponse | None = None
 
     @property

@@ -192,7 +192,7 @@ class S3Frontend:
 
     async def _admitted(self, operation: Operation, call: Call) -> web.StreamResponse:
         """An operation whose bytes go by HTTP. What names memory is admitted once it is known how much."""
-        with self._admission.admit(call.principal, Need(payload=call.http.content_length or 0)):
+        with self._admission.admit(call.principal, Need(payload=call.http.content_length or 0)) as call.admitted:
             return await operation(call)
 
     def _operation(self, call: Call) -> tuple[Operation, bool]:

@@ -31,6 +31,7 @@ from quire.model.hashing import Namespace, tenant_name
 from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.outcome import NodeOutcome
 from quire_gateway.admission import Admission, Need
+from quire_gateway.core.limits import Taken
 from quire_gateway.core.ranges import read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED
@@ -78,7 +79,7 @@ class RdmaRequests:
 
     def _admit(
         self, call: Call, target: RdmaTarget, namespace: Namespace | None = None
-    ) -> contextlib.AbstractContextManager[None]:
+    ) -> contextlib.AbstractContextManager[Taken]:
         """A namespace without a salt is shared by all tenants."""
         salt = (namespace.tenant_salt or None) if namespace is not None else None
         return self._admission.admit(call.principal, Need(salt=salt, payload=target.length, memory=target.length))

@@ -161,8 +161,9 @@ class ChunkBackend:
 class LatentBackend:
     """`quire-latents`: an object's key is its image's id, its bytes are the latent record."""
 
-    def __init__(self, images: OwnMemory) -> None:
+    def __init__(self, images: OwnMemory, whole_bodies: asyncio.Semaphore) -> None:
         self._images = images
+        self._whole = whole_bodies
 
     async def check_there(self) -> None:
         return
@@ -174,7 +175,8 @@ class LatentBackend:
             return None
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
-        record = await self._images.get_record(entry.key)
+        async with self._whole:
+            record = await self._images.get_record(entry.key)
         if _etag(hashlib.sha256(record).digest()) != entry.etag:
             raise S3Error("ConditionalRequestConflict", "The latent was replaced meanwhile")
         yield memoryview(record)[start:end]
@@ -189,9 +191,11 @@ class LatentBackend:
 
     async def put(self, key: str, body: Body, described: Described, expected: str) -> StoredObject:
         _unconditional(expected)
-        record = await body.whole(RECORD_BYTES_MAX)
-        body.finish()
-        return _latent_entry(await self._images.put_record(key, record))
+        async with body.spooled(RECORD_BYTES_MAX) as spool:
+            body.finish()
+            async with self._whole:  # only once it is here: a slow client holds no turn
+                record = await asyncio.to_thread(spool.read)
+                return _latent_entry(await self._images.put_record(key, record))
 
     async def delete(self, key: str, etag: str) -> None:
         _unconditional(etag)
