@@ -19,6 +19,7 @@ from quire_storage.core.residency import Residency
 from quire_storage.delivery import Delivery
 from quire_storage.reconciler import Reconciler
 from quire_storage.replication import Replicator
+from quire_storage.stores import Stores
 from tests.simulation.cluster import Members
 
 
@@ -173,6 +174,12 @@ MUTATIONS: dict[str, Mutation] = {
             _edit(Residency, "_unpin", "self._holders.pop(ticket, ())", "dict.fromkeys(self._holders.pop(ticket, ()))"),
         ),
         found_by="names a key twice",
+    ),
+    "failures-kept": Mutation(
+        0,
+        "a store that was abandoned leaves its failure behind",
+        (_edit(Stores, "ingest", "self._produced.forget(call.store_id)", "pass"),),
+        found_by="failures are kept",
     ),
     "skip-ignored": Mutation(
         17,

@@ -44,7 +44,7 @@ class GatewayConfig(ServiceConfig):
     redis_url: str = setting("redis://127.0.0.1:6379/0", "where the metadata live", variable="QUIRE_REDIS_URL")
     cluster_secret: str = setting(
         "",
-        "signs leases; the same at every service, 32 bytes at least",
+        "signs leases and permits; the same at every service, 32 bytes at least",
         variable="QUIRE_CLUSTER_SECRET",
         required=True,
         bytes_min=SECRET_BYTES_MIN,

@@ -53,7 +53,7 @@ class StorageConfig(ServiceConfig):
     )
     cluster_secret: str = setting(
         "",
-        "signs leases; the same at every service, 32 bytes at least",
+        "signs leases and permits; the same at every service, 32 bytes at least",
         variable="QUIRE_CLUSTER_SECRET",
         required=True,
         bytes_min=SECRET_BYTES_MIN,

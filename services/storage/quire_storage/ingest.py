@@ -58,9 +58,9 @@ class IngestCall:
 
     def __post_init__(self) -> None:
         if not self.records or sum(run.count for run in self.source_ranges) != len(self.records):
-            raise InvalidRequest(f"{len(self.records)} chunks do not fill the runs", field="source_ranges")
+            raise InvalidRequest(f"{len(self.records)} chunks do not fill the ranges", field="source_ranges")
         if any(run.first + run.count > self.source_chunks for run in self.source_ranges):
-            raise InvalidRequest("a run leaves the source", field="source_ranges")
+            raise InvalidRequest("a range leaves the source", field="source_ranges")
         if any(len(record.key) != KEY_BYTES or len(record.bucket) != KEY_BYTES for record in self.records):
             raise InvalidRequest(f"a key is not of {KEY_BYTES} bytes", field="chunks")
         ChunkKeys(b"".join(record.key for record in self.records)).distinct()

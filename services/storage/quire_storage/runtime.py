@@ -35,8 +35,6 @@ from quire_storage.stores import Stores
 from quire_storage.tiers import Tiers
 from quire_storage.write_behind import WriteBehind
 
-_DEATH_SEEN_S = 60.0
-
 
 class StorageNode:
     """`me` describes this node to others; called only after `start`. `checked`: see `Tiers`.

@@ -132,7 +132,7 @@ class Tiers:
         if pinned.missing:
             self.unpin(pinned)
             index = list(keys).index(pinned.missing[0])
-            raise ChunkMissing(f"chunk {index} of the run, key {pinned.missing[0].hex()}", field="chunk_keys")
+            raise ChunkMissing(f"chunk {index} of those asked for, key {pinned.missing[0].hex()}", field="chunk_keys")
         return pinned
 
     def pin_also(self, copy: Copy) -> Pinned:

@@ -12,12 +12,15 @@ import pytest
 
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.errors import InvalidRequest, TooManyRequests
+from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.ranges import ChunkRange
+from quire.testing import FakeClock
 from quire_storage import deliveries as module
 from quire_storage.config import StorageConfig
 from quire_storage.deliveries import Deliveries
 from quire_storage.delivery import DeliverCall
+from quire_storage.object_store import ObjectStore
 
 
 class _Tiers:
@@ -117,3 +120,22 @@ async def test_an_id_is_taken_until_nothing_is_in_flight(node: tuple[Deliveries,
     assert (before, tiers.unpinned) == (0, 1)
     async with contextlib.aclosing(deliveries.deliver(_call(1))) as again:  # type: ignore[type-var]
         assert await _first(again) == 0
+
+
+async def test_an_object_that_has_come_since_is_not_withdrawn(node: tuple[Deliveries, _Tiers]) -> None:
+    """A long fetch ends seconds after it has found one chunk missing: a store may have put and listed it meanwhile."""
+    deliveries, _ = node
+    records = [ChunkRecord(bytes([number]) * 32, b"", bytes(32), b"") for number in range(2)]
+    withdrawn: list[Any] = []
+
+    async def withdraw(which: Any, node_id: str) -> None:
+        withdrawn.append((which, node_id))
+
+    class Tier:
+        async def header(self, key: bytes) -> bytes | None:
+            return b"header" if key == records[0].key else None
+
+    deliveries._registry = SimpleNamespace(withdraw=withdraw)  # type: ignore[assignment]
+    tier: Any = Tier()
+    await deliveries._withdraw_objects(ObjectStore(tier, FakeClock(), 1.0), records)
+    assert withdrawn == [([records[1]], OBJECT_TIER)]

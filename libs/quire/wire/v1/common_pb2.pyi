@@ -350,32 +350,6 @@ class Descriptor(_message.Message):
 Global___Descriptor: _TypeAlias = Descriptor  # noqa: Y015
 
 @_typing.final
-class TraceContext(_message.Message):
-    """W3C trace context of the request, where no gRPC metadata carries it (the UCX message, the S3 header)."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TRACEPARENT_FIELD_NUMBER: _builtins.int
-    TRACESTATE_FIELD_NUMBER: _builtins.int
-    traceparent: _builtins.str
-    """The traceparent header."""
-    tracestate: _builtins.str
-    """The tracestate header; may be empty."""
-    def __init__(
-        self,
-        *,
-        traceparent: _builtins.str = ...,
-        tracestate: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TraceContext: _TypeAlias = TraceContext  # noqa: Y015
-
-@_typing.final
 class NamespacePolicy(_message.Message):
     """What a namespace may take up, and for how long."""
 

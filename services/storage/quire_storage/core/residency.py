@@ -1225,6 +1225,9 @@ class Residency:
             "fetches": self._fetching,
             "promotions": self._promotions,
             "leaving": self._leaving,
+            "waiting pins": self._awaiting,
+            "header writes": self._rewrites,
+            "removals that are waited for": self._removal_waits,
         }
         return [f"{name}: {len(what)}" for name, what in found.items() if what]
 
