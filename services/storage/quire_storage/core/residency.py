@@ -153,6 +153,12 @@ class ResidencySettings:
     pool_low_share: float = 0.90
 
 
+_UNDER_WAY: Final = (
+    *("_reservations", "_transfers", "_offers", "_holders", "_awaiting", "_goals", "_writes", "_rewrites"),
+    *("_removals", "_removal_waits", "_questions", "_withdrawing", "_fetching", "_promotions", "_leaving"),
+)
+
+
 class Residency:
     """`pool` is None for a node without drives; `objects`: whether there is an object tier."""
 
@@ -1212,24 +1218,8 @@ class Residency:
 
     def busy(self) -> list[str]:
         """For tests: what is still held or under way."""
-        found: dict[str, Sized] = {
-            "reservations": self._reservations,
-            "transfers": self._transfers,
-            "offers": self._offers,
-            "holders": self._holders,
-            "goals": self._goals,
-            "writes": self._writes,
-            "removals": self._removals,
-            "questions": self._questions,
-            "withdrawals": self._withdrawing,
-            "fetches": self._fetching,
-            "promotions": self._promotions,
-            "leaving": self._leaving,
-            "waiting pins": self._awaiting,
-            "header writes": self._rewrites,
-            "removals that are waited for": self._removal_waits,
-        }
-        return [f"{name}: {len(what)}" for name, what in found.items() if what]
+        tables: dict[str, Sized] = {name: getattr(self, name) for name in _UNDER_WAY}
+        return [f"{name[1:]}: {len(table)}" for name, table in tables.items() if table]
 
     def check(self) -> None:
         """Raises `AssertionError` where the machine contradicts itself. For tests: walks over everything."""
