@@ -49,8 +49,10 @@ class Scene:
         buckets: ports.Buckets = Buckets(client) if client is not None else MemoryBuckets()
         self.buckets: Any = buckets
         self.blobs = ObstoreBlobs(str(folder), 5.0)
-        self.backends = Backends(self.buckets, self.blobs, {}, self.clock, asyncio.Semaphore(1))
-        self.backend = ObjectBackend("t", "b", self.buckets, self.blobs, self.clock)
+        self.backends = Backends(
+            buckets=self.buckets, blobs=self.blobs, reserved={}, clock=self.clock, whole_bodies=asyncio.Semaphore(1)
+        )
+        self.backend = ObjectBackend("t", "b", buckets=self.buckets, blobs=self.blobs, clock=self.clock)
 
     async def read(self, key: str) -> bytes:
         entry = await self.backend.head(key)
@@ -287,5 +289,7 @@ async def test_sweeping_goes_on_past_what_is_missing(scene: Scene) -> None:
     await scene.later()
     assert scene.files() == 0
     with pytest.raises(S3Error):
-        await ObjectBackend("t", "never", scene.buckets, scene.blobs, scene.clock).put("k", body(b"x"), PLAIN, "")
+        await ObjectBackend("t", "never", buckets=scene.buckets, blobs=scene.blobs, clock=scene.clock).put(
+            "k", body(b"x"), PLAIN, ""
+        )
     assert await scene.buckets.everywhere() == [("t", "b")]

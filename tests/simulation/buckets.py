@@ -166,7 +166,7 @@ class BucketLoad:
 
     @staticmethod
     def _backend(backends: Backends) -> ObjectBackend:
-        return ObjectBackend(*_AT, backends.buckets, backends._blobs, backends.clock)
+        return ObjectBackend(*_AT, buckets=backends.buckets, blobs=backends._blobs, clock=backends.clock)
 
     def _new(self, rng: random.Random) -> bytes:
         self.serial += 1
@@ -331,7 +331,13 @@ class BucketLoad:
             if not is_linearizable(self.seen[key]):
                 raise self.day.history.fail("no order of the requests explains what S3 clients saw", key.encode())
         cluster = self.day.cluster
-        backends = Backends(cluster.metadata.buckets, cluster.blobs, {}, _Tomorrow(), asyncio.Semaphore(1))  # type: ignore[arg-type]
+        backends = Backends(
+            buckets=cluster.metadata.buckets,
+            blobs=cluster.blobs,
+            reserved={},
+            clock=_Tomorrow(),  # type: ignore[arg-type]
+            whole_bodies=asyncio.Semaphore(1),
+        )
         backend = self._backend(backends)
         for upload in await backend.uploads():
             await backend.abort(upload.key, upload.upload_id)

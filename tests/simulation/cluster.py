@@ -373,14 +373,27 @@ class Cluster:
         admission = Admission(config, nothing, clock)
         admission.start()
         stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get("orchestrator"))
-        servicer = GatewayServicer(config, gateway, nothing, nothing, admission, stub)
+        servicer = GatewayServicer(
+            config=config,
+            gateway=gateway,
+            images=nothing,
+            latents=nothing,
+            admission=admission,
+            orchestrator=stub,
+        )
         add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "gateway", process)))
         return gateway
 
     async def _start_s3(self, process: Process) -> Backends:
         """A gateway's S3 frontend, without its HTTP."""
         buckets: Any = InRedis(self.metadata, self.metadata.buckets)
-        backends = Backends(buckets, self.blobs, {}, SimClock(self.loop, process), asyncio.Semaphore(WHOLE_BODIES))
+        backends = Backends(
+            buckets=buckets,
+            blobs=self.blobs,
+            reserved={},
+            clock=SimClock(self.loop, process),
+            whole_bodies=asyncio.Semaphore(WHOLE_BODIES),
+        )
 
         async def sweep() -> None:
             while True:

@@ -239,14 +239,14 @@ class QuireClient:
         )
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
         delivery = Delivery(
-            transfer_id,
-            clip(found.ranges, first_chunk, descriptor.stop_chunk),
-            found.addresses,
-            descriptor.num_layers,
-            buffer,
-            loan,
-            self.transport,
-            lambda: self._quiesced(transfer_id),
+            transfer_id=transfer_id,
+            ranges=clip(found.ranges, first_chunk, descriptor.stop_chunk),
+            addresses=found.addresses,
+            num_layers=descriptor.num_layers,
+            buffer=buffer,
+            loan=loan,
+            transport=self.transport,
+            on_quiesced=lambda: self._quiesced(transfer_id),
         )
         self._transfers[transfer_id] = delivery
         try:

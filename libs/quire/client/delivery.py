@@ -42,6 +42,7 @@ class Delivery:
 
     def __init__(
         self,
+        *,
         transfer_id: bytes,
         ranges: Sequence[ChunkRange],
         addresses: Mapping[str, bytes],

@@ -72,7 +72,7 @@ def _s3_frontend(
         LATENTS_BUCKET: LatentBackend(images, whole_bodies),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
-    backends = Backends(Buckets(redis), blobs, reserved, clock, whole_bodies)
+    backends = Backends(buckets=Buckets(redis), blobs=blobs, reserved=reserved, clock=clock, whole_bodies=whole_bodies)
     rdma = RdmaRequests(backends=backends, gateway=gateway, leases=leases, staging=memory, admission=admission)
     return S3Frontend(config=config, authenticator=authenticator, admission=admission, backends=backends, rdma=rdma)
 
@@ -114,7 +114,14 @@ async def serve(config: GatewayConfig) -> None:
     keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
     admission = Admission(config, keys, clock)
     orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
-    servicer = GatewayServicer(config, gateway, images, latents, admission, orchestrator)
+    servicer = GatewayServicer(
+        config=config,
+        gateway=gateway,
+        images=images,
+        latents=latents,
+        admission=admission,
+        orchestrator=orchestrator,
+    )
     server, others = _listeners(config, servicer, AdminServicer(config, admission, orchestrator))
     transport = ucx_transport()
     await transport.start()

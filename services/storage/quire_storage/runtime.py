@@ -80,7 +80,11 @@ class StorageNode:
         if self._ports.objects is not None:
             self._objects = ObjectStore(self._ports.objects, self._clock, config.object_timeout_s)
             self._write_behind = WriteBehind(
-                self._objects, self._registry, self._clock, config.object_lag_bytes, config.object_timeout_s
+                objects=self._objects,
+                registry=self._registry,
+                clock=self._clock,
+                lag_bytes_max=config.object_lag_bytes,
+                timeout_s=config.object_timeout_s,
             )
         pool_map = self._pool.map if self._pool is not None else None
         settings = ResidencySettings(pool_high_share=config.pool_high_share, pool_low_share=config.pool_low_share)

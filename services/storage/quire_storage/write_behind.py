@@ -49,7 +49,7 @@ class WriteBehind:
     """`lag_bytes_max`: stores wait while more than that is not in the object tier yet, unless it does not answer."""
 
     def __init__(
-        self, objects: ObjectStore, registry: Registry, clock: Clock, lag_bytes_max: int, timeout_s: float
+        self, *, objects: ObjectStore, registry: Registry, clock: Clock, lag_bytes_max: int, timeout_s: float
     ) -> None:
         self._objects = objects
         self._registry = registry

@@ -104,7 +104,9 @@ def _parts(*, written: bool) -> tuple[WriteBehind, _Node, _Tier, _Index, FakeClo
     clock, tier, index, node = FakeClock(), _Tier(), _Index(), _Node(written=written)
     outer: Any = index
     registry = Registry("a", outer, clock, 1.0)
-    behind = WriteBehind(ObjectStore(tier, clock, 5.0), registry, clock, 1 << 30, 5.0)
+    behind = WriteBehind(
+        objects=ObjectStore(tier, clock, 5.0), registry=registry, clock=clock, lag_bytes_max=1 << 30, timeout_s=5.0
+    )
     behind.start(node, node.read)
     return behind, node, tier, index, clock
 

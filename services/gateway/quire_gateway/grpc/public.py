@@ -31,6 +31,7 @@ class GatewayServicer(GatewayServiceServicer):
 
     def __init__(
         self,
+        *,
         config: GatewayConfig,
         gateway: Gateway,
         images: ImageGateway,

@@ -50,7 +50,7 @@ class Backend(Protocol):
 class ObjectBackend:
     """An ordinary bucket: names in Redis, bytes in the object tier, in blobs of up to 8 MiB."""
 
-    def __init__(self, tenant: str, bucket: str, buckets: Buckets, blobs: Blobs, clock: Clock) -> None:
+    def __init__(self, tenant: str, bucket: str, *, buckets: Buckets, blobs: Blobs, clock: Clock) -> None:
         self._at = (tenant, bucket)
         self._buckets = buckets
         self._blobs = blobs

@@ -24,6 +24,7 @@ class Backends:
 
     def __init__(
         self,
+        *,
         buckets: Buckets,
         blobs: Blobs,
         reserved: Mapping[str, Backend],
@@ -50,7 +51,7 @@ class Backends:
         """Of a bucket; what the caller may do in it is asked key by key."""
         if bucket in RESERVED and bucket in self.reserved:
             return self.reserved[bucket]
-        return ObjectBackend(caller.tenant_of(bucket), bucket, self.buckets, self._blobs, self.clock)
+        return self._backend(caller.tenant_of(bucket), bucket)
 
     def object_backend(self, caller: Caller, bucket: str, key: str, level: Level) -> ObjectBackend:
         """Of an ordinary bucket; whether it is there shows when it is used. Raises `S3Error`."""
@@ -58,7 +59,7 @@ class Backends:
             raise S3Error("NotImplemented", f"{bucket} takes and gives whole objects only")
         tenant = caller.tenant_of(bucket)
         caller.check(tenant, bucket, key, level)
-        return ObjectBackend(tenant, bucket, self.buckets, self._blobs, self.clock)
+        return self._backend(tenant, bucket)
 
     async def sweep(self) -> int:
         """Remove blobs that nothing refers to any more; how many. What goes wrong at one bucket keeps no other."""
@@ -79,3 +80,6 @@ class Backends:
             count += len(names)
         await self.buckets.forget_place(tenant, bucket)
         return count
+
+    def _backend(self, tenant: str, bucket: str) -> ObjectBackend:
+        return ObjectBackend(tenant, bucket, buckets=self.buckets, blobs=self._blobs, clock=self.clock)
