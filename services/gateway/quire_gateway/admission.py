@@ -43,7 +43,7 @@ class Principal:
 class Need:
     """What a request needs. `salt`: of the namespace that it names; `tenant`: of the lease that it brings.
 
-    `payload`: bytes that will be on their way; `memory`: bytes of the client's memory that it names.
+    `payload`: bytes that will be on their way; `memory`: of those, bytes in the memory of the client, which it names.
     """
 
     write: bool = False

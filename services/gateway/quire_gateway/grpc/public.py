@@ -136,8 +136,8 @@ class GatewayServicer(GatewayServiceServicer):
             compute_window_us=request.compute_window_us,
             layers_in_stream=request.layers_in_stream,
         )
-        wanted, memory = fetch.descriptor.payload_bytes, fetch.descriptor.target.length
-        with self._admission.admit(principal, Need(tenant=lease.tenant.tenant, payload=wanted, memory=memory)):
+        payload = fetch.descriptor.payload_bytes
+        with self._admission.admit(principal, Need(tenant=lease.tenant.tenant, payload=payload, memory=payload)):
             async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
                 async for event in events:
                     yield _fetched(event)
@@ -156,7 +156,7 @@ class GatewayServicer(GatewayServiceServicer):
             tenant=tenant_name(request.namespace.tenant_salt),
         )
         payload = store.namespace.layout.payload_bytes(max(0, len(store.keys) - store.first))
-        need = Need(write=True, salt=request.namespace.tenant_salt, payload=payload, memory=store.source.length)
+        need = Need(write=True, salt=request.namespace.tenant_salt, payload=payload, memory=payload)
         with self._admission.admit(principal, need):
             async with contextlib.aclosing(self._gateway.store(store)) as events:  # type: ignore[type-var]
                 async for event in events:
