@@ -66,8 +66,8 @@ async def serve_member(
 ) -> None:
     """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up.
 
-    What was looked up before it left can be had for `drain_s`. Then `frontends` are closed, which are clients of this
-    service themselves, then the service, then `last`, which still calls others.
+    What was looked up before it left can be had for `drain_s`. Then `frontends` are closed, whose requests need this
+    service's parts, then the service, then `last`, which still calls others.
     """
     publish(lambda: describe().all_stats)
     heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news)

@@ -156,11 +156,17 @@ class QuireClient:
         return self._transport
 
     def allocate(self, length: int) -> Buffer:
-        """Registered host memory."""
+        """`length` bytes of registered, zeroed host memory. Close it when no transfer uses it any more.
+
+        Raises `InvalidRequest` for a length that is not positive.
+        """
         return Buffer.allocate(self.transport, length)
 
     def register(self, memory: Any) -> Buffer:
-        """Register a numpy array or a torch tensor in place; on a GPU where UCX can reach it."""
+        """Register a contiguous numpy array or torch tensor in place; on a GPU where UCX can reach it.
+
+        Raises `ValueError` for one that is not contiguous.
+        """
         on_host = not getattr(memory, "is_cuda", False)
         array = memory.numpy() if hasattr(memory, "numpy") and on_host else memory
         return Buffer(self.transport, memory, array.reshape(-1).view("uint8") if on_host else None)
@@ -178,6 +184,10 @@ class QuireClient:
 
         With the length of the whole prompt and the device that computes, where the cluster has a profile of it: also
         how much of the prefix to take (see `Advice`); a fetch of it then takes so much, and knows its compute window.
+
+        Raises `KeysInvalid` for a key that comes twice, `InvalidRequest` for a lifetime beyond the cluster's,
+        `NotAllowed` for another tenant's salt, `TooManyRequests` with `retry_after_s`, `Unavailable`,
+        `DeadlineExceeded`: without an answer compute the prefix.
         """
         request = pb.LookupRequest(
             namespace=convert.namespace_to(namespace),
@@ -270,9 +280,15 @@ class QuireClient:
         durability: Durability = Durability.LOCAL,
         on_existing: OnExisting = OnExisting.SKIP,
     ) -> StoreSession:
-        """Store chunks from `first_chunk` on; `keys` are those of the whole prefix.
+        """Store chunks from `first_chunk` on; `keys` are those of the whole prefix, whose chunks before are stored.
 
-        `buffer` is laid out as (layers, chunks from first_chunk on, slice bytes) and read as layers are announced.
+        `buffer` is laid out as (layers, chunks from first_chunk on, slice bytes) and read as layers are announced; it
+        stays lent until the session has quiesced. `durability`: what an acknowledged chunk survives (see `Durability`).
+        `on_existing`: SKIP leaves what is stored under a key as it is, VERIFY reads the bytes and compares.
+
+        Raises `InvalidRequest`, `KeysInvalid`, `TargetInvalid` for a buffer that is too small or lent, `NotAllowed`,
+        `NoStorageNode`, `TooManyRequests` with `retry_after_s`, `PeerLost`, `DeadlineExceeded`: nothing is stored then.
+        What becomes of the chunks `StoreSession.finish` tells.
         """
         chunks = len(keys) - first_chunk
         if chunks < 1:
@@ -311,14 +327,18 @@ class QuireClient:
         await self._reachability.check()
 
     async def release(self, found: Lookup) -> bool:
-        """Give the lease back; whether it was still held."""
+        """Give the lease back; whether it was still valid. Raises `LeaseForged`, `Unavailable`, `DeadlineExceeded`."""
         if not found.lease:
             return False
         response = await call(self._stub.Release, pb.ReleaseRequest(lease=found.lease), timeout_s=self._timeout_s)
         return bool(response.released)
 
     async def evict(self, namespace: Namespace, keys: ChunkKeys, *, keep_chunks: int = 0) -> int:
-        """Drop chunks from the end of a prefix; how many were dropped."""
+        """Drop chunks from the end of a prefix, but for the first `keep_chunks`; how many were dropped.
+
+        Those that a lease pins, or that other prefixes extend, stay. Raises `NotAllowed`, `Unavailable`,
+        `DeadlineExceeded`.
+        """
         request = pb.EvictRequest(
             namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, keep_chunks=keep_chunks
         )
@@ -326,7 +346,7 @@ class QuireClient:
         return int(response.evicted_chunks)
 
     async def status(self) -> Sequence[Node]:
-        """The members of the cluster."""
+        """The members of the cluster. Raises `Unavailable`, `DeadlineExceeded`."""
         response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)
         return [convert.node_from(node) for node in response.nodes]
 

@@ -78,18 +78,18 @@ class RdmaRequests:
         self._admission = admission
 
     def _admit(
-        self, call: Call, target: RdmaTarget, namespace: Namespace | None = None
+        self, call: Call, payload: int, namespace: Namespace | None = None
     ) -> contextlib.AbstractContextManager[Taken]:
         """A namespace without a salt is shared by all tenants."""
         salt = (namespace.tenant_salt or None) if namespace is not None else None
-        return self._admission.admit(call.principal, Need(salt=salt, payload=target.length, memory=target.length))
+        return self._admission.admit(call.principal, Need(salt=salt, payload=payload, memory=payload))
 
     # ---- one object
 
     async def get(self, call: Call) -> web.StreamResponse:
         target = RdmaTarget.from_token(call.header(TOKEN))
         namespace = _namespace(call) if call.bucket == CHUNKS_BUCKET and call.header(NAMESPACE) else None
-        with self._admit(call, target, namespace):
+        with self._admit(call, target.length, namespace):
             if namespace is not None:
                 return await self._get_chunk(call, namespace, target)
             return await self._get_staged(call, target)
@@ -115,7 +115,7 @@ class RdmaRequests:
         """`x-quire-length` bytes of the client's memory, all of it without that."""
         target = RdmaTarget.from_token(call.header(TOKEN))
         namespace = _namespace(call) if call.bucket == CHUNKS_BUCKET else None
-        with self._admit(call, target, namespace):
+        with self._admit(call, target.length, namespace):
             if namespace is None:
                 return await self._put_staged(call, target)
             layout = namespace.layout
@@ -166,7 +166,7 @@ class RdmaRequests:
     async def get_many(self, call: Call) -> web.StreamResponse:
         """S3RDMA Batch and Agg."""
         descriptor, namespace = await _described(call)
-        with self._admit(call, descriptor.target, namespace):
+        with self._admit(call, descriptor.payload_bytes, namespace):
             return await self._get_leased(call, descriptor, namespace)
 
     async def _get_leased(self, call: Call, descriptor: Descriptor, namespace: Namespace) -> web.StreamResponse:
@@ -191,7 +191,7 @@ class RdmaRequests:
 
     async def put_many(self, call: Call) -> web.StreamResponse:
         descriptor, namespace = await _described(call)
-        with self._admit(call, descriptor.target, namespace):
+        with self._admit(call, descriptor.payload_bytes, namespace):
             return await self._store(call, namespace, descriptor)
 
     async def _store(self, call: Call, namespace: Namespace, descriptor: Descriptor) -> web.StreamResponse:
