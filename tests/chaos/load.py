@@ -20,7 +20,7 @@ import numpy as np
 
 from quire.client import QuireClient
 from quire.model.durability import Durability
-from quire.model.errors import QuireError
+from quire.model.errors import QuireError, by_code
 from tests.chaos import history
 from tests.chaos.history import DEADLINE_S, Event
 from tests.e2e import s3_signing
@@ -85,6 +85,9 @@ class Worker:
             expected = history.payload_of(self._seed, prefix, chunks)[:, : found.matched_chunks]
             if not np.array_equal(got[:, : summary.usable_chunks], expected[:, : summary.usable_chunks]):
                 raise WrongBytes
+            for outcome in summary.outcomes:  # a node may die between its last layer and its last word
+                if outcome.error_code:
+                    raise by_code(outcome.error_code)(outcome.error_message)
             return summary.usable_chunks
 
         await self._tried("fetch", prefix, chunks, "", work())

@@ -26,8 +26,9 @@ from quire.model.latents import (
 )
 from quire.telemetry import logger, names
 from quire.wire.status import status_of
-from quire_gateway.admission import Admission, Need
+from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
+from quire_gateway.core.limits import Taken
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.requests import HttpRequests, listen, traced
 
@@ -46,9 +47,9 @@ _HTTP_OF_GRPC: Final = {
 _BODY_TIMEOUT_S: Final = 60.0
 _IDLE_S: Final = 60.0
 _SLICE_BYTES: Final = 1 << 20
-_REQUEST_ID: Final = "request_id"
-_PRINCIPAL: Final = "principal"
-_ADMITTED: Final = "admitted"
+_REQUEST_ID: Final = web.RequestKey("request_id", str)
+_PRINCIPAL: Final = web.RequestKey("principal", Principal)
+_ADMITTED: Final = web.RequestKey("admitted", Taken)
 _RECORD_TYPE: Final = "application/x-quire-latent"
 _FORMATS: Final = {media: name for name, media in MEDIA_TYPES.items()}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
