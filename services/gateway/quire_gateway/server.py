@@ -53,6 +53,7 @@ from quire_server.service import member_tls, run_service, serve_member
 
 
 def _s3_frontend(
+    *,
     config: GatewayConfig,
     admission: Admission,
     keys: KeyRing,
@@ -95,6 +96,18 @@ def _listeners(config: GatewayConfig, servicer: GatewayServicer, admin: AdminSer
     return members, others
 
 
+def _described(config: GatewayConfig, incarnation: str, gateway: Gateway, admission: Admission) -> Node:
+    return Node(
+        node_id=config.node_id,
+        about=GatewayInfo(),
+        grpc_address=config.advertise or config.listen,
+        incarnation=incarnation,
+        protocol_version=PROTOCOL_VERSION,
+        stats={"transfers": gateway.transfers, **admission.stats},
+        tenant_stats=admission.tenant_stats,
+    )
+
+
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
     tls, incarnation = member_tls(config), os.urandom(8).hex()
@@ -134,18 +147,20 @@ async def serve(config: GatewayConfig) -> None:
         reach=Reachability(transport, GrpcMembers(config, channels).nodes).check,
     )
     frontend = ImagesFrontend(config, own, admission)
-    s3 = _s3_frontend(config, admission, keys, redis, channels, gateway, leases, own, memory)
+    s3 = _s3_frontend(
+        config=config,
+        admission=admission,
+        keys=keys,
+        redis=redis,
+        channels=channels,
+        gateway=gateway,
+        leases=leases,
+        images=own,
+        memory=memory,
+    )
 
     def describe() -> Node:
-        return Node(
-            node_id=config.node_id,
-            about=GatewayInfo(),
-            grpc_address=config.advertise or config.listen,
-            incarnation=incarnation,
-            protocol_version=PROTOCOL_VERSION,
-            stats={"transfers": gateway.transfers, **admission.stats},
-            tenant_stats=admission.tenant_stats,
-        )
+        return _described(config, incarnation, gateway, admission)
 
     async def close_others() -> None:
         for other in others:
