@@ -78,8 +78,25 @@ def _s3_frontend(
     return S3Frontend(config=config, authenticator=authenticator, admission=admission, backends=backends, rdma=rdma)
 
 
-def _listeners(config: GatewayConfig, servicer: GatewayServicer, admin: AdminServicer) -> tuple[Server, list[Server]]:
+def _listeners(
+    *,
+    config: GatewayConfig,
+    gateway: Gateway,
+    images: ImageGateway,
+    latents: LatentGateway,
+    admission: Admission,
+    channels: ChannelPool,
+) -> tuple[Server, list[Server]]:
     """The members' frontend; and others: clients' over TLS, the operators'."""
+    orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
+    servicer = GatewayServicer(
+        config=config,
+        gateway=gateway,
+        images=images,
+        latents=latents,
+        admission=admission,
+        orchestrator=orchestrator,
+    )
     tls, service = member_tls(config), ["quire.v1.GatewayService"]
     members = Server(config.listen, service, requests_max=config.requests_max, tls=tls)
     add_GatewayServiceServicer_to_server(servicer, members.grpc)
@@ -91,7 +108,7 @@ def _listeners(config: GatewayConfig, servicer: GatewayServicer, admin: AdminSer
         others.append(clients)
     if config.admin_listen:
         operators = Server(config.admin_listen, ["quire.v1.AdminService"], tls=tls)
-        add_AdminServiceServicer_to_server(admin, operators.grpc)
+        add_AdminServiceServicer_to_server(AdminServicer(config, admission, orchestrator), operators.grpc)
         others.append(operators)
     return members, others
 
@@ -126,16 +143,9 @@ async def serve(config: GatewayConfig) -> None:
     redis = connect(config.redis_url)
     keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
     admission = Admission(config, keys, clock)
-    orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
-    servicer = GatewayServicer(
-        config=config,
-        gateway=gateway,
-        images=images,
-        latents=latents,
-        admission=admission,
-        orchestrator=orchestrator,
+    server, others = _listeners(
+        config=config, gateway=gateway, images=images, latents=latents, admission=admission, channels=channels
     )
-    server, others = _listeners(config, servicer, AdminServicer(config, admission, orchestrator))
     transport = ucx_transport()
     await transport.start()
     memory = RemoteMemory(transport)
