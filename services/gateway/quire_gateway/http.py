@@ -166,7 +166,7 @@ class ImagesFrontend:
         headers |= {"Content-Length": str(len(data)), "X-Request-Id": request[_REQUEST_ID]}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
-        view = memoryview(data)
+        view = memoryview(data if request.method != "HEAD" else b"")
         try:
             for at in range(0, len(view), _SLICE_BYTES):
                 async with asyncio.timeout(_IDLE_S):

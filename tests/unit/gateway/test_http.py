@@ -89,6 +89,17 @@ async def test_an_error_is_an_answer_of_its_own(frontend: tuple[_Counted, int]) 
     writer.close()
 
 
+async def test_head_has_no_body(frontend: tuple[_Counted, int]) -> None:
+    """What follows it on the connection is the next answer."""
+    _, port = frontend
+    reader, writer = await _ask(port, b"HEAD /v1/latents/one HTTP/1.1\r\nHost: h\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert b" 200 " in head and str(32 * MIB).encode() in head
+    writer.write(b"GET /v1/latents/gone HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert b" 404 " in await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+
+
 async def test_bodies_that_trickle_hold_no_turn(frontend: tuple[_Counted, int]) -> None:
     """One at a time is put here: the trickling ones come first, and the whole one is answered."""
     _, port = frontend
