@@ -96,7 +96,7 @@ async def test_a_tenant_with_a_token_stores_and_fetches_over_tls(guarded: Guarde
         assert np.array_equal(got, payload)
 
 
-async def test_nobody_gets_in_without_showing_who_they_are(guarded: Guarded) -> None:
+async def test_callers_without_credentials_are_refused(guarded: Guarded) -> None:
     """No token, half a token, a key that does not exist, a wrong secret, a member's name with a wrong proof."""
     name = guarded.tenant("another").token.split(":")[0]
     for token in ("", "x", "QKNOBODY:secret", f"{name}:{'A' * 40}", f"{name}:", "member:" + "0" * 64):

@@ -265,7 +265,7 @@ async def test_a_body_that_ends_too_soon_leaves_nothing(scene: Scene) -> None:
     assert (await request("PUT", url, scene.alice, body=b"whole"))[0] == 200
 
 
-async def test_slow_readers_cost_nobody_else_anything(scene: Scene) -> None:
+async def test_slow_readers_cost_no_others_anything(scene: Scene) -> None:
     """Twenty connections that ask for 32 MiB and read nothing: others are served, and memory stays bounded."""
     assert (await request("PUT", f"{scene.url}/slow", scene.alice))[0] in (200, 409)
     url = f"{scene.url}/slow/large"

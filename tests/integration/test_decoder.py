@@ -197,7 +197,7 @@ async def test_requests_for_one_image_join(scene: Scene) -> None:
     assert scene.home.stats["joined"] == 3
 
 
-async def test_failures_are_everybodys_who_waited_and_nobody_elses(scene: Scene) -> None:
+async def test_a_failure_ends_those_that_joined_and_no_others(scene: Scene) -> None:
     entry = _image(scene, 4)
     record = scene.records.held.pop(entry.record_sha256)
     scene.records.gate = asyncio.Event()

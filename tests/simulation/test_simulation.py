@@ -22,7 +22,7 @@ def test_no_seed_breaks_a_promise() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_slow_clients_cost_nobody_else() -> None:
+def test_slow_clients_cost_no_others() -> None:
     """They read from drives, like all others, and take nothing for seconds: the others' reads take no longer."""
     results = days(range(1, 17), seconds=6.0, faults=["slow client"], reads_only=True)
     failed = [result for result in results if result.failure]

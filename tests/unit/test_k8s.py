@@ -122,6 +122,6 @@ def test_engines_reach_the_data_plane_whatever_else_they_are() -> None:
     assert peer["podSelector"]["matchExpressions"][0]["key"] == "quire.io/client"
 
 
-def test_disruptions_leave_somebody() -> None:
+def test_disruptions_leave_one_pod() -> None:
     budgets = [each for each in _built("base") if each["kind"] == "PodDisruptionBudget"]
     assert {each["metadata"]["name"] for each in budgets} == {f"quire-{role}" for role in ROLES}

@@ -37,7 +37,7 @@ def test_one_writer_wins() -> None:
     assert not is_linearizable([_write(0, 1, "a"), _write(2, 3, "b"), _write(4, 5, "c", "a")])
 
 
-def test_an_outcome_that_nobody_heard() -> None:
+def test_an_answer_that_was_lost() -> None:
     lost = _write(0, 1, "a", outcome=Outcome.UNKNOWN)
     assert is_linearizable([lost, _read(2, 3, None), _read(4, 5, "a")])
     assert is_linearizable([lost, _read(2, 3, None)])

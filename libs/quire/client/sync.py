@@ -97,6 +97,8 @@ class SyncClient:
         try:
             return running.result(limit_s)
         except TimeoutError:
+            if running.done():
+                raise  # the work's own
             running.cancel()
             raise DeadlineExceeded(f"no end within {limit_s:g} s") from None
 

@@ -6,8 +6,6 @@ from quire.model.images import ImageEntry
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.dual_cache import Costs, DualCache, Outcome, Tuning
 
-_COSTS_AT_FIRST = Costs(0.04, 0.14)
-
 
 class Cache:
     """Images (lossless) and latent records by the digest of the record."""
@@ -17,7 +15,8 @@ class Cache:
         tuning = Tuning(
             config.tune_step, config.tune_window, config.tail_share, config.promote_hits, adaptive=config.tune
         )
-        self._cache: DualCache[bytes] = DualCache(config.cache_bytes, min(1.0, config.alpha), tuning, _COSTS_AT_FIRST)
+        costs = Costs(0.04, 0.14)  # until some were measured
+        self._cache: DualCache[bytes] = DualCache(config.cache_bytes, min(1.0, config.alpha), tuning, costs)
         self._bytes: dict[bytes, bytes] = {}
 
     @property

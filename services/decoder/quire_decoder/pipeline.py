@@ -27,7 +27,7 @@ Stages = dict[str, int]
 
 
 class Pipeline:
-    """Bounded: `fetches_max` records are being fetched, and so many latents wait for the device as it takes in a while.
+    """At most `fetches_max` records are fetched and 2·`batch_max` + `threads` latents unpacked at a time.
 
     `costs` are told what fetching and decoding took.
     """

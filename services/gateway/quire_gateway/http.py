@@ -30,7 +30,7 @@ from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.limits import Taken
 from quire_gateway.own_memory import OwnMemory
-from quire_gateway.requests import HttpRequests, listen, traced
+from quire_gateway.requests import HttpRequests, listen, send, traced
 
 _HTTP_OF_GRPC: Final = {
     "INVALID_ARGUMENT": 400,
@@ -45,7 +45,6 @@ _HTTP_OF_GRPC: Final = {
     "DEADLINE_EXCEEDED": 504,
 }
 _BODY_TIMEOUT_S: Final = 60.0
-_IDLE_S: Final = 60.0
 _SLICE_BYTES: Final = 1 << 20
 _REQUEST_ID: Final = web.RequestKey("request_id", str)
 _PRINCIPAL: Final = web.RequestKey("principal", Principal)
@@ -166,11 +165,8 @@ class ImagesFrontend:
         headers |= {"Content-Length": str(len(data)), "X-Request-Id": request[_REQUEST_ID]}
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
-        view = memoryview(data if request.method != "HEAD" else b"")
         try:
-            for at in range(0, len(view), _SLICE_BYTES):
-                async with asyncio.timeout(_IDLE_S):
-                    await response.write(view[at : at + _SLICE_BYTES])
+            await send(response, memoryview(data if request.method != "HEAD" else b""))
             await response.write_eof()
         except TimeoutError:
             if request.transport is not None:

@@ -1,18 +1,24 @@
-"""What is measured and traced of a request by HTTP, at either frontend."""
+"""What both HTTP frontends do with a request: measure it, trace it, send its answer."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from aiohttp import web
 from opentelemetry import trace
 
 from quire.model.errors import ConfigInvalid
 from quire.telemetry import attach, meter, names, tracer
+
+IDLE_S: Final = 60.0
+"""For how long a client may send or take nothing."""
+_SLICE_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True)
@@ -53,6 +59,13 @@ def traced(request: web.BaseRequest, name: str, request_id: str) -> Iterator[tra
     about = {"http.request.method": request.method, "quire.request_id": request_id}
     with tracer().start_as_current_span(name, attach(carrier), trace.SpanKind.SERVER, about) as span:
         yield span
+
+
+async def send(response: web.StreamResponse, piece: memoryview) -> None:
+    """Write in slices: a client that takes less than one in a minute is not waited for. Raises `TimeoutError`."""
+    for at in range(0, len(piece), _SLICE_BYTES):
+        async with asyncio.timeout(IDLE_S):
+            await response.write(piece[at : at + _SLICE_BYTES])
 
 
 async def listen(runner: web.BaseRunner, address: str, context: ssl.SSLContext | None = None) -> None:

@@ -67,7 +67,7 @@ async def test_a_flipped_byte_without_another_copy_is_a_miss() -> None:
     await engine.stop()
 
 
-async def test_the_scrubber_finds_and_heals_what_nobody_reads() -> None:
+async def test_the_scrubber_finds_and_heals_what_is_not_read() -> None:
     disk, engine = await _stored(list(range(8)))
     name, offset = _place(engine, 2, 0)
     disk.files[name].now[offset] ^= 1

@@ -102,7 +102,7 @@ async def test_a_bad_latent_fails_alone() -> None:
     device.close()
 
 
-async def test_whoever_gives_up_takes_no_time() -> None:
+async def test_one_that_gives_up_takes_no_time() -> None:
     runner = Runner(call_s=0.02)
     device = Device(runner, 1)
     tasks = [asyncio.create_task(device.decode(_latent(value), INFO)) for value in range(5)]

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire_decoder.cache import Cache
+from quire_decoder.config import DecoderConfig
 from quire_decoder.core.dual_cache import Costs, Counters, DualCache, Outcome, Tuning, gradient
 from quire_decoder.core.tiers import LruTier, SieveTier, Tier
 
@@ -202,3 +204,10 @@ def test_costs_are_moving_averages() -> None:
 def test_tuning_that_tunes_nothing(values: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         Tuning(**values)  # type: ignore[arg-type]
+
+
+def test_what_one_decoder_has_measured_is_its_own() -> None:
+    """The costs that they start with were one object."""
+    one, other = Cache(DecoderConfig()), Cache(DecoderConfig())
+    one.costs.decoded(5.0)
+    assert one.costs.decode_s > other.costs.decode_s

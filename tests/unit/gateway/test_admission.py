@@ -46,7 +46,7 @@ async def _principal(name: str) -> Principal:
 
 
 @pytest.mark.parametrize(
-    "header", ["", "Bearer ", "Bearer writer:wrong", "Bearer stranger:secret of a stranger", "Basic x"]
+    "header", ["", "Bearer ", "Bearer writer:wrong", "Bearer unknown:secret of unknown", "Basic x"]
 )
 async def test_missing_or_invalid_credentials(header: str) -> None:
     with pytest.raises(Unauthenticated, match="credentials"):

@@ -7,11 +7,12 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from quire.client import AdminClient, ImageClient, QuireClient, SyncClient
+from quire.client import AdminClient, Buffer, ImageClient, QuireClient, StoreSession, SyncClient
 from quire.client import client as client_module
 from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, Unavailable
 from quire.model.hashing import Namespace
@@ -80,42 +81,49 @@ async def test_a_store_that_is_not_waited_for_any_more_is_cancelled(gateway: tup
         assert not buffer.is_busy
 
 
-async def test_waiting_for_a_cancelled_store_says_so(gateway: tuple[_Gateway, str]) -> None:
-    """The one that waits is told; its own task is not cancelled. Before a layer was announced the buffer is free."""
+@dataclass
+class _Placed:
+    """A store that was placed on a node that says nothing; its buffer, and the node."""
+
+    session: StoreSession
+    buffer: Buffer
+    node: MemoryTransport
+
+
+@pytest.fixture
+async def placed(gateway: tuple[_Gateway, str]) -> AsyncIterator[_Placed]:
     servicer, address = gateway
     node = MemoryTransport()
     await node.start()
     servicer.address = node.address
     async with QuireClient(address, transport=MemoryTransport()) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
-        session = await client.store(NAMESPACE, KEYS, 0, buffer)
-        waiting = asyncio.create_task(session.finish())
-        await asyncio.sleep(0)
-        await session.cancel(5.0)
-        with pytest.raises(PeerLost, match="cancelled"):
-            await waiting
-        assert not buffer.is_busy
-        session.layer_produced(0)
-        assert not session._announced, "nothing is told to a node after the end"
+        yield _Placed(await client.store(NAMESPACE, KEYS, 0, buffer), buffer, node)
     await node.close()
 
 
-async def test_a_store_whose_layer_was_announced_stays_lent(gateway: tuple[_Gateway, str]) -> None:
+async def test_waiting_for_a_cancelled_store_says_so(placed: _Placed) -> None:
+    """The one that waits is told; its own task is not cancelled. Before a layer was announced the buffer is free."""
+    session = placed.session
+    waiting = asyncio.create_task(session.finish())
+    await asyncio.sleep(0)
+    await session.cancel(5.0)
+    with pytest.raises(PeerLost, match="cancelled"):
+        await waiting
+    assert not placed.buffer.is_busy
+    session.layer_produced(0)
+    assert not session._announced, "nothing is told to a node after the end"
+
+
+async def test_a_store_whose_layer_was_announced_stays_lent(placed: _Placed) -> None:
     """A node may be reading it: only its word, or its death, gives the buffer back."""
-    servicer, address = gateway
-    node = MemoryTransport()
-    await node.start()
-    servicer.address = node.address
-    async with QuireClient(address, transport=MemoryTransport()) as client:
-        buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
-        session = await client.store(NAMESPACE, KEYS, 0, buffer)
-        session.layer_produced(0)
-        with pytest.raises(DeadlineExceeded):
-            await session.cancel(0.1)
-        assert buffer.is_busy
-        await node.close()
-        await session.quiesced(5.0)
-        assert not buffer.is_busy
+    placed.session.layer_produced(0)
+    with pytest.raises(DeadlineExceeded):
+        await placed.session.cancel(0.1)
+    assert placed.buffer.is_busy
+    await placed.node.close()
+    await placed.session.quiesced(5.0)
+    assert not placed.buffer.is_busy
 
 
 async def test_memory_in_quarantine_outlives_its_client(gateway: tuple[_Gateway, str]) -> None:
@@ -131,11 +139,17 @@ async def test_memory_in_quarantine_outlives_its_client(gateway: tuple[_Gateway,
     assert kept() in client_module._abandoned
 
 
+async def _raise(error: Exception) -> None:
+    raise error
+
+
 def test_a_blocking_call_ends_with_an_error_of_quire() -> None:
     client = SyncClient("127.0.0.1:1", transport=MemoryTransport(), timeout_s=0.1)
     with client:
         with pytest.raises(DeadlineExceeded):
             client.run(asyncio.sleep(60))
+        with pytest.raises(TimeoutError, match="its own"):
+            client.run(_raise(TimeoutError("its own")))
         assert client.run(asyncio.sleep(0.3, "longer than the client's own time"), 5.0)
     client.close()
     assert not client._thread.is_alive()

@@ -72,7 +72,7 @@ async def test_a_standby_takes_over_within_a_lease_and_what_was_known_is_forgott
     await leaderships[0].close()
 
 
-async def test_nobody_leads_longer_than_it_knows() -> None:
+async def test_no_leader_leads_longer_than_it_knows() -> None:
     """With the lease's store away a leader stops in time, whatever happens to the lease there."""
     clock = FakeClock()
     lease = SharedLease(clock)

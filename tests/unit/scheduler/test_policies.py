@@ -80,7 +80,7 @@ def test_order_does_not_matter(name: str, shapes: list[tuple[int, float]], order
         assert rate == pytest.approx(before[demand.delivery], rel=1e-6)
 
 
-def test_a_policy_that_nobody_wrote() -> None:
+def test_an_unknown_policy() -> None:
     with pytest.raises(ConfigInvalid, match="fastest"):
         make_policy("fastest", 0)
 

@@ -30,7 +30,7 @@ async def test_tenants_take_turns_at_places() -> None:
     assert len(order) == 11
 
 
-async def test_whoever_gives_up_in_line_costs_nobody_a_place() -> None:
+async def test_one_that_gives_up_in_line_costs_no_other_a_place() -> None:
     gate = FairQueue(2)
     leave_first = await gate.enter("a", 1.0, 1, _LONG_S)
     leave_second = await gate.enter("a", 1.0, 1, _LONG_S)

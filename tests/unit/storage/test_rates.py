@@ -146,7 +146,7 @@ async def test_a_refusal_costs_its_own_delivery_only() -> None:
     await rates.close()
 
 
-async def test_renewals_survive_what_nobody_expected() -> None:
+async def test_renewals_survive_unexpected_errors() -> None:
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
     allowance = await rates.admit(_request("a"))

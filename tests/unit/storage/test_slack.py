@@ -17,7 +17,7 @@ def test_an_idle_drive_takes_writes_up_to_a_bound() -> None:
     assert gate.room(10.1, 92 * MIB, 10.0) == 8 * MIB
 
 
-def test_a_read_that_somebody_waits_for_holds_writes_back() -> None:
+def test_a_read_that_is_waited_for_holds_writes_back() -> None:
     gate = WriteGate(LIMITS)
     number = gate.read_started(16 * MIB, due_s=0.0, now_s=10.0)
     assert gate.room(10.0, MIB, 9.9) == 0

@@ -200,7 +200,7 @@ class IndexContract:
         await index.objects_deleted(claimed, 150)
         assert await index.add_objects(both[1:], new) == [ObjectMark.LISTED]
 
-    async def test_a_claim_that_nobody_fulfils_passes_to_the_next(self, index: Index) -> None:
+    async def test_a_claim_that_is_not_fulfilled_passes_to_the_next(self, index: Index) -> None:
         keys = chain(1)
         assert await index.expect_objects(records(keys, 0, 1), 10) == [True]
         assert len(await index.claim_objects(10, 20, 10)) == 1

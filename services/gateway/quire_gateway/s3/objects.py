@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from email.utils import formatdate
 from typing import Final
@@ -13,17 +12,16 @@ from aiohttp import web
 from quire.model.buckets import StoredObject
 from quire_gateway.core.ranges import Conditions, read_copy_range, read_range
 from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.requests import send
 from quire_gateway.s3 import xml
 from quire_gateway.s3.backend import Backend, ObjectBackend
 from quire_gateway.s3.backends import Backends
-from quire_gateway.s3.body import IDLE_S
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import PREFIX
 from quire_server.redis.access import Level
 
 _PARTS_MAX: Final = 10_000
 _LIST_MAX: Final = 1000
-_SLICE_BYTES: Final = 1 << 20
 _COPY_BYTES_MAX: Final = 5 << 30
 _OVERRIDES: Final = {
     f"response-{name}": name
@@ -69,9 +67,9 @@ class ObjectRequests:
         first = await anext(pieces)  # a failure up to here is still an answer
         call.streaming = response
         await response.prepare(call.http)
-        await _send(response, first)
+        await send(response, first)
         async for piece in pieces:
-            await _send(response, piece)
+            await send(response, piece)
         return response
 
     async def put(self, call: Call) -> web.StreamResponse:
@@ -214,13 +212,6 @@ class ObjectRequests:
 
     def _object_backend(self, call: Call) -> ObjectBackend:
         return self._backends.object_backend(call.caller, call.bucket, call.key, Level.WRITE)
-
-
-async def _send(response: web.StreamResponse, piece: memoryview) -> None:
-    """A client that takes less than a slice in a minute is not waited for. Raises `TimeoutError`."""
-    for at in range(0, len(piece), _SLICE_BYTES):
-        async with asyncio.timeout(IDLE_S):
-            await response.write(piece[at : at + _SLICE_BYTES])
 
 
 async def _found(backend: Backend, call: Call) -> StoredObject:
