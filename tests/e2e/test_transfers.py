@@ -13,7 +13,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, NotImplementedHere, TargetInvalid
 from quire.model.hashing import Namespace
 from quire.model.nodes import Node, StorageInfo
-from quire_orchestrator.core.placement import placed_ranges
+from quire_server.core.placement import placed_ranges
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -48,7 +48,9 @@ from quire_scheduler.runtime import Scheduler
 from quire_scheduler.server import SchedulerServicer
 from quire_server.clock import Clock
 from quire_server.heartbeat import Heartbeat
+from quire_server.lookups import Lookups, LookupSettings
 from quire_server.permits import PermitChecker
+from quire_server.picture import View
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.config import StorageConfig
 from quire_storage.ports import Ports
@@ -133,30 +135,57 @@ class Metadata:
 
 
 class Members:
-    """The `Members` port."""
+    """The `Members` port. Its clock is that of Redis."""
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: Metadata, loop: SimulatedLoop) -> None:
         self._metadata = metadata
-        self._members: dict[str, tuple[Node, int]] = {}
+        self._loop = loop
+        self._members: dict[str, tuple[Node, float]] = {}
+        self._changed: set[asyncio.Event] = set()
 
-    async def renew(self, node: Node, now_ms: int, expires_ms: int) -> None:
+    async def renew(self, node: Node, ttl_ms: int) -> None:
         self._check()
-        if self._is_taken(node, now_ms):
+        if self._is_taken(node):
             raise NameTaken(f"a node named {node.node_id!r} is alive", field="node_id")
-        self._members[node.node_id] = (node, expires_ms)
-
-    def _is_taken(self, node: Node, now_ms: int) -> bool:
         known = self._members.get(node.node_id)
-        return known is not None and known[1] > now_ms and known[0].incarnation != node.incarnation
+        if known is None or known[0].incarnation != node.incarnation or known[1] <= self._loop.time():
+            self._tell()
+        self._members[node.node_id] = (node, self._loop.time() + ttl_ms / 1000)
+
+    def _is_taken(self, node: Node) -> bool:
+        known = self._members.get(node.node_id)
+        return known is not None and known[1] > self._loop.time() and known[0].incarnation != node.incarnation
 
     async def leave(self, node_id: str, incarnation: str) -> bool:
         self._check()
         known = self._members.get(node_id)
-        return known is not None and known[0].incarnation == incarnation and bool(self._members.pop(node_id))
+        if known is None or known[0].incarnation != incarnation:
+            return False
+        del self._members[node_id]
+        self._tell()
+        return True
 
-    async def live(self, now_ms: int) -> list[Node]:
+    async def changes(self) -> AsyncIterator[None]:
         self._check()
-        return [node for node, expires_ms in self._members.values() if expires_ms > now_ms]
+        changed = asyncio.Event()
+        self._changed.add(changed)
+        try:
+            yield
+            while True:
+                await changed.wait()
+                changed.clear()
+                await self._metadata.wait()
+                yield
+        finally:
+            self._changed.discard(changed)
+
+    def _tell(self) -> None:
+        for changed in self._changed:
+            changed.set()
+
+    async def live(self) -> list[Node]:
+        self._check()
+        return [node for node, until_s in self._members.values() if until_s > self._loop.time()]
 
     def _check(self) -> None:
         if self._metadata.down:
@@ -242,7 +271,7 @@ class Cluster:
         self.metadata = Metadata(self.loop)
         self.objects = SimObjects(self.loop)
         self.blobs = SimBlobs(self.objects, self.loop)
-        self._members = Members(self.metadata)
+        self._members = Members(self.metadata, self.loop)
 
     # ---- life
 
@@ -259,7 +288,7 @@ class Cluster:
             self._add(f"storage-{number}", self._start_storage, disk)
         for member in self.members.values():
             await self.restart(member.name)
-        while len(await self._members.live(self._now_ms())) < self.storage_nodes + 1:
+        while len(await self._members.live()) < self.storage_nodes + 1:
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)
 
@@ -295,9 +324,6 @@ class Cluster:
             name: each.service for name, each in found.items() if not each.process.dead and each.service is not None
         }
 
-    def _now_ms(self) -> int:
-        return EPOCH_MS + int(self.loop.time() * 1000)
-
     # ---- services
 
     async def _start_orchestrator(self, process: Process) -> Orchestrator:
@@ -320,7 +346,6 @@ class Cluster:
             members=self._members,
             policies=Policies(),
             holders=holders,
-            profiles=Profiles(None),
             clock=clock,
         )
         nothing: Any = None
@@ -370,6 +395,11 @@ class Cluster:
             clock=clock,
         )
         nothing: Any = None
+        index: Any = InRedis(self.metadata, self.metadata.index)
+        view = View(members=self._members, tenants=Policies(), clock=clock, refresh_s=0.125)
+        await view.start()
+        settings = LookupSettings(secret=SECRET)
+        lookups = Lookups(settings=settings, index=index, picture=view, profiles=Profiles(None), clock=clock)
         admission = Admission(config, nothing, clock)
         admission.start()
         stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get("orchestrator"))
@@ -379,6 +409,7 @@ class Cluster:
             images=nothing,
             latents=nothing,
             admission=admission,
+            lookups=lookups,
             orchestrator=stub,
         )
         add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "gateway", process)))

@@ -31,7 +31,7 @@ from quire.testing.simulation.network import unexpected
 from quire_storage import delivery as delivery_at_node
 from quire_storage.adapters import cluster as cluster_at_node
 from tests.simulation.buckets import BucketLoad
-from tests.simulation.cluster import Cluster
+from tests.simulation.cluster import EPOCH_MS, Cluster
 from tests.simulation.history import History
 from tests.simulation.listening import listen
 from tests.simulation.prefixes import LAYOUT, Prefix, content, prefixes
@@ -462,7 +462,9 @@ class Day:
         hollow = [entry.record.key for entry in entries if not entry.nodes and not entry.children]
         if hollow:
             raise self.history.fail("an entry that nothing holds or extends pins its parents", hollow[0])
-        now_ms = self.cluster._now_ms() + 3000  # clocks are off by two seconds; every lease was for eight
+        now_ms = (
+            EPOCH_MS + int(self.loop.time() * 1000) + 3000
+        )  # clocks are off by two seconds; every lease was for eight
         pins = [until for pins in self.cluster.metadata.index.state.pins.values() for until in pins.values()]
         assert not [until for until in pins if until > now_ms], "leases that nothing ends"
         scheduler = self.cluster.members["scheduler"].service

@@ -41,6 +41,16 @@ class Match:
         return sum(run.count for run in self.runs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pin:
+    """What a look-up keeps its last chunk for: a lease, until `expires_ms`. Redis forgets it after `ttl_ms`."""
+
+    lease_id: bytes
+    expires_ms: int
+    ttl_ms: int
+    now_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Gone:
     """A chunk that was taken out: the generation of its entry, and the nodes that were listed."""

@@ -16,6 +16,7 @@ from quire.model.index import (
     Listing,
     Match,
     ObjectMark,
+    Pin,
     PlacedRun,
     listing_number,
 )
@@ -69,7 +70,7 @@ class MemoryIndex:
 
     # ---- look-ups
 
-    async def match(self, keys: ChunkKeys) -> Match:
+    async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match:
         """By bisection, as Redis does it: what lies between two present keys is taken for present."""
         low, high = 0, len(keys)
         while low < high:
@@ -78,6 +79,8 @@ class MemoryIndex:
                 low = middle
             else:
                 high = middle - 1
+        if low and pin is not None:
+            self._pin(keys.at(low - 1), pin)
         runs: list[PlacedRun] = []
         for index in range(low):
             entry = self.state.entries.get(keys.at(index))
@@ -258,14 +261,6 @@ class MemoryIndex:
 
     # ---- pins
 
-    async def pin(self, bucket: bytes, key: bytes, lease_id: bytes, expires_ms: int, ttl_ms: int, now_ms: int) -> bool:
-        if key not in self.state.entries:
-            return False
-        for each in list(self.state.pins):
-            self._is_pinned(each, now_ms)
-        self.state.pins.setdefault(key, {})[lease_id] = expires_ms
-        return True
-
     async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool:
         mine = self.state.pins.get(key, {})
         held = mine.pop(lease_id, None) is not None
@@ -276,6 +271,11 @@ class MemoryIndex:
     async def pins(self, bucket: bytes) -> int:
         """Of all buckets together."""
         return sum(len(pins) for pins in self.state.pins.values())
+
+    def _pin(self, key: bytes, pin: Pin) -> None:
+        for each in list(self.state.pins):
+            self._is_pinned(each, pin.now_ms)
+        self.state.pins.setdefault(key, {})[pin.lease_id] = pin.expires_ms
 
     def _is_pinned(self, key: bytes, now_ms: int) -> bool:
         mine = self.state.pins.get(key)

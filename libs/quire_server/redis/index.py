@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 import redis.asyncio as redis
 from redis.exceptions import NoScriptError
 
-from quire.model.index import OBJECT_TIER, ChunkRecord, Evicted, Gone, Listing, Match, ObjectMark, PlacedRun
+from quire.model.index import OBJECT_TIER, ChunkRecord, Evicted, Gone, Listing, Match, ObjectMark, Pin, PlacedRun
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys
 from quire_server.redis import scripts
 from quire_server.redis.connection import metadata_errors
@@ -58,22 +58,29 @@ class PrefixIndex:
         }
         self._scripts = {name: client.register_script(text) for name, text in names.items()}
 
-    async def match(self, keys: ChunkKeys) -> Match:
-        """The longest indexed prefix of `keys`; no side effect."""
+    async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match:
+        """The longest indexed prefix of `keys`. `pin`: its last chunk is kept from that very moment on."""
         if len(keys) == 0:
             return Match(())
-        buckets = [_bucket_key(keys.at(at)) for at in range(0, len(keys), BUCKET_CHUNKS)]
+        openers = [keys.at(at) for at in range(0, len(keys), BUCKET_CHUNKS)]
         if self._cluster:
-            flat = await self._match_each(keys, buckets)
-        else:
-            flat = await self._run("match", buckets, [keys.packed, BUCKET_CHUNKS])
-        runs: list[PlacedRun] = []
-        for count, placement in zip(flat[::2], flat[1::2], strict=True):
-            nodes = _nodes(placement)
-            if runs and runs[-1].nodes == nodes:
-                count += runs.pop().count
-            runs.append(PlacedRun(count, nodes))
-        return Match(tuple(runs))
+            return await self._match_each(keys, openers, pin)
+        names, arguments = [_bucket_key(each) for each in openers], [keys.packed, BUCKET_CHUNKS, len(openers)]
+        if pin is not None:
+            names += [_pins_key(each) for each in openers]
+            arguments += _pin_arguments(pin)
+        return _runs(await self._run("match", names, arguments))
+
+    async def _match_each(self, keys: ChunkKeys, openers: list[bytes], pin: Pin | None) -> Match:
+        """Bucket by bucket. What goes between the match and the pin is looked up again."""
+        while True:
+            match = _runs(await self._match_buckets(keys, [_bucket_key(each) for each in openers]))
+            if pin is None or not match.count:
+                return match
+            tip = match.count - 1
+            names = [_bucket_key(keys.bucket_of(tip)), _pins_key(keys.bucket_of(tip))]
+            if await self._run("pin", names, [keys.at(tip), *_pin_arguments(pin)]):
+                return match
 
     async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int) -> list[int]:
         """List `node_id` as a holder of `chunks`, parents before children; the generations of their entries.
@@ -284,11 +291,6 @@ class PrefixIndex:
 
     # ---- pins
 
-    async def pin(self, bucket: bytes, key: bytes, lease_id: bytes, expires_ms: int, ttl_ms: int, now_ms: int) -> bool:
-        """Keep `key`, and with it all that it extends, until `expires_ms`. False if it is gone."""
-        arguments = [key, lease_id, expires_ms, ttl_ms, now_ms, now_ms + _PRUNE_MS]
-        return bool(await self._run("pin", [_bucket_key(bucket), _pins_key(bucket)], arguments))
-
     async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool:
         """Give a pin back; whether it was held."""
         async with metadata_errors():
@@ -333,7 +335,7 @@ class PrefixIndex:
         for parent, bucket in zip(orphaned[::2], orphaned[1::2], strict=True):
             await self._count_child(parent, bucket, -1, now_ms)
 
-    async def _match_each(self, keys: ChunkKeys, buckets: list[str]) -> list[Any]:
+    async def _match_buckets(self, keys: ChunkKeys, buckets: list[str]) -> list[Any]:
         async with metadata_errors():
             try:
                 return await self._match_pipeline(keys, buckets)
@@ -347,7 +349,7 @@ class PrefixIndex:
         for at, bucket in enumerate(buckets):
             part = keys.run(at * BUCKET_CHUNKS, min(BUCKET_CHUNKS, len(keys) - at * BUCKET_CHUNKS))
             sizes.append(len(part))
-            pipeline.evalsha(self._scripts["match"].sha, 1, bucket, part.packed, BUCKET_CHUNKS)
+            pipeline.evalsha(self._scripts["match"].sha, 1, bucket, part.packed, BUCKET_CHUNKS, 1)
         flat: list[Any] = []
         for size, runs in zip(sizes, await pipeline.execute(), strict=True):
             flat += runs
@@ -362,6 +364,21 @@ class PrefixIndex:
     async def _run(self, name: str, keys: list[str], arguments: list[Any]) -> Any:
         async with metadata_errors():
             return await self._scripts[name](keys=keys, args=arguments)
+
+
+def _runs(flat: Sequence[Any]) -> Match:
+    """What the script returns, neighbours of one placement together."""
+    runs: list[PlacedRun] = []
+    for count, placement in zip(flat[::2], flat[1::2], strict=True):
+        nodes = _nodes(placement)
+        if runs and runs[-1].nodes == nodes:
+            count += runs.pop().count
+        runs.append(PlacedRun(count, nodes))
+    return Match(tuple(runs))
+
+
+def _pin_arguments(pin: Pin) -> list[Any]:
+    return [pin.lease_id, pin.expires_ms, pin.ttl_ms, pin.now_ms, pin.now_ms + _PRUNE_MS]
 
 
 def _bucket_key(bucket: bytes) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import cast
 
 import redis.asyncio as redis
@@ -17,23 +19,32 @@ from quire_server.redis.connection import metadata_errors
 _KEY = "quire:nodes"
 _EXPIRIES_KEY = "quire:nodes-until"
 
-# KEYS: members. ARGV: 1 node, 2 incarnation. Removes the member unless a newer incarnation has taken its name.
+_CHANNEL = "quire:nodes-changed"
+_LISTEN_S = 4.0
+
+# KEYS: members. ARGV: 1 node, 2 incarnation, 3 channel. Removes the member unless a newer incarnation has its name.
 _LEAVE = """
 local entry = redis.call('HGET', KEYS[1], ARGV[1])
-if entry and string.find(entry, ARGV[2], 1, true) then return redis.call('HDEL', KEYS[1], ARGV[1]) end
+if entry and string.find(entry, ARGV[2], 1, true) then
+  redis.call('PUBLISH', ARGV[3], ARGV[1])
+  return redis.call('HDEL', KEYS[1], ARGV[1])
+end
 return 0
 """
 
-
-# KEYS: members, expiries. ARGV: 1 node, 2 incarnation, 3 entry, 4 expiry in ms, 5 now in ms. Returns 0 if another
-# incarnation that is alive has the name.
+# KEYS: members, expiries. ARGV: 1 node, 2 incarnation, 3 entry, 4 time to live in ms, 5 channel. By the clock of Redis:
+# those who write and those who read it have clocks of their own. Returns 0 if another incarnation that is alive has the
+# name. One that joins, or is alive again, is made known on the channel.
 _RENEW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local entry, expiry = redis.call('HGET', KEYS[1], ARGV[1]), redis.call('HGET', KEYS[2], ARGV[1])
-if entry and expiry and tonumber(expiry) > tonumber(ARGV[5]) and not string.find(entry, ARGV[2], 1, true) then
-  return 0
-end
+local alive = entry and expiry and tonumber(expiry) > now
+local same = entry and string.find(entry, ARGV[2], 1, true)
+if alive and not same then return 0 end
+if not (alive and same) then redis.call('PUBLISH', ARGV[5], ARGV[1]) end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])
+redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', now + ARGV[4]))
 return 1
 """
 
@@ -46,15 +57,15 @@ class Membership:
         self._leave = client.register_script(_LEAVE)
         self._renew = client.register_script(_RENEW)
 
-    async def renew(self, node: Node, now_ms: int, expires_ms: int) -> None:
-        """Count `node` as alive until `expires_ms` (Unix epoch). Raises `NameTaken`: another process has its name."""
+    async def renew(self, node: Node, ttl_ms: int) -> None:
+        """Count `node` as alive for so long. Raises `NameTaken`: another process has its name."""
         async with metadata_errors():
             arguments: list[str | bytes | int] = [
                 node.node_id,
                 node.incarnation,
                 node_to(node).SerializeToString(),
-                expires_ms,
-                now_ms,
+                ttl_ms,
+                _CHANNEL,
             ]
             taken = not await self._renew(keys=[_KEY, _EXPIRIES_KEY], args=arguments)
         if taken:
@@ -63,15 +74,27 @@ class Membership:
     async def leave(self, node_id: str, incarnation: str) -> bool:
         """Forget a node that is stopping, unless it has restarted since; whether it was forgotten."""
         async with metadata_errors():
-            return bool(await self._leave(keys=[_KEY], args=[node_id, incarnation]))
+            return bool(await self._leave(keys=[_KEY], args=[node_id, incarnation, _CHANNEL]))
 
-    async def live(self, now_ms: int) -> list[Node]:
+    async def changes(self) -> AsyncIterator[None]:
+        """One at the beginning, and one whenever a member joins, comes back or leaves. One that dies is none."""
+        async with metadata_errors(), contextlib.aclosing(self._client.pubsub()) as channel:
+            await channel.subscribe(_CHANNEL)
+            yield
+            while True:
+                if await channel.get_message(ignore_subscribe_messages=True, timeout=_LISTEN_S) is not None:
+                    yield
+
+    async def live(self) -> list[Node]:
         """Members whose time is not over, by name."""
         # In one transaction: an entry with the expiry that it came with.
-        async with metadata_errors(), self._client.pipeline(transaction=True) as both:
-            both.hgetall(_KEY)
-            both.hgetall(_EXPIRIES_KEY)
-            entries, expiries = cast(list[dict[bytes, bytes]], await both.execute())
+        async with metadata_errors(), self._client.pipeline(transaction=True) as together:
+            together.hgetall(_KEY)
+            together.hgetall(_EXPIRIES_KEY)
+            together.time()
+            found_, expiries_, (seconds, microseconds) = await together.execute()
+        entries, expiries = cast(dict[bytes, bytes], found_), cast(dict[bytes, bytes], expiries_)
+        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
         found = []
         for name, raw in entries.items():
             if int(expiries.get(name, b"0")) > now_ms:

@@ -14,18 +14,37 @@ from __future__ import annotations
 
 from typing import Final
 
-# KEYS: the buckets of the chain in order. ARGV: 1 all digests packed, 2 chunks per bucket.
+# What the scripts that pin share: a lease keeps a chunk, and with it all that it extends, until it expires.
+_PIN: Final = """
+local function pin(pins, digest, lease, expires, ttl, now, look_again)
+  if tonumber(redis.call('HGET', pins, '@p') or '0') <= tonumber(now) then
+    local all = redis.call('HGETALL', pins)
+    for i = 1, #all, 2 do
+      if #all[i] > 32 and tonumber(all[i + 1]) <= tonumber(now) then redis.call('HDEL', pins, all[i]) end
+    end
+    redis.call('HSET', pins, '@p', look_again)
+  end
+  redis.call('HSET', pins, digest .. lease, expires)
+  if redis.call('PTTL', pins) < tonumber(ttl) then redis.call('PEXPIRE', pins, ttl) end
+end
+"""
+
+# KEYS: the buckets of the chain in order; to pin the last chunk that matched, their pins likewise. ARGV: 1 all digests
+# packed, 2 chunks per bucket, 3 how many of the keys are buckets; to pin: 4 lease id, 5 expiry in ms, 6 time to live of
+# the pins in ms, 7 now in ms, 8 when to look for expired pins again.
 # Returns {count, placement, count, placement, ...}: runs of equal placement from the start of the prefix.
-MATCH: Final = """
-local digests, per_bucket = ARGV[1], tonumber(ARGV[2])
-local total, runs = #digests / 32, {}
+MATCH: Final = (
+    _PIN
+    + """
+local digests, per_bucket, buckets = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local total, runs, last_bucket, last_digest = #digests / 32, {}, nil, nil
 local function digest(i) return string.sub(digests, i * 32 + 1, i * 32 + 32) end
 local function add(count, placement)
   local last = #runs
   if last > 0 and runs[last] == placement then runs[last - 1] = runs[last - 1] + count
   else runs[last + 1] = count; runs[last + 2] = placement end
 end
-for s = 1, #KEYS do
+for s = 1, buckets do
   local key, first = KEYS[s], (s - 1) * per_bucket
   local n = math.min(per_bucket, total - first)
   local low, high = 0, n                     -- chunks known present; bound of what may be
@@ -38,6 +57,7 @@ for s = 1, #KEYS do
     end
   end
   if low > 0 then
+    last_bucket, last_digest = s, digest(first + low - 1)
     local shape = redis.call('HMGET', key, '@u', '@m')
     if tonumber(shape[2]) == 0 then add(low, shape[1])
     else
@@ -46,8 +66,12 @@ for s = 1, #KEYS do
   end
   if low < n then break end
 end
+if last_bucket and ARGV[4] then
+  pin(KEYS[buckets + last_bucket], last_digest, ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8])
+end
 return runs
 """
+)
 
 # What the scripts that change a bucket share. KEYS: bucket, pins, objects, listings.
 _BUCKET: Final = """
@@ -342,16 +366,11 @@ return 1
 
 # KEYS: bucket, pins. ARGV: 1 digest, 2 lease id, 3 expiry in ms, 4 time to live of the pins in ms, 5 now in ms, 6 when
 # to look for expired pins again. Returns 0 if the chunk is gone.
-PIN: Final = """
+PIN: Final = (
+    _PIN
+    + """
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-if tonumber(redis.call('HGET', KEYS[2], '@p') or '0') <= tonumber(ARGV[5]) then
-  local all = redis.call('HGETALL', KEYS[2])
-  for i = 1, #all, 2 do
-    if #all[i] > 32 and tonumber(all[i + 1]) <= tonumber(ARGV[5]) then redis.call('HDEL', KEYS[2], all[i]) end
-  end
-  redis.call('HSET', KEYS[2], '@p', ARGV[6])
-end
-redis.call('HSET', KEYS[2], ARGV[1] .. ARGV[2], ARGV[3])
-if redis.call('PTTL', KEYS[2]) < tonumber(ARGV[4]) then redis.call('PEXPIRE', KEYS[2], ARGV[4]) end
+pin(KEYS[2], ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6])
 return 1
 """
+)

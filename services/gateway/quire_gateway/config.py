@@ -42,6 +42,13 @@ class GatewayConfig(ServiceConfig):
     object_url: str = setting("quire-objects", "bytes of S3 objects: s3://, gs://, az:// or a folder")
     object_timeout_s: float = setting(30.0, "deadline of one request to the object tier", minimum=0.1)
     redis_url: str = setting("redis://127.0.0.1:6379/0", "where the metadata live", variable="QUIRE_REDIS_URL")
+    redis_cluster: bool = setting(
+        False, "ask index bucket by bucket, as a Redis Cluster needs it", variable="QUIRE_REDIS_CLUSTER"
+    )
+    profiles: str = setting("", "folder with compute profiles of your own (`quire profile`)", variable="QUIRE_PROFILES")
+    fetch_fixed_ms: float = setting(10.0, "what a fetch costs besides its bytes, in a look-up's advice", minimum=0)
+    lease_ttl_ms_max: int = setting(300_000, "longest lease", minimum=1)
+    members_ms: int = setting(500, "how often the cluster's members are looked up", minimum=10)
     cluster_secret: str = setting(
         "",
         "signs leases and permits; the same at every service, 32 bytes at least",

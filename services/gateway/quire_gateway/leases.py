@@ -11,7 +11,7 @@ from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.telemetry import background, logger
-from quire_gateway.ports import Catalogue, Leased
+from quire_server.lookups import Found, Lookups, Question
 
 _TTL_MS: Final = 60_000
 
@@ -19,14 +19,14 @@ _TTL_MS: Final = 60_000
 class Leases:
     """Given back after the answer: a client that has its bytes need not wait for that."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
+    def __init__(self, lookups: Lookups) -> None:
+        self._lookups = lookups
         self._releasing: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
-    async def held(self, namespace: Namespace, keys: ChunkKeys) -> AsyncIterator[Leased]:
+    async def held(self, namespace: Namespace, keys: ChunkKeys) -> AsyncIterator[Found]:
         """What of the keys is stored, pinned."""
-        leased = await self._catalogue.lease(namespace, keys, _TTL_MS)
+        leased = await self._lookups.lookup(Question(namespace, keys, _TTL_MS))
         try:
             yield leased
         finally:
@@ -41,6 +41,6 @@ class Leases:
 
     async def _release(self, lease: bytes) -> None:
         try:
-            await self._catalogue.release(lease)
+            await self._lookups.release(lease)
         except QuireError as error:
             logger().warning("a lease stays until it runs out", error=str(error))

@@ -12,7 +12,6 @@ from quire.model.hashing import Namespace
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
-from quire.model.lease import Lease
 from quire.model.nodes import Node, NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
@@ -31,7 +30,6 @@ __all__ = [
     "ImageRoute",
     "IngestPart",
     "LayerArrived",
-    "Leased",
     "Members",
     "Router",
     "StorageNodes",
@@ -140,15 +138,6 @@ class Router(Protocol):
     async def finish(self, route: ImageRoute, *, failed: bool) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Leased:
-    """A lease over what of the keys is stored, and its token. None of both where nothing is."""
-
-    matched_chunks: int = 0
-    lease: Lease | None = None
-    token: bytes = b""
-
-
 class ChunkIndex(Protocol):
     """The orchestrator, as far as single chunks go."""
 
@@ -188,9 +177,6 @@ class Catalogue(Protocol):
 
     async def list(self, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
         """A page of images by id, and what to begin the next after; "" for the last."""
-
-    async def lease(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> Leased: ...
-    async def release(self, lease: bytes) -> None: ...
 
 
 class Decoders(Protocol):

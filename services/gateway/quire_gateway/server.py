@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from quire import PROTOCOL_VERSION
 from quire.client.reachability import Reachability
 from quire.client.remote_memory import RemoteMemory
 from quire.model.nodes import GatewayInfo, Node
+from quire.model.profile import Profiles
 from quire.transport import ucx_transport
 from quire.wire.channels import ChannelPool
 from quire.wire.tls import Tls
@@ -46,9 +48,11 @@ from quire_gateway.s3.backends import WHOLE_BODIES, Backends
 from quire_gateway.s3.frontend import S3Frontend
 from quire_gateway.s3.rdma import RdmaRequests
 from quire_gateway.s3.reserved import ChunkBackend, LatentBackend
-from quire_server.clock import SystemClock
+from quire_server.clock import Clock, SystemClock
 from quire_server.grpc_server import Server
-from quire_server.redis import AccessKeys, Buckets, connect
+from quire_server.lookups import Lookups, LookupSettings
+from quire_server.picture import View
+from quire_server.redis import AccessKeys, Buckets, Membership, Policies, PrefixIndex, connect
 from quire_server.service import member_tls, run_service, serve_member
 
 
@@ -85,6 +89,7 @@ def _listeners(
     images: ImageGateway,
     latents: LatentGateway,
     admission: Admission,
+    lookups: Lookups,
     channels: ChannelPool,
 ) -> tuple[Server, list[Server]]:
     """The members' frontend; and others: clients' over TLS, the operators'."""
@@ -95,6 +100,7 @@ def _listeners(
         images=images,
         latents=latents,
         admission=admission,
+        lookups=lookups,
         orchestrator=orchestrator,
     )
     tls, service = member_tls(config), ["quire.v1.GatewayService"]
@@ -113,16 +119,35 @@ def _listeners(
     return members, others
 
 
-def _described(config: GatewayConfig, incarnation: str, gateway: Gateway, admission: Admission) -> Node:
+def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[View, Lookups]:
+    """The read path: the cluster as this gateway sees it, and look-ups."""
+    view = View(members=Membership(redis), tenants=Policies(redis), clock=clock, refresh_s=config.members_ms / 1000)
+    settings = LookupSettings(
+        secret=config.cluster_secret, lease_ttl_ms_max=config.lease_ttl_ms_max, fetch_fixed_ms=config.fetch_fixed_ms
+    )
+    index = PrefixIndex(redis, cluster=config.redis_cluster)
+    profiles = Profiles(Path(config.profiles) if config.profiles else None)
+    return view, Lookups(settings=settings, index=index, picture=view, profiles=profiles, clock=clock)
+
+
+def _described(
+    config: GatewayConfig, incarnation: str, gateway: Gateway, lookups: Lookups, admission: Admission
+) -> Node:
     return Node(
         node_id=config.node_id,
         about=GatewayInfo(),
         grpc_address=config.advertise or config.listen,
         incarnation=incarnation,
         protocol_version=PROTOCOL_VERSION,
-        stats={"transfers": gateway.transfers, **admission.stats},
+        stats={"transfers": gateway.transfers, "leases": lookups.leases, **admission.stats},
         tenant_stats=admission.tenant_stats,
     )
+
+
+async def _stop(servers: list[Server], grace_s: float) -> None:
+    for server in servers:
+        await server.drain(0)
+        await server.stop(grace_s)
 
 
 async def serve(config: GatewayConfig) -> None:
@@ -138,13 +163,20 @@ async def serve(config: GatewayConfig) -> None:
     )
     images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
     catalogue = GrpcCatalogue(config, channels)
-    leases = Leases(catalogue)
-    latents = LatentGateway(gateway, catalogue, leases)
     redis = connect(config.redis_url)
+    view, lookups = _reading(config, redis, clock)
+    leases = Leases(lookups)
+    latents = LatentGateway(gateway, catalogue, leases)
     keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
     admission = Admission(config, keys, clock)
     server, others = _listeners(
-        config=config, gateway=gateway, images=images, latents=latents, admission=admission, channels=channels
+        config=config,
+        gateway=gateway,
+        images=images,
+        latents=latents,
+        admission=admission,
+        lookups=lookups,
+        channels=channels,
     )
     transport = ucx_transport()
     await transport.start()
@@ -169,15 +201,8 @@ async def serve(config: GatewayConfig) -> None:
         memory=memory,
     )
 
-    def describe() -> Node:
-        return _described(config, incarnation, gateway, admission)
-
-    async def close_others() -> None:
-        for other in others:
-            await other.drain(0)
-            await other.stop(config.stop_grace_s)
-
     admission.start()
+    await view.start()
     await frontend.start()
     await s3.start()
     for other in others:
@@ -186,11 +211,11 @@ async def serve(config: GatewayConfig) -> None:
         server,
         channels,
         config.orchestrator_address,
-        describe,
+        partial(_described, config, incarnation, gateway, lookups, admission),
         config.stop_grace_s,
         config.drain_s,
-        frontends=(frontend.close, s3.close, close_others),
-        last=(leases.close, admission.close),
+        frontends=(frontend.close, s3.close, partial(_stop, others, config.stop_grace_s)),
+        last=(leases.close, admission.close, view.close),
     )
     await transport.close()
     await redis.aclose()

@@ -15,9 +15,9 @@ from quire.model.ranges import ChunkRange, clip
 from quire.telemetry import logger
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.core.eviction import in_object
-from quire_orchestrator.core.placement import addresses_of, placed_ranges, readable_ranges
 from quire_orchestrator.errors import NoDurableNode
 from quire_orchestrator.ports import ChunkHolder, Index
+from quire_server.core.placement import addresses_of, placed_ranges, readable_ranges
 
 
 class Allocation:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from quire.model.errors import QuireError, VersionUnsupported
+from quire.model.hashing import Namespace
 from quire.model.index import Listing
 from quire.model.nodes import Node, Role
+from quire.model.policy import TenantPolicy
 from quire.telemetry import logger
 from quire.wire import version
 from quire_orchestrator.config import OrchestratorConfig
@@ -58,8 +60,7 @@ class Cluster:
     async def heartbeat(self, node: Node) -> tuple[int, ClusterNews]:
         """Keep a member alive; milliseconds until it should report again, and what is new."""
         self._check_version(node)
-        now_ms = self._clock.now_ms()
-        await self._members.renew(node, now_ms, now_ms + self._config.member_ttl_ms)
+        await self._members.renew(node, self._config.member_ttl_ms)
         self.live[node.node_id] = node
         self._watch()
         listing = self.listings.get(node.node_id, Listing())
@@ -90,6 +91,10 @@ class Cluster:
         """Those that are alive, by name."""
         return self._of(Role.STORAGE)
 
+    def tenant(self, namespace: Namespace) -> TenantPolicy:
+        """What a namespace's tenant gets of the links."""
+        return self._policies.tenant(namespace)
+
     def decoders(self) -> list[Node]:
         """Those that are alive."""
         return list(self._of(Role.DECODER).values())
@@ -100,7 +105,7 @@ class Cluster:
     async def refresh(self) -> None:
         """Look again, now."""
         # A node accepted by an orchestrator of another release is not used by this one.
-        members = await self._members.live(self._clock.now_ms())
+        members = await self._members.live()
         self.live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
         self._epoch, self.rebuild = await self._index.epoch(), await self._index.rebuild()
         self.listings = await self._index.listings()

@@ -25,11 +25,8 @@ class OrchestratorConfig(ServiceConfig):
         required=True,
         bytes_min=SECRET_BYTES_MIN,
     )
-    profiles: str = setting("", "folder with compute profiles of your own (`quire profile`)", variable="QUIRE_PROFILES")
-    fetch_fixed_ms: float = setting(10.0, "what a fetch costs besides its bytes, in a look-up's advice", minimum=0)
     heartbeat_ms: int = setting(1000, "how often members report", minimum=50)
     member_ttl_ms: int = setting(3000, "after how long without a report a member counts as dead", minimum=100)
-    lease_ttl_ms_max: int = setting(300_000, "longest lease", minimum=1)
     object_grace_ms: int = setting(60_000, "how long an object that nothing lists is kept", minimum=1000)
     object_deletion_ms: int = setting(120_000, "longest time that deleting such an object may take", minimum=100)
     node_lost_ms: int = setting(600_000, "how long a node is away before what it held is withdrawn", minimum=100)

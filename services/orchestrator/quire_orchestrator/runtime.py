@@ -10,10 +10,10 @@ from quire_orchestrator.allocation import Allocation
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.evictions import Evictions
-from quire_orchestrator.lookups import Lookups
 from quire_orchestrator.policies import Policies
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members, PolicyBook
 from quire_orchestrator.reports import Reports
+from quire_server.lookups import Lookups, LookupSettings
 
 
 class Orchestrator:
@@ -27,16 +27,14 @@ class Orchestrator:
         members: Members,
         policies: PolicyBook,
         holders: ChunkHolder,
-        profiles: Profiles,
         clock: Clock,
     ) -> None:
         self.policies = Policies(policies)
         self.cluster = cluster = Cluster(
             config=config, index=index, members=members, policies=self.policies, holders=holders, clock=clock
         )
-        self.lookups = Lookups(
-            config=config, index=index, cluster=cluster, policies=self.policies, profiles=profiles, clock=clock
-        )
+        settings = LookupSettings(secret=config.cluster_secret)
+        self.lookups = Lookups(settings=settings, index=index, picture=cluster, profiles=Profiles(None), clock=clock)
         self.allocation = Allocation(index=index, cluster=cluster, holders=holders)
         self.evictions = Evictions(config=config, index=index, cluster=cluster, holders=holders, clock=clock)
         self.reports = Reports(config=config, index=index, cluster=cluster, clock=clock)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from quire.model.errors import InvalidRequest
-from quire.model.hashing import block_keys, tenant_name
+from quire.model.hashing import tenant_name
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Location
 from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
-from quire.model.profile import Profiles
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
@@ -23,18 +18,15 @@ from quire.wire.v1.orchestrator_pb2_grpc import (
 )
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import PREFIX, OrchestratorConfig
-from quire_orchestrator.core.advice import Advice
 from quire_orchestrator.core.routing import ImageRouter, build_of
 from quire_orchestrator.images import ImageDesk
-from quire_orchestrator.lookups import Found, Question
 from quire_orchestrator.runtime import Orchestrator
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server, until_signalled
+from quire_server.lookups import Found, Question
 from quire_server.redis import Images, Membership, Policies, PrefixIndex, connect
 from quire_server.service import member_tls, run_service, stop_within_s
 from quire_server.telemetry import publish
-
-_WINDOW_US_MAX = 0xFFFFFFFF
 
 
 class OrchestratorServicer(OrchestratorServiceServicer):
@@ -48,33 +40,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._reports = orchestrator.reports
         self._policies = orchestrator.policies
         self._images = images
-
-    async def Lookup(self, request: gateway_pb2.LookupRequest, context: Any) -> gateway_pb2.LookupResponse:
-        namespace = convert.namespace_from(request.namespace)
-        if request.tokens and request.chunk_keys:
-            raise InvalidRequest("give either keys or tokens", field="chunk_keys")
-        if request.tokens:  # hashing takes a second per MiB: not on the loop that keeps members alive
-            keys = await asyncio.to_thread(block_keys, namespace, request.tokens)
-        else:
-            keys = ChunkKeys(request.chunk_keys)
-        question = Question(
-            namespace,
-            keys,
-            request.lease_ttl_ms,
-            Location(request.host, request.zone),
-            request.prompt_tokens,
-            request.device,
-        )
-        found = await self._lookups.lookup(question)
-        return gateway_pb2.LookupResponse(
-            matched_chunks=found.matched_chunks,
-            lease=found.lease,
-            lease_expires_ms=found.lease_expires_ms,
-            ranges=convert.ranges_to(found.ranges),
-            nodes=convert.addresses_to(found.nodes, grpc=False),
-            index_us=found.index_us,
-            advice=_advice(found.advice) if found.advice is not None else None,
-        )
 
     async def Allocate(
         self, request: orchestrator_pb2.AllocateRequest, context: Any
@@ -239,7 +204,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             owner_address=route.owner.grpc_address,
             entry=convert.image_to(entry),
             build=build_of(route.runner),
-            record=images_pb2.LeasedRecord(lease=found.lease, nodes=convert.addresses_to(found.nodes, grpc=False)),
+            record=images_pb2.LeasedRecord(lease=found.token, nodes=convert.addresses_to(found.nodes, grpc=False)),
         )
 
     async def FinishImage(self, request: images_pb2.FinishImageRequest, context: Any) -> images_pb2.FinishImageResponse:
@@ -264,17 +229,6 @@ def _records(chunks: Iterable[orchestrator_pb2.ChunkRecord]) -> list[ChunkRecord
     return [convert.record_from(chunk) for chunk in chunks]
 
 
-def _advice(advice: Advice) -> gateway_pb2.Advice:
-    return gateway_pb2.Advice(
-        take_chunks=advice.chunks,
-        compute_window_us=min(_WINDOW_US_MAX, round(advice.window_s * 1e6)),
-        rate_bytes_per_s=advice.rate_bytes_per_s,
-        ttft_us=round(advice.ttft_s * 1e6),
-        ttft_all_us=round(advice.ttft_all_s * 1e6),
-        ttft_none_us=round(advice.ttft_none_s * 1e6),
-    )
-
-
 async def serve(config: OrchestratorConfig) -> None:
     """Run until SIGTERM."""
     tls = member_tls(config)
@@ -286,7 +240,6 @@ async def serve(config: OrchestratorConfig) -> None:
         members=Membership(redis),
         policies=Policies(redis),
         holders=GrpcChunkHolder(channels),
-        profiles=Profiles(Path(config.profiles) if config.profiles else None),
         clock=SystemClock(),
     )
     server = Server(

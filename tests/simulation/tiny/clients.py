@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.index import ChunkRecord
+from quire.model.index import ChunkRecord, Pin
 from quire.model.keys import ChunkKeys
 from quire_orchestrator.core.eviction import drops
 from quire_storage.core import events as ev
@@ -81,13 +81,16 @@ class Clients(State):
             self.promises[key] = (generation, level)
 
     def look_up(self, number: int, node: int) -> None:
-        match = now(self.index.match(ChunkKeys(b"".join(KEYS))))
-        if not match.count or self.nodes[node].residency is None:
+        if self.nodes[node].residency is None:
             self.end(number)
             return
         lease = LEASE + bytes([number])
+        pin = Pin(lease_id=lease, expires_ms=1_000, ttl_ms=1_000, now_ms=0)
+        match = now(self.index.match(ChunkKeys(b"".join(KEYS)), pin))
+        if not match.count:
+            self.end(number)
+            return
         tip = KEYS[match.count - 1]
-        now(self.index.pin(KEYS[0], tip, lease, 1_000, 1_000, 0))
         self.later("deliver", self.nodes[node], number, match.count, tip)
 
     def deliver(self, node: Node, number: int, count: int, tip: bytes) -> None:

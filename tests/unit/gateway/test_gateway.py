@@ -41,8 +41,9 @@ from quire_gateway.images import ImageGateway
 from quire_gateway.latents import LatentGateway
 from quire_gateway.leases import Leases
 from quire_gateway.own_memory import OwnMemory
-from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived, Leased
+from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
+from quire_server.lookups import Found, Question
 
 SPACE = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
 KEYS = ChunkKeys(b"".join(bytes([index]) * 32 for index in range(10)))
@@ -119,10 +120,11 @@ class World:
     async def allocate(self, namespace: Namespace, keys: ChunkKeys, first: int, *rest: object) -> Allocated:
         return Allocated((ChunkRange("a", first, len(keys) - first),), (NodeAddress("a", "a:1", b"w"),), first)
 
-    async def lease(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> Leased:
-        if keys.at(0) not in self.records:
-            return Leased()
-        return Leased(1, _lease(self.clock, ChunkRange("a", 0, 1), keys=keys), b"token")
+    async def lookup(self, question: Question) -> Found:
+        if question.keys.at(0) not in self.records:
+            return Found()
+        mine = ChunkRange("a", 0, 1)
+        return Found([mine], lease=_lease(self.clock, mine, keys=question.keys), token=b"token")
 
     async def put(self, entry: ImageEntry) -> bool:
         replaced = entry.image_id in self.images

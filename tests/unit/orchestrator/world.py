@@ -16,7 +16,6 @@ from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Info, Node, SchedulerInfo, StorageInfo
 from quire.model.policy import TenantPolicy
-from quire.model.profile import Profiles
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
 from quire_orchestrator.config import OrchestratorConfig
@@ -58,7 +57,6 @@ class World:
             members=this,
             policies=this,
             holders=this,
-            profiles=Profiles(None),
             clock=self.clock,
         )
         await orchestrator.cluster.refresh()
@@ -72,7 +70,7 @@ class World:
 
     # ---- members, policies, holders
 
-    async def live(self, now_ms: int) -> list[Node]:
+    async def live(self) -> list[Node]:
         return [
             Node(node_id=name, about=info, grpc_address=f"{name}:1", protocol_version=PROTOCOL_VERSION)
             for name, info in self.infos.items()

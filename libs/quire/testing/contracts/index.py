@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.model.index import DIGEST_MODULUS, ChunkRecord, Listing, ObjectMark, listing_number, records
+from quire.model.index import DIGEST_MODULUS, ChunkRecord, Listing, ObjectMark, Pin, listing_number, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 
 Index = Any
@@ -48,6 +48,12 @@ async def _sum(index: Index, node: str, keys: Iterable[bytes]) -> Listing:
     mine = list(keys)
     assert found.keys() == set(mine)
     return Listing(len(mine), sum(listing_number(key, found[key]) for key in mine) % DIGEST_MODULUS)
+
+
+async def _pin(index: Index, keys: ChunkKeys, lease: bytes, expires_ms: int, *, now_ms: int = 0) -> int:
+    """Look `keys` up and pin what matched; how many did."""
+    pin = Pin(lease_id=lease * 16, expires_ms=expires_ms, ttl_ms=60_000, now_ms=now_ms)
+    return int((await index.match(keys, pin)).count)
 
 
 async def _count(index: Index, keys: ChunkKeys) -> int:
@@ -121,7 +127,7 @@ class IndexContract:
         """What is before it is promised to a reader, and was protected by it alone."""
         keys = chain(3)
         await _register(index, "a", records(keys, 0, 3))
-        assert await index.pin(keys.bucket_of(2), keys.at(2), b"l" * 16, 1000, 60_000, 0)
+        assert await _pin(index, keys, b"l", 1000)
         await index.unregister("a", records(keys, 2, 1), 500)
         assert await _count(index, keys) == 2
         assert await _evict(index, keys.run(0, 2), 0, now_ms=500) == []
@@ -294,25 +300,35 @@ class IndexContract:
         keys = chain(2)
         await _register(index, "a", records(keys, 0, 2))
         for number in range(50):
-            assert await index.pin(keys.bucket_of(1), keys.at(1), bytes([number]) * 16, 1000, 60_000, 0)
+            assert await _pin(index, keys, bytes([number]), 1000)
         assert await index.pins(keys.bucket_of(1)) == 50
-        assert await index.pin(keys.bucket_of(1), keys.at(1), b"z" * 16, 90_000, 60_000, 20_000)
+        assert await _pin(index, keys, b"z", 90_000, now_ms=20_000)
         assert await index.pins(keys.bucket_of(1)) == 1
 
     async def test_pins_hold_the_whole_prefix_until_they_expire(self, index: Index) -> None:
         keys = chain(270)
         await _register(index, "a", records(keys, 0, 270))
-        tip, bucket = keys.at(263), keys.bucket_of(263)
-        assert await index.pin(bucket, tip, b"l" * 16, expires_ms=1000, ttl_ms=60_000, now_ms=0)
+        assert await _pin(index, keys.run(0, 264), b"l", 1000) == 264
         assert len(await _evict(index, keys, 0, now_ms=999)) == 6
         assert await _count(index, keys) == 264
         assert await _evict(index, keys.run(0, 264), 0, now_ms=999) == []
         assert len(await _evict(index, keys.run(0, 264), 200, now_ms=1000)) == 64
-        assert await index.pin(keys.bucket_of(100), keys.at(100), b"m" * 16, 5000, 60_000, 0)
+        assert await _pin(index, keys.run(0, 101), b"m", 5000) == 101
         assert await index.unpin(keys.bucket_of(100), keys.at(100), b"m" * 16)
         assert not await index.unpin(keys.bucket_of(100), keys.at(100), b"m" * 16)
         assert len(await _evict(index, keys.run(0, 200), 0, now_ms=0)) == 200
-        assert not await index.pin(bucket, tip, b"l" * 16, 1000, 1000, 0), "a chunk that is gone cannot be pinned"
+        assert not await _pin(index, keys, b"l", 1000), "what is gone cannot be pinned"
+        assert await index.pins(keys.bucket_of(0)) == 0
+
+    async def test_what_matched_is_pinned_in_the_same_step(self, index: Index) -> None:
+        """Evicted between a match and a pin, a lease had to be opened again."""
+        keys = chain(300)
+        await _register(index, "a", records(keys, 0, 270))
+        leases = (_pin(index, keys, bytes([number]), 1000) for number in range(8))
+        evictions = (_evict(index, keys.run(0, 270), 0, now_ms=0) for _ in range(8))
+        both: list[Any] = [each for pair in zip(leases, evictions, strict=True) for each in pair]
+        matched = (await asyncio.gather(*both))[::2]
+        assert await _count(index, keys) == max(matched), "what a lease was given on stays, and nothing else"
 
     @pytest.mark.parametrize("seed", range(6))
     async def test_random_histories_equal_the_model(self, index: Index, seed: int) -> None:

@@ -34,6 +34,10 @@ class GatewayServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> GatewayServiceAsyncStub: ...
+    Session: _grpc.StreamStreamMultiCallable[_gateway_pb2.SessionRequest, _gateway_pb2.SessionResponse]
+    """A client's session: its requests, any number at a time, and their answers, told apart by ids. It owns the leases
+    that it was given and the transfers that it has running: with it they end. The methods below are the same without.
+    """
     Lookup: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.LookupRequest, _gateway_pb2.LookupResponse]
     """Longest cached prefix. With lease_ttl_ms 0 it has no side effect."""
     Fetch: _grpc.UnaryStreamMultiCallable[_gateway_pb2.FetchRequest, _gateway_pb2.FetchResponse]
@@ -66,6 +70,10 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    Session: _aio.StreamStreamMultiCallable[_gateway_pb2.SessionRequest, _gateway_pb2.SessionResponse]  # type: ignore[assignment]
+    """A client's session: its requests, any number at a time, and their answers, told apart by ids. It owns the leases
+    that it was given and the transfers that it has running: with it they end. The methods below are the same without.
+    """
     Lookup: _aio.UnaryUnaryMultiCallable[_gateway_pb2.LookupRequest, _gateway_pb2.LookupResponse]  # type: ignore[assignment]
     """Longest cached prefix. With lease_ttl_ms 0 it has no side effect."""
     Fetch: _aio.UnaryStreamMultiCallable[_gateway_pb2.FetchRequest, _gateway_pb2.FetchResponse]  # type: ignore[assignment]
@@ -95,6 +103,16 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
 
 class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
     """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory."""
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_gateway_pb2.SessionRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gateway_pb2.SessionResponse], _abc.AsyncIterator[_gateway_pb2.SessionResponse]]:
+        """A client's session: its requests, any number at a time, and their answers, told apart by ids. It owns the leases
+        that it was given and the transfers that it has running: with it they end. The methods below are the same without.
+        """
 
     @_abc_1.abstractmethod
     def Lookup(

@@ -28,7 +28,7 @@ if _version_not_supported:
 
 
 class OrchestratorServiceStub:
-    """Prefix look-up, placement, leases, membership.
+    """Placement, what nodes report, membership, images.
     """
 
     def __init__(self, channel):
@@ -37,11 +37,6 @@ class OrchestratorServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Lookup = channel.unary_unary(
-                '/quire.v1.OrchestratorService/Lookup',
-                request_serializer=quire_dot_v1_dot_gateway__pb2.LookupRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_gateway__pb2.LookupResponse.FromString,
-                _registered_method=True)
         self.Allocate = channel.unary_unary(
                 '/quire.v1.OrchestratorService/Allocate',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.AllocateRequest.SerializeToString,
@@ -180,15 +175,8 @@ class OrchestratorServiceStub:
 
 
 class OrchestratorServiceServicer:
-    """Prefix look-up, placement, leases, membership.
+    """Placement, what nodes report, membership, images.
     """
-
-    def Lookup(self, request, context):
-        """Longest cached prefix with live replicas, a lease on it, and where it lies.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def Allocate(self, request, context):
         """Choose storage nodes for chunks that are not stored yet.
@@ -383,11 +371,6 @@ class OrchestratorServiceServicer:
 
 def add_OrchestratorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Lookup': grpc.unary_unary_rpc_method_handler(
-                    servicer.Lookup,
-                    request_deserializer=quire_dot_v1_dot_gateway__pb2.LookupRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_gateway__pb2.LookupResponse.SerializeToString,
-            ),
             'Allocate': grpc.unary_unary_rpc_method_handler(
                     servicer.Allocate,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.AllocateRequest.FromString,
@@ -532,35 +515,8 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OrchestratorService:
-    """Prefix look-up, placement, leases, membership.
+    """Placement, what nodes report, membership, images.
     """
-
-    @staticmethod
-    def Lookup(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/quire.v1.OrchestratorService/Lookup',
-            quire_dot_v1_dot_gateway__pb2.LookupRequest.SerializeToString,
-            quire_dot_v1_dot_gateway__pb2.LookupResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Allocate(request,

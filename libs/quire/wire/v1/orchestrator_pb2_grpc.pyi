@@ -29,14 +29,12 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OrchestratorServiceStub:
-    """Prefix look-up, placement, leases, membership."""
+    """Placement, what nodes report, membership, images."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> OrchestratorServiceAsyncStub: ...
-    Lookup: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.LookupRequest, _gateway_pb2.LookupResponse]
-    """Longest cached prefix with live replicas, a lease on it, and where it lies."""
     Allocate: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.AllocateRequest, _orchestrator_pb2.AllocateResponse]
     """Choose storage nodes for chunks that are not stored yet."""
     Commit: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitRequest, _orchestrator_pb2.CommitResponse]
@@ -96,11 +94,9 @@ class OrchestratorServiceStub:
 
 @_typing.type_check_only
 class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
-    """Prefix look-up, placement, leases, membership."""
+    """Placement, what nodes report, membership, images."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
-    Lookup: _aio.UnaryUnaryMultiCallable[_gateway_pb2.LookupRequest, _gateway_pb2.LookupResponse]  # type: ignore[assignment]
-    """Longest cached prefix with live replicas, a lease on it, and where it lies."""
     Allocate: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.AllocateRequest, _orchestrator_pb2.AllocateResponse]  # type: ignore[assignment]
     """Choose storage nodes for chunks that are not stored yet."""
     Commit: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitRequest, _orchestrator_pb2.CommitResponse]  # type: ignore[assignment]
@@ -159,15 +155,7 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """The live members."""
 
 class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Prefix look-up, placement, leases, membership."""
-
-    @_abc_1.abstractmethod
-    def Lookup(
-        self,
-        request: _gateway_pb2.LookupRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_gateway_pb2.LookupResponse, _abc.Awaitable[_gateway_pb2.LookupResponse]]:
-        """Longest cached prefix with live replicas, a lease on it, and where it lies."""
+    """Placement, what nodes report, membership, images."""
 
     @_abc_1.abstractmethod
     def Allocate(

@@ -11,18 +11,17 @@ from quire.model.hashing import Namespace
 from quire.model.images import ImageEntry, Rendering
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
-from quire.model.lease import LeaseSigner
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
-from quire.wire.v1 import decoder_pb2, gateway_pb2, images_pb2, orchestrator_pb2, storage_pb2
+from quire.wire.v1 import decoder_pb2, images_pb2, orchestrator_pb2, storage_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_gateway.config import GatewayConfig
-from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived, Leased
+from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
 from quire_server.clock import Clock
 from quire_server.permits import permit
 
@@ -148,7 +147,6 @@ class GrpcCatalogue:
     """The `Catalogue` port."""
 
     def __init__(self, config: GatewayConfig, channels: ChannelPool) -> None:
-        self._leases = LeaseSigner(config.cluster_secret.encode())
         self._timeout_s = config.control_timeout_s
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
@@ -168,18 +166,6 @@ class GrpcCatalogue:
         request = images_pb2.ListImagesRequest(prefix=prefix, after=after, limit=limit)
         page = await call(self._stub.ListImages, request, timeout_s=self._timeout_s)
         return [convert.image_from(entry) for entry in page.entries], page.next_after
-
-    async def lease(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> Leased:
-        request = gateway_pb2.LookupRequest(
-            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, lease_ttl_ms=ttl_ms
-        )
-        found = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
-        if not found.lease:
-            return Leased()
-        return Leased(found.matched_chunks, self._leases.open(found.lease), found.lease)
-
-    async def release(self, lease: bytes) -> None:
-        await call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease), timeout_s=self._timeout_s)
 
 
 class GrpcChunkIndex:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
-from quire.model.hashing import tenant_name
+from quire.model.errors import InvalidRequest
+from quire.model.hashing import block_keys, tenant_name
 from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
+from quire.model.nodes import Location
 from quire.model.outcome import NodeOutcome
 from quire.wire import convert
 from quire.wire.channels import call
@@ -24,10 +27,14 @@ from quire_gateway.images import ImageGateway
 from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
+from quire_server.core.advice import Advice
+from quire_server.lookups import Found, Lookups, Question
+
+_WINDOW_US_MAX: Final = 0xFFFFFFFF
 
 
 class GatewayServicer(GatewayServiceServicer):
-    """Short requests go on to the orchestrator as they are; transfers are the gateway's own."""
+    """Look-ups and transfers are the gateway's own; other short requests go on to the orchestrator as they are."""
 
     def __init__(
         self,
@@ -37,6 +44,7 @@ class GatewayServicer(GatewayServiceServicer):
         images: ImageGateway,
         latents: LatentGateway,
         admission: Admission,
+        lookups: Lookups,
         orchestrator: OrchestratorServiceStub,
     ) -> None:
         self._timeout_s = config.control_timeout_s
@@ -44,21 +52,20 @@ class GatewayServicer(GatewayServiceServicer):
         self._images = images
         self._latents = latents
         self._admission = admission
+        self._lookups = lookups
         self._orchestrator = orchestrator
         self._leases = LeaseSigner(config.cluster_secret.encode())
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
-            response: pb.LookupResponse = await self._forward(self._orchestrator.Lookup, request)
-            return response
+            return _found(await self._lookups.lookup(await _question(request)))
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         principal = await self._admission.caller(context)
         lease = self._leases.open(request.lease)  # one that has expired can be given back
         with self._admission.admit(principal, Need(tenant=lease.tenant.tenant)):
-            response: pb.ReleaseResponse = await self._forward(self._orchestrator.Release, request)
-            return response
+            return pb.ReleaseResponse(released=await self._lookups.release(request.lease))
 
     async def Evict(self, request: pb.EvictRequest, context: Any) -> pb.EvictResponse:
         principal = await self._admission.caller(context)
@@ -164,6 +171,41 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def _forward(self, method: Any, request: Any) -> Any:
         return await call(method, request, timeout_s=self._timeout_s)
+
+
+async def _question(request: pb.LookupRequest) -> Question:
+    namespace = convert.namespace_from(request.namespace)
+    if request.tokens and request.chunk_keys:
+        raise InvalidRequest("give either keys or tokens", field="chunk_keys")
+    if request.tokens:  # hashing takes a second per MiB: not on the loop
+        keys = await asyncio.to_thread(block_keys, namespace, request.tokens)
+    else:
+        keys = ChunkKeys(request.chunk_keys)
+    where = Location(request.host, request.zone)
+    return Question(namespace, keys, request.lease_ttl_ms, where, request.prompt_tokens, request.device)
+
+
+def _found(found: Found) -> pb.LookupResponse:
+    return pb.LookupResponse(
+        matched_chunks=found.matched_chunks,
+        lease=found.token,
+        lease_expires_ms=found.lease.expires_ms if found.lease is not None else 0,
+        ranges=convert.ranges_to(found.ranges),
+        nodes=convert.addresses_to(found.nodes, grpc=False),
+        index_us=found.index_us,
+        advice=_advice(found.advice) if found.advice is not None else None,
+    )
+
+
+def _advice(advice: Advice) -> pb.Advice:
+    return pb.Advice(
+        take_chunks=advice.chunks,
+        compute_window_us=min(_WINDOW_US_MAX, round(advice.window_s * 1e6)),
+        rate_bytes_per_s=advice.rate_bytes_per_s,
+        ttft_us=round(advice.ttft_s * 1e6),
+        ttft_all_us=round(advice.ttft_all_s * 1e6),
+        ttft_none_us=round(advice.ttft_none_s * 1e6),
+    )
 
 
 def _fetched(event: LayerArrived | NodeOutcome | FetchSummary) -> pb.FetchResponse:

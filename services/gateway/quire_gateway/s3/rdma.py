@@ -36,7 +36,7 @@ from quire_gateway.core.ranges import read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED
 from quire_gateway.leases import Leases
-from quire_gateway.ports import LayerArrived, Leased
+from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, StoreCall
 from quire_gateway.s3.access import CHUNKS_BUCKET
 from quire_gateway.s3.backend import Described
@@ -45,6 +45,7 @@ from quire_gateway.s3.body import Body
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.objects import expected_etag
+from quire_server.lookups import Found
 from quire_server.redis.access import Level
 
 TOKEN: Final = "x-amz-rdma-token"
@@ -241,7 +242,7 @@ async def _described(call: Call) -> tuple[Descriptor, Namespace]:
     return descriptor, namespace
 
 
-def _fetch(call: Call, leased: Leased, descriptor: Descriptor) -> FetchCall:
+def _fetch(call: Call, leased: Found, descriptor: Descriptor) -> FetchCall:
     """Of what is stored; told layer by layer. Raises `S3Error` where nothing is."""
     if leased.lease is None:
         raise S3Error("NoSuchKey", "No chunk of these is stored")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from quire.model.index import OBJECT_TIER, Evicted, Match
 from quire.model.nodes import Node, StorageInfo
-from quire_orchestrator.core.placement import rendezvous
+from quire_server.core.placement import rendezvous
 
 
 def drops(evicted: Evicted, asking: str) -> dict[str, dict[bytes, int]]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.model.nodes import DecoderInfo, Node
-from quire_orchestrator.core.placement import rendezvous
+from quire_server.core.placement import rendezvous
 
 
 @dataclass(frozen=True, slots=True)

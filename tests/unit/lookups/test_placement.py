@@ -9,7 +9,7 @@ from quire.model.index import OBJECT_TIER, Match, PlacedRun
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.model.nodes import Location, Node, StorageInfo
 from quire.model.ranges import ChunkRange
-from quire_orchestrator.core.placement import placed_ranges, readable_ranges, rendezvous
+from quire_server.core.placement import placed_ranges, readable_ranges, rendezvous
 
 
 def _node(name: str) -> Node:

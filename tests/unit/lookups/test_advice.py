@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Node, SchedulerInfo, StorageInfo
 from quire.model.profile import Profiles, ttft_s
-from quire_orchestrator.core.advice import advise
-from quire_orchestrator.core.placement import newcomer_rate
+from quire_server.core.advice import advise
+from quire_server.core.placement import newcomer_rate
 
 LLAMA = KvLayout(32, 16, 8, 128, Dtype.BF16)
 _found = Profiles().find("Llama-3.1-8B", "a100-80gb")

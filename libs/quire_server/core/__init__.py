@@ -1,0 +1,1 @@
+"""Decisions that several services take: no await, no clock, no I/O."""

@@ -1,0 +1,236 @@
+"""Look-ups: how much of a prefix can be read, where, whether a fetch is worth it; and the leases that promise it.
+
+Gateways answer their clients with this, without a hop through the orchestrator, which opens leases on the records of
+images with it. It needs Redis, and a picture of the cluster.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from opentelemetry.trace import SpanKind
+
+from quire.model.errors import InvalidRequest
+from quire.model.hashing import Namespace
+from quire.model.index import Match, Pin
+from quire.model.keys import ChunkKeys
+from quire.model.lease import Lease, LeaseSigner
+from quire.model.nodes import Location, Node, NodeAddress
+from quire.model.policy import TenantPolicy
+from quire.model.profile import Profiles
+from quire.model.ranges import ChunkRange
+from quire.telemetry import counter, meter, names, tracer
+from quire_server.clock import Clock
+from quire_server.core.advice import Advice, advise
+from quire_server.core.placement import addresses_of, newcomer_rate, readable_ranges
+from quire_server.picture import Picture
+
+_REDIS: Final = {"db.system.name": "redis"}
+_NAMESPACES_COUNTED: Final = 64
+_NOWHERE: Final = Location()
+
+
+class LookupIndex(Protocol):
+    """What look-ups need of the index; see `quire_server.redis.PrefixIndex`."""
+
+    async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match: ...
+    async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookupSettings:
+    """`secret`: the cluster's, which signs leases. `fetch_fixed_ms`: what a fetch costs besides its bytes."""
+
+    secret: str
+    lease_ttl_ms_max: int = 300_000
+    fetch_fixed_ms: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a client wants to know. `prompt_tokens` and `device` ask for advice."""
+
+    namespace: Namespace
+    keys: ChunkKeys
+    lease_ttl_ms: int = 0
+    client: Location = _NOWHERE
+    prompt_tokens: int = 0
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A look-up's answer: which chunks from the start can be read, where, and the lease on them, signed: `token`."""
+
+    ranges: Sequence[ChunkRange] = ()
+    nodes: Sequence[NodeAddress] = ()
+    lease: Lease | None = None
+    token: bytes = b""
+    index_us: int = 0
+    advice: Advice | None = None
+
+    @property
+    def matched_chunks(self) -> int:
+        return _covered(self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class _Readable:
+    """The readable part of a prefix: its keys, who delivers them, and the nodes that are alive."""
+
+    keys: ChunkKeys
+    ranges: Sequence[ChunkRange]
+    live: Mapping[str, Node]
+    index_us: int
+
+
+class Lookups:
+    """Every method is one request."""
+
+    def __init__(
+        self,
+        *,
+        settings: LookupSettings,
+        index: LookupIndex,
+        picture: Picture,
+        profiles: Profiles,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._index = index
+        self._picture = picture
+        self._profiles = profiles
+        self._clock = clock
+        self._signer = LeaseSigner(settings.secret.encode())
+        self._namespaces: set[str] = set()
+        self._leased: dict[bytes, int] = {}
+        self._expiries: list[tuple[int, bytes]] = []
+        self._asked = meter().create_counter(names.INDEX_CHUNKS, "1", "chunks that look-ups asked for")
+        self._leases = counter(names.INDEX_LEASES, "1", "leases by what became of them", [{"event": "given"}])
+
+    @property
+    def leases(self) -> int:
+        """Those that were given here, until they are given back here or run out."""
+        self._forget_expired()
+        return len(self._leased)
+
+    def _note(self, lease: Lease) -> None:
+        self._leased[lease.lease_id] = lease.expires_ms
+        heapq.heappush(self._expiries, (lease.expires_ms, lease.lease_id))
+        self._forget_expired()
+
+    def _forget_expired(self) -> None:
+        now_ms = self._clock.now_ms()
+        while self._expiries and self._expiries[0][0] <= now_ms:
+            self._leased.pop(heapq.heappop(self._expiries)[1], None)
+
+    async def lookup(self, question: Question) -> Found:
+        """The longest prefix that can be read, from the replicas nearest to the client; with a lifetime, leased."""
+        keys, ttl_ms = question.keys.distinct(), question.lease_ttl_ms
+        if ttl_ms > self._settings.lease_ttl_ms_max:
+            raise InvalidRequest(f"{ttl_ms} ms, {self._settings.lease_ttl_ms_max} at most", field="lease_ttl_ms")
+        pin = self._pin(ttl_ms) if ttl_ms else None
+        readable = await self._readable(question, keys, pin)
+        matched, tenant = len(readable.keys), self._picture.tenant(question.namespace)
+        self._count(question.namespace, matched, len(keys))
+        try:
+            advice = self._advise(question, tenant, readable.ranges, matched)
+        except InvalidRequest:
+            await self._unpin(readable.keys, pin)
+            raise
+        nodes = addresses_of(readable.ranges, readable.live)
+        found = Found(readable.ranges, nodes, index_us=readable.index_us, advice=advice)
+        if pin is None or not matched:
+            return found
+        lease = self._lease(pin, readable.keys, found, tenant)
+        self._leases.add(1, {"event": "given"})
+        self._note(lease)
+        return replace(found, lease=lease, token=self._signer.sign(lease))
+
+    async def _readable(self, question: Question, keys: ChunkKeys, pin: Pin | None) -> _Readable:
+        """The part of `keys` that can be read; its last chunk is pinned."""
+        live, looked_again, index_us = self._picture.storage_nodes(), False, 0
+        while True:
+            started = time.perf_counter_ns()
+            with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
+                match = await self._index.match(keys, pin)
+            index_us += (time.perf_counter_ns() - started) // 1000
+            ranges = readable_ranges(match, live, keys, question.client)
+            if _covered(ranges) < match.count and not looked_again:
+                # A holder is dead, or has joined since the picture was taken: what it has may be acknowledged.
+                await self._picture.refresh()
+                live, looked_again = self._picture.storage_nodes(), True
+                ranges = readable_ranges(match, live, keys, question.client)
+            matched = keys.run(0, match.count)
+            keys = keys.run(0, _covered(ranges))
+            if pin is None or len(keys) == len(matched):
+                return _Readable(keys, ranges, live, index_us)
+            # What is pinned cannot be read, and might leave the index with its pin: pin what can.
+            await self._unpin(matched, pin)
+            if not len(keys):
+                return _Readable(keys, ranges, live, index_us)
+
+    async def _unpin(self, keys: ChunkKeys, pin: Pin | None) -> None:
+        if pin is not None and len(keys):
+            await self._index.unpin(keys.bucket_of(len(keys) - 1), keys.at(len(keys) - 1), pin.lease_id)
+
+    def _pin(self, ttl_ms: int) -> Pin:
+        now_ms = self._clock.now_ms()
+        return Pin(lease_id=os.urandom(16), expires_ms=now_ms + ttl_ms, ttl_ms=ttl_ms, now_ms=now_ms)
+
+    def _lease(self, pin: Pin, keys: ChunkKeys, found: Found, tenant: TenantPolicy) -> Lease:
+        """Over all of `keys`, which are those that matched."""
+        return Lease(
+            lease_id=pin.lease_id,
+            tip=keys.at(len(keys) - 1),
+            tip_bucket=keys.bucket_of(len(keys) - 1),
+            expires_ms=pin.expires_ms,
+            ranges=tuple(found.ranges),
+            keys_digest=keys.digest(),
+            addresses={node.node_id: node.grpc_address for node in found.nodes},
+            tenant=tenant,
+        )
+
+    async def release(self, token: bytes) -> bool:
+        """Give a lease back, expired or not; whether it was held."""
+        lease = self._signer.open(token)
+        self._leased.pop(lease.lease_id, None)
+        held = await self._index.unpin(lease.tip_bucket, lease.tip, lease.lease_id)
+        self._leases.add(1, {"event": "given back" if held else "was over"})
+        return held
+
+    def _advise(
+        self, question: Question, tenant: TenantPolicy, ranges: Sequence[ChunkRange], matched: int
+    ) -> Advice | None:
+        """None unless it is asked for, and where a profile or the scheduler's word on the link is missing."""
+        if not (question.prompt_tokens and question.device and matched):
+            return None
+        layout = question.namespace.layout
+        if question.prompt_tokens < matched * layout.chunk_tokens:
+            raise InvalidRequest(f"{question.prompt_tokens}, but more are cached", field="prompt_tokens")
+        profile = self._profiles.find(question.namespace.model_id, question.device)
+        rate = newcomer_rate(self._picture.live.values(), ranges[0].node_id)
+        if profile is None or rate <= 0:
+            return None
+        rate = min(rate, tenant.cap_bytes_per_s or rate)
+        fixed_s = self._settings.fetch_fixed_ms / 1000
+        return advise(profile, layout, question.prompt_tokens, matched, rate, fixed_s)
+
+    def _count(self, namespace: Namespace, matched: int, asked: int) -> None:
+        """By namespace, the first so many; Prometheus keeps a series for each."""
+        tag = namespace.digest()[:4].hex()
+        if tag not in self._namespaces and len(self._namespaces) >= _NAMESPACES_COUNTED:
+            tag = "others"
+        self._namespaces.add(tag)
+        self._asked.add(matched, {"namespace": tag, "result": "hit"})
+        self._asked.add(asked - matched, {"namespace": tag, "result": "miss"})
+
+
+def _covered(ranges: Sequence[ChunkRange]) -> int:
+    """Chunks from the start on that `ranges` cover."""
+    return ranges[-1].stop if ranges else 0

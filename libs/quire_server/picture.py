@@ -1,0 +1,115 @@
+"""The cluster as look-ups need it: who is alive, and what tenants get of the links."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+from quire.model.errors import QuireError
+from quire.model.hashing import Namespace
+from quire.model.nodes import Node, Role
+from quire.model.policy import TenantPolicy
+from quire.telemetry import background, logger
+from quire.wire import version
+from quire_server.clock import Clock
+
+
+class Picture(Protocol):
+    """As it was a moment ago."""
+
+    @property
+    def live(self) -> Mapping[str, Node]:
+        """Members that are alive, by name."""
+
+    def storage_nodes(self) -> Mapping[str, Node]:
+        """Storage nodes among them."""
+
+    async def refresh(self) -> None:
+        """Look again, now. Raises `MetadataUnavailable`."""
+
+    def tenant(self, namespace: Namespace) -> TenantPolicy:
+        """What a namespace's tenant gets of the links."""
+
+
+class MembersRead(Protocol):
+    """See `quire_server.redis.Membership`."""
+
+    async def live(self) -> list[Node]: ...
+    def changes(self) -> AsyncIterator[None]: ...
+
+
+class TenantsRead(Protocol):
+    """See `quire_server.redis.Policies`."""
+
+    async def tenants(self) -> dict[str, TenantPolicy]: ...
+
+
+class View:
+    """The picture of a service that only reads it: new at every change, and every `refresh_s` in case one was missed.
+
+    Without Redis it stays as it was.
+    """
+
+    def __init__(self, *, members: MembersRead, tenants: TenantsRead, clock: Clock, refresh_s: float) -> None:
+        self._members = members
+        self._policies = tenants
+        self._clock = clock
+        self._refresh_s = refresh_s
+        self._tenants: Mapping[str, TenantPolicy] = {}
+        self._storage: Mapping[str, Node] = {}
+        self._looks = 0
+        self._looking = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.live: Mapping[str, Node] = {}
+
+    async def start(self) -> None:
+        """Look once, if Redis answers, and keep looking."""
+        await self._try()
+        self._tasks = [asyncio.create_task(each, context=background()) for each in (self._keep_fresh(), self._listen())]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def storage_nodes(self) -> Mapping[str, Node]:
+        return self._storage
+
+    def tenant(self, namespace: Namespace) -> TenantPolicy:
+        return self._tenants.get(namespace.tenant) or TenantPolicy(namespace.tenant)
+
+    async def refresh(self) -> None:
+        """Look now; those that ask at once share an answer to a question that was put after they had asked."""
+        mine = self._looks + 1
+        async with self._looking:
+            if self._looks < mine:
+                self._looks += 1
+                await self._look()
+
+    async def _look(self) -> None:
+        # A node accepted by an orchestrator of another release is not used by this service.
+        members = await self._members.live()
+        self.live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
+        self._storage = {name: node for name, node in self.live.items() if node.role is Role.STORAGE}
+        self._tenants = await self._policies.tenants()
+
+    async def _try(self) -> None:
+        try:
+            await self.refresh()
+        except QuireError as error:
+            logger().warning("the cluster's members cannot be read", error=str(error))
+
+    async def _listen(self) -> None:
+        while True:
+            with contextlib.suppress(QuireError):  # the other task says that Redis is away
+                async with contextlib.aclosing(self._members.changes()) as changes:  # type: ignore[type-var]
+                    async for _ in changes:
+                        await self._try()
+            await self._clock.sleep(self._refresh_s)
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            await self._clock.sleep(self._refresh_s)
+            await self._try()

@@ -1,0 +1,123 @@
+"""The picture of the cluster that a gateway looks things up with: old by half a heartbeat, never too old to be true."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from quire import PROTOCOL_VERSION
+from quire.model.errors import MetadataUnavailable
+from quire.model.hashing import Namespace, block_keys
+from quire.model.index import records
+from quire.model.layout import Dtype, KvLayout
+from quire.model.nodes import Node, SchedulerInfo, StorageInfo
+from quire.model.policy import TenantPolicy
+from quire.model.profile import Profiles
+from quire.testing import FakeClock
+from quire.testing.index import MemoryIndex
+from quire_server.lookups import Lookups, LookupSettings, Question
+from quire_server.picture import View
+
+SPACE = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16), b"salt")
+
+
+class _Redis:
+    """Members and tenants. `asked`: how often for the members; `gate`: answers wait for it."""
+
+    def __init__(self) -> None:
+        self.names = ["a"]
+        self.asked = 0
+        self.down = False
+        self.changed = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def live(self) -> list[Node]:
+        self.asked += 1
+        now = list(self.names)
+        await self.gate.wait()
+        if self.down:
+            raise MetadataUnavailable("Redis does not answer")
+        found = [
+            Node(node_id=name, about=StorageInfo(worker_address=b"w"), protocol_version=PROTOCOL_VERSION)
+            for name in now
+        ]
+        return [*found, Node(node_id="s", about=SchedulerInfo(), protocol_version=PROTOCOL_VERSION)]
+
+    async def changes(self) -> AsyncIterator[None]:
+        while True:
+            await self.changed.wait()
+            self.changed.clear()
+            yield
+
+    async def tenants(self) -> dict[str, TenantPolicy]:
+        return {SPACE.tenant: TenantPolicy(SPACE.tenant, 2.0)}
+
+
+def _view(redis: _Redis, clock: FakeClock) -> View:
+    return View(members=redis, tenants=redis, clock=clock, refresh_s=0.5)
+
+
+async def test_what_a_node_holds_that_has_just_joined_is_found() -> None:
+    """Its chunks were acknowledged to a client that knew it from the orchestrator."""
+    redis, clock, index = _Redis(), FakeClock(), MemoryIndex()
+    view = _view(redis, clock)
+    lookups = Lookups(
+        settings=LookupSettings(secret="s" * 32), index=index, picture=view, profiles=Profiles(None), clock=clock
+    )
+    await view.start()
+    redis.names.append("b")
+    keys = block_keys(SPACE, list(range(64)))
+    await index.register("b", records(keys, 0, 4), 0)
+    assert (await lookups.lookup(Question(SPACE, keys, 1000))).matched_chunks == 4
+    asked = redis.asked
+    assert (await lookups.lookup(Question(SPACE, keys, 1000))).matched_chunks == 4
+    assert redis.asked == asked, "all holders are known: nothing is asked"
+    await view.close()
+
+
+async def test_a_change_is_seen_at_once() -> None:
+    redis, clock = _Redis(), FakeClock()
+    view = _view(redis, clock)
+    await view.start()
+    redis.names.append("b")
+    redis.changed.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert set(view.storage_nodes()) == {"a", "b"}
+    await view.close()
+
+
+async def test_without_redis_the_picture_stays() -> None:
+    redis, clock = _Redis(), FakeClock()
+    redis.down = True
+    view = _view(redis, clock)
+    await view.start()
+    assert not view.live, "a gateway starts without Redis"
+    redis.down = False
+    await clock.advance(0.6)
+    assert set(view.storage_nodes()) == {"a"} and set(view.live) == {"a", "s"}
+    assert view.tenant(SPACE).weight == 2.0
+    redis.down = True
+    await clock.advance(5.0)
+    assert set(view.live) == {"a", "s"}
+    with pytest.raises(MetadataUnavailable):
+        await view.refresh()
+    await view.close()
+
+
+async def test_those_who_look_at_once_share_an_answer_that_is_not_older_than_their_question() -> None:
+    redis, clock = _Redis(), FakeClock()
+    view = _view(redis, clock)
+    redis.gate.clear()
+    early = asyncio.create_task(view.refresh())
+    await asyncio.sleep(0)
+    redis.names.append("b")  # after the first had asked
+    late = [asyncio.create_task(view.refresh()) for _ in range(5)]
+    await asyncio.sleep(0)
+    redis.gate.set()
+    await asyncio.gather(early, *late)
+    assert set(view.storage_nodes()) == {"a", "b"}
+    assert redis.asked == 2
