@@ -7,7 +7,7 @@ import contextlib
 import faulthandler
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import grpc
@@ -80,12 +80,16 @@ class Server:
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
         await asyncio.sleep(drain_s)
 
-    async def stop(self, grace_s: float) -> None:
-        """Refuse new requests, let running ones finish for `grace_s`."""
+    async def stop(self, grace_s: float, stopping: Callable[[], None] = lambda: None) -> None:
+        """Refuse new requests, let running ones finish for `grace_s`. `stopping` is called as soon as none is taken."""
         await self._report(health_pb2.HealthCheckResponse.NOT_SERVING)
         for _ in range(_ROUNDS):  # what has arrived and was not taken up yet would be cancelled
             await asyncio.sleep(0)
-        await self.grpc.stop(grace_s)
+        stop = asyncio.create_task(self.grpc.stop(grace_s))
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
+        stopping()
+        await stop
 
     async def _report(self, status: Any) -> None:
         if status == health_pb2.HealthCheckResponse.SERVING:
@@ -106,15 +110,70 @@ async def until_signalled(stop_within_s: float) -> None:
     faulthandler.dump_traceback_later(stop_within_s, exit=True)
 
 
+class Serving:
+    """A request that is being answered."""
+
+    def __init__(self, method: str, span: trace.Span) -> None:
+        self.code = grpc.StatusCode.OK.name
+        self._method = method
+        self._span = span
+
+    def failed(self, error: Exception) -> errors.QuireError:
+        """What its caller hears of an exception. The log has those that nothing should raise."""
+        if not isinstance(error, errors.QuireError):
+            logger().error("a request failed unexpectedly", method=self._method, exc_info=error)
+            error = errors.InternalError("internal error; the service's log has the details")
+        self.code = status_of(error).name
+        self._span.set_attribute("rpc.status_code", self.code)
+        self._span.set_status(trace.Status(trace.StatusCode.ERROR, error.code()))
+        return error
+
+
+class Served:
+    """The requests of a service: a span for each, in the caller's trace, and how long it took."""
+
+    def __init__(self) -> None:
+        self._duration = meter().create_histogram(
+            names.RPC_DURATION, "s", "time to answer a request", explicit_bucket_boundaries_advisory=names.SECONDS
+        )
+
+    @contextlib.contextmanager
+    def request(self, method: str, carrier: Mapping[str, str]) -> Iterator[Serving]:
+        """While it is answered. `method`: /package.Service/Name; `carrier`: the headers that name the trace."""
+        service, _, name = method.lstrip("/").rpartition("/")
+        attributes = {"rpc.system.name": "grpc", "rpc.service": service, "rpc.method": name}
+        started_s, serving = time.perf_counter(), None
+        try:
+            with tracer().start_as_current_span(
+                f"{service}/{name}",
+                attach(carrier),
+                trace.SpanKind.SERVER,
+                attributes,
+                record_exception=False,
+                set_status_on_exception=False,
+            ) as span:
+                serving = Serving(method, span)
+                yield serving
+        except BaseException:  # the caller hung up, unless it was told of an error
+            if serving is not None and serving.code == grpc.StatusCode.OK.name:
+                serving.code = grpc.StatusCode.CANCELLED.name
+            raise
+        finally:
+            code = serving.code if serving is not None else grpc.StatusCode.UNKNOWN.name
+            recorded = {"rpc.method": method.lstrip("/"), "rpc.response.status_code": code}
+            self._duration.record(time.perf_counter() - started_s, recorded)
+
+
 class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """A span for each request, in the caller's trace; every exception becomes a status, never a stack trace."""
+    """A span for each request, in the caller's trace; every exception becomes a status, never a stack trace.
+
+    A stream in both directions is no request: it carries some.
+    """
 
     def __init__(self, *, members_only: bool) -> None:
         self._members_only = members_only
         self._unfit: set[str] = set()
-        self._duration = meter().create_histogram(
-            names.RPC_DURATION, "s", "time to answer a request", explicit_bucket_boundaries_advisory=names.SECONDS
-        )
+        self._served = Served()
 
     async def intercept_service(
         self,
@@ -126,28 +185,26 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         if handler is None or method.startswith(("/grpc.health", "/grpc.reflection")):
             return handler
         carrier = {str(key): str(value) for key, value in handler_call_details.invocation_metadata or ()}
+        serializers = handler.request_deserializer, handler.response_serializer
         if handler.unary_unary:
-            wrapped = self._unary(handler.unary_unary, method, carrier)
-            return grpc.unary_unary_rpc_method_handler(
-                wrapped, handler.request_deserializer, handler.response_serializer
-            )
+            unary = self._unary(handler.unary_unary, method, carrier)
+            return grpc.unary_unary_rpc_method_handler(unary, *serializers)
         if handler.unary_stream:
             streamed = self._stream(handler.unary_stream, method, carrier)
-            return grpc.unary_stream_rpc_method_handler(
-                streamed, handler.request_deserializer, handler.response_serializer
-            )
-        return handler
+            return grpc.unary_stream_rpc_method_handler(streamed, *serializers)
+        duplex = self._duplex(handler.stream_stream, method, carrier)
+        return grpc.stream_stream_rpc_method_handler(duplex, *serializers)
 
     def _unary(
         self, behaviour: Callable[..., Awaitable[Any]], method: str, carrier: dict[str, str]
     ) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
-            with self._timed(method, context), _span(method, carrier) as span:
+            with self._served.request(method, carrier) as serving:
                 try:
                     self._check(carrier, context)
                     return await behaviour(request, context)
                 except Exception as error:
-                    await _abort(context, error, method, span)
+                    await _abort(context, serving.failed(error))
 
         return call
 
@@ -155,13 +212,26 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         self, behaviour: Callable[..., AsyncIterator[Any]], method: str, carrier: dict[str, str]
     ) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
-            with self._timed(method, context), _span(method, carrier) as span:
+            with self._served.request(method, carrier) as serving:
                 try:
                     self._check(carrier, context)
                     async for response in behaviour(request, context):
                         yield response
                 except Exception as error:
-                    await _abort(context, error, method, span)
+                    await _abort(context, serving.failed(error))
+
+        return call
+
+    def _duplex(
+        self, behaviour: Callable[..., AsyncIterator[Any]], method: str, carrier: dict[str, str]
+    ) -> Callable[..., Any]:
+        async def call(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            try:
+                self._check(carrier, context)
+                async for response in behaviour(requests, context):
+                    yield response
+            except Exception as error:
+                await _abort(context, Serving(method, trace.INVALID_SPAN).failed(error))
 
         return call
 
@@ -180,43 +250,6 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
             if MEMBER_NAME.encode() not in names_shown:
                 raise errors.Unauthenticated("this certificate is no member's", field="certificate")
 
-    @contextlib.contextmanager
-    def _timed(self, method: str, context: Any) -> Iterator[None]:
-        started_s, code = time.perf_counter(), "OK"
-        try:
-            yield
-        except grpc.aio.AbortError:
-            code = getattr(context.code(), "name", "UNKNOWN")
-            raise
-        except BaseException:  # the caller hung up
-            code = grpc.StatusCode.CANCELLED.name
-            raise
-        finally:
-            attributes = {"rpc.method": method.lstrip("/"), "rpc.response.status_code": code}
-            self._duration.record(time.perf_counter() - started_s, attributes)
 
-
-def _span(method: str, carrier: dict[str, str]) -> Any:
-    service, _, name = method.lstrip("/").rpartition("/")
-    attributes = {"rpc.system.name": "grpc", "rpc.service": service, "rpc.method": name}
-    parent = attach(carrier)
-    return tracer().start_as_current_span(
-        f"{service}/{name}",
-        parent,
-        trace.SpanKind.SERVER,
-        attributes,
-        record_exception=False,
-        set_status_on_exception=False,
-    )
-
-
-async def _abort(context: Any, error: Exception, method: str, span: trace.Span) -> None:
-    if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if not isinstance(error, errors.QuireError):
-        logger().error("a request failed unexpectedly", method=method, exc_info=error)
-        error = errors.InternalError("internal error; the service's log has the details")
-    status = status_of(error)
-    span.set_attribute("rpc.status_code", status.name)
-    span.set_status(trace.Status(trace.StatusCode.ERROR, error.code()))
-    await context.abort(status, str(error), trailers_of(error))
+async def _abort(context: Any, error: errors.QuireError) -> None:
+    await context.abort(status_of(error), str(error), trailers_of(error))

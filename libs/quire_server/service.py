@@ -61,13 +61,14 @@ async def serve_member(
     drain_s: float,
     on_news: Callable[[ClusterNews], None] = lambda news: None,
     *,
+    stopping: Callable[[], None] = lambda: None,
     frontends: Sequence[Closing] = (),
     last: Sequence[Closing] = (),
 ) -> None:
     """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up.
 
     What was looked up before it left can be had for `drain_s`. Then `frontends` are closed, whose requests need this
-    service's parts, then the service, then `last`, which still calls others.
+    service's parts, then the service (`stopping`: when it takes nothing more), then `last`, which still calls others.
     """
     publish(lambda: describe().all_stats)
     heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news)
@@ -78,7 +79,7 @@ async def serve_member(
     await server.drain(drain_s)
     for close in frontends:
         await close()
-    await server.stop(grace_s)
+    await server.stop(grace_s, stopping)
     for close in last:
         await close()
     await channels.close()

@@ -411,6 +411,7 @@ class Cluster:
             admission=admission,
             lookups=lookups,
             orchestrator=stub,
+            clock=clock,
         )
         add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "gateway", process)))
         return gateway

@@ -12,6 +12,7 @@ from typing import Any
 from quire.model.keys import ChunkKeys
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import MemoryIndex
+from quire_gateway.grpc.sessions import Session
 from quire_gateway.s3.backend import ObjectBackend
 from quire_storage.arena import Arena
 from quire_storage.core import residency
@@ -117,7 +118,7 @@ MUTATIONS: dict[str, Mutation] = {
     "two-of-a-name": Mutation(
         7,
         "a second live process of one name is let into the cluster",
-        (lambda: setattr(Members, "_is_taken", lambda self, node, now_ms: False),),
+        (lambda: setattr(Members, "_is_taken", lambda self, node: False),),
         ("twin",),
         found_by="acknowledged",
         seed=36,
@@ -186,6 +187,14 @@ MUTATIONS: dict[str, Mutation] = {
         "other bytes under a key are refused although the store says SKIP",
         (_edit(Residency, "_enter", "if other and event.on_existing is OnExisting.VERIFY:", "if other:"),),
         found_by="to be skipped",
+    ),
+    "answers-not-kept": Mutation(
+        0,
+        "a session that is taken up again goes on behind the answers that were on their way",
+        (_edit(Session, "attach", "_Line(self._confirmed)", "_Line(self._number)"),),
+        ("reset",),
+        found_by="with nothing wrong but broken connections",
+        seed=13,
     ),
     "condition-not-committed": Mutation(
         0,

@@ -29,6 +29,13 @@ def test_slow_clients_cost_no_others() -> None:
     assert not failed, f"seed {failed[0].seed}: {failed[0].failure}"
 
 
+@pytest.mark.timeout(300)
+def test_connections_that_break_cost_nothing() -> None:
+    """Sessions are taken up again: what runs goes on, and no answer is lost."""
+    failed = [result for result in days(range(1, 13), seconds=5.0, faults=["reset"]) if result.failure]
+    assert not failed, f"seed {failed[0].seed}: {failed[0].failure}"
+
+
 @pytest.mark.timeout(120)
 def test_a_seed_replays() -> None:
     """The same seed is the same history, in another process too."""

@@ -21,6 +21,7 @@ ALL_FAULTS = (
     "drive",
     "pause",
     "cut",
+    "reset",
     "stuck",
     "slow client",
     "slow",
@@ -85,6 +86,12 @@ class Troubles:
                 cluster.network.cuts.add(pair)
                 await asyncio.sleep(rng.uniform(0.3, 3.0) if rng.random() < 0.7 else rng.uniform(3.0, 12.0))
                 cluster.network.cuts.discard(pair)
+            case "reset":
+                name = rng.choice(["client-0", "client-1", "client-2"])
+                self._day.tell(f"fault: connections of {name} break")
+                for _ in range(rng.choice([1, 1, 4])):
+                    cluster.network.reset(name)
+                    await asyncio.sleep(rng.uniform(0.0, 0.3))
             case "stuck":
                 peer = rng.choice([*nodes, "client-0", "client-1", "client-2"])
                 pair = frozenset((peer, rng.choice([name for name in nodes if name != peer])))

@@ -41,6 +41,7 @@ LEASE_MS = 8_000
 _OPERATION_S = 60.0
 _UNDISTURBED_S = 3.0  # longer than a store waits for memory
 _UNUSED = 0xEE
+_FINE = ("done", "KeysInvalid", "TargetInvalid")
 _KINDS = (
     *("store",) * 3,
     *("fetch",) * 4,
@@ -224,7 +225,10 @@ class Day:
         if alone and took_s > _UNDISTURBED_S and not kind.startswith("cancel"):  # memory comes back later
             what = f"{kind} by client-{number} took {took_s:.1f} s"
             raise self.history.fail(f"{what}, with nothing wrong but slow clients")
-        if not self.disturbed and outcome not in ("done", "KeysInvalid", "TargetInvalid"):
+        broken = set(self.faults) == {"reset"} and not kind.startswith("cancel")
+        if broken and outcome not in _FINE and not outcome.startswith(("done", "KeysInvalid")):
+            raise self.history.fail(f"{kind} by client-{number}: {outcome}, with nothing wrong but broken connections")
+        if not self.disturbed and outcome not in _FINE:
             self.history.count(f"{kind}: {outcome}")
         self.tell(f"client-{number}: {kind}: {outcome} after {took_s:.3f} s", list(prefix.keys))
 

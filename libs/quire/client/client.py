@@ -34,6 +34,7 @@ from quire.telemetry import names, tracer
 from quire.transport import Transport, decode_message, ucx_transport
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.session import SessionChannel
 from quire.wire.tls import Tls, tls_of_environment
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
@@ -96,6 +97,8 @@ class QuireClient:
     `transport` is UCX unless given. Every request has a deadline of `timeout_s`. `zone`: where this process runs; of
     several replicas one on this host, else one in this zone serves. `tls`, `token`: how to get in; unless given,
     QUIRE_CLIENT_CA, _CERT, _KEY (PEM files) and QUIRE_TOKEN say. `channels`: another way to the gateway than gRPC.
+    `session`: ask over one stream, which owns leases and transfers and ends them with the client; else a call for each
+    request.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class QuireClient:
         tls: Tls | None = None,
         token: str = "",
         channels: ChannelPool | None = None,
+        session: bool = True,
     ) -> None:
         self._address = gateway_address
         self._transport = transport
@@ -115,6 +119,8 @@ class QuireClient:
         self._location = Location(socket.gethostname(), zone)
         token = token or os.environ.get("QUIRE_TOKEN", "")
         self._channels = channels or ChannelPool(tls or tls_of_environment(), token)
+        self._session: SessionChannel | None = None
+        self._in_session, self._token = session, token
         self._transfers: dict[bytes, Delivery | StoreSession] = {}
         self.quarantine = Quarantine()
         """Memory of requests that ended so that a peer may still use it."""
@@ -128,7 +134,10 @@ class QuireClient:
 
     async def start(self) -> None:
         """Open the data plane. Raises `ConfigInvalid` without UCX."""
-        self._stub: GatewayServiceStub = GatewayServiceStub(self._channels.get(self._address))
+        channel = self._channels.get(self._address)
+        if self._in_session:
+            channel = self._session = SessionChannel(channel, self._token)
+        self._stub: GatewayServiceStub = GatewayServiceStub(channel)
         if self._transport is None:
             self._transport = ucx_transport()
         await self._transport.start()
@@ -146,6 +155,8 @@ class QuireClient:
         ends = await asyncio.gather(*(each.quiesced(_CLOSE_TIMEOUT_S) for each in running), return_exceptions=True)
         _abandoned.extend(each.buffer for each, end in zip(running, ends, strict=True) if end is not None)
         _abandoned.extend(self.quarantine.buffers)
+        if self._session is not None:
+            await self._session.close()
         await self._channels.close()
         await self.transport.close()
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Final
 
 import blake3
@@ -104,20 +105,26 @@ class Namespace:
 
     def digest(self) -> bytes:
         """H_{-1}: 32 bytes."""
-        layout = asdict(self.layout)
-        layout["dtype"], layout["attention"] = self.layout.dtype.value[0], self.layout.attention.value
-        record = {
-            "quire": 1,
-            "salt": self.tenant_salt,
-            "model": self.model_id,
-            "weights": self.weight_version,
-            "adapter": self.adapter,
-            "layout": layout,
-            "shard": [self.shard_index, self.shard_count],
-        }
-        return hashlib.sha256(cbor2.dumps(record, canonical=True)).digest()
+        return _namespace_digest(self)
 
 
+@lru_cache(maxsize=1024)
+def _namespace_digest(namespace: Namespace) -> bytes:
+    layout = asdict(namespace.layout)
+    layout["dtype"], layout["attention"] = namespace.layout.dtype.value[0], namespace.layout.attention.value
+    record = {
+        "quire": 1,
+        "salt": namespace.tenant_salt,
+        "model": namespace.model_id,
+        "weights": namespace.weight_version,
+        "adapter": namespace.adapter,
+        "layout": layout,
+        "shard": [namespace.shard_index, namespace.shard_count],
+    }
+    return hashlib.sha256(cbor2.dumps(record, canonical=True)).digest()
+
+
+@lru_cache(maxsize=1024)
 def tenant_name(salt: bytes) -> str:
     """Tells nothing of the salt. Empty for no salt."""
     return hashlib.blake2b(salt, digest_size=8, person=b"quire tenant").hexdigest() if salt else ""

@@ -69,6 +69,7 @@ STATS: Final = (
     Stat("used", "quire.node.used", "By", doc="what the node holds"),
     Stat("nodes.*", "quire.cluster.nodes", label="role", doc="live members"),
     Stat("leases", "quire.index.leased", doc="leases on chunks that were neither given back nor ran out"),
+    Stat("sessions", "quire.gateway.sessions", doc="clients' sessions that are open, or kept for their return"),
     Stat("transfers", "quire.gateway.transfers", doc="deliveries and stores that run"),
     Stat("tenant.*.requests", "quire.gateway.tenant.requests", label="tenant", doc="requests that run"),
     Stat("tenant.*.bytes", "quire.gateway.tenant.bytes", "By", label="tenant", doc="bytes in flight"),

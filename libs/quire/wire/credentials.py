@@ -29,13 +29,18 @@ def bearer(header: str) -> str:
     return header[len(_BEARER) :] if header.startswith(_BEARER) else ""
 
 
+def authorization(token: str) -> str:
+    """The header that shows a token; empty for none."""
+    return _BEARER + token if token else ""
+
+
 def interceptors(token: str) -> list[grpc.aio.ClientInterceptor]:
     """Add the token to every call of a channel; none without one."""
     return [_Unary(token), _Stream(token)] if token else []
 
 
 def _with_token(details: Any, token: str) -> Any:
-    metadata = grpc.aio.Metadata(*(details.metadata or ()), (AUTHORIZATION, _BEARER + token))
+    metadata = grpc.aio.Metadata(*(details.metadata or ()), (AUTHORIZATION, authorization(token)))
     return grpc.aio.ClientCallDetails(
         details.method, details.timeout, metadata, details.credentials, details.wait_for_ready
     )

@@ -51,6 +51,11 @@ def went_away(error: grpc.aio.AioRpcError) -> bool:
     return error.code() in gone and _CODE_KEY not in dict(error.trailing_metadata() or ())
 
 
+def said(error: grpc.aio.AioRpcError) -> str:
+    """The code of the error that the server answered with; empty where it was none of Quire's."""
+    return str(dict(error.trailing_metadata() or ()).get(_CODE_KEY, ""))
+
+
 def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
     """The error that a call ended with, as the server raised it."""
     trailers: dict[str, Any] = dict(error.trailing_metadata() or ())

@@ -112,6 +112,9 @@ class RotatingChannel:
     def unary_stream(self, *arguments: Any, **options: Any) -> Any:
         return self._method("unary_stream", arguments, options)
 
+    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        return self._method("stream_stream", arguments, options)
+
     def get_state(self, try_to_connect: bool = False) -> Any:
         return self.now().get_state(try_to_connect)
 

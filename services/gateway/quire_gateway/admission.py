@@ -113,7 +113,10 @@ class Admission:
         return Principal(tenant=key.tenant, salt=self._keys.salt(key.tenant), read_only=key.read_only, rdma=key.rdma)
 
     async def caller(self, context: Any) -> Principal:
-        """Of a gRPC call. Raises as `authenticate` does."""
+        """Of a gRPC call, or of a session's request. Raises as `authenticate` does."""
+        known: Principal | None = getattr(context, "principal", None)
+        if known is not None:
+            return known
         metadata = context.invocation_metadata() or ()
         return await self.authenticate(next((str(value) for key, value in metadata if key == AUTHORIZATION), ""))
 

@@ -61,6 +61,10 @@ class GatewayConfig(ServiceConfig):
     transfer_timeout_s: float = setting(120.0, "deadline of deliveries and stores", minimum=0.1, maximum=TRANSFER_S_MAX)
     transfers_max: int = setting(256, "deliveries and stores at the same time; more are refused", minimum=1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
+    sessions_max: int = setting(1024, "clients' sessions at the same time; more are refused", minimum=1)
+    session_requests_max: int = setting(256, "requests of one session at the same time; more are refused", minimum=1)
+    session_grace_ms: int = setting(5000, "for how long a session whose stream broke is kept", minimum=0)
+    session_renew_ms: int = setting(30_000, "how often clients show their credentials again", minimum=100)
     stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)
 
     def problems(self) -> list[str]:

@@ -3,7 +3,9 @@
 TooManyRequests (quire.model.errors)
 ├── TransfersExhausted      the gateway's bound on simultaneous transfers is reached
 ├── TenantExhausted         the tenant's bound on requests, bytes or memory is reached
-└── GatewayLate             the gateway has more to do than it manages
+├── GatewayLate             the gateway has more to do than it manages
+├── SessionsExhausted       the gateway's bound on open sessions is reached
+└── RequestsExhausted       the bound on a session's requests at the same time is reached
 """
 
 from quire.model.errors import TooManyRequests
@@ -19,3 +21,11 @@ class TenantExhausted(TooManyRequests):
 
 class GatewayLate(TooManyRequests):
     """The gateway has more to do than it manages."""
+
+
+class SessionsExhausted(TooManyRequests):
+    """The gateway's bound on open sessions is reached."""
+
+
+class RequestsExhausted(TooManyRequests):
+    """The bound on a session's requests at the same time is reached."""

@@ -35,6 +35,7 @@ from quire_gateway.admission import Admission
 from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.grpc.admin import AdminServicer
 from quire_gateway.grpc.public import GatewayServicer
+from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.http import ImagesFrontend
 from quire_gateway.images import ImageGateway
 from quire_gateway.keyring import KeyRing
@@ -91,8 +92,8 @@ def _listeners(
     admission: Admission,
     lookups: Lookups,
     channels: ChannelPool,
-) -> tuple[Server, list[Server]]:
-    """The members' frontend; and others: clients' over TLS, the operators'."""
+) -> tuple[Server, list[Server], Sessions]:
+    """The members' frontend; others: clients' over TLS, the operators'; and the sessions at these."""
     orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
     servicer = GatewayServicer(
         config=config,
@@ -102,21 +103,23 @@ def _listeners(
         admission=admission,
         lookups=lookups,
         orchestrator=orchestrator,
+        clock=SystemClock(),
     )
+    requests_max = config.requests_max + config.sessions_max
     tls, service = member_tls(config), ["quire.v1.GatewayService"]
-    members = Server(config.listen, service, requests_max=config.requests_max, tls=tls)
+    members = Server(config.listen, service, requests_max=requests_max, tls=tls)
     add_GatewayServiceServicer_to_server(servicer, members.grpc)
     others = []
     if config.tls_listen:
         shown = Tls(cert=Path(config.tls_cert), key=Path(config.tls_key))
-        clients = Server(config.tls_listen, service, requests_max=config.requests_max, tls=shown, public=True)
+        clients = Server(config.tls_listen, service, requests_max=requests_max, tls=shown, public=True)
         add_GatewayServiceServicer_to_server(servicer, clients.grpc)
         others.append(clients)
     if config.admin_listen:
         operators = Server(config.admin_listen, ["quire.v1.AdminService"], tls=tls)
         add_AdminServiceServicer_to_server(AdminServicer(config, admission, orchestrator), operators.grpc)
         others.append(operators)
-    return members, others
+    return members, others, servicer.sessions
 
 
 def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[View, Lookups]:
@@ -131,7 +134,12 @@ def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[View, Loo
 
 
 def _described(
-    config: GatewayConfig, incarnation: str, gateway: Gateway, lookups: Lookups, admission: Admission
+    config: GatewayConfig,
+    incarnation: str,
+    gateway: Gateway,
+    lookups: Lookups,
+    sessions: Sessions,
+    admission: Admission,
 ) -> Node:
     return Node(
         node_id=config.node_id,
@@ -139,15 +147,15 @@ def _described(
         grpc_address=config.advertise or config.listen,
         incarnation=incarnation,
         protocol_version=PROTOCOL_VERSION,
-        stats={"transfers": gateway.transfers, "leases": lookups.leases, **admission.stats},
+        stats={"transfers": gateway.transfers, "leases": lookups.leases, **sessions.stats, **admission.stats},
         tenant_stats=admission.tenant_stats,
     )
 
 
-async def _stop(servers: list[Server], grace_s: float) -> None:
+async def _stop(servers: list[Server], grace_s: float, sessions: Sessions) -> None:
     for server in servers:
         await server.drain(0)
-        await server.stop(grace_s)
+        await server.stop(grace_s, sessions.leave)
 
 
 async def serve(config: GatewayConfig) -> None:
@@ -169,7 +177,7 @@ async def serve(config: GatewayConfig) -> None:
     latents = LatentGateway(gateway, catalogue, leases)
     keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
     admission = Admission(config, keys, clock)
-    server, others = _listeners(
+    server, others, sessions = _listeners(
         config=config,
         gateway=gateway,
         images=images,
@@ -211,11 +219,12 @@ async def serve(config: GatewayConfig) -> None:
         server,
         channels,
         config.orchestrator_address,
-        partial(_described, config, incarnation, gateway, lookups, admission),
+        partial(_described, config, incarnation, gateway, lookups, sessions, admission),
         config.stop_grace_s,
         config.drain_s,
-        frontends=(frontend.close, s3.close, partial(_stop, others, config.stop_grace_s)),
-        last=(leases.close, admission.close, view.close),
+        frontends=(frontend.close, s3.close, partial(_stop, others, config.stop_grace_s, sessions)),
+        stopping=sessions.leave,
+        last=(sessions.close, leases.close, admission.close, view.close),
     )
     await transport.close()
     await redis.aclose()

@@ -22,6 +22,8 @@ from quire_server.lookups import Found, Question
 
 
 class _Lookups:
+    release = None
+
     async def lookup(self, question: Question) -> Found:
         return Found([ChunkRange("a", 0, len(question.keys))])
 
@@ -46,6 +48,7 @@ async def test_a_look_up_by_tokens_hashes_in_a_thread(monkeypatch: pytest.Monkey
         admission=Admission(config, nothing, clock),
         lookups=lookups,
         orchestrator=nothing,
+        clock=clock,
     )
     namespace = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
     request = gateway_pb2.LookupRequest(namespace=convert.namespace_to(namespace), tokens=range(64))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +21,7 @@ from quire.testing.simulation.loop import Process, SimulatedLoop, current_proces
 from quire.wire.status import status_of, trailers_of
 
 _RESOLUTION_S = 1e-8  # timers fire that much early, without moving the clock
+_numbers = itertools.count()
 _REFUSED_S: Final = 0.05
 _STRAGGLERS: Final = 0.01  # share of messages that take much longer
 
@@ -37,6 +39,7 @@ class Network:
     cuts: set[frozenset[str]] = field(default_factory=set)
     stuck: set[frozenset[str]] = field(default_factory=set)
     slow: dict[str, float] = field(default_factory=dict)
+    streams: set[SimDuplex] = field(default_factory=set)
     messages: int = 0
 
     def reaches(self, one: Process | None, other: Process | None) -> bool:
@@ -44,6 +47,12 @@ class Network:
         if one is None or other is None or one is other:
             return True
         return frozenset((one.name, other.name)) not in self.cuts
+
+    def reset(self, name: str) -> None:
+        """Connections of a process break: what is on its way is lost, and either side is told."""
+        for stream in sorted(self.streams, key=lambda each: each.number):
+            if stream.client.name == name:
+                stream.reset()
 
     async def travel(self, one: Process | None, other: Process | None) -> None:
         """One message on its way; for ever while the link is cut."""
@@ -116,6 +125,9 @@ class SimChannel:
 
         ask._method = path.encode()  # type: ignore[attr-defined]
         return ask
+
+    def stream_stream(self, path: str, *serializers: Any, **options: Any) -> Callable[..., SimDuplex]:
+        return lambda *, metadata=None: SimDuplex(self, path)
 
     async def gone(self) -> None:
         """Return when the server's process is dead."""
@@ -254,6 +266,114 @@ class SimStream:
             self._queue.put_nowait(("error", translated(error)))
         else:
             self._queue.put_nowait(("end", None))
+
+
+class SimDuplex:
+    """A stream in both directions: messages arrive in order, and either side notices the other's death."""
+
+    def __init__(self, channel: SimChannel, path: str) -> None:
+        self._channel = channel
+        self._path = path
+        self.number = next(_numbers)
+        self._up: asyncio.Queue[Any] = asyncio.Queue()
+        self._down: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._serving: asyncio.Task[None] | None = None
+        self._broken = asyncio.Event()
+
+    @property
+    def client(self) -> Process:
+        return self._channel._process
+
+    def reset(self) -> None:
+        """The connection breaks, now."""
+        self._down = asyncio.Queue()  # what was on its way
+        self._broken.set()
+        self.cancel()
+
+    async def write(self, message: Any) -> None:
+        copy = type(message)()
+        copy.CopyFrom(message)
+        self._up.put_nowait(copy)
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._serving is not None and not self._serving.done():
+            self._channel._cancel_later(self._serving)
+            self._serving = None
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        server = await self._channel._reach()
+        arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self._tasks = [asyncio.create_task(self._carry(server, arrived))]
+        self._serving = server.process.start(self._serve(server, arrived))
+        server.process.start(self._until_alone(self._serving))
+        broken = asyncio.ensure_future(self._broken.wait())
+        streams = self._channel._network.streams
+        streams.add(self)
+        try:
+            while True:
+                kind, value = await self._next(server, broken)
+                await self._channel._network.travel(server.process, self._channel._process)
+                if broken.done():
+                    raise _error(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+                if kind == "end":
+                    return
+                if isinstance(value, Exception):
+                    raise value
+                yield value
+        finally:
+            streams.discard(self)
+            broken.cancel()
+
+    async def _next(self, server: SimServer, broken: asyncio.Future[Any]) -> tuple[str, Any]:
+        """What the server sends next. Raises where the connection ends."""
+        while True:
+            coming = asyncio.ensure_future(self._down.get())
+            death = asyncio.ensure_future(server.process.changed())
+            try:
+                await asyncio.wait([coming, death, broken], return_when=asyncio.FIRST_COMPLETED)
+                if broken.done() or server.process.dead:
+                    raise _error(grpc.StatusCode.UNAVAILABLE, "the connection broke")
+                if coming.done():
+                    return coming.result()
+            finally:
+                coming.cancel()
+                death.cancel()
+
+    async def _carry(self, server: SimServer, arrived: asyncio.Queue[Any]) -> None:
+        while True:
+            message = await self._up.get()
+            await self._channel._network.travel(self._channel._process, server.process)
+            arrived.put_nowait(message)
+
+    async def _until_alone(self, serving: asyncio.Task[None]) -> None:
+        """A client that dies hangs up; of a link that is cut nothing is heard."""
+        client = self._channel._process
+        while not client.dead and not serving.done():
+            death = asyncio.ensure_future(client.changed())
+            await asyncio.wait([death, serving], return_when=asyncio.FIRST_COMPLETED)
+            death.cancel()
+        serving.cancel()
+
+    async def _serve(self, server: SimServer, arrived: asyncio.Queue[Any]) -> None:
+        async def requests() -> AsyncIterator[Any]:
+            while True:
+                yield await arrived.get()
+
+        try:
+            async with contextlib.aclosing(
+                server.handlers[self._path].stream_stream(requests(), _Context())
+            ) as answers:
+                async for answer in answers:
+                    copy = type(answer)()
+                    copy.CopyFrom(answer)
+                    self._down.put_nowait(("answer", copy))
+        except Exception as error:
+            self._down.put_nowait(("error", translated(error)))
+        else:
+            self._down.put_nowait(("end", None))
 
 
 def translated(error: Exception) -> Exception:

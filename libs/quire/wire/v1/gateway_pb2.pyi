@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from quire.wire.v1 import common_pb2 as _common_pb2
+from quire.wire.v1 import images_pb2 as _images_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,416 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+@_typing.final
+class SessionRequest(_message.Message):
+    """What a client sends in its session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    RECEIVED_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    RENEW_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    CLOSE_FIELD_NUMBER: _builtins.int
+    LOOKUP_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    EVICT_FIELD_NUMBER: _builtins.int
+    PUT_LATENT_FIELD_NUMBER: _builtins.int
+    GET_LATENT_FIELD_NUMBER: _builtins.int
+    HEAD_IMAGE_FIELD_NUMBER: _builtins.int
+    GET_IMAGE_FIELD_NUMBER: _builtins.int
+    DELETE_IMAGE_FIELD_NUMBER: _builtins.int
+    LIST_IMAGES_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """Chosen by the client, counting up from 1; its answers have the same. 0 for what is about the session itself."""
+    received: _builtins.int
+    """The client has received the session's answers up to this number: they need not be kept for it any more."""
+    timeout_ms: _builtins.int
+    """Time that the client waits for the answer, milliseconds."""
+    traceparent: _builtins.str
+    """Trace that the request belongs to, as in W3C's header `traceparent`. Empty for none."""
+    cancel: _builtins.int
+    """The client does not want the answer of the request with this id any more. Has an id of its own."""
+    @_builtins.property
+    def open(self) -> Global___SessionOpen:
+        """The first message of each stream."""
+
+    @_builtins.property
+    def renew(self) -> Global___SessionRenew:
+        """Credentials, shown again."""
+
+    @_builtins.property
+    def close(self) -> Global___SessionClose:
+        """The client has no more to ask, and wants nothing kept."""
+
+    @_builtins.property
+    def lookup(self) -> Global___LookupRequest:
+        """As the method `Lookup`."""
+
+    @_builtins.property
+    def fetch(self) -> Global___FetchRequest:
+        """As the method `Fetch`."""
+
+    @_builtins.property
+    def store(self) -> Global___StoreRequest:
+        """As the method `Store`."""
+
+    @_builtins.property
+    def release(self) -> Global___ReleaseRequest:
+        """As the method `Release`."""
+
+    @_builtins.property
+    def evict(self) -> Global___EvictRequest:
+        """As the method `Evict`."""
+
+    @_builtins.property
+    def put_latent(self) -> _images_pb2.PutLatentRequest:
+        """As the method `PutLatent`."""
+
+    @_builtins.property
+    def get_latent(self) -> _images_pb2.GetLatentRequest:
+        """As the method `GetLatent`."""
+
+    @_builtins.property
+    def head_image(self) -> _images_pb2.HeadImageRequest:
+        """As the method `HeadImage`."""
+
+    @_builtins.property
+    def get_image(self) -> _images_pb2.GetImageRequest:
+        """As the method `GetImage`."""
+
+    @_builtins.property
+    def delete_image(self) -> _images_pb2.DeleteImageRequest:
+        """As the method `DeleteImage`."""
+
+    @_builtins.property
+    def list_images(self) -> _images_pb2.ListImagesRequest:
+        """As the method `ListImages`."""
+
+    @_builtins.property
+    def status(self) -> Global___StatusRequest:
+        """As the method `Status`."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        received: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
+        open: Global___SessionOpen | None = ...,
+        renew: Global___SessionRenew | None = ...,
+        cancel: _builtins.int = ...,
+        close: Global___SessionClose | None = ...,
+        lookup: Global___LookupRequest | None = ...,
+        fetch: Global___FetchRequest | None = ...,
+        store: Global___StoreRequest | None = ...,
+        release: Global___ReleaseRequest | None = ...,
+        evict: Global___EvictRequest | None = ...,
+        put_latent: _images_pb2.PutLatentRequest | None = ...,
+        get_latent: _images_pb2.GetLatentRequest | None = ...,
+        head_image: _images_pb2.HeadImageRequest | None = ...,
+        get_image: _images_pb2.GetImageRequest | None = ...,
+        delete_image: _images_pb2.DeleteImageRequest | None = ...,
+        list_images: _images_pb2.ListImagesRequest | None = ...,
+        status: Global___StatusRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "list_images", b"list_images", "lookup", b"lookup", "open", b"open", "put_latent", b"put_latent", "release", b"release", "renew", b"renew", "request", b"request", "status", b"status", "store", b"store"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "id", b"id", "list_images", b"list_images", "lookup", b"lookup", "open", b"open", "put_latent", b"put_latent", "received", b"received", "release", b"release", "renew", b"renew", "request", b"request", "status", b"status", "store", b"store", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
+
+@_typing.final
+class SessionResponse(_message.Message):
+    """What a client hears in its session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    HEARD_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    OPENED_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    LOOKUP_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    EVICT_FIELD_NUMBER: _builtins.int
+    PUT_LATENT_FIELD_NUMBER: _builtins.int
+    GET_LATENT_FIELD_NUMBER: _builtins.int
+    HEAD_IMAGE_FIELD_NUMBER: _builtins.int
+    GET_IMAGE_FIELD_NUMBER: _builtins.int
+    DELETE_IMAGE_FIELD_NUMBER: _builtins.int
+    LIST_IMAGES_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """The request that it answers; 0 for what is about the session itself."""
+    number: _builtins.int
+    """Counts the session's answers, from 1: a client that comes back says which it has. 0 for what is not kept."""
+    heard: _builtins.int
+    """The gateway has received the session's requests up to this id."""
+    last: _builtins.bool
+    """Nothing more comes for this request."""
+    @_builtins.property
+    def opened(self) -> Global___SessionOpened:
+        """The first message of each stream."""
+
+    @_builtins.property
+    def leaving(self) -> Global___SessionLeaving:
+        """The gateway stops: it answers what was asked, and takes nothing more."""
+
+    @_builtins.property
+    def error(self) -> Global___SessionError:
+        """The request failed."""
+
+    @_builtins.property
+    def lookup(self) -> Global___LookupResponse:
+        """Of `Lookup`."""
+
+    @_builtins.property
+    def fetch(self) -> Global___FetchResponse:
+        """Of `Fetch`, one of several."""
+
+    @_builtins.property
+    def store(self) -> Global___StoreResponse:
+        """Of `Store`, one of several."""
+
+    @_builtins.property
+    def release(self) -> Global___ReleaseResponse:
+        """Of `Release`."""
+
+    @_builtins.property
+    def evict(self) -> Global___EvictResponse:
+        """Of `Evict`."""
+
+    @_builtins.property
+    def put_latent(self) -> _images_pb2.PutLatentResponse:
+        """Of `PutLatent`."""
+
+    @_builtins.property
+    def get_latent(self) -> _images_pb2.GetLatentResponse:
+        """Of `GetLatent`."""
+
+    @_builtins.property
+    def head_image(self) -> _images_pb2.HeadImageResponse:
+        """Of `HeadImage`."""
+
+    @_builtins.property
+    def get_image(self) -> _images_pb2.GetImageResponse:
+        """Of `GetImage`."""
+
+    @_builtins.property
+    def delete_image(self) -> _images_pb2.DeleteImageResponse:
+        """Of `DeleteImage`."""
+
+    @_builtins.property
+    def list_images(self) -> _images_pb2.ListImagesResponse:
+        """Of `ListImages`."""
+
+    @_builtins.property
+    def status(self) -> Global___StatusResponse:
+        """Of `Status`."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        number: _builtins.int = ...,
+        heard: _builtins.int = ...,
+        last: _builtins.bool = ...,
+        opened: Global___SessionOpened | None = ...,
+        leaving: Global___SessionLeaving | None = ...,
+        error: Global___SessionError | None = ...,
+        lookup: Global___LookupResponse | None = ...,
+        fetch: Global___FetchResponse | None = ...,
+        store: Global___StoreResponse | None = ...,
+        release: Global___ReleaseResponse | None = ...,
+        evict: Global___EvictResponse | None = ...,
+        put_latent: _images_pb2.PutLatentResponse | None = ...,
+        get_latent: _images_pb2.GetLatentResponse | None = ...,
+        head_image: _images_pb2.HeadImageResponse | None = ...,
+        get_image: _images_pb2.GetImageResponse | None = ...,
+        delete_image: _images_pb2.DeleteImageResponse | None = ...,
+        list_images: _images_pb2.ListImagesResponse | None = ...,
+        status: Global___StatusResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "opened", b"opened", "put_latent", b"put_latent", "release", b"release", "response", b"response", "status", b"status", "store", b"store"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "heard", b"heard", "id", b"id", "last", b"last", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "number", b"number", "opened", b"opened", "put_latent", b"put_latent", "release", b"release", "response", b"response", "status", b"status", "store", b"store"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "leaving", "error", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status"]  # noqa: Y015
+    _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
+
+Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class SessionOpen(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    """The session that the client had and wants to take up again; empty for a new one."""
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionOpen: _TypeAlias = SessionOpen  # noqa: Y015
+
+@_typing.final
+class SessionOpened(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    RESUMED_FIELD_NUMBER: _builtins.int
+    RENEW_MS_FIELD_NUMBER: _builtins.int
+    GRACE_MS_FIELD_NUMBER: _builtins.int
+    session: _builtins.bytes
+    """Names the session, and is known to its client alone. 16 bytes."""
+    resumed: _builtins.bool
+    """The session that the client had was taken up: what runs goes on, and no answer was lost."""
+    renew_ms: _builtins.int
+    """How often credentials are to be shown, milliseconds."""
+    grace_ms: _builtins.int
+    """For how long the session is kept for a client that is away, milliseconds."""
+    def __init__(
+        self,
+        *,
+        session: _builtins.bytes = ...,
+        resumed: _builtins.bool = ...,
+        renew_ms: _builtins.int = ...,
+        grace_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grace_ms", b"grace_ms", "renew_ms", b"renew_ms", "resumed", b"resumed", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionOpened: _TypeAlias = SessionOpened  # noqa: Y015
+
+@_typing.final
+class SessionRenew(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHORIZATION_FIELD_NUMBER: _builtins.int
+    authorization: _builtins.str
+    """As in the header `authorization`."""
+    def __init__(
+        self,
+        *,
+        authorization: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorization", b"authorization"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionRenew: _TypeAlias = SessionRenew  # noqa: Y015
+
+@_typing.final
+class SessionClose(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionClose: _TypeAlias = SessionClose  # noqa: Y015
+
+@_typing.final
+class SessionLeaving(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionLeaving: _TypeAlias = SessionLeaving  # noqa: Y015
+
+@_typing.final
+class SessionError(_message.Message):
+    """As the gRPC status that the method would have ended with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TrailersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    TRAILERS_FIELD_NUMBER: _builtins.int
+    status: _builtins.int
+    """The status code's number."""
+    message: _builtins.str
+    """What was wrong."""
+    @_builtins.property
+    def trailers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The trailing metadata."""
+
+    def __init__(
+        self,
+        *,
+        status: _builtins.int = ...,
+        message: _builtins.str = ...,
+        trailers: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "status", b"status", "trailers", b"trailers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionError: _TypeAlias = SessionError  # noqa: Y015
 
 @_typing.final
 class SetPolicyRequest(_message.Message):

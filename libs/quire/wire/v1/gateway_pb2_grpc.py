@@ -36,6 +36,11 @@ class GatewayServiceStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Session = channel.stream_stream(
+                '/quire.v1.GatewayService/Session',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.SessionRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.SessionResponse.FromString,
+                _registered_method=True)
         self.Lookup = channel.unary_unary(
                 '/quire.v1.GatewayService/Lookup',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.LookupRequest.SerializeToString,
@@ -101,6 +106,14 @@ class GatewayServiceStub:
 class GatewayServiceServicer:
     """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory.
     """
+
+    def Session(self, request_iterator, context):
+        """A client's session: its requests, any number at a time, and their answers, told apart by ids. It owns the leases
+        that it was given and the transfers that it has running: with it they end. The methods below are the same without.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Lookup(self, request, context):
         """Longest cached prefix. With lease_ttl_ms 0 it has no side effect.
@@ -190,6 +203,11 @@ class GatewayServiceServicer:
 
 def add_GatewayServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.SessionRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.SessionResponse.SerializeToString,
+            ),
             'Lookup': grpc.unary_unary_rpc_method_handler(
                     servicer.Lookup,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.LookupRequest.FromString,
@@ -261,6 +279,33 @@ def add_GatewayServiceServicer_to_server(servicer, server):
 class GatewayService:
     """The public frontend. Metadata only: bulk bytes travel by UCX between storage nodes and the client's memory.
     """
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/quire.v1.GatewayService/Session',
+            quire_dot_v1_dot_gateway__pb2.SessionRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Lookup(request,

@@ -23,10 +23,12 @@ from quire.wire.v1.gateway_pb2_grpc import (
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
+from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.images import ImageGateway
 from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
+from quire_server.clock import Clock
 from quire_server.core.advice import Advice
 from quire_server.lookups import Found, Lookups, Question
 
@@ -34,7 +36,10 @@ _WINDOW_US_MAX: Final = 0xFFFFFFFF
 
 
 class GatewayServicer(GatewayServiceServicer):
-    """Look-ups and transfers are the gateway's own; other short requests go on to the orchestrator as they are."""
+    """Look-ups and transfers are the gateway's own; other short requests go on to the orchestrator as they are.
+
+    A session's requests are answered by the same methods.
+    """
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class GatewayServicer(GatewayServiceServicer):
         admission: Admission,
         lookups: Lookups,
         orchestrator: OrchestratorServiceStub,
+        clock: Clock,
     ) -> None:
         self._timeout_s = config.control_timeout_s
         self._gateway = gateway
@@ -55,6 +61,13 @@ class GatewayServicer(GatewayServiceServicer):
         self._lookups = lookups
         self._orchestrator = orchestrator
         self._leases = LeaseSigner(config.cluster_secret.encode())
+        self.sessions = Sessions(config=config, methods=self, admission=admission, release=lookups.release, clock=clock)
+
+    async def Session(
+        self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any
+    ) -> AsyncIterator[pb.SessionResponse]:
+        async for response in self.sessions.serve(request_iterator, context):
+            yield response
 
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
         principal = await self._admission.caller(context)

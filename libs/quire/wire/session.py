@@ -1,0 +1,374 @@
+"""A session with a gateway: everything that a client asks, over one stream. Generated stubs take it for a channel.
+
+Each request has an id, and its answers come with it. The gateway counts its answers, and keeps those that have not been
+confirmed: a stream that breaks is opened again, and the session goes on where it was. What was asked fails as soon as
+it is clear that the gateway is not there; the session is looked for as long as the gateway keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+from grpc.aio import AioRpcError, Metadata
+
+from quire.model.errors import NodeUnavailable
+from quire.telemetry import background
+from quire.wire.credentials import AUTHORIZATION, authorization
+from quire.wire.status import said
+from quire.wire.v1 import gateway_pb2 as pb
+from quire.wire.version import SPOKEN
+
+PATH: Final = "/quire.v1.GatewayService/Session"
+_CONFIRM_EVERY: Final = 64
+_RETRY_S: Final = 0.05
+_LOOK_S: Final = 0.2
+_LEAVING_TRIES: Final = 20
+_CLOSE_S: Final = 1.0
+
+
+def field_of(path: str) -> str:
+    """Of a method, in `SessionRequest` and `SessionResponse`."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", path.rpartition("/")[2]).lower()
+
+
+class SessionChannel:
+    """Stands before `channel`. `token`: what to show. When a gateway stops, another is asked what it has not taken."""
+
+    def __init__(self, channel: Any, token: str = "") -> None:
+        self._channel = channel
+        self._header = authorization(token)
+        self._session: _Session | None = None
+        self._leaving: set[_Session] = set()
+
+    def unary_unary(self, path: str, *serializers: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
+        field = field_of(path)
+
+        async def ask(request: Any, *, timeout: float | None = None, metadata: Any = ()) -> Any:
+            while True:
+                with contextlib.suppress(_NotHeard):
+                    return await self._current().ask(field, request, timeout, metadata)
+
+        ask._method = path.encode()  # type: ignore[attr-defined]
+        return ask
+
+    def unary_stream(self, path: str, *serializers: Any, **options: Any) -> Callable[..., _Answers]:
+        field = field_of(path)
+
+        def ask(request: Any, *, timeout: float | None = None, metadata: Any = ()) -> _Answers:
+            return _Answers(self._current, field, request, timeout, metadata)
+
+        ask._method = path.encode()  # type: ignore[attr-defined]
+        return ask
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        return self._channel.stream_stream(*arguments, **options)
+
+    async def close(self) -> None:
+        """End the session: the gateway gives back its leases and stops its transfers."""
+        ending = [*self._leaving, *([self._session] if self._session is not None else [])]
+        await asyncio.gather(*(session.close() for session in ending))
+
+    def _current(self) -> _Session:
+        if self._session is None:
+            method = self._channel.stream_stream(
+                PATH,
+                request_serializer=pb.SessionRequest.SerializeToString,
+                response_deserializer=pb.SessionResponse.FromString,
+            )
+            self._session = _Session(method, self._header, self._retire, self._leaving.discard)
+        return self._session
+
+    def _retire(self, session: _Session) -> None:
+        """Its gateway stops."""
+        self._leaving.add(session)
+        if self._session is session:
+            self._session = None
+
+
+class _NotHeard(Exception):
+    """The gateway stopped, and had not taken the request: another one is asked."""
+
+
+class _Answers:
+    """Of one request, as they come."""
+
+    def __init__(
+        self,
+        session: Callable[[], _Session],
+        field: str,
+        request: Any,
+        timeout: float | None,
+        metadata: Any,
+    ) -> None:
+        self._find = session
+        self._asked = field, request, timeout, metadata
+        self._cancel: Callable[[], None] = lambda: None
+
+    def cancel(self) -> None:
+        self._cancel()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        timeout, loop = self._asked[2], asyncio.get_running_loop()
+        until_s = loop.time() + timeout if timeout is not None else None
+        while True:
+            with contextlib.suppress(_NotHeard):
+                async with contextlib.aclosing(self._answers(self._find(), until_s)) as answers:
+                    async for answer in answers:
+                        yield answer
+                return
+
+    async def _answers(self, session: _Session, until_s: float | None) -> AsyncGenerator[Any, None]:
+        field, request, timeout, metadata = self._asked
+        number, coming = session.begin(field, request, timeout, metadata)
+        self._cancel = lambda: session.forget(number)
+        try:
+            await session.flush()
+            while True:
+                async with asyncio.timeout_at(until_s):
+                    response = await coming.get()
+                if isinstance(response, Exception):
+                    raise response
+                if response.HasField(field):
+                    yield getattr(response, field)
+                if response.last:
+                    return
+        except TimeoutError:
+            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no end within {timeout} s") from None
+        finally:
+            session.forget(number)
+
+
+class _Session:
+    """One gateway's. `leaves` is called when that stops, `ended` when it has answered all that it had taken."""
+
+    def __init__(
+        self,
+        method: Callable[..., Any],
+        header: str,
+        leaves: Callable[[_Session], None],
+        ended: Callable[[_Session], None],
+    ) -> None:
+        self._method = method
+        self._header = header
+        self._leaves = leaves
+        self._ended = ended
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Queue[Any]] = {}
+        self._unheard: deque[pb.SessionRequest] = deque()
+        self._outgoing: deque[pb.SessionRequest] = deque()
+        self._stream: Any = None
+        self._writing = False
+        self._token = b""
+        self._renew_s = self._grace_s = 0.0
+        self._received = self._confirmed = 0
+        self._leaving = self._closing = False
+        self._wanted = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- requests
+
+    async def ask(self, field: str, request: Any, timeout: float | None, metadata: Any) -> Any:
+        """The one answer. Raises `AioRpcError`."""
+        number, coming = self.begin(field, request, timeout, metadata)
+        try:
+            async with asyncio.timeout(timeout):
+                await self.flush()
+                response = await coming.get()
+        except TimeoutError:
+            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout} s") from None
+        finally:
+            self.forget(number)
+        if isinstance(response, Exception):
+            raise response
+        return getattr(response, field)
+
+    def begin(self, field: str, request: Any, timeout: float | None, metadata: Any) -> tuple[int, asyncio.Queue[Any]]:
+        """Queue a request; its id, and where its answers will be. `forget` it at the end."""
+        number, coming = next(self._ids), asyncio.Queue[Any]()
+        message = pb.SessionRequest(
+            id=number,
+            timeout_ms=min(round(timeout * 1000), 0xFFFFFFFF) if timeout is not None else 0,
+            traceparent=next((value for key, value in metadata or () if key == "traceparent"), ""),
+            **{field: request},
+        )
+        self._waiting[number] = coming
+        self._unheard.append(message)
+        self._outgoing.append(message)
+        if not self._tasks or self._tasks[0].done():
+            self._tasks = [asyncio.create_task(self._run(), context=background())]
+        self._wanted.set()
+        return number, coming
+
+    def forget(self, number: int) -> None:
+        """Its answers are not wanted any more; where there was none yet, the gateway is told."""
+        if self._waiting.pop(number, None) is None:
+            return
+        self._unheard = deque(each for each in self._unheard if each.id != number)
+        unsent = [each for each in self._outgoing if each.id == number]
+        if unsent:
+            self._outgoing.remove(unsent[0])
+        else:
+            cancel = pb.SessionRequest(id=next(self._ids), cancel=number)
+            self._unheard.append(cancel)
+            self._say(cancel)
+
+    async def flush(self) -> None:
+        """Send what is queued, in order. One caller sends for all."""
+        if self._writing:
+            return
+        self._writing = True
+        try:
+            while self._outgoing and (stream := self._stream) is not None:
+                message = self._outgoing.popleft()
+                message.received = self._confirmed = self._received
+                try:
+                    await stream.write(message)
+                except (AioRpcError, asyncio.InvalidStateError):
+                    return  # the stream has ended: its reader will say why
+        finally:
+            self._writing = False
+
+    async def close(self) -> None:
+        """Say good-bye; what is asked fails."""
+        self._closing = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                if self._stream is not None and not self._leaving:
+                    self._say(pb.SessionRequest(close=pb.SessionClose()))
+                    while self._outgoing and self._stream is not None:
+                        await self.flush()
+                        await asyncio.sleep(0)
+                    await asyncio.wait(self._tasks[:1])
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._fail(_error(grpc.StatusCode.CANCELLED, "the client was closed"))
+
+    # ---- the stream
+
+    async def _run(self) -> None:
+        """Keep the stream open, until it is clear that the session is over."""
+        loop = asyncio.get_running_loop()
+        until_s, tries = loop.time(), 0
+        while True:
+            self._wanted.clear()
+            try:
+                await self._follow()
+                error, tries = _error(grpc.StatusCode.UNAVAILABLE, "the gateway ended the session"), 0
+            except AioRpcError as failure:
+                error = failure
+            if self._stream is not None:  # it was open until now
+                self._stream, tries = None, 0
+                until_s = loop.time() + self._grace_s
+            tries += 1
+            if self._leaving or self._closing or error.code() is not grpc.StatusCode.UNAVAILABLE:
+                break
+            leaves = said(error) == NodeUnavailable.code()
+            if leaves and tries < _LEAVING_TRIES:
+                await asyncio.sleep(_RETRY_S)  # the channel will find another one in a moment
+            elif tries == 1 and self._token:
+                await asyncio.sleep(0)
+            else:
+                self._fail(_error(grpc.StatusCode.UNAVAILABLE, str(error.details())) if leaves else error)
+                if loop.time() >= until_s:
+                    break
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._wanted.wait()
+        self._token = b""
+        self._fail(error)
+        self._ended(self)
+
+    async def _follow(self) -> None:
+        """One stream, from its opening to its end. Raises `AioRpcError`."""
+        shown = ((AUTHORIZATION, self._header),) if self._header else ()
+        stream = self._method(metadata=(*SPOKEN, *shown))
+        renewing: asyncio.Task[None] | None = None
+        try:
+            with contextlib.suppress(asyncio.InvalidStateError):
+                first = pb.SessionRequest(open=pb.SessionOpen(session=self._token), received=self._received)
+                await stream.write(first)
+            async for response in stream:
+                if renewing is not None:
+                    self._take(response)
+                    continue
+                await self._opened(response)
+                self._stream = stream
+                renewing = asyncio.create_task(self._renew())
+                await self.flush()
+        finally:
+            if renewing is not None:
+                renewing.cancel()
+            stream.cancel()
+
+    async def _opened(self, response: pb.SessionResponse) -> None:
+        opened = response.opened
+        if not opened.resumed:
+            if self._token:  # the one that this client had is over, and what was asked in it
+                self._fail(_error(grpc.StatusCode.UNAVAILABLE, "the gateway does not know the session any more"))
+            self._received = self._confirmed = 0
+        self._token = opened.session
+        self._renew_s, self._grace_s = opened.renew_ms / 1000, opened.grace_ms / 1000
+        self._hear(response.heard)
+        self._outgoing = deque(self._unheard)
+
+    def _take(self, response: pb.SessionResponse) -> None:
+        self._hear(response.heard)
+        if response.number:
+            if response.number <= self._received:
+                return
+            self._received = response.number
+        if response.HasField("leaving"):
+            self._leaving = True
+            self._leaves(self)
+            return
+        coming = self._waiting.get(response.id)
+        if coming is not None:
+            if response.last:
+                del self._waiting[response.id]
+            coming.put_nowait(_failure(response.error) if response.HasField("error") else response)
+        if self._received - self._confirmed >= _CONFIRM_EVERY:
+            self._confirmed = self._received
+            self._say(pb.SessionRequest())
+
+    def _hear(self, heard: int) -> None:
+        while self._unheard and self._unheard[0].id <= heard:
+            self._unheard.popleft()
+
+    def _say(self, message: pb.SessionRequest) -> None:
+        """Something that no answer comes to. On another stream it is said again if it has an id."""
+        if self._stream is not None:
+            self._outgoing.append(message)
+            if not self._writing:
+                self._tasks = [self._tasks[0], *(task for task in self._tasks[1:] if not task.done())]
+                self._tasks.append(asyncio.create_task(self.flush(), context=background()))
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._renew_s)
+            self._say(pb.SessionRequest(renew=pb.SessionRenew(authorization=self._header)))
+
+    def _fail(self, error: AioRpcError) -> None:
+        """All that is asked."""
+        waiting, self._waiting = self._waiting, {}
+        unheard = {message.id for message in self._unheard} if self._leaving else set()
+        self._unheard.clear()
+        self._outgoing.clear()
+        for number, coming in waiting.items():
+            coming.put_nowait(_NotHeard() if number in unheard else error)
+
+
+def _failure(error: pb.SessionError) -> AioRpcError:
+    code = next((each for each in grpc.StatusCode if each.value[0] == error.status), grpc.StatusCode.UNKNOWN)
+    return AioRpcError(code, Metadata(), Metadata(*error.trailers.items()), error.message)
+
+
+def _error(code: grpc.StatusCode, details: str) -> AioRpcError:
+    return AioRpcError(code, Metadata(), Metadata(), details)

@@ -1,0 +1,398 @@
+"""Clients' sessions: many requests over one stream, and what a client has while it is there.
+
+A session owns the leases that it was given and the requests that it has running; with it they end. It outlives its
+stream by a time of grace: answers are numbered and kept until the client has confirmed them, so that one that comes
+back in time misses none. A client that reads slowly, or does not confirm, has its requests wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+from quire.model.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    NodeUnavailable,
+    QuireError,
+    Unauthenticated,
+)
+from quire.telemetry import background, logger
+from quire.wire.status import status_of, trailers_of
+from quire.wire.v1 import gateway_pb2 as pb
+from quire_gateway.admission import Admission, Principal
+from quire_gateway.config import GatewayConfig
+from quire_gateway.errors import RequestsExhausted, SessionsExhausted
+from quire_server.clock import Clock
+from quire_server.grpc_server import Served
+
+_METHODS: Final = {
+    "lookup": "Lookup",
+    "fetch": "Fetch",
+    "store": "Store",
+    "release": "Release",
+    "evict": "Evict",
+    "put_latent": "PutLatent",
+    "get_latent": "GetLatent",
+    "head_image": "HeadImage",
+    "get_image": "GetImage",
+    "delete_image": "DeleteImage",
+    "list_images": "ListImages",
+    "status": "Status",
+}
+_SERVICE: Final = "/quire.v1.GatewayService/"
+_KEPT_MAX: Final = 512
+_LEASES_LOOKED: Final = 64
+_RETRY_S: Final = 0.05
+_MISSED_RENEWALS: Final = 3
+
+Release = Callable[[bytes], Awaitable[object]]
+
+
+class SessionContext:
+    """What a session's requests are asked with, in the place of a gRPC context."""
+
+    def __init__(self, principal: Principal) -> None:
+        self.principal = principal
+
+
+class _Line:
+    """A stream of a session. `sent`: the number of the last answer that went out on it."""
+
+    def __init__(self, sent: int) -> None:
+        self.sent = sent
+        self.news: deque[pb.SessionResponse] = deque()
+        self.over = False
+        self.wake = asyncio.Event()
+
+    def end(self) -> None:
+        """Once what is queued has gone out."""
+        self.over = True
+        self.wake.set()
+
+
+class Session:
+    """One client's. `answer` serves a request; `release` gives a lease back."""
+
+    def __init__(
+        self,
+        principal: Principal,
+        answer: Callable[[Session, pb.SessionRequest], Coroutine[Any, Any, None]],
+        release: Release,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self.token = os.urandom(16)
+        self.context = SessionContext(principal)
+        self.line: _Line | None = None
+        self.renewed_ms = now_ms()
+        self.heard = 0
+        self.leaving = False
+        self._answer = answer
+        self._release = release
+        self._now_ms = now_ms
+        self._number = self._confirmed = 0
+        self._kept: deque[pb.SessionResponse] = deque()
+        self._room = asyncio.Event()
+        self._requests: dict[int, asyncio.Task[None]] = {}
+        self._leases: dict[bytes, int] = {}
+        self._leases_max = _LEASES_LOOKED
+
+    @property
+    def requests(self) -> int:
+        """How many run."""
+        return len(self._requests)
+
+    # ---- what comes in
+
+    def attach(self, received: int) -> _Line:
+        """A stream for a client that has the answers up to `received`; the one before is at its end."""
+        if self.line is not None:
+            self.line.end()
+        self.confirm(received)
+        self.line = _Line(self._confirmed)
+        return self.line
+
+    def take(self, message: pb.SessionRequest) -> None:
+        """A request; one that is sent again is not begun again."""
+        self.confirm(message.received)
+        if message.id <= self.heard:
+            return
+        self.heard = message.id
+        if message.HasField("cancel"):
+            task = self._requests.get(message.cancel)
+            if task is not None:
+                task.cancel()
+            return
+        task = asyncio.create_task(self._answer(self, message))
+        self._requests[message.id] = task
+        task.add_done_callback(lambda _: self._ended(message.id))
+
+    def confirm(self, received: int) -> None:
+        """The client has the answers up to that number."""
+        if received > self._number:
+            raise InvalidRequest(f"{received} answers, but there are {self._number}", field="received")
+        while self._confirmed < received:
+            self._confirmed += 1
+            self._kept.popleft()
+        self._room.set()
+
+    def _ended(self, request: int) -> None:
+        del self._requests[request]
+        self._end_if_left()
+
+    # ---- what goes out
+
+    async def put(self, response: pb.SessionResponse) -> None:
+        """Number an answer, and send it as soon as there is a stream. Waits while too many are not confirmed."""
+        while len(self._kept) >= _KEPT_MAX:
+            self._room.clear()
+            await self._room.wait()
+        self._number += 1
+        response.number = self._number
+        self._kept.append(response)
+        if self.line is not None:
+            self.line.wake.set()
+
+    async def responses(self, line: _Line) -> AsyncIterator[pb.SessionResponse]:
+        """What the stream sends, until it is over."""
+        while True:
+            line.wake.clear()
+            while line.sent < self._number and self.line is line:
+                line.sent = max(line.sent, self._confirmed) + 1
+                response = self._kept[line.sent - self._confirmed - 1]
+                response.heard = self.heard
+                yield response
+            while line.news:
+                yield line.news.popleft()
+            if line.over and not line.wake.is_set():
+                return
+            await line.wake.wait()
+
+    def leave(self) -> None:
+        """The gateway stops: what runs is answered, and then the stream ends."""
+        self.leaving = True
+        if self.line is not None:
+            self.line.news.append(pb.SessionResponse(heard=self.heard, leaving=pb.SessionLeaving()))
+            self.line.wake.set()
+        self._end_if_left()
+
+    def _end_if_left(self) -> None:
+        if self.leaving and not self._requests and self.line is not None:
+            # Requests that are on their way are not taken any more: the client asks another gateway.
+            self.line.news.append(pb.SessionResponse(heard=self.heard))
+            self.line.end()
+
+    # ---- leases
+
+    def own(self, lease: bytes, expires_ms: int) -> None:
+        """To be given back at the session's end."""
+        self._leases[lease] = expires_ms
+        if len(self._leases) > self._leases_max:  # twice as many as were left when it was last looked at
+            now_ms = self._now_ms()
+            self._leases = {each: until_ms for each, until_ms in self._leases.items() if until_ms > now_ms}
+            self._leases_max = max(_LEASES_LOOKED, 2 * len(self._leases))
+
+    def disown(self, lease: bytes) -> None:
+        """The client gives it back itself."""
+        self._leases.pop(lease, None)
+
+    async def stop(self) -> None:
+        """Stop what runs."""
+        if self.line is not None:
+            self.line.end()
+        running = list(self._requests.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def end(self) -> None:
+        """Stop what runs, and give back the leases."""
+        await self.stop()
+        leases, self._leases = self._leases, {}
+        for lease, expires_ms in leases.items():
+            if expires_ms > self._now_ms():
+                try:
+                    await self._release(lease)
+                except QuireError as error:
+                    logger().warning("leases stay until they run out", error=str(error))
+                    return
+
+
+class Sessions:
+    """Those of this gateway's clients. `methods`: its gRPC frontend, whose methods answer the requests."""
+
+    def __init__(
+        self,
+        *,
+        config: GatewayConfig,
+        methods: Any,
+        admission: Admission,
+        release: Release,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._methods = {field: getattr(methods, name) for field, name in _METHODS.items()}
+        self._admission = admission
+        self._release = release
+        self._clock = clock
+        self._served = Served()
+        self._sessions: dict[bytes, Session] = {}
+        self._leaving = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def stats(self) -> dict[str, float]:
+        return {"sessions": len(self._sessions)}
+
+    async def serve(
+        self, requests: AsyncIterator[pb.SessionRequest], context: Any
+    ) -> AsyncIterator[pb.SessionResponse]:
+        """One stream. Raises `Unauthenticated`; `NodeUnavailable` where this gateway stops."""
+        principal = await self._admission.caller(context)
+        first = await anext(aiter(requests), None)
+        if first is None or not first.HasField("open"):
+            raise InvalidRequest("a session begins with `open`", field="request")
+        if self._leaving:
+            raise NodeUnavailable("this gateway stops", retry_after_s=_RETRY_S)
+        session, resumed = self._find(first.open.session, principal)
+        line = session.attach(first.received if resumed else 0)
+        reader = asyncio.create_task(self._read(session, line, requests), context=background())
+        try:
+            yield pb.SessionResponse(
+                heard=session.heard,
+                opened=pb.SessionOpened(
+                    session=session.token,
+                    resumed=resumed,
+                    renew_ms=self._config.session_renew_ms,
+                    grace_ms=self._config.session_grace_ms,
+                ),
+            )
+            async for response in session.responses(line):
+                yield response
+            if reader.done() and not reader.cancelled():
+                reader.result()
+        finally:
+            reader.cancel()
+            if session.line is line:
+                session.line = None
+                if not self._leaving:
+                    self._spawn(self._end_after(session, 0 if line.over else self._config.session_grace_ms))
+
+    def leave(self) -> None:
+        """This gateway stops. Leases stay, until they run out: their clients ask another gateway."""
+        self._leaving = True
+        for session in list(self._sessions.values()):
+            session.leave()
+
+    async def close(self) -> None:
+        """Stop what is left."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *(each.stop() for each in self._sessions.values()), return_exceptions=True)
+
+    # ----
+
+    def _find(self, token: bytes, principal: Principal) -> tuple[Session, bool]:
+        session = self._sessions.get(token)
+        if session is not None and session.context.principal == principal:
+            return session, True
+        if len(self._sessions) >= self._config.sessions_max:
+            raise SessionsExhausted(f"{len(self._sessions)} sessions are open", retry_after_s=1.0)
+        session = Session(principal, self._answer, self._release, self._clock.now_ms)
+        self._sessions[session.token] = session
+        return session, False
+
+    async def _read(self, session: Session, line: _Line, requests: AsyncIterator[pb.SessionRequest]) -> None:
+        """What the client sends, while its stream is the session's."""
+        watching = asyncio.create_task(self._watch(session, line))
+        try:
+            async for message in requests:
+                if session.line is not line:
+                    return
+                if message.HasField("renew"):
+                    await self._renew(session, message.renew.authorization)
+                elif message.HasField("close"):
+                    line.end()
+                    return
+                else:
+                    session.take(message)
+        except QuireError:
+            line.end()
+            raise
+        finally:
+            watching.cancel()
+
+    async def _renew(self, session: Session, header: str) -> None:
+        principal = await self._admission.authenticate(header)
+        if principal.tenant != session.context.principal.tenant or principal.member != session.context.principal.member:
+            raise Unauthenticated("these credentials are another client's", field="authorization")
+        session.context.principal = principal
+        session.renewed_ms = self._clock.now_ms()
+
+    async def _watch(self, session: Session, line: _Line) -> None:
+        """A client that does not show its credentials again has its stream ended."""
+        while True:
+            await self._clock.sleep(self._config.session_renew_ms / 1000)
+            if self._clock.now_ms() - session.renewed_ms > _MISSED_RENEWALS * self._config.session_renew_ms:
+                logger().warning("a session ends: its credentials were not shown again")
+                line.end()
+                return
+
+    async def _end_after(self, session: Session, grace_ms: int) -> None:
+        if grace_ms:
+            await self._clock.sleep(grace_ms / 1000)
+        if session.line is None and self._sessions.pop(session.token, None) is not None:
+            await session.end()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine, context=background())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- requests
+
+    async def _answer(self, session: Session, message: pb.SessionRequest) -> None:
+        field = message.WhichOneof("request")
+        name = _METHODS.get(field or "", "")
+        carrier = {"traceparent": message.traceparent} if message.traceparent else {}
+        with self._served.request(_SERVICE + name, carrier) as served:
+            try:
+                if not name or field is None:
+                    raise InvalidRequest("nothing that this version knows is asked", field="request")
+                if session.requests > self._config.session_requests_max:
+                    raise RequestsExhausted(f"{session.requests} requests of this session run", retry_after_s=_RETRY_S)
+                async with asyncio.timeout(message.timeout_ms / 1000 or None):
+                    await self._ask(session, message, field)
+            except Exception as error:
+                await session.put(_failed(message.id, served.failed(_known(error))))
+
+    async def _ask(self, session: Session, message: pb.SessionRequest, field: str) -> None:
+        method, request = self._methods[field], getattr(message, field)
+        if inspect.isasyncgenfunction(method):
+            async with contextlib.aclosing(method(request, session.context)) as answers:
+                async for answer in answers:
+                    await session.put(pb.SessionResponse(id=message.id, **{field: answer}))
+            await session.put(pb.SessionResponse(id=message.id, last=True))
+            return
+        answer = await method(request, session.context)
+        if field == "lookup" and answer.lease:
+            session.own(answer.lease, answer.lease_expires_ms)
+        elif field == "release":
+            session.disown(request.lease)
+        await session.put(pb.SessionResponse(id=message.id, last=True, **{field: answer}))
+
+
+def _known(error: Exception) -> Exception:
+    return (
+        DeadlineExceeded("not answered in the time that the client gave") if isinstance(error, TimeoutError) else error
+    )
+
+
+def _failed(request: int, error: QuireError) -> pb.SessionResponse:
+    failure = pb.SessionError(status=status_of(error).value[0], message=str(error), trailers=dict(trailers_of(error)))
+    return pb.SessionResponse(id=request, last=True, error=failure)
