@@ -80,6 +80,7 @@ STATS: Final = (
     Stat("deliveries", "quire.deliveries", doc="deliveries that run (storage) or are admitted (scheduler)"),
     Stat("ingests", "quire.storage.ingests", doc="stores that run"),
     Stat("rate.granted", "quire.storage.granted", "By/s", doc="sum of the rates of deliveries"),
+    Stat("rate.advanced", "quire.storage.advanced", "By", doc="that deliveries might send before they had a rate"),
     Stat("rate.fallback", "quire.storage.fallback", doc="1 while no scheduler answers"),
     Stat("scrubbed", "quire.storage.scrubbed", counts=True, doc="chunks that were read to check them"),
     Stat("link.*.budget", "quire.link.budget", "By/s", label="link", doc="what a link may carry"),

@@ -19,7 +19,8 @@ from quire.model.descriptor import Descriptor
 from quire.model.errors import ChunkMissing, CorruptData
 from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
-from quire_storage.core.chunks import Chunk, Copy, MemoryPlace
+from quire_storage.core.checksums import Checksums
+from quire_storage.core.chunks import Copy, MemoryPlace
 from quire_storage.core.plan import BatchPlan, places, verification
 from quire_storage.core.slots import Shape
 from quire_storage.core.striped import Striped
@@ -28,6 +29,7 @@ from quire_storage.tiers import Tiers
 
 Bytes = npt.NDArray[np.uint8]
 _AHEAD_OF_DRIVES = 3
+_FIRST_BYTES = 1 << 20
 Healer = Callable[[Copy], Awaitable[Bytes | None]]
 
 
@@ -72,7 +74,7 @@ class Promotion:
         assert pool is not None, "what is on a drive is in the pool"
         strides = np.full(len(copies), self._stride)
         self._source = pool.striped(copies, self._bases + arena.address, strides)
-        self._verify = verification([copy.chunk for copy in copies], self._bases)
+        self._verify = verification(_checksums(copies), self._bases, copies[0].chunk.slice_bytes)
         self._layers: dict[int, asyncio.Task[None]] = {}
         self._sound: set[int] = set()
 
@@ -149,10 +151,13 @@ class Promotions:
 
 @dataclass(slots=True)
 class Batch:
-    """Some consecutive chunks of a delivery. `stride`: between layers in the arena; 0 for one that is staged."""
+    """Some consecutive chunks of a delivery, from the `start`-th on. `stride`: between layers in the arena; 0 for one
+    that is staged.
+    """
 
     plan: BatchPlan
     copies: Sequence[Copy]
+    start: int
     stride: int
     staged: Striped | None = None
     promotion: Promotion | None = None
@@ -189,7 +194,15 @@ class Batches:
         self._joined: list[tuple[int, Promotion]] = []
         if any(copy.memory is None and copy.disk is None for copy in copies):
             raise ChunkMissing("a drive has just failed, and chunks with it", field="chunk_keys")
+        self._checksums = _checksums(copies)
         self.batches = [batch for start, stop in self._cuts(copies) for batch in self._batch(copies, start, stop)]
+        self._first = [part for batch in self.batches for part in self._parts(batch)]
+
+    def of(self, layer: int) -> Sequence[Batch]:
+        """The batches of a layer, in order. Those of the first are small at first: its bytes leave as soon as some are
+        verified, where those of a later one are verified while the one before it is sent.
+        """
+        return self._first if layer == 0 else self.batches
 
     @property
     def staged(self) -> bool:
@@ -273,8 +286,21 @@ class Batches:
         self, copies: Sequence[Copy], start: int, stop: int, places: Sequence[MemoryPlace], promotion: Promotion | None
     ) -> Batch:
         bases = np.array([place.offset for place in places], dtype=np.int64)
-        plan = self._plan(copies, start, stop, bases)
-        return Batch(plan, copies[start:stop], places[0].layer_stride, promotion=promotion)
+        plan = self._plan(start, stop, bases)
+        return Batch(plan, copies[start:stop], start, places[0].layer_stride, promotion=promotion)
+
+    def _parts(self, batch: Batch) -> list[Batch]:
+        """Of what lies in memory: parts that grow."""
+        if batch.staged is not None or batch.promotion is not None:
+            return [batch]
+        size, count = self._descriptor.slice_bytes, len(batch.copies)
+        parts, at, bytes_ = [], 0, _FIRST_BYTES
+        while at < count:
+            stop = min(count, at + max(1, bytes_ // size))
+            plan = self._plan(batch.start + at, batch.start + stop, batch.plan.bases[at:stop])
+            parts.append(Batch(plan, batch.copies[at:stop], batch.start + at, batch.stride))
+            at, bytes_ = stop, 2 * bytes_
+        return parts if len(parts) > 1 else [batch]
 
     def _staged(self, copies: Sequence[Copy], start: int, stop: int) -> Batch:
         """Addresses count from the block that is taken for the layer."""
@@ -282,13 +308,17 @@ class Batches:
         assert pool is not None, "what is on a drive is in the pool"
         bases = np.arange(len(mine), dtype=np.int64) * mine[0].chunk.shape.slice_room
         source = pool.striped(mine, bases, np.zeros(len(mine), dtype=np.int64))
-        return Batch(self._plan(copies, start, stop, bases), mine, 0, staged=source)
+        return Batch(self._plan(start, stop, bases), mine, start, 0, staged=source)
 
-    def _plan(self, copies: Sequence[Copy], start: int, stop: int, bases: npt.NDArray[np.int64]) -> BatchPlan:
-        chunks: list[Chunk] = [copy.chunk for copy in copies[start:stop]]
-        return BatchPlan(self._descriptor, chunks, bases, self._targets[start:stop])
+    def _plan(self, start: int, stop: int, bases: npt.NDArray[np.int64]) -> BatchPlan:
+        return BatchPlan(self._descriptor, self._checksums[:, start:stop], bases, self._targets[start:stop])
 
     async def _read(self, source: Striped, layer: int, block: int, due_s: float) -> None:
         assert self._reading.ring is not None, "what is on a drive is read through the ring"
         with tracer().start_as_current_span(names.STORAGE_READ, attributes={"quire.layer": layer}):
             await self._reading.ring.read(source.layer(layer).moved(self._arena.address + block), due_s)
+
+
+def _checksums(copies: Sequence[Copy]) -> Checksums:
+    """(layers, copies)."""
+    return np.stack([copy.chunk.checksums for copy in copies], axis=1)

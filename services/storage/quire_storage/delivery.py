@@ -35,6 +35,7 @@ from quire_storage.ports import AdmissionRequest, Clock
 from quire_storage.rates import Allowance, Rates
 
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 256 << 10, 4 << 20
+_CREDIT_PIECE_BYTES = 1 << 20
 _QUIESCE_TIMEOUT_S = 5.0
 _LINGER_S = 60.0
 _TURN_S = 0.5
@@ -208,8 +209,9 @@ class Delivery:
     async def _write_all(
         self, stream: PayloadStream, batches: Batches, span: otel.Span, lane: Lane, *, layerwise: bool
     ) -> None:
-        order = [(layer, batch) for layer in range(self._call.descriptor.num_layers) for batch in batches.batches]
+        order = [(layer, batch) for layer in range(self._call.descriptor.num_layers) for batch in batches.of(layer)]
         ahead: deque[asyncio.Task[ReadyBatch]] = deque()
+        admitting: asyncio.Task[None] | None = None
         trace = LayerTrace(self._parts.clock)
         coming = iter(order)
 
@@ -218,13 +220,15 @@ class Delivery:
                 ahead.append(asyncio.create_task(batches.prepare(upcoming[1], upcoming[0], self._due_s(upcoming[0]))))
 
         try:
-            if not batches.staged:
-                look_ahead()
-            if layerwise:  # a delivery that waits for its rate holds no staging memory
-                self._allowance = await self._admit()
+            if layerwise and batches.staged:  # a delivery that waits for its rate holds no staging memory
+                self._allowance = self._parts.rates.begin(self._admission(), 0)
+                await self._admit(self._allowance)
+            elif layerwise:  # the first layer goes out on credit while the scheduler is asked
+                self._allowance = self._parts.rates.begin(self._admission(), self._layer_bytes)
+                admitting = asyncio.create_task(self._admit(self._allowance))
             for layer, batch in order:
                 look_ahead()
-                if batch is batches.batches[0]:
+                if batch is batches.of(layer)[0]:
                     trace.begin(span, layer)
                 ready = await ahead[0]
                 trace.passed("ready")
@@ -242,7 +246,7 @@ class Delivery:
                         stream.announce(b"", arrived)
                 if ready.block is not None:
                     stream.announce(b"", partial(batches.release, ready))
-                if batch is batches.batches[-1]:
+                if batch is batches.of(layer)[-1]:
                     ended = trace.end()
                     if layerwise:
                         self._announce(stream, layer, span, ended)
@@ -255,17 +259,18 @@ class Delivery:
                 await stream.drain(self._parts.config.transfer_timeout_s)
         finally:
             trace.fail()
-            for task in ahead:
+            begun = [*ahead, *([admitting] if admitting is not None else [])]
+            for task in begun:
                 task.cancel()
-            await asyncio.gather(*ahead, return_exceptions=True)
+            await asyncio.gather(*begun, return_exceptions=True)
 
     def _due_s(self, layer: int) -> float:
         """When the client, computing as long per layer as it said, needs this one; 0 for at once."""
         return self._started_s + layer * self._call.compute_window_us / 1e6 if self._call.compute_window_us else 0.0
 
-    async def _admit(self) -> Allowance:
+    async def _admit(self, allowance: Allowance) -> None:
         with tracer().start_as_current_span(names.STORAGE_ADMIT):
-            return await self._parts.rates.admit(self._admission())
+            await self._parts.rates.ask(allowance)
 
     def _admission(self) -> AdmissionRequest:
         return AdmissionRequest(
@@ -281,10 +286,12 @@ class Delivery:
         return float(self._allowance.rate_bytes_per_s) if self._allowance is not None else 0.0
 
     def _piece_bytes(self) -> int:
-        """Bytes between two looks at the pacer: two milliseconds' worth, within limits."""
+        """Bytes between two looks at the pacer: a power of two, of two milliseconds' worth, within limits."""
         if self._allowance is None:
             return _PIECE_BYTES_MAX
-        return min(_PIECE_BYTES_MAX, max(_PIECE_BYTES_MIN, self._allowance.rate_bytes_per_s // 500))
+        rate = self._allowance.rate_bytes_per_s
+        worth = rate // 500 if rate else _CREDIT_PIECE_BYTES
+        return 1 << min(_PIECE_BYTES_MAX, max(_PIECE_BYTES_MIN, worth)).bit_length() - 1
 
     def _count_layer(self) -> None:
         if self._allowance is not None and self._allowance.layers_left > 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 from quire.model.errors import InvalidRequest, QuireError, ResourceExhausted
 from quire.telemetry import background, counter, logger, meter, names
-from quire_storage.core.pacing import Pacer
+from quire_storage.core.pacing import Credit, Pacer
 from quire_storage.ports import AdmissionRequest, Clock, RateSource
 
 _RENEW_S_MIN = 0.005
@@ -21,6 +21,7 @@ _RETRY_S = 0.025
 _GRACE_S = 0.3
 _ASKING_MAX = 16
 _REMEMBERED_MAX = 4096
+_CREDIT_SHARE, _CREDIT_S = 0.25, 0.02
 _SHARES = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
 
 
@@ -73,6 +74,8 @@ class Rates:
         self._epoch_left_s = _RENEW_S_ALONE
         self._answered_s = -math.inf
         self._fallen_back = False
+        self._credit = Credit(_CREDIT_SHARE * link_bytes_per_s, _CREDIT_S * link_bytes_per_s, clock.monotonic_s())
+        self.advanced_bytes = 0
         self._pacing = meter().create_histogram(
             names.PACING,
             "1",
@@ -85,12 +88,26 @@ class Rates:
     def stats(self) -> dict[str, float]:
         """For `quire status`."""
         granted = sum(allowance.rate_bytes_per_s for allowance in self._running.values())
-        return {"rate.granted": granted, "rate.fallback": float(self._fallen_back)}
+        return {
+            "rate.granted": granted,
+            "rate.fallback": float(self._fallen_back),
+            "rate.advanced": float(self.advanced_bytes),
+        }
 
-    async def admit(self, request: AdmissionRequest) -> Allowance:
-        """A rate, from the scheduler if it answers in time, else an equal share of this node's own cap."""
-        allowance = Allowance(request, Pacer(0, self._clock.monotonic_s()), request.layers)
+    def begin(self, request: AdmissionRequest, advance_bytes: int) -> Allowance:
+        """No rate yet: `ask` for it, once. Until it is there, as much of `advance_bytes` may leave as the credit of
+        this node's new deliveries has: no more than a quarter of its link, over time, and the rate makes up for it.
+        """
+        now_s = self._clock.monotonic_s()
+        advance_bytes = self._credit.take(advance_bytes, now_s)
+        self.advanced_bytes += advance_bytes
+        allowance = Allowance(request, Pacer(0, now_s, advance_bytes), request.layers)
         self._running[request.delivery] = allowance
+        return allowance
+
+    async def ask(self, allowance: Allowance) -> None:
+        """Have a rate, from the scheduler if it answers in time, else an equal share of this node's own cap."""
+        request = allowance.request
         try:
             if self._fallen_back:
                 self._share()  # and the next renewal asks again: no delivery waits for a scheduler that is not there
@@ -100,8 +117,8 @@ class Rates:
             self._drop(allowance)
             self._spawn(self._tell_finished(request.delivery))
             raise
+        self._end_credit(allowance)
         self._keep_renewing()
-        return allowance
 
     def admit_chunkwise(self, request: AdmissionRequest) -> Allowance:
         """No part of the pool, but of this node's port: an equal share, within the tenant's cap (§3.4)."""
@@ -283,11 +300,16 @@ class Rates:
     def _drop(self, allowance: Allowance) -> None:
         name = allowance.request.delivery
         allowance.finished = True
+        self._end_credit(allowance)
         allowance.pacer.set_rate(allowance.rate_bytes_per_s, self._clock.monotonic_s())
         for group, share in ((self._running, self._share), (self._chunkwise, self._share_port)):
             if group.get(name) is allowance:
                 del group[name]
                 share()
+
+    def _end_credit(self, allowance: Allowance) -> None:
+        self._credit.give_back(allowance.pacer.advance_bytes)
+        allowance.pacer.advance_bytes = 0
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine, context=background())

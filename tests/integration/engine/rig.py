@@ -178,7 +178,7 @@ class Engine:
             )
             batches = Batches(reading, self.promotions, descriptor, (ChunkRange("", 0, len(numbers)),), held.copies)
             for layer in range(shape.num_layers):
-                for batch in batches.batches:
+                for batch in batches.of(layer):
                     ready = await batches.prepare(batch, layer, 0.0)
                     for piece in batch.plan.pieces(layer, ready.shift, 1 << 20):
                         at = piece.remote_offset

@@ -178,7 +178,8 @@ def _scene(order: Sequence[int], layers: int, size: int) -> tuple[npt.NDArray[np
 
 def _plan(descriptor: Descriptor, ranges: Sequence[ChunkRange], chunks: Sequence[Copy]) -> BatchPlan:
     bases = np.array([int(_slices(chunk)[0]) for chunk in chunks], dtype=np.int64)
-    return BatchPlan(descriptor, [copy.chunk for copy in chunks], bases, places(descriptor, ranges))
+    checksums = np.stack([copy.chunk.checksums for copy in chunks], axis=1)
+    return BatchPlan(descriptor, checksums, bases, places(descriptor, ranges))
 
 
 @given(

@@ -10,7 +10,7 @@ from quire.model.errors import InvalidRequest, NodeUnavailable
 from quire.model.policy import TenantPolicy
 from quire.testing import FakeClock
 from quire_storage.ports import AdmissionRequest, Grant
-from quire_storage.rates import Rates
+from quire_storage.rates import Allowance, Rates
 
 
 class UnlikelyDemand(InvalidRequest):
@@ -54,10 +54,16 @@ def _request(name: str, window_us: int = 500) -> AdmissionRequest:
     )
 
 
+async def _admit(rates: Rates, request: AdmissionRequest) -> Allowance:
+    allowance = rates.begin(request, 0)
+    await rates.ask(allowance)
+    return allowance
+
+
 async def test_rates_follow_the_epochs() -> None:
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
-    allowance = await rates.admit(_request("a"))
+    allowance = await _admit(rates, _request("a"))
     assert (allowance.rate_bytes_per_s, allowance.scheduled) == (1_000_000, True)
     scheduler.rate = 250_000
     await clock.advance(0.11)
@@ -75,14 +81,14 @@ async def test_a_scheduler_that_goes_and_comes_back() -> None:
     """Rates stay while a standby may be taking over; then equal shares of the node's cap, also for those that come."""
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
-    first = await rates.admit(_request("a"))
+    first = await _admit(rates, _request("a"))
     scheduler.away = True
     await clock.advance(0.25)
     assert (first.rate_bytes_per_s, first.scheduled) == (1_000_000, True)
     await clock.advance(0.2)
     assert (first.rate_bytes_per_s, first.scheduled) == (4_000_000, False)
     assert rates.stats["rate.fallback"] == 1
-    second = await rates.admit(_request("b"))
+    second = await _admit(rates, _request("b"))
     assert [each.rate_bytes_per_s for each in (first, second)] == [2_000_000] * 2
     rates.finish(second)
     assert first.rate_bytes_per_s == 4_000_000
@@ -99,7 +105,7 @@ async def test_a_takeover_changes_no_rate() -> None:
     """A tenth of a second without a leader, then one that knows no transfer."""
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
-    allowance = await rates.admit(_request("a"))
+    allowance = await _admit(rates, _request("a"))
     scheduler.away = True
     await clock.advance(0.15)
     scheduler.away = False
@@ -115,21 +121,21 @@ async def test_deliveries_shorter_than_the_pause_find_the_scheduler_again() -> N
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
     scheduler.away = True
-    admission = asyncio.create_task(rates.admit(_request("a")))
+    admission = asyncio.create_task(_admit(rates, _request("a")))
     await clock.advance(1.0)
     rates.finish(await admission)
     assert rates.stats["rate.fallback"] == 1
     scheduler.away = False
     await clock.advance(2.0)
     assert rates.stats["rate.fallback"] == 0
-    assert (await rates.admit(_request("b"))).scheduled
+    assert (await _admit(rates, _request("b"))).scheduled
     await rates.close()
 
 
 async def test_a_refusal_costs_its_own_delivery_only() -> None:
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
-    first = await rates.admit(_request("a"))
+    first = await _admit(rates, _request("a"))
     admit = scheduler.admit
 
     async def refuse(request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
@@ -138,7 +144,7 @@ async def test_a_refusal_costs_its_own_delivery_only() -> None:
         return await admit(request, layers_left, held_bytes_per_s)
 
     scheduler.admit = refuse  # type: ignore[method-assign]
-    bad = await rates.admit(_request("bad"))
+    bad = await _admit(rates, _request("bad"))
     assert not bad.scheduled
     await clock.advance(0.3)
     assert (first.rate_bytes_per_s, first.scheduled) == (1_000_000, True)
@@ -149,7 +155,7 @@ async def test_a_refusal_costs_its_own_delivery_only() -> None:
 async def test_renewals_survive_unexpected_errors() -> None:
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
-    allowance = await rates.admit(_request("a"))
+    allowance = await _admit(rates, _request("a"))
     renew = scheduler.renew
 
     async def burst(layers_left: dict[str, int]) -> list[Grant]:
@@ -169,14 +175,15 @@ async def test_caps_hold_without_a_scheduler_too() -> None:
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
     scheduler.away = True
-    admission = asyncio.create_task(rates.admit(_request("a")))
+    admission = asyncio.create_task(_admit(rates, _request("a")))
     await clock.advance(1.0)
     await admission
     capped = [
-        await rates.admit(
+        await _admit(
+            rates,
             AdmissionRequest(
                 delivery=n, bytes_per_layer=1000, compute_window_us=0, layers=8, tenant=TenantPolicy("t", 1.0, 500_000)
-            )
+            ),
         )
         for n in "bc"
     ]
@@ -188,7 +195,7 @@ async def test_who_waits_with_no_rate_goes_on_when_there_is_one() -> None:
     clock, scheduler = FakeClock(), Scheduler()
     scheduler.rate = 0
     rates = Rates(scheduler, clock, 4_000_000)
-    allowance = await rates.admit(_request("a"))
+    allowance = await _admit(rates, _request("a"))
     waiting = asyncio.create_task(rates.until_due(allowance, 1000))
     await clock.advance(0.05)
     assert not waiting.done()
@@ -203,7 +210,7 @@ async def test_stalls_are_reported_once_and_only_where_they_teach() -> None:
     """With the mean of the rates that a delivery had; not of strangers, nor without a window, nor on fallback rates."""
     clock, scheduler = FakeClock(), Scheduler()
     rates = Rates(scheduler, clock, 4_000_000)
-    allowance = await rates.admit(_request("a"))
+    allowance = await _admit(rates, _request("a"))
     await clock.advance(0.1)
     scheduler.rate = 3_000_000
     await clock.advance(0.1)
@@ -212,7 +219,7 @@ async def test_stalls_are_reported_once_and_only_where_they_teach() -> None:
     await rates.stalled("a", 0.5)
     await rates.stalled("a", 0.5)
     await rates.stalled("stranger", 0.5)
-    blind = await rates.admit(_request("blind", window_us=0))
+    blind = await _admit(rates, _request("blind", window_us=0))
     rates.finish(blind)
     await rates.stalled("blind", 0.5)
     observed = [each for each in scheduler.heard if each[0] == "observe"]
@@ -233,7 +240,7 @@ async def test_an_admission_that_is_cancelled_leaves_nothing_behind() -> None:
         raise AssertionError
 
     scheduler.admit = never  # type: ignore[method-assign]
-    task = asyncio.create_task(rates.admit(_request("a")))
+    task = asyncio.create_task(_admit(rates, _request("a")))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -257,3 +264,57 @@ async def test_chunkwise_deliveries_share_the_port_and_not_the_pool() -> None:
     assert first.rate_bytes_per_s == 4_000_000
     rates.finish(first)
     assert scheduler.heard == []
+
+
+async def test_the_first_bytes_leave_on_credit_and_the_rate_makes_up_for_them() -> None:
+    """While the scheduler is asked; what was sent ahead of the rate is waited for once there is one."""
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    allowance = rates.begin(_request("a"), 1000)
+    async with asyncio.timeout(1):
+        for _ in range(4):
+            await rates.until_due(allowance, 250)
+    late = asyncio.create_task(rates.until_due(allowance, 250))
+    await asyncio.sleep(0)
+    assert not late.done(), "its credit is used up"
+    await rates.ask(allowance)
+    assert allowance.rate_bytes_per_s == 1_000_000
+    await asyncio.sleep(0)
+    assert not late.done(), "a millisecond's worth has left already"
+    await clock.advance(0.0011)
+    async with asyncio.timeout(1):
+        await late
+    rates.finish(allowance)
+    await rates.close()
+
+
+async def test_the_credit_of_new_deliveries_is_bounded_together() -> None:
+    """A burst has 20 ms of the link among all of them, and then a quarter of it."""
+    clock = FakeClock()
+    rates = Rates(Scheduler(), clock, 4_000_000)
+    burst = [rates.begin(_request(str(number)), 30_000) for number in range(20)]
+    advances = [each.pacer.advance_bytes for each in burst]
+    assert advances == [30_000, 30_000, 20_000] + [0] * 17
+    assert rates.stats["rate.advanced"] == 80_000
+    await clock.advance(0.01)
+    assert rates.begin(_request("later"), 30_000).pacer.advance_bytes == pytest.approx(10_000, abs=1)
+    await rates.ask(burst[0])
+    last = rates.begin(_request("last"), 50_000)
+    assert last.pacer.advance_bytes == pytest.approx(30_000, abs=2), "what was not needed"
+    await rates.close()
+
+
+async def test_under_a_flood_of_short_deliveries_the_link_keeps_its_budget() -> None:
+    """Each sends its first layer ahead and ends before it has made up for it: together a quarter of the link."""
+    clock = FakeClock()
+    rates = Rates(Scheduler(), clock, 4_000_000)
+    sent = 0
+    for number in range(2000):
+        allowance = rates.begin(_request(str(number)), 5_000)
+        if ahead := allowance.pacer.advance_bytes:
+            await rates.until_due(allowance, ahead)
+        sent += ahead
+        rates.finish(allowance)
+        await clock.advance(0.001)
+    assert sent <= 0.25 * 4_000_000 * 2.0 + 0.02 * 4_000_000
+    await rates.close()

@@ -7,15 +7,39 @@ import math
 _CATCH_UP_S = 0.02
 
 
+class Credit:
+    """What new deliveries may send before they have rates, together: `rate_bytes_per_s`, `burst_bytes` at once."""
+
+    def __init__(self, rate_bytes_per_s: float, burst_bytes: float, now_s: float) -> None:
+        self._rate = rate_bytes_per_s
+        self._burst_bytes = self._left_bytes = burst_bytes
+        self._at_s = now_s
+
+    def take(self, wanted_bytes: int, now_s: float) -> int:
+        """So many bytes, or what is left."""
+        self._left_bytes = min(self._burst_bytes, self._left_bytes + (now_s - self._at_s) * self._rate)
+        self._at_s = now_s
+        taken = int(min(wanted_bytes, self._left_bytes))
+        self._left_bytes -= taken
+        return taken
+
+    def give_back(self, unused_bytes: int) -> None:
+        """Of what was taken."""
+        self._left_bytes = min(self._burst_bytes, self._left_bytes + unused_bytes)
+
+
 class Pacer:
     """A bucket that fills at `rate_bytes_per_s`, which may change at any time; 0 stands still, for `stood_s` so far.
+
+    While it is 0 `advance_bytes` may leave all the same; the rate then has to make up for them.
 
     A departure may begin while the bucket is not overdrawn, and takes its whole size out. After a late departure the
     next ones catch up, but never by more than 20 ms worth of bytes.
     """
 
-    def __init__(self, rate_bytes_per_s: int, now_s: float) -> None:
+    def __init__(self, rate_bytes_per_s: int, now_s: float, advance_bytes: int = 0) -> None:
         self._rate = rate_bytes_per_s
+        self.advance_bytes = advance_bytes
         self._at_s = now_s
         self._credit = 0.0
         self._granted_bytes = 0.0
@@ -46,11 +70,13 @@ class Pacer:
         """How long until something may leave at the current rate; infinite while it is 0."""
         self._fill(now_s)
         if self._rate == 0:
-            return math.inf
+            return 0.0 if self.advance_bytes > 0 else math.inf
         return -self._credit / self._rate if self._credit < -1e-3 else 0.0  # less than that is rounding
 
     def leave(self, size: int) -> None:
         """Something has left."""
+        if self._rate == 0:
+            self.advance_bytes = max(0, self.advance_bytes - size)
         self._credit -= size
         self._left_bytes += size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import DescriptorInvalid
 from quire.model.ranges import ChunkRange
 from quire_storage.core.checksums import Checksums, combined, mismatches
-from quire_storage.core.chunks import Chunk, Copy
+from quire_storage.core.chunks import Copy
 from quire_storage.core.extents import extents
 
 _SCATTERED_BYTES = 256 << 10
@@ -62,10 +62,10 @@ Verification = Callable[[npt.NDArray[np.uint8], int, int], list[int]]
 """(arena, layer, shift) → indices of the chunks whose slice of the layer does not match. For a thread."""
 
 
-def verification(chunks: Sequence[Chunk], bases: npt.NDArray[np.int64]) -> Verification:
-    """Verifies layers of chunks of one shape; slice l of chunk i lies at bases_i + shift, the layer's."""
-    size = chunks[0].slice_bytes
-    checksums = np.stack([chunk.checksums for chunk in chunks], axis=1)
+def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) -> Verification:
+    """Verifies layers of chunks by `checksums`, (layers, chunks); slice l of chunk i, `size` bytes, lies at bases_i +
+    shift, the layer's.
+    """
     parts = extents(bases, size, _VERIFY_BYTES)
     known: list[Checksums] = []
 
@@ -92,28 +92,34 @@ class BatchPlan:
     def __init__(
         self,
         descriptor: Descriptor,
-        chunks: Sequence[Chunk],
+        checksums: Checksums,
         bases: npt.NDArray[np.int64],
         targets: npt.NDArray[np.int64],
     ) -> None:
         self.slice_bytes = descriptor.slice_bytes
-        self.bytes = len(chunks) * descriptor.slice_bytes
+        self.bytes = len(bases) * descriptor.slice_bytes
         self.bases = bases
         self._stride = descriptor.stride
         breaks = np.flatnonzero(np.diff(targets) != descriptor.slice_bytes) + 1
-        cuts = [0, *breaks.tolist(), len(chunks)]
+        cuts = [0, *breaks.tolist(), len(bases)]
         self._spans = [(low, high, int(targets[low])) for low, high in itertools.pairwise(cuts)]
-        self.corrupt = verification(chunks, bases)
+        self._pieces: dict[int, list[Piece]] = {}
+        self.corrupt = verification(checksums, bases, descriptor.slice_bytes)
 
     def pieces(self, layer: int, shift: int, bytes_max: int) -> Iterator[Piece]:
         """The batch's part of a layer in pieces of at most `bytes_max` (one slice at the least).
 
         Chunks that are neighbours at both ends go as one range, those scattered in the arena as a list of slices.
         """
-        for low, high, target in self._spans:
-            remote = layer * self._stride + target
-            for piece in self._span_pieces(self.bases[low:high], bytes_max):
-                yield Piece(piece.offsets + shift, piece.length, remote + piece.remote_offset)
+        if bytes_max not in self._pieces:  # the same in every layer, but for where they begin
+            self._pieces[bytes_max] = [
+                replace(piece, remote_offset=target + piece.remote_offset)
+                for low, high, target in self._spans
+                for piece in self._span_pieces(self.bases[low:high], bytes_max)
+            ]
+        remote = layer * self._stride
+        for piece in self._pieces[bytes_max]:
+            yield Piece(piece.offsets + shift, piece.length, remote + piece.remote_offset)
 
     def _span_pieces(self, bases: npt.NDArray[np.int64], bytes_max: int) -> Iterator[Piece]:
         size, scattered = self.slice_bytes, 0
