@@ -334,12 +334,14 @@ class Day:
         cancel: bool,
         order: DeliveryOrder | None = None,
     ) -> str:
+        order = order or rng.choice([DeliveryOrder.LAYERWISE, DeliveryOrder.CHUNKWISE])
+        window_us = rng.choice([None, 500, 3000])
+        if rng.random() < 0.5:
+            return await self._retrieve(client, prefix, rng, order, window_us, cancel=cancel)
         found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=LEASE_MS)
         if not found.matched_chunks:
             return "done"
         count = found.matched_chunks
-        order = order or rng.choice([DeliveryOrder.LAYERWISE, DeliveryOrder.CHUNKWISE])
-        window_us = rng.choice([None, 500, 3000])
         async with self._buffer(client, count) as buffer:
             delivery = await client.fetch(found, buffer, order=order, compute_window_us=window_us)
             try:
@@ -353,7 +355,51 @@ class Day:
                 with contextlib.suppress(QuireError):
                     await client.release(found)
 
-    async def _receive(self, delivery: Delivery, buffer: Buffer, prefix: Prefix, count: int) -> str:
+    async def _retrieve(
+        self,
+        client: QuireClient,
+        prefix: Prefix,
+        rng: random.Random,
+        order: DeliveryOrder,
+        window_us: int | None,
+        *,
+        cancel: bool,
+    ) -> str:
+        """In one exchange. One that is given up may not know yet which nodes are at it."""
+        first, count = rng.randrange(len(prefix.keys)), len(prefix.keys)
+        async with self._buffer(client, count - first) as buffer:
+            retrieving = asyncio.ensure_future(
+                client.retrieve(
+                    prefix.namespace,
+                    prefix.keys,
+                    buffer,
+                    first_chunk=first,
+                    lease_ttl_ms=LEASE_MS,
+                    order=order,
+                    compute_window_us=window_us,
+                )
+            )
+            if cancel:
+                await asyncio.wait([retrieving], timeout=rng.uniform(0, 0.01))
+                if not retrieving.done():
+                    retrieving.cancel()
+                    await asyncio.wait([retrieving])
+                    return "done"
+            retrieval = await retrieving
+            delivery = retrieval.delivery
+            if delivery is None:
+                return "done"
+            try:
+                if cancel:
+                    delivery.abandon()
+                    return "done"
+                return await self._receive(delivery, buffer, prefix, count - first, first)
+            finally:
+                await delivery.quiesced(35.0)
+                with contextlib.suppress(QuireError):
+                    await client.release(retrieval.found)
+
+    async def _receive(self, delivery: Delivery, buffer: Buffer, prefix: Prefix, count: int, first: int = 0) -> str:
         summary = await delivery.summary()
         rows = buffer.layers(LAYOUT.num_layers, count, LAYOUT.slice_bytes)
         for outcome in summary.outcomes:
@@ -361,7 +407,7 @@ class Day:
                 for index, mark in enumerate(marks):
                     key = prefix.keys.at(run.first + index)
                     if mark:
-                        self._check_bytes(key, rows[:, run.first + index])
+                        self._check_bytes(key, rows[:, run.first + index - first])
         failed = [outcome.error_code for outcome in summary.outcomes if outcome.error_code]
         return failed[0] if failed else "done"
 

@@ -2,11 +2,13 @@
 
 from quire.client.admin import AdminClient
 from quire.client.buffers import Buffer
-from quire.client.client import Advice, Lookup, QuireClient
+from quire.client.client import QuireClient
 from quire.client.delivery import Delivery, FetchSummary
 from quire.client.images import Image, ImageClient
+from quire.client.lookup import Advice, Lookup
+from quire.client.retrieval import Retrieval
 from quire.client.store import StoreSession, StoreSummary
-from quire.client.sync import SyncClient, SyncDelivery, SyncStoreSession
+from quire.client.sync import SyncClient, SyncDelivery, SyncRetrieval, SyncStoreSession
 
 __all__ = [
     "AdminClient",
@@ -18,9 +20,11 @@ __all__ = [
     "ImageClient",
     "Lookup",
     "QuireClient",
+    "Retrieval",
     "StoreSession",
     "StoreSummary",
     "SyncClient",
     "SyncDelivery",
+    "SyncRetrieval",
     "SyncStoreSession",
 ]

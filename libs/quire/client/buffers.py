@@ -32,6 +32,10 @@ class Loan:
         self._all.discard(self)
 
     @property
+    def is_open(self) -> bool:
+        return self in self._all
+
+    @property
     def start(self) -> int:
         return int(self.offsets[0])
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
-import numpy as np
 import numpy.typing as npt
 
-from quire.client.buffers import Buffer
+from quire.client.buffers import Buffer, Loan
 from quire.client.delivery import Delivery
+from quire.client.lookup import Lookup, descriptor_of, descriptor_of_all, lookup_of, window_us_of
 from quire.client.quarantine import Quarantine
 from quire.client.reachability import Reachability
+from quire.client.retrieval import Retrieval, first_of, retrieved
 from quire.client.store import StoreSession
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
-    DescriptorInvalid,
     InvalidRequest,
     NodeUnavailable,
     QuireError,
@@ -29,7 +29,7 @@ from quire.model.errors import (
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, Node
-from quire.model.ranges import ChunkRange, clip
+from quire.model.ranges import clip
 from quire.telemetry import names, tracer
 from quire.transport import Transport, decode_message, ucx_transport
 from quire.wire import convert
@@ -42,53 +42,6 @@ from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 _UNQUIET_MAX: Final = 64
 _CLOSE_TIMEOUT_S: Final = 5.0
 _abandoned: Final[list[Buffer]] = []
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """Fetch or compute, as the cluster predicts it: seconds to the first token if `chunks` are taken, all, or none.
-
-    `window_us`: the compute window per layer with these chunks; `rate_bytes_per_s`: what the link has to give now.
-    """
-
-    chunks: int
-    window_us: int
-    rate_bytes_per_s: int
-    ttft_s: float
-    ttft_all_s: float
-    ttft_none_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """The longest cached prefix of what was asked: `keys` of its chunks.
-
-    `lease` (empty for none) is over all of them; `ranges` say which storage node delivers which, `addresses` how each
-    of these is reached by the data plane.
-    """
-
-    namespace: Namespace
-    keys: ChunkKeys
-    lease: bytes
-    ranges: tuple[ChunkRange, ...]
-    addresses: Mapping[str, bytes]
-    index_us: int
-    advice: Advice | None = None
-
-    @property
-    def matched_chunks(self) -> int:
-        """How many chunks can be read, from the start of the prefix."""
-        return len(self.keys)
-
-    @property
-    def matched_tokens(self) -> int:
-        """The same in tokens."""
-        return len(self.keys) * self.namespace.layout.chunk_tokens
-
-    @property
-    def take_chunks(self) -> int:
-        """How many to take: as advised, or all."""
-        return self.advice.chunks if self.advice is not None else len(self.keys)
 
 
 class QuireClient:
@@ -200,7 +153,15 @@ class QuireClient:
         `NotAllowed` for another tenant's salt, `TooManyRequests` with `retry_after_s`, `Unavailable`,
         `DeadlineExceeded`: without an answer compute the prefix.
         """
-        request = pb.LookupRequest(
+        request = self._lookup_request(namespace, keys, lease_ttl_ms, prompt_tokens, device)
+        with tracer().start_as_current_span(names.CLIENT_LOOKUP):
+            response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
+        return lookup_of(namespace, keys, response)
+
+    def _lookup_request(
+        self, namespace: Namespace, keys: ChunkKeys, lease_ttl_ms: int, prompt_tokens: int, device: str
+    ) -> pb.LookupRequest:
+        return pb.LookupRequest(
             namespace=convert.namespace_to(namespace),
             chunk_keys=keys.packed,
             lease_ttl_ms=lease_ttl_ms,
@@ -208,17 +169,6 @@ class QuireClient:
             zone=self._location.zone,
             prompt_tokens=prompt_tokens,
             device=device,
-        )
-        with tracer().start_as_current_span(names.CLIENT_LOOKUP):
-            response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
-        return Lookup(
-            namespace,
-            keys.run(0, response.matched_chunks),
-            response.lease,
-            convert.ranges_from(response.ranges),
-            {node.node_id: node.worker_address for node in convert.addresses_from(response.nodes)},
-            response.index_us,
-            _advice(response.advice) if response.HasField("advice") else None,
         )
 
     async def fetch(
@@ -244,34 +194,21 @@ class QuireClient:
         Raises `TargetInvalid` for a buffer that is too small or in use there, `DescriptorInvalid` for chunks that did
         not match, `InvalidRequest` for a window that is no time.
         """
-        if compute_window_us is not None and not 0 < compute_window_us < 1 << 32:
-            raise InvalidRequest(f"{compute_window_us} is not positive, or too long", field="compute_window_us")
-        if compute_window_us is None:
-            compute_window_us = found.advice.window_us if found.advice is not None else 0
-        descriptor = _described(found, buffer, order, first_chunk, chunk_count, layer_stride, chunk_offsets)
-        if len(self._transfers) >= _UNQUIET_MAX:
-            raise ResourceExhausted(f"{len(self._transfers)} transfers are running or not quiesced")
+        advised_us = found.advice.window_us if found.advice is not None else 0
+        window_us = window_us_of(compute_window_us) or advised_us
+        descriptor = descriptor_of(found, buffer, order, first_chunk, chunk_count, layer_stride, chunk_offsets)
+        self._check_room()
         transfer_id = os.urandom(16)
         request = pb.FetchRequest(
             lease=found.lease,
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
-            compute_window_us=compute_window_us,
+            compute_window_us=window_us,
         )
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
-        delivery = Delivery(
-            transfer_id=transfer_id,
-            ranges=clip(found.ranges, first_chunk, descriptor.stop_chunk),
-            addresses=found.addresses,
-            num_layers=descriptor.num_layers,
-            buffer=buffer,
-            loan=loan,
-            transport=self.transport,
-            on_quiesced=lambda: self._quiesced(transfer_id),
-        )
-        self._transfers[transfer_id] = delivery
+        delivery = self._begin(transfer_id, descriptor, buffer, loan)
         try:
-            delivery.connect()
+            delivery.place(clip(found.ranges, first_chunk, descriptor.stop_chunk), found.addresses)
         except QuireError:
             # Nothing was asked for yet, so no node will write.
             del self._transfers[transfer_id]
@@ -280,6 +217,64 @@ class QuireClient:
             raise
         delivery.start(stream(self._stub.Fetch, request, timeout_s=self._timeout_s))
         return delivery
+
+    async def retrieve(
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        buffer: Buffer,
+        *,
+        first_chunk: int = 0,
+        lease_ttl_ms: int = 60_000,
+        prompt_tokens: int = 0,
+        device: str = "",
+        order: DeliveryOrder = DeliveryOrder.AUTO,
+        compute_window_us: int | None = None,
+        layer_stride: int = 0,
+        chunk_offsets: npt.ArrayLike | None = None,
+    ) -> Retrieval:
+        """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
+
+        As `lookup`, then `fetch` of what matched, or is advised, behind `first_chunk`. The buffer has room for all of
+        `keys` from there on, whatever matches: slices lie as if all of them were delivered.
+
+        Raises what `lookup` and `fetch` raise. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent: if
+        the answer was lost, nodes may be writing.
+        """
+        descriptor = descriptor_of_all(namespace, keys, buffer, order, first_chunk, layer_stride, chunk_offsets)
+        window_us = window_us_of(compute_window_us)
+        self._check_room()
+        await self.reach()
+        transfer_id = os.urandom(16)
+        request = pb.RetrieveRequest(
+            lookup=self._lookup_request(namespace, keys, lease_ttl_ms, prompt_tokens, device),
+            delivery_id=transfer_id,
+            descriptor=convert.descriptor_to(descriptor),
+            compute_window_us=window_us,
+        )
+        request.descriptor.ClearField("chunk_keys")
+        loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
+        delivery = self._begin(transfer_id, descriptor, buffer, loan)
+        found = asyncio.get_running_loop().create_future()
+        read = partial(lookup_of, namespace, keys)
+        answers = stream(self._stub.Retrieve, request, timeout_s=self._timeout_s)
+        delivery.start(retrieved(answers, delivery, first_chunk, read, found))
+        return await first_of(found, delivery, first_chunk)
+
+    def _begin(self, transfer_id: bytes, descriptor: Descriptor, buffer: Buffer, loan: Loan) -> Delivery:
+        delivery = self._transfers[transfer_id] = Delivery(
+            transfer_id=transfer_id,
+            num_layers=descriptor.num_layers,
+            buffer=buffer,
+            loan=loan,
+            transport=self.transport,
+            on_quiesced=lambda: self._quiesced(transfer_id),
+        )
+        return delivery
+
+    def _check_room(self) -> None:
+        if len(self._transfers) >= _UNQUIET_MAX:
+            raise ResourceExhausted(f"{len(self._transfers)} transfers are running or not quiesced")
 
     async def store(
         self,
@@ -379,43 +374,3 @@ class QuireClient:
         transfer = self._transfers.get(message.transfer_id)
         if transfer is not None:
             transfer.on_message(message)
-
-
-def _advice(message: pb.Advice) -> Advice:
-    return Advice(
-        message.take_chunks,
-        message.compute_window_us,
-        message.rate_bytes_per_s,
-        message.ttft_us / 1e6,
-        message.ttft_all_us / 1e6,
-        message.ttft_none_us / 1e6,
-    )
-
-
-def _described(
-    found: Lookup,
-    buffer: Buffer,
-    order: DeliveryOrder,
-    first_chunk: int,
-    chunk_count: int | None,
-    layer_stride: int,
-    chunk_offsets: npt.ArrayLike | None,
-) -> Descriptor:
-    if chunk_count is None:
-        chunk_count = found.take_chunks - first_chunk
-    if chunk_count < 1:
-        raise DescriptorInvalid(f"{chunk_count} chunks from {first_chunk} on", field="chunk_count")
-    layout = found.namespace.layout
-    offsets = np.asarray(chunk_offsets, dtype="<u8").tobytes() if chunk_offsets is not None else b""
-    return Descriptor(
-        keys=found.keys,
-        num_layers=layout.num_layers,
-        chunk_tokens=layout.chunk_tokens,
-        slice_bytes=layout.slice_bytes,
-        order=order,
-        target=buffer.target(),
-        first_chunk=first_chunk,
-        chunk_count=chunk_count,
-        layer_stride=layer_stride,
-        chunk_offsets=offsets,
-    )

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from opentelemetry import trace
 
 from quire.client.buffers import Buffer, Loan
-from quire.client.quiescence import Quiescence
-from quire.model.errors import InternalError, PeerLost, QuireError, by_code
+from quire.client.quiescence import Quiescence, when_unheard
+from quire.model.errors import DeadlineExceeded, InternalError, PeerLost, QuireError, by_code
 from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
@@ -34,7 +34,7 @@ class FetchSummary:
 
 
 class Delivery:
-    """Made by `QuireClient.fetch`. A layer is ready when every node has written its stripe of it.
+    """Made by `QuireClient.fetch` and `retrieve`. A layer is ready when every node has written its stripe of it.
 
     `arrived_ns[l]`: monotonic time of arrival, 0 before. Once the last layer was awaited, each storage node hears for
     how long its stripes were waited for: schedulers learn from that.
@@ -44,8 +44,6 @@ class Delivery:
         self,
         *,
         transfer_id: bytes,
-        ranges: Sequence[ChunkRange],
-        addresses: Mapping[str, bytes],
         num_layers: int,
         buffer: Buffer,
         loan: Loan,
@@ -57,10 +55,13 @@ class Delivery:
         self.buffer = buffer
         self.arrived_ns = [0] * num_layers
         self._transport = transport
-        self._quiescence = Quiescence(ranges, addresses, transport, loan, on_quiesced)
-        nodes = len(self._quiescence.nodes)
-        self._missing = [nodes] * num_layers
-        self._stripe_ns = [[0] * num_layers for _ in range(nodes)]
+        self._loan = loan
+        self._on_quiesced = on_quiesced
+        self._quiescence: Quiescence | None = None
+        self._early: list[Message] = []
+        self._abandoned = self._empty = False
+        self._missing: list[int] = []
+        self._stripe_ns: list[list[int]] = []
         self._wanted_ns = [0] * num_layers
         self._peers: list[Peer] = []
         self._layerwise = True
@@ -93,7 +94,12 @@ class Delivery:
 
     async def quiesced(self, timeout_s: float) -> None:
         """Return when no storage node touches the buffer any more. Raises `DeadlineExceeded`: then do not reuse it."""
-        await self._quiescence.wait(timeout_s)
+        if self._quiescence is None and self._task is not None:  # which nodes there are is not known yet
+            await asyncio.wait([self._task], timeout=timeout_s)
+        if self._quiescence is not None:
+            await self._quiescence.wait(timeout_s)
+        elif self._loan.is_open:
+            raise DeadlineExceeded(f"no word from the gateway within {timeout_s} s")
 
     async def cancel(self, timeout_s: float = 10.0) -> None:
         """Give up. The buffer may be reused when this returns: until then a node might still write to it.
@@ -105,31 +111,57 @@ class Delivery:
 
     def abandon(self) -> None:
         """Stop the delivery; the buffer stays lent until every node has said that it is quiet."""
-        if self._task is not None:
-            self._task.cancel()
-        if not self._asked:
-            self._quiescence.all_quiet()
-        else:  # the request may have got nowhere: then no node will ever say that it is quiet
-            self._quiescence.give_up()
+        self._abandoned = True
+        if self._quiescence is not None:
+            if self._task is not None:
+                self._task.cancel()
+            if not self._asked:
+                self._quiescence.all_quiet()
+            else:  # the request may have got nowhere: then no node will ever say that it is quiet
+                self._quiescence.give_up()
         self._fail(PeerLost("the delivery was cancelled"))
 
     # ---- what the client uses
 
-    def connect(self) -> None:
-        """Watch the nodes' connections. Raises `PeerLost` for a node that cannot be reached."""
+    def place(self, ranges: Sequence[ChunkRange], addresses: Mapping[str, bytes]) -> None:
+        """Which nodes deliver, and watch their connections. Raises `PeerLost` for one that cannot be reached.
+
+        Of a retrieval they may have begun: what they have said by now counts.
+        """
+        self._quiescence = Quiescence(ranges, addresses, self._transport, self._loan, self._on_quiesced)
+        nodes = len(self._quiescence.nodes)
+        self._missing = [nodes] * self.num_layers
+        self._stripe_ns = [[0] * self.num_layers for _ in range(nodes)]
+        early, self._early = self._early, []
+        for message in early:
+            self.on_message(message)
         self._peers = self._quiescence.connect()
+
+    def nothing_comes(self) -> None:
+        """Nothing of what was to be retrieved is stored: no node was asked."""
+        self._empty = True
+        self._end_loan()
 
     def start(self, responses: AsyncGenerator[Any, None]) -> None:
         """Follow the gateway's answers."""
         self._task = asyncio.create_task(self._follow(responses))
         self._task.add_done_callback(seen)
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether its caller has given it up."""
+        return self._abandoned
+
     def unwatch(self) -> None:
         """Let go of the nodes' connections."""
-        self._quiescence.unwatch()
+        if self._quiescence is not None:
+            self._quiescence.unwatch()
 
     def on_message(self, message: Message) -> None:
         """What a storage node says by the data plane."""
+        if self._quiescence is None:
+            self._early.append(message)
+            return
         match message:
             case LayerReady(node_index=node, layer=layer) if layer == ALL_LAYERS:
                 self._layerwise = False
@@ -153,14 +185,34 @@ class Delivery:
                             self._node_ended(outcome_from(response.node))
                         elif kind == "summary":
                             return self._ended(response.summary.usable_chunks, response.summary.bytes)
+            if self._empty:
+                return FetchSummary(0, 0, ())
             raise InternalError("the gateway's answers ended without a summary")
         except QuireError as error:
             self._fail(error)
-            if not self._outcomes and error.answered and not isinstance(error, InternalError):
-                self._quiescence.all_quiet()  # turned down by the gateway, before any node heard of it
+            turned_down = not self._outcomes and error.answered and not isinstance(error, InternalError)
+            if self._quiescence is None:
+                self._end_unplaced(turned_down)
+            elif turned_down:
+                self._quiescence.all_quiet()  # by the gateway, before any node heard of it
             else:
                 self._quiescence.give_up()
             raise
+        except asyncio.CancelledError:
+            if self._quiescence is None:
+                self._end_unplaced(turned_down=False)
+            raise
+
+    def _end_unplaced(self, turned_down: bool) -> None:
+        """The gateway tells its client of the nodes before it asks them. Where that was lost, they may be writing."""
+        if turned_down:
+            self._end_loan()
+        else:
+            when_unheard(self._end_loan)
+
+    def _end_loan(self) -> None:
+        self._loan.end()
+        self._on_quiesced()
 
     def _ended(self, usable: int, moved: int) -> FetchSummary:
         if not any(outcome.error_code for outcome in self._outcomes):
@@ -172,6 +224,7 @@ class Delivery:
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         self._outcomes.append(outcome)
+        assert self._quiescence is not None, "the nodes are known by then"
         self._quiescence.ended(outcome)
         if outcome.error_code:
             self._fail(by_code(outcome.error_code)(outcome.error_message))

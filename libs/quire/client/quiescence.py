@@ -17,6 +17,11 @@ from quire.transport import Peer, Transport
 UNHEARD_S: Final = 2 * TRANSFER_S_MAX + 60
 
 
+def when_unheard(then: Callable[[], None]) -> None:
+    """Call `then` when no node can be at a transfer any more of which nothing was heard."""
+    asyncio.get_running_loop().call_later(UNHEARD_S, then)
+
+
 class Quiescence:
     """The nodes of one transfer, numbered in order of their first range. Ends the loan of memory when all are quiet."""
 
@@ -54,7 +59,7 @@ class Quiescence:
 
     def give_up(self) -> None:
         """Nodes may never say that they are quiet: they are so once no permit for the transfer can be used any more."""
-        asyncio.get_running_loop().call_later(UNHEARD_S, self.all_quiet)
+        when_unheard(self.all_quiet)
 
     def node(self, index: int) -> None:
         """This node is quiet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import numpy.typing as npt
@@ -12,8 +13,9 @@ import uvloop
 from opentelemetry import context as otel
 
 from quire.client.buffers import Buffer
-from quire.client.client import Lookup, QuireClient
+from quire.client.client import QuireClient
 from quire.client.delivery import Delivery, FetchSummary
+from quire.client.lookup import Lookup
 from quire.client.store import StoreSession, StoreSummary
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
@@ -153,6 +155,39 @@ class SyncClient:
         )
         return SyncDelivery(self, self.run(fetching))
 
+    def retrieve(
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        buffer: Buffer,
+        *,
+        first_chunk: int = 0,
+        lease_ttl_ms: int = 60_000,
+        prompt_tokens: int = 0,
+        device: str = "",
+        order: DeliveryOrder = DeliveryOrder.AUTO,
+        compute_window_us: int | None = None,
+        layer_stride: int = 0,
+        chunk_offsets: npt.ArrayLike | None = None,
+    ) -> SyncRetrieval:
+        """As `QuireClient.retrieve`."""
+        retrieving = self._client.retrieve(
+            namespace,
+            keys,
+            buffer,
+            first_chunk=first_chunk,
+            lease_ttl_ms=lease_ttl_ms,
+            prompt_tokens=prompt_tokens,
+            device=device,
+            order=order,
+            compute_window_us=compute_window_us,
+            layer_stride=layer_stride,
+            chunk_offsets=chunk_offsets,
+        )
+        retrieval = self.run(retrieving)
+        delivery = SyncDelivery(self, retrieval.delivery) if retrieval.delivery is not None else None
+        return SyncRetrieval(retrieval.found, delivery)
+
     def store(
         self,
         namespace: Namespace,
@@ -190,6 +225,14 @@ class SyncClient:
             return work()
 
         return self.run(call())
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRetrieval:
+    """A `Retrieval`, blocking."""
+
+    found: Lookup
+    delivery: SyncDelivery | None
 
 
 class SyncDelivery:

@@ -166,15 +166,21 @@ class Descriptor:
             return np.frombuffer(self.chunk_offsets, dtype="<u8").astype(np.int64)
         return np.arange(self.chunks, dtype=np.int64) * self.slice_bytes
 
-    def among(self, matched: int) -> Descriptor:
-        """The same of the first `matched` keys alone. Raises `DescriptorInvalid` where nothing is left of it."""
-        chunks = min(self.stop_chunk, matched) - self.first_chunk
+    def among(self, matched: int, take: int | None = None) -> Descriptor:
+        """The same of the first `matched` keys alone, and of these the first `take`, at the same places.
+
+        Raises `DescriptorInvalid` where nothing is left of it.
+        """
+        chunks = min(self.stop_chunk, matched if take is None else take) - self.first_chunk
         if chunks < 1:
             raise DescriptorInvalid(
                 f"none of the {matched} matched chunks is asked for", field="descriptor.first_chunk"
             )
         offsets = self.chunk_offsets[: _OFFSET_BYTES * chunks]
-        return replace(self, keys=self.keys.run(0, matched), chunk_count=chunks, chunk_offsets=offsets)
+        stride = self.layer_stride if take is None else self.stride
+        return replace(
+            self, keys=self.keys.run(0, matched), chunk_count=chunks, layer_stride=stride, chunk_offsets=offsets
+        )
 
     def to_header(self) -> str:
         """The compact form for the `x-quire-descriptor` header."""

@@ -131,11 +131,12 @@ def order_to(order: DeliveryOrder) -> pb.DeliveryOrder.ValueType:
     return _inverse(_ORDERS, order)
 
 
-def descriptor_from(message: pb.Descriptor) -> Descriptor:
+def descriptor_from(message: pb.Descriptor, keys: ChunkKeys | None = None) -> Descriptor:
+    """`keys`: those that it is of, where the message does not say them."""
     if message.order not in _ORDERS:
         raise DescriptorInvalid("not set, or unknown", field="descriptor.order")
     return Descriptor(
-        ChunkKeys(message.chunk_keys),
+        keys if keys is not None else ChunkKeys(message.chunk_keys),
         message.num_layers,
         message.chunk_tokens,
         message.per_layer_chunk_bytes,

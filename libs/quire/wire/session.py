@@ -292,7 +292,8 @@ class _Session:
         stream = self._method(metadata=(*SPOKEN, *shown))
         renewing: asyncio.Task[None] | None = None
         try:
-            with contextlib.suppress(asyncio.InvalidStateError):
+            # Where it was refused at once, reading says why.
+            with contextlib.suppress(AioRpcError, asyncio.InvalidStateError):
                 first = pb.SessionRequest(open=pb.SessionOpen(session=self._token), received=self._received)
                 await stream.write(first)
             async for response in stream:

@@ -62,7 +62,7 @@ async def test_a_store_on_a_node_that_cannot_be_reached_gives_the_buffer_back(ga
         def connect(self, address: bytes) -> Any:
             raise PeerLost("unreachable")
 
-    async with QuireClient(address, transport=Cut()) as client:
+    async with QuireClient(address, transport=Cut(), session=False) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
         with pytest.raises(PeerLost):
             await client.store(NAMESPACE, KEYS, 0, buffer)
@@ -71,7 +71,7 @@ async def test_a_store_on_a_node_that_cannot_be_reached_gives_the_buffer_back(ga
 
 async def test_a_store_that_is_not_waited_for_any_more_is_cancelled(gateway: tuple[_Gateway, str]) -> None:
     _, address = gateway
-    async with QuireClient(address, transport=MemoryTransport()) as client:
+    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(client.store(NAMESPACE, KEYS, 0, buffer), 0.2)
@@ -96,7 +96,7 @@ async def placed(gateway: tuple[_Gateway, str]) -> AsyncIterator[_Placed]:
     node = MemoryTransport()
     await node.start()
     servicer.address = node.address
-    async with QuireClient(address, transport=MemoryTransport()) as client:
+    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
         yield _Placed(await client.store(NAMESPACE, KEYS, 0, buffer), buffer, node)
     await node.close()
@@ -129,7 +129,7 @@ async def test_a_store_whose_layer_was_announced_stays_lent(placed: _Placed) -> 
 async def test_memory_in_quarantine_outlives_its_client(gateway: tuple[_Gateway, str]) -> None:
     """A decoder that fell silent may still write there, whatever became of the one who asked it."""
     _, address = gateway
-    async with QuireClient(address, transport=MemoryTransport()) as client:
+    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
         images = ImageClient(client)
         with pytest.raises(Unavailable), images._lent(4096) as buffer:
             raise Unavailable("silence")

@@ -54,7 +54,7 @@ async def _store(gateway: _Gateway) -> None:
     add_GatewayServiceServicer_to_server(gateway, server.grpc)
     await server.start()
     try:
-        async with QuireClient(f"127.0.0.1:{server.port}", transport=MemoryTransport()) as client:
+        async with QuireClient(f"127.0.0.1:{server.port}", transport=MemoryTransport(), session=False) as client:
             buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
             session = await client.store(NAMESPACE, ChunkKeys(bytes(range(64))), 0, buffer)
             for layer in range(2):

@@ -11,7 +11,10 @@ import quire.client
 from quire.client import Delivery, QuireClient, StoreSession, SyncClient, SyncDelivery, SyncStoreSession
 
 # What adapters build on: it belongs to the loop, and has no blocking form.
-OF_THE_LOOP = {"transport", "gateway", "timeout_s", "abandon", "connect", "start", "unwatch", "on_message", "buffer"}
+OF_THE_LOOP = {
+    *("transport", "gateway", "timeout_s", "abandon", "abandoned", "place", "nothing_comes"),
+    *("connect", "start", "unwatch", "on_message", "buffer"),
+}
 
 
 def _public(kind: type) -> dict[str, Any]:

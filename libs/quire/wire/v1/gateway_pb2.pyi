@@ -46,6 +46,7 @@ class SessionRequest(_message.Message):
     DELETE_IMAGE_FIELD_NUMBER: _builtins.int
     LIST_IMAGES_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    RETRIEVE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client, counting up from 1; its answers have the same. 0 for what is about the session itself."""
     received: _builtins.int
@@ -116,6 +117,10 @@ class SessionRequest(_message.Message):
     def status(self) -> Global___StatusRequest:
         """As the method `Status`."""
 
+    @_builtins.property
+    def retrieve(self) -> Global___RetrieveRequest:
+        """As the method `Retrieve`."""
+
     def __init__(
         self,
         *,
@@ -139,12 +144,13 @@ class SessionRequest(_message.Message):
         delete_image: _images_pb2.DeleteImageRequest | None = ...,
         list_images: _images_pb2.ListImagesRequest | None = ...,
         status: Global___StatusRequest | None = ...,
+        retrieve: Global___RetrieveRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "list_images", b"list_images", "lookup", b"lookup", "open", b"open", "put_latent", b"put_latent", "release", b"release", "renew", b"renew", "request", b"request", "status", b"status", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "list_images", b"list_images", "lookup", b"lookup", "open", b"open", "put_latent", b"put_latent", "release", b"release", "renew", b"renew", "request", b"request", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "id", b"id", "list_images", b"list_images", "lookup", b"lookup", "open", b"open", "put_latent", b"put_latent", "received", b"received", "release", b"release", "renew", b"renew", "request", b"request", "status", b"status", "store", b"store", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "id", b"id", "list_images", b"list_images", "lookup", b"lookup", "open", b"open", "put_latent", b"put_latent", "received", b"received", "release", b"release", "renew", b"renew", "request", b"request", "retrieve", b"retrieve", "status", b"status", "store", b"store", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -175,6 +181,7 @@ class SessionResponse(_message.Message):
     DELETE_IMAGE_FIELD_NUMBER: _builtins.int
     LIST_IMAGES_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    RETRIEVE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """The request that it answers; 0 for what is about the session itself."""
     number: _builtins.int
@@ -243,6 +250,10 @@ class SessionResponse(_message.Message):
     def status(self) -> Global___StatusResponse:
         """Of `Status`."""
 
+    @_builtins.property
+    def retrieve(self) -> Global___RetrieveResponse:
+        """Of `Retrieve`, one of several."""
+
     def __init__(
         self,
         *,
@@ -265,12 +276,13 @@ class SessionResponse(_message.Message):
         delete_image: _images_pb2.DeleteImageResponse | None = ...,
         list_images: _images_pb2.ListImagesResponse | None = ...,
         status: Global___StatusResponse | None = ...,
+        retrieve: Global___RetrieveResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "opened", b"opened", "put_latent", b"put_latent", "release", b"release", "response", b"response", "status", b"status", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "opened", b"opened", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "heard", b"heard", "id", b"id", "last", b"last", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "number", b"number", "opened", b"opened", "put_latent", b"put_latent", "release", b"release", "response", b"response", "status", b"status", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "heard", b"heard", "id", b"id", "last", b"last", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "number", b"number", "opened", b"opened", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "leaving", "error", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "leaving", "error", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
@@ -734,6 +746,78 @@ class FetchRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
+
+@_typing.final
+class RetrieveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOOKUP_FIELD_NUMBER: _builtins.int
+    DELIVERY_ID_FIELD_NUMBER: _builtins.int
+    DESCRIPTOR_FIELD_NUMBER: _builtins.int
+    COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
+    LAYERS_IN_STREAM_FIELD_NUMBER: _builtins.int
+    delivery_id: _builtins.bytes
+    """Chosen by the client, 16 bytes; tags the UCX messages of this delivery."""
+    compute_window_us: _builtins.int
+    """Time that the client computes per layer, microseconds; 0 for as advised, or unknown."""
+    layers_in_stream: _builtins.bool
+    """Also report each layer in this stream."""
+    @_builtins.property
+    def lookup(self) -> Global___LookupRequest:
+        """What is wanted, and for how long it is to be leased."""
+
+    @_builtins.property
+    def descriptor(self) -> _common_pb2.Descriptor:
+        """Where to: without keys, which are those of `lookup`. `chunk_count` at the most; what matched, and is advised, is
+        delivered as it would be if all of that were.
+        """
+
+    def __init__(
+        self,
+        *,
+        lookup: Global___LookupRequest | None = ...,
+        delivery_id: _builtins.bytes = ...,
+        descriptor: _common_pb2.Descriptor | None = ...,
+        compute_window_us: _builtins.int = ...,
+        layers_in_stream: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "lookup", b"lookup"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lookup", b"lookup"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetrieveRequest: _TypeAlias = RetrieveRequest  # noqa: Y015
+
+@_typing.final
+class RetrieveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOUND_FIELD_NUMBER: _builtins.int
+    DELIVERY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def found(self) -> Global___LookupResponse:
+        """What was found; the first message."""
+
+    @_builtins.property
+    def delivery(self) -> Global___FetchResponse:
+        """What becomes of the delivery."""
+
+    def __init__(
+        self,
+        *,
+        found: Global___LookupResponse | None = ...,
+        delivery: Global___FetchResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "event", b"event", "found", b"found"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery", b"delivery", "event", b"event", "found", b"found"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["found", "delivery"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___RetrieveResponse: _TypeAlias = RetrieveResponse  # noqa: Y015
 
 @_typing.final
 class FetchResponse(_message.Message):

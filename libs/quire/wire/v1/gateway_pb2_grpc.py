@@ -51,6 +51,11 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.FetchRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.FetchResponse.FromString,
                 _registered_method=True)
+        self.Retrieve = channel.unary_stream(
+                '/quire.v1.GatewayService/Retrieve',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.RetrieveRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.RetrieveResponse.FromString,
+                _registered_method=True)
         self.Store = channel.unary_stream(
                 '/quire.v1.GatewayService/Store',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.StoreRequest.SerializeToString,
@@ -125,6 +130,14 @@ class GatewayServiceServicer:
     def Fetch(self, request, context):
         """Deliver leased chunks into the client's memory. The last message has `summary` set. Cancelling stops the
         delivery; the client's memory is its own again after the quiesce message of every node, by UCX.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Retrieve(self, request, context):
+        """Look up, lease and deliver in one exchange: storage nodes begin while the first message, with what was found, is on
+        its way. The rest is as of `Fetch`; where nothing is to be delivered, `found` is all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -217,6 +230,11 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Fetch,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.FetchRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.FetchResponse.SerializeToString,
+            ),
+            'Retrieve': grpc.unary_stream_rpc_method_handler(
+                    servicer.Retrieve,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.RetrieveRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.RetrieveResponse.SerializeToString,
             ),
             'Store': grpc.unary_stream_rpc_method_handler(
                     servicer.Store,
@@ -351,6 +369,33 @@ class GatewayService:
             '/quire.v1.GatewayService/Fetch',
             quire_dot_v1_dot_gateway__pb2.FetchRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.FetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retrieve(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.GatewayService/Retrieve',
+            quire_dot_v1_dot_gateway__pb2.RetrieveRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.RetrieveResponse.FromString,
             options,
             channel_credentials,
             insecure,

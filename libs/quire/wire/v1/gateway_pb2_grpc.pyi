@@ -44,6 +44,10 @@ class GatewayServiceStub:
     """Deliver leased chunks into the client's memory. The last message has `summary` set. Cancelling stops the
     delivery; the client's memory is its own again after the quiesce message of every node, by UCX.
     """
+    Retrieve: _grpc.UnaryStreamMultiCallable[_gateway_pb2.RetrieveRequest, _gateway_pb2.RetrieveResponse]
+    """Look up, lease and deliver in one exchange: storage nodes begin while the first message, with what was found, is on
+    its way. The rest is as of `Fetch`; where nothing is to be delivered, `found` is all.
+    """
     Store: _grpc.UnaryStreamMultiCallable[_gateway_pb2.StoreRequest, _gateway_pb2.StoreResponse]
     """Store chunks out of the client's memory. The client announces each produced layer by UCX."""
     Release: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]
@@ -79,6 +83,10 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     Fetch: _aio.UnaryStreamMultiCallable[_gateway_pb2.FetchRequest, _gateway_pb2.FetchResponse]  # type: ignore[assignment]
     """Deliver leased chunks into the client's memory. The last message has `summary` set. Cancelling stops the
     delivery; the client's memory is its own again after the quiesce message of every node, by UCX.
+    """
+    Retrieve: _aio.UnaryStreamMultiCallable[_gateway_pb2.RetrieveRequest, _gateway_pb2.RetrieveResponse]  # type: ignore[assignment]
+    """Look up, lease and deliver in one exchange: storage nodes begin while the first message, with what was found, is on
+    its way. The rest is as of `Fetch`; where nothing is to be delivered, `found` is all.
     """
     Store: _aio.UnaryStreamMultiCallable[_gateway_pb2.StoreRequest, _gateway_pb2.StoreResponse]  # type: ignore[assignment]
     """Store chunks out of the client's memory. The client announces each produced layer by UCX."""
@@ -130,6 +138,16 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_gateway_pb2.FetchResponse], _abc.AsyncIterator[_gateway_pb2.FetchResponse]]:
         """Deliver leased chunks into the client's memory. The last message has `summary` set. Cancelling stops the
         delivery; the client's memory is its own again after the quiesce message of every node, by UCX.
+        """
+
+    @_abc_1.abstractmethod
+    def Retrieve(
+        self,
+        request: _gateway_pb2.RetrieveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gateway_pb2.RetrieveResponse], _abc.AsyncIterator[_gateway_pb2.RetrieveResponse]]:
+        """Look up, lease and deliver in one exchange: storage nodes begin while the first message, with what was found, is on
+        its way. The rest is as of `Fetch`; where nothing is to be delivered, `found` is all.
         """
 
     @_abc_1.abstractmethod

@@ -162,6 +162,34 @@ class GatewayServicer(GatewayServiceServicer):
                 async for event in events:
                     yield _fetched(event)
 
+    async def Retrieve(self, request: pb.RetrieveRequest, context: Any) -> AsyncIterator[pb.RetrieveResponse]:
+        """What was found goes out before any node is asked: a client that has not heard of it knows of no node."""
+        principal = await self._admission.caller(context)
+        if not request.lookup.lease_ttl_ms:
+            raise InvalidRequest("what is delivered is leased", field="lookup.lease_ttl_ms")
+        question = await _question(request.lookup)
+        wanted = convert.descriptor_from(request.descriptor, question.keys)
+        delivery_id = convert.transfer_id_from(request.delivery_id, "delivery_id")
+        payload, salt = wanted.payload_bytes, request.lookup.namespace.tenant_salt
+        with self._admission.admit(principal, Need(salt=salt, payload=payload, memory=payload)):
+            found = await self._lookups.lookup(question)
+            take = found.advice.chunks if found.advice is not None else found.matched_chunks
+            yield pb.RetrieveResponse(found=_found(found))
+            if found.lease is None or take <= wanted.first_chunk:
+                return
+            advised_us = round(found.advice.window_s * 1e6) if found.advice is not None else 0
+            fetch = FetchCall(
+                lease=found.lease,
+                token=found.token,
+                delivery_id=delivery_id,
+                descriptor=wanted.among(found.matched_chunks, take),
+                compute_window_us=request.compute_window_us or min(_WINDOW_US_MAX, advised_us),
+                layers_in_stream=request.layers_in_stream,
+            )
+            async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    yield pb.RetrieveResponse(delivery=_fetched(event))
+
     async def Store(self, request: pb.StoreRequest, context: Any) -> AsyncIterator[pb.StoreResponse]:
         principal = await self._admission.caller(context)
         store = StoreCall(

@@ -34,6 +34,7 @@ from quire_server.grpc_server import Served
 _METHODS: Final = {
     "lookup": "Lookup",
     "fetch": "Fetch",
+    "retrieve": "Retrieve",
     "store": "Store",
     "release": "Release",
     "evict": "Evict",
@@ -376,6 +377,8 @@ class Sessions:
         if inspect.isasyncgenfunction(method):
             async with contextlib.aclosing(method(request, session.context)) as answers:
                 async for answer in answers:
+                    if field == "retrieve" and answer.HasField("found") and answer.found.lease:
+                        session.own(answer.found.lease, answer.found.lease_expires_ms)
                     await session.put(pb.SessionResponse(id=message.id, **{field: answer}))
             await session.put(pb.SessionResponse(id=message.id, last=True))
             return

@@ -1,0 +1,154 @@
+"""What a look-up found, and what of it is to be delivered where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.client.buffers import Buffer
+from quire.model.descriptor import DeliveryOrder, Descriptor
+from quire.model.errors import DescriptorInvalid, InvalidRequest
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.ranges import ChunkRange
+from quire.wire import convert
+from quire.wire.v1 import gateway_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Fetch or compute, as the cluster predicts it: seconds to the first token if `chunks` are taken, all, or none.
+
+    `window_us`: the compute window per layer with these chunks; `rate_bytes_per_s`: what the link has to give now.
+    """
+
+    chunks: int
+    window_us: int
+    rate_bytes_per_s: int
+    ttft_s: float
+    ttft_all_s: float
+    ttft_none_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """The longest cached prefix of what was asked: `keys` of its chunks.
+
+    `lease` (empty for none) is over all of them; `ranges` say which storage node delivers which, `addresses` how each
+    of these is reached by the data plane.
+    """
+
+    namespace: Namespace
+    keys: ChunkKeys
+    lease: bytes
+    ranges: tuple[ChunkRange, ...]
+    addresses: Mapping[str, bytes]
+    index_us: int
+    advice: Advice | None = None
+
+    @property
+    def matched_chunks(self) -> int:
+        """How many chunks can be read, from the start of the prefix."""
+        return len(self.keys)
+
+    @property
+    def matched_tokens(self) -> int:
+        """The same in tokens."""
+        return len(self.keys) * self.namespace.layout.chunk_tokens
+
+    @property
+    def take_chunks(self) -> int:
+        """How many to take: as advised, or all."""
+        return self.advice.chunks if self.advice is not None else len(self.keys)
+
+
+def lookup_of(namespace: Namespace, keys: ChunkKeys, response: pb.LookupResponse) -> Lookup:
+    """The gateway's answer to a look-up of `keys`."""
+    return Lookup(
+        namespace,
+        keys.run(0, response.matched_chunks),
+        response.lease,
+        convert.ranges_from(response.ranges),
+        {node.node_id: node.worker_address for node in convert.addresses_from(response.nodes)},
+        response.index_us,
+        _advice(response.advice) if response.HasField("advice") else None,
+    )
+
+
+def window_us_of(compute_window_us: int | None) -> int:
+    """0 for unknown. Raises `InvalidRequest`."""
+    if compute_window_us is not None and not 0 < compute_window_us < 1 << 32:
+        raise InvalidRequest(f"{compute_window_us} is not positive, or too long", field="compute_window_us")
+    return compute_window_us or 0
+
+
+def descriptor_of(
+    found: Lookup,
+    buffer: Buffer,
+    order: DeliveryOrder,
+    first_chunk: int,
+    chunk_count: int | None,
+    layer_stride: int,
+    chunk_offsets: npt.ArrayLike | None,
+) -> Descriptor:
+    """Of what a look-up found. Raises `DescriptorInvalid`, `TargetInvalid`."""
+    if chunk_count is None:
+        chunk_count = found.take_chunks - first_chunk
+    if chunk_count < 1:
+        raise DescriptorInvalid(f"{chunk_count} chunks from {first_chunk} on", field="chunk_count")
+    layout = found.namespace.layout
+    return Descriptor(
+        keys=found.keys,
+        num_layers=layout.num_layers,
+        chunk_tokens=layout.chunk_tokens,
+        slice_bytes=layout.slice_bytes,
+        order=order,
+        target=buffer.target(),
+        first_chunk=first_chunk,
+        chunk_count=chunk_count,
+        layer_stride=layer_stride,
+        chunk_offsets=_packed(chunk_offsets),
+    )
+
+
+def descriptor_of_all(
+    namespace: Namespace,
+    keys: ChunkKeys,
+    buffer: Buffer,
+    order: DeliveryOrder,
+    first_chunk: int,
+    layer_stride: int,
+    chunk_offsets: npt.ArrayLike | None,
+) -> Descriptor:
+    """Of all of `keys` from `first_chunk` on, whatever is stored. Raises `DescriptorInvalid`, `TargetInvalid`."""
+    layout = namespace.layout
+    return Descriptor(
+        keys=keys,
+        num_layers=layout.num_layers,
+        chunk_tokens=layout.chunk_tokens,
+        slice_bytes=layout.slice_bytes,
+        order=order,
+        target=buffer.target(),
+        first_chunk=first_chunk,
+        chunk_count=len(keys) - first_chunk,
+        layer_stride=layer_stride,
+        chunk_offsets=_packed(chunk_offsets),
+    )
+
+
+def _packed(chunk_offsets: npt.ArrayLike | None) -> bytes:
+    return np.asarray(chunk_offsets, dtype="<u8").tobytes() if chunk_offsets is not None else b""
+
+
+def _advice(message: pb.Advice) -> Advice:
+    return Advice(
+        message.take_chunks,
+        message.compute_window_us,
+        message.rate_bytes_per_s,
+        message.ttft_us / 1e6,
+        message.ttft_all_us / 1e6,
+        message.ttft_none_us / 1e6,
+    )

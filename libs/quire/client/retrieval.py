@@ -1,0 +1,68 @@
+"""Look-up, lease and delivery in one exchange, as the client sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from quire.client.delivery import Delivery
+from quire.client.lookup import Lookup
+from quire.model.errors import PeerLost
+from quire.model.ranges import clip
+from quire.wire.v1 import gateway_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """What was found, and its delivery; None where nothing of it is to be delivered.
+
+    Slices lie as if all that was asked for were delivered: layer l of the i-th chunk at `l * stride + i * slice_bytes`,
+    `stride` for all chunks that were asked for.
+    """
+
+    found: Lookup
+    delivery: Delivery | None
+
+
+async def retrieved(
+    answers: AsyncGenerator[Any, None],
+    delivery: Delivery,
+    first_chunk: int,
+    read: Callable[[pb.LookupResponse], Lookup],
+    found: asyncio.Future[Lookup],
+) -> AsyncGenerator[pb.FetchResponse, None]:
+    """The gateway's answers as those to a fetch. The first one says which nodes deliver; `found` is then known."""
+    async with contextlib.aclosing(answers):
+        async for answer in answers:
+            if answer.WhichOneof("event") == "delivery":
+                yield answer.delivery
+                continue
+            seen = read(answer.found)
+            if seen.take_chunks > first_chunk:
+                with contextlib.suppress(PeerLost):  # such a node's delivery ends by what the gateway says of it
+                    delivery.place(clip(seen.ranges, first_chunk, seen.take_chunks), seen.addresses)
+            else:
+                delivery.nothing_comes()
+            if not found.done():
+                found.set_result(seen)
+            if delivery.abandoned:
+                raise PeerLost("the retrieval was cancelled")
+
+
+async def first_of(found: asyncio.Future[Lookup], delivery: Delivery, first_chunk: int) -> Retrieval:
+    """Wait for the first answer. One who stops waiting gives up the delivery. Raises what it ended with before."""
+    summary = asyncio.ensure_future(delivery.summary())
+    summary.add_done_callback(lambda task: task.cancelled() or task.exception())
+    either: list[asyncio.Future[Any]] = [found, summary]
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        delivery.abandon()
+        raise
+    if not found.done():
+        await summary
+    seen = found.result()
+    return Retrieval(seen, delivery if seen.take_chunks > first_chunk else None)
