@@ -11,6 +11,7 @@ import tempfile
 import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from quire.model.errors import InvalidRequest
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire_tools.bench.processor import ProcessorTime
 from quire_tools.bench.report import Report, Row, median, spread
 from quire_tools.bench.stream_peer import BareStream
 from quire_tools.local import LocalCluster
@@ -34,26 +36,33 @@ _STORE_CHUNKS = 64
 
 @dataclass(slots=True)
 class _Times:
-    """Seconds by round: whole delivery and first layer, of Quire and of the bare stream; memcpy of a layer."""
+    """Seconds by round: whole delivery and first layer, of Quire and of the bare stream; memcpy of a layer.
+
+    `first`: from the call of `retrieve`, look-up and lease included; `services_s`: processor time of the services.
+    """
 
     delivery: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
+    services_s: list[float] = field(default_factory=list)
     bare: list[float] = field(default_factory=list)
     bare_first: list[float] = field(default_factory=list)
     memcpy: list[float] = field(default_factory=list)
 
 
-def run(tier: str, chunk_sizes: list[int], context: int, hit: float, layers: int, rounds: int) -> Report:
+def run(tier: str, chunk_sizes: list[int], contexts: list[int], hit: float, layers: int, rounds: int) -> Report:
     """Raises `InvalidRequest` for a tier that this version does not have."""
     if tier != "memory":
         raise InvalidRequest(f"{tier!r}; this version measures the memory tier", field="tier")
     report = Report("delivery", {"name": "bare pyucx stream of contiguous layers, same size, same run", "unit": "GB/s"})
-    for chunk_tokens in chunk_sizes:
+    for context, chunk_tokens in product(contexts, chunk_sizes):
         layout = KvLayout(layers, chunk_tokens, _LLAMA_KV_HEADS, _LLAMA_HEAD_DIM, Dtype.BF16)
         chunks = int(context * hit) // chunk_tokens
-        with Console().status(f"G = {chunk_tokens}: {chunks} chunks, {layout.payload_bytes(chunks) / 2**30:.2f} GiB"):
+        size = f"{chunks} chunks, {layout.payload_bytes(chunks) / 2**30:.2f} GiB"
+        with Console().status(f"{context} tokens, G = {chunk_tokens}: {size}"):
             report.rows.append(_measure_layout(layout, chunks, context, hit, rounds))
     report.notes.append("every slice's checksum is verified on the way out; the bare stream verifies nothing")
+    report.notes.append("first layer: from the call of `retrieve`, which looks up and leases; GB/s: fetches of a lease")
+    report.notes.append("CPU s/GB: of gateway, orchestrator and storage node together, per GB delivered")
     return report
 
 
@@ -65,27 +74,30 @@ def _measure_layout(layout: KvLayout, chunks: int, context: int, hit: float, rou
     with tempfile.TemporaryDirectory() as folder:
         cluster = LocalCluster(Path(folder), arena_bytes=arena, settings=settings)
         with cluster:
-            times = uvloop.run(_rounds(cluster.gateway_address, layout, chunks, rounds))
+            times = uvloop.run(_rounds(cluster, layout, chunks, rounds))
     rates = [payload / seconds / 1e9 for seconds in times.delivery]
     bare = [payload / seconds / 1e9 for seconds in times.bare]
     measured = {
         "GB/s": median(rates),
         "spread": spread(rates),
         "first layer ms": median(times.first) * 1e3,
+        "first layer spread": spread(times.first),
         "bare first layer ms": median(times.bare_first) * 1e3,
+        "first layer / bare": median(times.first) / median(times.bare_first),
         "bare spread": spread(bare),
         "memcpy GB/s": payload / layout.num_layers / median(times.memcpy) / 1e9,
+        "CPU s/GB": sum(times.services_s) / (2 * payload * len(times.services_s)) * 1e9,
     }
     params = {"G": layout.chunk_tokens, "N": chunks, "S KiB": layout.slice_bytes >> 10, "context": context, "hit": hit}
     return Row(params, measured, median(bare), median(rates) / median(bare))
 
 
-async def _rounds(gateway: str, layout: KvLayout, chunks: int, rounds: int) -> _Times:
+async def _rounds(cluster: LocalCluster, layout: KvLayout, chunks: int, rounds: int) -> _Times:
     namespace, times = Namespace("bench", "1", layout), _Times()
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
     layer_bytes = chunks * layout.slice_bytes
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(QuireClient(gateway))
+        client = await stack.enter_async_context(QuireClient(cluster.gateway_address))
         target = client.allocate(layout.payload_bytes(chunks))
         await _fill(client, namespace, keys)
         bare = await stack.enter_async_context(BareStream(layer_bytes, layout.num_layers, target))
@@ -93,33 +105,48 @@ async def _rounds(gateway: str, layout: KvLayout, chunks: int, rounds: int) -> _
         assert found.matched_chunks == chunks, "the store lost chunks"
         copy = np.empty(layer_bytes, dtype=np.uint8)
         for round_number in range(rounds + 2):
-            done = await _deliver(client, found, target)
+            processor = ProcessorTime(cluster)
+            whole = await _deliver(client, found, target)
+            first = await _retrieve(client, namespace, keys, target)
+            used = processor.read()
             plain = await bare.round()
             started = time.perf_counter()
             assert target.view is not None
             np.copyto(copy, target.view[:layer_bytes])
             if round_number >= 2:
                 times.memcpy.append(time.perf_counter() - started)
-                times.delivery.append(done[0])
-                times.first.append(done[1])
+                times.delivery.append(whole)
+                times.first.append(first)
+                times.services_s.append(used["gateway"] + used["orchestrator"] + used["storage"])
                 times.bare.append(plain[0])
                 times.bare_first.append(plain[1])
         await client.release(found)
     return times
 
 
-async def _deliver(client: QuireClient, found: Lookup, target: Buffer) -> tuple[float, float]:
-    """Seconds until the last layer and until the first."""
+async def _deliver(client: QuireClient, found: Lookup, target: Buffer) -> float:
+    """Seconds until the last layer of what is leased."""
     started = time.perf_counter()
     delivery = await client.fetch(found, target, order=DeliveryOrder.LAYERWISE)
-    await delivery.layer(0)
-    first = time.perf_counter() - started
-    for layer in range(1, delivery.num_layers):
+    for layer in range(delivery.num_layers):
         await delivery.layer(layer)
-    whole = time.perf_counter() - started
+    seconds = time.perf_counter() - started
     await delivery.summary()
     await delivery.quiesced(10)
-    return whole, first
+    return seconds
+
+
+async def _retrieve(client: QuireClient, namespace: Namespace, keys: ChunkKeys, target: Buffer) -> float:
+    """Seconds until the first layer of what is yet to be looked up."""
+    started = time.perf_counter()
+    retrieval = await client.retrieve(namespace, keys, target, order=DeliveryOrder.LAYERWISE)
+    assert retrieval.delivery is not None, "the store lost chunks"
+    await retrieval.delivery.layer(0)
+    seconds = time.perf_counter() - started
+    await retrieval.delivery.summary()
+    await retrieval.delivery.quiesced(10)
+    await client.release(retrieval.found)
+    return seconds
 
 
 async def _fill(client: QuireClient, namespace: Namespace, keys: ChunkKeys) -> None:

@@ -270,11 +270,11 @@ def bench_lookup(
     context: int = 65_536,
     chunk_tokens: int = 16,
     rounds: int = 200,
-    clients: int = 4,
+    clients: int = 16,
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Longest match through gRPC, warm, and look-ups per second at saturation."""
+    """Longest match at the client, leased: warm, after idleness, and look-ups per second at saturation."""
     from quire_tools.bench import lookup as bench
 
     bench.run(context, chunk_tokens, rounds, clients).show(json_file, plot)
@@ -284,7 +284,7 @@ def bench_lookup(
 def bench_delivery(
     tier: str = "memory",
     chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64,256",
-    context: int = 65_536,
+    context: Annotated[str, typer.Option(help="tokens; one or several: 2048,8192,65536")] = "65536",
     hit: float = 0.875,
     layers: int = 32,
     rounds: int = 7,
@@ -294,8 +294,8 @@ def bench_delivery(
     """Layerwise delivery (Llama 3.1 8B layout) against a bare pyucx stream of the same layers in the same run."""
     from quire_tools.bench import delivery
 
-    sizes = [int(text) for text in chunk_tokens.split(",")]
-    delivery.run(tier, sizes, context, hit, layers, rounds).show(json_file, plot)
+    sizes, contexts = ([int(text) for text in several.split(",")] for several in (chunk_tokens, context))
+    delivery.run(tier, sizes, contexts, hit, layers, rounds).show(json_file, plot)
 
 
 @bench_app.command("ttft")
