@@ -39,13 +39,24 @@ def mismatches(arena: Bytes, offsets: npt.NDArray[np.int64], length: int, expect
 
 def combined(checksums: Checksums, parts: list[Extent], length: int) -> Checksums:
     """Checksums of each part as one range. `checksums`: (layers, slices of `length` bytes) → (layers, parts)."""
-    first = np.array([part.first for part in parts])
-    count = np.array([part.count for part in parts])
-    total: Checksums = checksums[:, first].copy()
-    for place in range(1, int(count.max())):
-        longer = np.flatnonzero(count > place)
-        total[:, longer] = _shift(total[:, longer], length) ^ checksums[:, first[longer] + place]
+    total: Checksums = np.empty((len(checksums), len(parts)), dtype=np.uint32)
+    by_count: dict[int, list[int]] = {}
+    for index, part in enumerate(parts):
+        by_count.setdefault(part.count, []).append(index)
+    for count, indices in by_count.items():
+        first = np.array([parts[index].first for index in indices])
+        total[:, indices] = _joined(checksums[:, first[:, None] + np.arange(count)], length)
     return total
+
+
+def _joined(checksums: Checksums, length: int) -> Checksums:
+    """Of neighbours as one: (…, n) of `length` bytes each → (…). By halves: as many steps as n has binary digits."""
+    count = checksums.shape[-1]
+    if count == 1:
+        return checksums[..., 0]
+    if count % 2:
+        return _shift(_joined(checksums[..., :-1], length), length) ^ checksums[..., -1]
+    return _joined(_shift(checksums[..., 0::2], length) ^ checksums[..., 1::2], 2 * length)
 
 
 def _shift(checksums: Checksums, length: int) -> Checksums:

@@ -76,6 +76,7 @@ class _Entry:
     question: int = 0
     promotion: int = 0
     forgotten: bool = False
+    shown: Copy | None = None
 
     @property
     def key(self) -> bytes:
@@ -90,6 +91,13 @@ class _Entry:
 
     def header(self) -> Header:
         return Header(self.chunk, self.level, self.written)
+
+    def as_copy(self) -> Copy:
+        """As it is now; the same object for as long as it stays so."""
+        shown = self.shown
+        if shown is None or shown.memory is not self.memory or shown.disk is not self.disk:
+            shown = self.shown = Copy(self.number, self.chunk, self.memory, self.disk)
+        return shown
 
 
 @dataclass(slots=True)
@@ -184,6 +192,7 @@ class Residency:
         self._offers: dict[int, ev.StoreOffered] = {}
         self._offers_may_go = self._space_freed = False
         self._holders: dict[int, list[_Entry]] = {}
+        self._used: set[int] = set()
         self._goals: dict[int, _Goal] = {}
         self._writes: dict[int, _Write] = {}
         self._rewrites: dict[int, tuple[list[_Entry], _Goal | None]] = {}
@@ -572,14 +581,20 @@ class Residency:
     # ---- reading
 
     def _pinned(self, event: ev.Pinned) -> None:
-        found = [entry for key in event.keys if (entry := self._find_resident(key)) is not None]
-        here = {entry.key for entry in found}
-        missing = [key for key in event.keys if key not in here]
+        found, missing = [], []
+        for key in event.keys:
+            entry = self._entries.get(key)
+            if entry is None or entry.phase is not Phase.RESIDENT:
+                entry = self._find_resident(key)
+            if entry is not None:
+                found.append(entry)
+            else:
+                missing.append(key)
         if event.used:
             in_memory = sum(1 for entry in found if entry.memory is not None)
             self.hits.update(memory=in_memory, disk=len(found) - in_memory, object=len(missing))
         if not (missing and event.fetch and self._objects):
-            self._complete_pin(event, found)
+            self._complete_pin(event, found, missing)
             return
         for entry in found:
             entry.awaited += 1
@@ -590,18 +605,11 @@ class Residency:
         if new:
             self._out.append(ev.Fetch(new))
 
-    def _complete_pin(self, event: ev.Pinned, entries: Sequence[_Entry]) -> None:
-        by_key = {entry.key: entry for entry in entries}
+    def _complete_pin(self, event: ev.Pinned, entries: Sequence[_Entry], missing: Sequence[bytes]) -> None:
         self._pin(event.ticket, entries)
         if event.used:
-            for key in reversed(event.keys):
-                self.in_memory.touch(key)
-                self.on_disk.touch(key)
-                if key in by_key:
-                    self.namespaces.used(by_key[key].chunk)
-        ordered = [by_key[key] for key in event.keys if key in by_key]
-        copies = [Copy(entry.number, entry.chunk, entry.memory, entry.disk) for entry in ordered]
-        self._out.append(ev.Complete(event.ticket, (copies, [key for key in event.keys if key not in by_key])))
+            self._used.add(event.ticket)
+        self._out.append(ev.Complete(event.ticket, ([entry.as_copy() for entry in entries], missing)))
 
     def _pinned_also(self, event: ev.PinnedAlso) -> None:
         self._pin(event.ticket, [self._copies[event.number]])
@@ -622,10 +630,22 @@ class Residency:
         self._unpin(event.ticket)
 
     def _unpin(self, ticket: int) -> None:
-        for entry in self._holders.pop(ticket, ()):
+        entries = self._holders.pop(ticket, ())
+        if ticket in self._used:
+            self._used.discard(ticket)
+            self._touch(entries)
+        for entry in entries:
             entry.pins -= 1
             assert entry.pins >= 0, "a pin is given back once"
             self._rest(entry)
+
+    def _touch(self, entries: Sequence[_Entry]) -> None:
+        """They were used: noted when they are let go, as until then they stay anyway."""
+        for entry in reversed(entries):
+            key = entry.chunk.record.key
+            self.in_memory.touch(key)
+            self.on_disk.touch(key)
+            self.namespaces.used(entry.chunk)
 
     def _fetched(self, event: ev.Fetched) -> None:
         """The bytes that came are used unless the same ones are here by now; other ones serve those who wait only."""
@@ -658,7 +678,9 @@ class Residency:
                 for each in waiting.entries:
                     each.awaited -= 1
                 alive = [each for each in waiting.entries if each.memory is not None or each.disk is not None]
-                self._complete_pin(waiting.event, alive)
+                by_key, keys = {each.key: each for each in alive}, waiting.event.keys
+                ordered = [by_key[key] for key in keys if key in by_key]
+                self._complete_pin(waiting.event, ordered, [key for key in keys if key not in by_key])
         if entry is not None:
             self._rest(entry)
 
