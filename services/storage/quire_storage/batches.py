@@ -21,7 +21,7 @@ from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire_storage.core.checksums import Checksums
 from quire_storage.core.chunks import Copy, MemoryPlace
-from quire_storage.core.plan import BatchPlan, places, verification
+from quire_storage.core.plan import BatchPlan, places, unheard, verification
 from quire_storage.core.slots import Shape
 from quire_storage.core.striped import Striped
 from quire_storage.ring import Ring
@@ -29,7 +29,6 @@ from quire_storage.tiers import Tiers
 
 Bytes = npt.NDArray[np.uint8]
 _AHEAD_OF_DRIVES = 3
-_FIRST_BYTES = 1 << 20
 Healer = Callable[[Copy], Awaitable[Bytes | None]]
 
 
@@ -151,26 +150,62 @@ class Promotions:
 
 @dataclass(slots=True)
 class Batch:
-    """Some consecutive chunks of a delivery, from the `start`-th on. `stride`: between layers in the arena; 0 for one
-    that is staged.
-    """
+    """Some consecutive chunks of a delivery. `stride`: between layers in the arena; 0 for one that is staged."""
 
     plan: BatchPlan
     copies: Sequence[Copy]
-    start: int
     stride: int
     staged: Striped | None = None
     promotion: Promotion | None = None
 
 
+class Verifying:
+    """A layer of a batch that is verified chunk after chunk, in a thread, while those before are sent."""
+
+    def __init__(self) -> None:
+        self._sound = 0
+        self._news = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self.task: asyncio.Task[None] | None = None
+
+    def told(self, sound: int) -> None:
+        """The first so many chunks match. Called by the thread."""
+        self._loop.call_soon_threadsafe(self._hear, sound)
+
+    def end(self, _: asyncio.Task[None]) -> None:
+        """All of them match, or `until` raises why not."""
+        self._news.set()
+
+    async def until(self, chunks: int) -> None:
+        """Wait until the first so many match. Raises `CorruptData` for what cannot be healed."""
+        assert self.task is not None, "it has begun"
+        while self._sound < chunks:
+            if self.task.done():
+                return self.task.result()
+            self._news.clear()
+            await self._news.wait()
+
+    def _hear(self, sound: int) -> None:
+        self._sound = max(self._sound, sound)
+        self._news.set()
+
+
 @dataclass(frozen=True, slots=True)
 class ReadyBatch:
-    """A layer of a batch, verified, at `shift` of its bases; `block` is given back when it has left."""
+    """A layer of a batch, at `shift` of its bases, verified, or being `verified`; `block` is given back when it has
+    left.
+    """
 
     batch: Batch
     layer: int
     shift: int
     block: int | None
+    verified: Verifying | None = None
+
+    async def until(self, chunks: int) -> None:
+        """Wait until its first so many chunks may be sent. Raises `CorruptData`."""
+        if self.verified is not None:
+            await self.verified.until(chunks)
 
 
 class Batches:
@@ -191,18 +226,12 @@ class Batches:
         self._client = descriptor.target.worker_address
         self._targets = places(descriptor, ranges)
         self._blocks: set[int] = set()
+        self._verifying: list[asyncio.Task[None]] = []
         self._joined: list[tuple[int, Promotion]] = []
         if any(copy.memory is None and copy.disk is None for copy in copies):
             raise ChunkMissing("a drive has just failed, and chunks with it", field="chunk_keys")
         self._checksums = _checksums(copies)
         self.batches = [batch for start, stop in self._cuts(copies) for batch in self._batch(copies, start, stop)]
-        self._first = [part for batch in self.batches for part in self._parts(batch)]
-
-    def of(self, layer: int) -> Sequence[Batch]:
-        """The batches of a layer, in order. Those of the first are small at first: its bytes leave as soon as some are
-        verified, where those of a later one are verified while the one before it is sent.
-        """
-        return self._first if layer == 0 else self.batches
 
     @property
     def staged(self) -> bool:
@@ -216,7 +245,10 @@ class Batches:
         return _AHEAD_OF_DRIVES if on_drives else 1
 
     async def prepare(self, batch: Batch, layer: int, due_s: float) -> ReadyBatch:
-        """Bring a layer of a batch into the arena and verify it. Raises `CorruptData` for what cannot be healed."""
+        """Bring a layer of a batch into the arena and verify it. Raises `CorruptData` for what cannot be healed.
+
+        What lies in memory of the first layer is sent as it is verified; of a later one there is time before.
+        """
         shift = layer * batch.stride
         if batch.promotion is not None:
             await batch.promotion.layer(layer, due_s)
@@ -226,11 +258,20 @@ class Batches:
             shift = block = await self._arena.take_block(self._client)
             self._blocks.add(block)
             await self._read(batch.staged, layer, block, due_s)
-        loop = asyncio.get_running_loop()
-        bad = await loop.run_in_executor(self._reading.threads, batch.plan.corrupt, self._arena.view, layer, shift)
+        elif layer == 0:
+            verifying = Verifying()
+            verifying.task = asyncio.create_task(self._verify(batch, layer, shift, verifying.told))
+            verifying.task.add_done_callback(verifying.end)
+            self._verifying.append(verifying.task)
+            return ReadyBatch(batch, layer, shift, None, verifying)
+        await self._verify(batch, layer, shift, unheard)
+        return ReadyBatch(batch, layer, shift, block)
+
+    async def _verify(self, batch: Batch, layer: int, shift: int, sound: Callable[[int], None]) -> None:
+        loop, arena = asyncio.get_running_loop(), self._arena.view
+        bad = await loop.run_in_executor(self._reading.threads, batch.plan.corrupt, arena, layer, shift, sound)
         if bad:
             await self._reading.mend(batch.copies, batch.plan.bases + shift, layer, bad)
-        return ReadyBatch(batch, layer, shift, block)
 
     def release(self, ready: ReadyBatch) -> None:
         """The bytes of a ready batch have left."""
@@ -240,6 +281,9 @@ class Batches:
 
     async def close(self) -> None:
         """Give memory back."""
+        for task in self._verifying:
+            task.cancel()
+        await asyncio.gather(*self._verifying, return_exceptions=True)
         for block in self._blocks:
             self._arena.free_block(block, self._client)
         self._blocks.clear()
@@ -287,20 +331,7 @@ class Batches:
     ) -> Batch:
         bases = np.array([place.offset for place in places], dtype=np.int64)
         plan = self._plan(start, stop, bases)
-        return Batch(plan, copies[start:stop], start, places[0].layer_stride, promotion=promotion)
-
-    def _parts(self, batch: Batch) -> list[Batch]:
-        """Of what lies in memory: parts that grow."""
-        if batch.staged is not None or batch.promotion is not None:
-            return [batch]
-        size, count = self._descriptor.slice_bytes, len(batch.copies)
-        parts, at, bytes_ = [], 0, _FIRST_BYTES
-        while at < count:
-            stop = min(count, at + max(1, bytes_ // size))
-            plan = self._plan(batch.start + at, batch.start + stop, batch.plan.bases[at:stop])
-            parts.append(Batch(plan, batch.copies[at:stop], batch.start + at, batch.stride))
-            at, bytes_ = stop, 2 * bytes_
-        return parts if len(parts) > 1 else [batch]
+        return Batch(plan, copies[start:stop], places[0].layer_stride, promotion=promotion)
 
     def _staged(self, copies: Sequence[Copy], start: int, stop: int) -> Batch:
         """Addresses count from the block that is taken for the layer."""
@@ -308,7 +339,7 @@ class Batches:
         assert pool is not None, "what is on a drive is in the pool"
         bases = np.arange(len(mine), dtype=np.int64) * mine[0].chunk.shape.slice_room
         source = pool.striped(mine, bases, np.zeros(len(mine), dtype=np.int64))
-        return Batch(self._plan(start, stop, bases), mine, start, 0, staged=source)
+        return Batch(self._plan(start, stop, bases), mine, 0, staged=source)
 
     def _plan(self, start: int, stop: int, bases: npt.NDArray[np.int64]) -> BatchPlan:
         return BatchPlan(self._descriptor, self._checksums[:, start:stop], bases, self._targets[start:stop])

@@ -35,7 +35,7 @@ from quire_storage.ports import AdmissionRequest, Clock
 from quire_storage.rates import Allowance, Rates
 
 _PIECE_BYTES_MIN, _PIECE_BYTES_MAX = 256 << 10, 4 << 20
-_CREDIT_PIECE_BYTES = 1 << 20
+_FIRST_PIECE_BYTES = 1 << 20
 _QUIESCE_TIMEOUT_S = 5.0
 _LINGER_S = 60.0
 _TURN_S = 0.5
@@ -209,7 +209,7 @@ class Delivery:
     async def _write_all(
         self, stream: PayloadStream, batches: Batches, span: otel.Span, lane: Lane, *, layerwise: bool
     ) -> None:
-        order = [(layer, batch) for layer in range(self._call.descriptor.num_layers) for batch in batches.of(layer)]
+        order = [(layer, batch) for layer in range(self._call.descriptor.num_layers) for batch in batches.batches]
         ahead: deque[asyncio.Task[ReadyBatch]] = deque()
         admitting: asyncio.Task[None] | None = None
         trace = LayerTrace(self._parts.clock)
@@ -228,13 +228,15 @@ class Delivery:
                 admitting = asyncio.create_task(self._admit(self._allowance))
             for layer, batch in order:
                 look_ahead()
-                if batch is batches.of(layer)[0]:
+                if batch is batches.batches[0]:
                     trace.begin(span, layer)
                 ready = await ahead[0]
                 trace.passed("ready")
                 ahead.popleft()
                 look_ahead()
-                for piece in batch.plan.pieces(layer, ready.shift, self._piece_bytes()):
+                for piece in batch.plan.pieces(layer, ready.shift, self._piece_bytes(layer)):
+                    await ready.until(piece.stop)
+                    trace.passed("ready")
                     if self._allowance is not None:
                         await self._parts.rates.until_due(self._allowance, piece.bytes)
                         trace.passed("pace")
@@ -246,7 +248,7 @@ class Delivery:
                         stream.announce(b"", arrived)
                 if ready.block is not None:
                     stream.announce(b"", partial(batches.release, ready))
-                if batch is batches.of(layer)[-1]:
+                if batch is batches.batches[-1]:
                     ended = trace.end()
                     if layerwise:
                         self._announce(stream, layer, span, ended)
@@ -285,12 +287,15 @@ class Delivery:
         """Of this delivery on the wire: its rate."""
         return float(self._allowance.rate_bytes_per_s) if self._allowance is not None else 0.0
 
-    def _piece_bytes(self) -> int:
-        """Bytes between two looks at the pacer: a power of two, of two milliseconds' worth, within limits."""
+    def _piece_bytes(self, layer: int) -> int:
+        """Bytes between two looks at the pacer: a power of two, of two milliseconds' worth, within limits.
+
+        The first layer goes out as it is verified, and on credit: in small ones.
+        """
         if self._allowance is None:
             return _PIECE_BYTES_MAX
         rate = self._allowance.rate_bytes_per_s
-        worth = rate // 500 if rate else _CREDIT_PIECE_BYTES
+        worth = min(rate // 500 or _FIRST_PIECE_BYTES, _PIECE_BYTES_MAX if layer else _FIRST_PIECE_BYTES)
         return 1 << min(_PIECE_BYTES_MAX, max(_PIECE_BYTES_MIN, worth)).bit_length() - 1
 
     def _count_layer(self) -> None:

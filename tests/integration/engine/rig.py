@@ -178,8 +178,9 @@ class Engine:
             )
             batches = Batches(reading, self.promotions, descriptor, (ChunkRange("", 0, len(numbers)),), held.copies)
             for layer in range(shape.num_layers):
-                for batch in batches.of(layer):
+                for batch in batches.batches:
                     ready = await batches.prepare(batch, layer, 0.0)
+                    await ready.until(len(batch.copies))
                     for piece in batch.plan.pieces(layer, ready.shift, 1 << 20):
                         at = piece.remote_offset
                         for offset in piece.offsets.tolist():

@@ -18,7 +18,7 @@ from quire_storage.core.chunks import Copy
 from quire_storage.core.extents import extents
 
 _SCATTERED_BYTES = 256 << 10
-_VERIFY_BYTES = 4 << 20
+_VERIFY_BYTES = 1 << 20
 
 
 def choose_order(asked: DeliveryOrder, payload_bytes: int, theta_bytes: int) -> DeliveryOrder:
@@ -47,19 +47,30 @@ def places(descriptor: Descriptor, ranges: Sequence[ChunkRange]) -> npt.NDArray[
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Ranges of `length` bytes at `offsets` of the arena, to lie back to back from `remote_offset` of the target."""
+    """Ranges of `length` bytes at `offsets` of the arena, to lie back to back from `remote_offset` of the target.
+
+    `stop`: behind the last of its chunks, counted in the batch.
+    """
 
     offsets: npt.NDArray[np.int64]
     length: int
     remote_offset: int
+    stop: int
 
     @property
     def bytes(self) -> int:
         return len(self.offsets) * self.length
 
 
-Verification = Callable[[npt.NDArray[np.uint8], int, int], list[int]]
-"""(arena, layer, shift) → indices of the chunks whose slice of the layer does not match. For a thread."""
+Verification = Callable[[npt.NDArray[np.uint8], int, int, Callable[[int], None]], list[int]]
+"""(arena, layer, shift, sound) → indices of the chunks whose slice of the layer does not match. For a thread.
+
+Calls `sound(n)` as it goes: the first n chunks match.
+"""
+
+
+def unheard(_: int) -> None:
+    """For a caller who waits for the whole."""
 
 
 def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) -> Verification:
@@ -69,7 +80,9 @@ def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) 
     parts = extents(bases, size, _VERIFY_BYTES)
     known: list[Checksums] = []
 
-    def corrupt(arena: npt.NDArray[np.uint8], layer: int, shift: int) -> list[int]:
+    def corrupt(
+        arena: npt.NDArray[np.uint8], layer: int, shift: int, sound: Callable[[int], None] = unheard
+    ) -> list[int]:
         if not known:
             known.append(combined(checksums, parts, size))
         view = memoryview(arena.data)
@@ -77,6 +90,7 @@ def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) 
             start = part.offset + shift
             if crc32(view[start : start + part.count * size]) != expected:
                 return mismatches(arena, bases + shift, size, checksums[layer])
+            sound(part.first + part.count)
         return []
 
     return corrupt
@@ -113,13 +127,13 @@ class BatchPlan:
         """
         if bytes_max not in self._pieces:  # the same in every layer, but for where they begin
             self._pieces[bytes_max] = [
-                replace(piece, remote_offset=target + piece.remote_offset)
+                replace(piece, remote_offset=target + piece.remote_offset, stop=low + piece.stop)
                 for low, high, target in self._spans
                 for piece in self._span_pieces(self.bases[low:high], bytes_max)
             ]
         remote = layer * self._stride
         for piece in self._pieces[bytes_max]:
-            yield Piece(piece.offsets + shift, piece.length, remote + piece.remote_offset)
+            yield Piece(piece.offsets + shift, piece.length, remote + piece.remote_offset, piece.stop)
 
     def _span_pieces(self, bases: npt.NDArray[np.int64], bytes_max: int) -> Iterator[Piece]:
         size, scattered = self.slice_bytes, 0
@@ -128,10 +142,11 @@ class BatchPlan:
         for index, part in enumerate(parts):
             alone = part.count * size >= _SCATTERED_BYTES or len(parts) == 1
             if alone:
-                yield Piece(np.array([part.offset], dtype=np.int64), part.count * size, part.first * size)
                 scattered = part.first + part.count
+                yield Piece(np.array([part.offset], dtype=np.int64), part.count * size, part.first * size, scattered)
             elif index + 1 == len(parts) or parts[index + 1].count * size >= _SCATTERED_BYTES:
                 stop = part.first + part.count
                 for start in range(scattered, stop, step):
-                    yield Piece(bases[start : min(stop, start + step)], size, start * size)
+                    end = min(stop, start + step)
+                    yield Piece(bases[start:end], size, start * size, end)
                 scattered = stop
