@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 import numpy as np
 import numpy.typing as npt
 
@@ -23,7 +22,6 @@ from quire.client.store import StoreSession
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import KeysInvalid, QuireError
-from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
 from quire.testing.simulation import Process, SimChannels, SimTransport
 from quire.testing.simulation.loop import SimulatedLoop
@@ -31,13 +29,13 @@ from quire.testing.simulation.network import unexpected
 from quire_storage import delivery as delivery_at_node
 from quire_storage.adapters import cluster as cluster_at_node
 from tests.simulation.buckets import BucketLoad
-from tests.simulation.cluster import EPOCH_MS, Cluster
+from tests.simulation.cluster import Cluster
 from tests.simulation.history import History
+from tests.simulation.inspection import LEASE_MS, Inspection
 from tests.simulation.listening import listen
 from tests.simulation.prefixes import LAYOUT, Prefix, content, prefixes
 from tests.simulation.troubles import Troubles
 
-LEASE_MS = 8_000
 _OPERATION_S = 60.0
 _UNDISTURBED_S = 3.0  # longer than a store waits for memory
 _UNUSED = 0xEE
@@ -125,8 +123,9 @@ class Day:
                 task.cancel()
             await asyncio.gather(troubles, snapshots, return_exceptions=True)
         await asyncio.gather(*trouble.healers)
-        await self._quiet()
-        await self._check_promises()
+        inspection = Inspection(self)
+        await inspection.quiet()
+        await inspection.promises()
         if not self.reads_only:
             await buckets.check()
         await asyncio.sleep(16.0)  # longer than a scheduler remembers, and than buffers are watched
@@ -134,12 +133,12 @@ class Day:
             if not any(node._tiers.residency.busy() for node in self.cluster.storage.values()):
                 break
             await asyncio.sleep(0.37)
-        self._check_leaks()
+        inspection.leaks()
 
     async def _store_all(self) -> None:
         """Every prefix on a drive, by a client of its own."""
         process = Process("storer")
-        await process.start(self._store_each(self._client_of(process)))
+        await process.start(self._store_each(self.client_of(process)))
 
     async def _store_each(self, client: QuireClient) -> None:
         await client.start()
@@ -155,7 +154,7 @@ class Day:
                     session.layer_produced(layer)
                 await self._finish(session)
 
-    def _client_of(self, process: Process, timeout_s: float = 20.0) -> QuireClient:
+    def client_of(self, process: Process, timeout_s: float = 20.0) -> QuireClient:
         channels: Any = SimChannels(self.cluster.network, process)
         transport = SimTransport(self.cluster.fabric, process)
         return QuireClient("gateway", transport=transport, timeout_s=timeout_s, channels=channels)
@@ -176,7 +175,7 @@ class Day:
                 task.result()
 
     async def _life(self, process: Process, number: int) -> None:
-        client = self._client_of(process, timeout_s=9.0)
+        client = self.client_of(process, timeout_s=9.0)
         rng = random.Random(self.rng.getrandbits(64))
         await client.start()
         crash_s = self.loop.time() + rng.expovariate(1 / 15) if "client" in self.faults else 1e9
@@ -246,11 +245,11 @@ class Day:
                 _, outcome = await asyncio.gather(evict, self._store(client, prefix, rng, cancel=False))
                 return outcome
             case "fetch":
-                return await self._fetch(client, prefix, rng, cancel=False)
+                return await self.fetch(client, prefix, rng, cancel=False)
             case "read at once":
-                return await self._fetch(client, prefix, rng, cancel=False, order=DeliveryOrder.LAYERWISE)
+                return await self.fetch(client, prefix, rng, cancel=False, order=DeliveryOrder.LAYERWISE)
             case "cancel fetch":
-                return await self._fetch(client, prefix, rng, cancel=True)
+                return await self.fetch(client, prefix, rng, cancel=True)
             case "evict":
                 gone = await client.evict(prefix.namespace, prefix.keys, keep_chunks=rng.randrange(len(prefix.keys)))
                 return f"done, {gone} went"
@@ -275,7 +274,7 @@ class Day:
             raise self.history.fail("a request that names a key twice was taken", keys[0])
         keys[len(keys) // 2] = rng.randbytes(32)
         mixed = Prefix(prefix.namespace, ChunkKeys(b"".join(keys)))
-        return await self._fetch(client, mixed, rng, cancel=False)
+        return await self.fetch(client, mixed, rng, cancel=False)
 
     async def _store(
         self, client: QuireClient, prefix: Prefix, rng: random.Random, *, cancel: bool, version: int | None = None
@@ -315,7 +314,7 @@ class Day:
                 self.tell(f"acknowledged at {level.value}", kept)
             if disturbed == self.disturbed:
                 for key in promised:
-                    self._check_readable(key, "acknowledged, and not readable at that moment")
+                    Inspection(self).readable(key, "acknowledged, and not readable at that moment")
             return "done"
 
     @staticmethod
@@ -325,7 +324,7 @@ class Day:
         await session.quiesced(20.0)
         return summary
 
-    async def _fetch(
+    async def fetch(
         self,
         client: QuireClient,
         prefix: Prefix,
@@ -431,105 +430,6 @@ class Day:
     def _check_unused(self, buffer: Buffer) -> None:
         if buffer.view is not None and not bool((buffer.view == _UNUSED).all()):
             self.loop.failures.append({"exception": self.history.fail("a buffer was written to after it was returned")})
-
-    # ---- looking at everything at once
-
-    def _check_readable(self, key: bytes, what: str) -> None:
-        entry = self.cluster.metadata.index.state.entries.get(key)
-        if entry is None:
-            raise self.history.fail(f"{what}: the index does not know it", key)
-        alive = self.cluster.storage
-        holders = [name for name in entry.nodes if name in alive and key in alive[name]._tiers.residency]
-        if not holders and not (OBJECT_TIER in entry.nodes and key in self.cluster.objects.objects):
-            raise self.history.fail(f"{what}: it is listed for {entry.nodes}, none of them has it", key)
-
-    async def _check_promises(self) -> None:
-        for key in list(self.history.promises):
-            self._check_readable(key, "acknowledged, and lost")
-        process = Process("inspector")
-        task = process.start(self._inspect(process))
-        await task
-
-    async def _inspect(self, process: Process) -> None:
-        """A client reads everything that was promised."""
-        client = self._client_of(process)
-        await client.start()
-        rng = random.Random(1)
-        for prefix in self.prefixes:
-            lost = (at for at, key in enumerate(prefix.keys) if key not in self.history.promises)
-            await self._inspect_prefix(client, prefix, next(lost, len(prefix.keys)), rng)
-
-    async def _inspect_prefix(self, client: QuireClient, prefix: Prefix, expected: int, rng: random.Random) -> None:
-        """The first `expected` chunks were promised. What lies behind them may turn out to be missing, once each; and
-        a drive may turn out to have failed, once at each node.
-        """
-        outcome = ""
-        for _ in range(len(prefix.keys) - expected + self.storage_nodes + 1):
-            found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=0)
-            if found.matched_chunks < expected:
-                raise self.history.fail("acknowledged, and a look-up misses it", prefix.keys.at(found.matched_chunks))
-            outcome = await self._fetch(client, prefix, rng, cancel=False)
-            if outcome == "done":
-                return
-            await asyncio.sleep(1.0)
-        raise self.history.fail(f"what is promised cannot be read: {outcome}", prefix.keys.at(0))
-
-    async def _quiet(self) -> None:
-        """Everything is healed: wait until nothing is under way, and until nodes and index agree."""
-        await asyncio.sleep(LEASE_MS / 1000 + 3.0)
-        for _ in range(120):
-            await asyncio.sleep(0.5)
-            listings = await self.cluster.metadata.index.listings()
-            agree = all(
-                (listings[name].count, listings[name].digest) == node.listed
-                if name in listings
-                else node.listed[0] == 0
-                for name, node in self.cluster.storage.items()
-            )
-            rebuilt = not self.cluster.metadata.index.state.rebuild or not self.cluster.objects_on
-            nodes = self.cluster.storage.values()
-            uploaded = all(not node._write_behind or not node._write_behind.lag_chunks for node in nodes)
-            if agree and rebuilt and uploaded:
-                return
-        if not rebuilt or not uploaded:
-            raise self.history.fail(f"the object tier is never settled: rebuilt {rebuilt}, uploaded {uploaded}")
-        raise self.history.fail(
-            f"index and nodes never agree: {listings}, {[node.listed for node in self.cluster.storage.values()]}"
-        )
-
-    def _check_leaks(self) -> None:
-        """No slot, pin, lease, rate, block or transfer is left when all work has ended."""
-        for name, node in self.cluster.storage.items():
-            tiers = node._tiers
-            left = tiers.residency.busy()
-            assert not left, f"{name}: {left}"
-            arena = tiers.arena
-            assert arena.free_blocks == arena._blocks, f"{name}: staging blocks are missing"
-            assert not node.deliveries.running and not node.requests.ingests, (
-                f"{name}: transfers are counted that have ended"
-            )
-        entries = self.cluster.metadata.index.state.entries.values()
-        hollow = [entry.record.key for entry in entries if not entry.nodes and not entry.children]
-        if hollow:
-            raise self.history.fail("an entry that nothing holds or extends pins its parents", hollow[0])
-        now_ms = (
-            EPOCH_MS + int(self.loop.time() * 1000) + 3000
-        )  # clocks are off by two seconds; every lease was for eight
-        pins = [until for pins in self.cluster.metadata.index.state.pins.values() for until in pins.values()]
-        assert not [until for until in pins if until > now_ms], "leases that nothing ends"
-        scheduler = self.cluster.members["scheduler"].service
-        scheduler._advance()
-        left = [name for link in scheduler._links.values() for name in link.rates]
-        assert not left, f"rates are granted to deliveries that have ended: {left}"
-        expected = (QuireError, grpc.aio.AioRpcError, asyncio.CancelledError, TimeoutError)
-        for failure in self.loop.failures:
-            error = failure.get("exception")
-            if isinstance(error, BaseException) and not isinstance(error, expected):
-                raise error
-        for name, node in self.cluster.storage.items():
-            assert not node._produced._failures, f"{name}: failures are kept of stores that have ended"
-        assert not unexpected, f"a servicer raised {unexpected[0]!r}"
-        assert not self.cluster.fabric.late, self.cluster.fabric.late[0]
 
 
 def _marks(outcome: Any) -> list[tuple[Any, bytes]]:

@@ -101,7 +101,8 @@ class Promotion:
         with tracer().start_as_current_span(names.STORAGE_READ, attributes={"quire.layer": layer}):
             await reading.ring.read(self._source.layer(layer), due_s)
         loop = asyncio.get_running_loop()
-        bad = await loop.run_in_executor(reading.threads, self._verify, reading.tiers.arena.view, layer, shift)
+        arena = reading.tiers.arena.view
+        bad = await loop.run_in_executor(reading.threads, self._verify, arena, layer, shift, unheard)
         if bad:
             await reading.mend(self._copies, self._bases + shift, layer, bad)
         self._sound.add(layer)
@@ -181,7 +182,8 @@ class Verifying:
         assert self.task is not None, "it has begun"
         while self._sound < chunks:
             if self.task.done():
-                return self.task.result()
+                self.task.result()
+                break
             self._news.clear()
             await self._news.wait()
 

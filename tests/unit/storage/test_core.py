@@ -223,10 +223,13 @@ def test_pieces_assemble_the_payload_where_it_was_asked_for(
         for each in ranges:
             plan = _plan(descriptor, [each], chunks[each.first : each.stop])
             for layer in range(layers):
-                assert plan.corrupt(arena, layer, layer * stride) == []
+                sound: list[int] = []
+                assert plan.corrupt(arena, layer, layer * stride, sound.append) == []
+                assert sound == sorted(sound) and sound[-1] == each.count
                 for piece in plan.pieces(layer, layer * stride, bytes_max):
                     at = piece.remote_offset
                     assert piece.bytes <= max(bytes_max, size)
+                    assert piece.remote_offset - layer * descriptor.stride >= 0 and piece.stop <= each.count
                     for offset in piece.offsets.tolist():
                         got[at : at + piece.length] = arena[offset : offset + piece.length]
                         written[at : at + piece.length] += 1
@@ -247,7 +250,9 @@ def test_one_flipped_bit_is_found_where_it_is(order: list[int], victim: int, lay
     plan = _plan(descriptor, (ChunkRange("", 0, 9),), chunks)
     arena[int(_slices(chunks[victim])[layer]) + position] ^= 1 << position % 8
     for each in range(3):
-        assert plan.corrupt(arena, each, each * stride) == ([victim] if each == layer else [])
+        sound = [0]
+        assert plan.corrupt(arena, each, each * stride, sound.append) == ([victim] if each == layer else [])
+        assert sound[-1] <= (victim if each == layer else 9), "nothing is called sound that is not"
 
 
 def test_plan_refuses_another_shape() -> None:

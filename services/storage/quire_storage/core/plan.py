@@ -80,9 +80,7 @@ def verification(checksums: Checksums, bases: npt.NDArray[np.int64], size: int) 
     parts = extents(bases, size, _VERIFY_BYTES)
     known: list[Checksums] = []
 
-    def corrupt(
-        arena: npt.NDArray[np.uint8], layer: int, shift: int, sound: Callable[[int], None] = unheard
-    ) -> list[int]:
+    def corrupt(arena: npt.NDArray[np.uint8], layer: int, shift: int, sound: Callable[[int], None]) -> list[int]:
         if not known:
             known.append(combined(checksums, parts, size))
         view = memoryview(arena.data)
