@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import os
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -24,7 +25,7 @@ from quire.model.nodes import Location, Node, NodeAddress
 from quire.model.policy import TenantPolicy
 from quire.model.profile import Profiles
 from quire.model.ranges import ChunkRange
-from quire.telemetry import counter, meter, names, tracer
+from quire.telemetry import names, tally, tracer
 from quire_server.clock import Clock
 from quire_server.core.advice import Advice, advise
 from quire_server.core.placement import addresses_of, newcomer_rate, readable_ranges
@@ -110,8 +111,20 @@ class Lookups:
         self._namespaces: set[str] = set()
         self._leased: dict[bytes, int] = {}
         self._expiries: list[tuple[int, bytes]] = []
-        self._asked = meter().create_counter(names.INDEX_CHUNKS, "1", "chunks that look-ups asked for")
-        self._leases = counter(names.INDEX_LEASES, "1", "leases by what became of them", [{"event": "given"}])
+        self._asked: Counter[tuple[str, str]] = Counter()
+        self._events: Counter[str] = Counter(given=0)
+        tally(
+            names.INDEX_CHUNKS,
+            "1",
+            "chunks that look-ups asked for",
+            lambda: [(count, {"namespace": tag, "result": result}) for (tag, result), count in self._asked.items()],
+        )
+        tally(
+            names.INDEX_LEASES,
+            "1",
+            "leases by what became of them",
+            lambda: [(count, {"event": event}) for event, count in self._events.items()],
+        )
 
     @property
     def leases(self) -> int:
@@ -148,7 +161,7 @@ class Lookups:
         if pin is None or not matched:
             return found
         lease = self._lease(pin, readable.keys, found, tenant)
-        self._leases.add(1, {"event": "given"})
+        self._events["given"] += 1
         self._note(lease)
         return replace(found, lease=lease, token=self._signer.sign(lease))
 
@@ -201,7 +214,7 @@ class Lookups:
         lease = self._signer.open(token)
         self._leased.pop(lease.lease_id, None)
         held = await self._index.unpin(lease.tip_bucket, lease.tip, lease.lease_id)
-        self._leases.add(1, {"event": "given back" if held else "was over"})
+        self._events["given back" if held else "was over"] += 1
         return held
 
     def _advise(
@@ -227,8 +240,8 @@ class Lookups:
         if tag not in self._namespaces and len(self._namespaces) >= _NAMESPACES_COUNTED:
             tag = "others"
         self._namespaces.add(tag)
-        self._asked.add(matched, {"namespace": tag, "result": "hit"})
-        self._asked.add(asked - matched, {"namespace": tag, "result": "miss"})
+        self._asked[tag, "hit"] += matched
+        self._asked[tag, "miss"] += asked - matched
 
 
 def _covered(ranges: Sequence[ChunkRange]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from quire.client import QuireClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import ContentConflict, NotImplementedHere, TargetInvalid
+from quire.model.errors import ContentConflict, InvalidRequest, NotImplementedHere, TargetInvalid
 from quire.model.hashing import Namespace
 from quire.model.nodes import Node, StorageInfo
 from quire_server.core.placement import placed_ranges
@@ -24,6 +25,14 @@ def _owners(namespace: Namespace, chunks: int) -> set[str]:
     return {each.node_id for each in placed_ranges(some_keys(namespace, chunks), 0, nodes)}
 
 
+@pytest.fixture(params=[True, False], ids=["session", "calls"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients ask in a session, and by a call for each request."""
+    defaults: Any = QuireClient.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "session", request.param)
+
+
+@pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("order", list(DeliveryOrder))
 @pytest.mark.parametrize("chunks", [1, 40, 700])
 async def test_what_was_stored_comes_back_layer_by_layer(
@@ -47,6 +56,7 @@ async def test_what_was_stored_comes_back_layer_by_layer(
         assert await client.release(found) and not await client.release(found)
 
 
+@pytest.mark.usefixtures("both_ways")
 async def test_known_chunks_are_skipped_and_the_rest_appended(cluster: LocalCluster) -> None:
     """A second store of a longer prefix stores what is new; the whole comes back."""
     async with QuireClient(cluster.gateway_address) as client:
@@ -59,6 +69,52 @@ async def test_known_chunks_are_skipped_and_the_rest_appended(cluster: LocalClus
         assert np.array_equal((await fetch_all(client, found))[0], payload)
 
 
+@pytest.mark.usefixtures("both_ways")
+@pytest.mark.parametrize(("matching", "first"), [(700, 0), (35, 0), (35, 30), (35, 35), (0, 0)])
+async def test_retrieved_in_one_exchange(cluster: LocalCluster, matching: int, first: int) -> None:
+    """What matches lies where it would if all of it did; what does not is left alone; the lease can be given back."""
+    async with QuireClient(cluster.gateway_address) as client:
+        namespace, chunks = fresh_namespace(), 700
+        while len(_owners(namespace, chunks)) < 2:
+            namespace = fresh_namespace()
+        keys, payload = some_keys(namespace, chunks), random_payload(namespace, chunks)
+        if matching:
+            await store(client, namespace, keys.run(0, matching), payload[:, :matching])
+        layout = namespace.layout
+        buffer = client.allocate(layout.payload_bytes(chunks - first))
+        assert buffer.view is not None
+        buffer.view[:] = 0xEE
+        retrieval = await client.retrieve(namespace, keys, buffer, first_chunk=first, order=DeliveryOrder.LAYERWISE)
+        assert retrieval.found.matched_chunks == matching
+        got = buffer.layers(layout.num_layers, chunks - first, layout.slice_bytes)
+        if retrieval.delivery is not None:
+            for layer in range(layout.num_layers):
+                await retrieval.delivery.layer(layer)
+                assert np.array_equal(got[layer, : matching - first], payload[layer, first:matching])
+            assert (await retrieval.delivery.summary()).usable_chunks == matching - first
+            await retrieval.delivery.quiesced(10)
+        assert (retrieval.delivery is None) == (matching == first)
+        assert (got[:, matching - first :] == 0xEE).all()
+        assert await client.release(retrieval.found) == bool(matching)
+        buffer.close()
+
+
+async def test_a_retrieval_that_is_refused_leaves_its_buffer_alone(cluster: LocalCluster) -> None:
+    async with QuireClient(cluster.gateway_address) as client:
+        namespace = fresh_namespace()
+        keys = some_keys(namespace, 4)
+        buffer = client.allocate(namespace.layout.payload_bytes(4))
+        with pytest.raises(InvalidRequest, match="lease_ttl_ms"):
+            await client.retrieve(namespace, keys, buffer, lease_ttl_ms=0)
+        with pytest.raises(InvalidRequest, match="lease_ttl_ms"):
+            await client.retrieve(namespace, keys, buffer, lease_ttl_ms=1 << 31)
+        with pytest.raises(TargetInvalid):
+            await client.retrieve(namespace, some_keys(namespace, 5), buffer)
+        assert not buffer.is_busy
+        buffer.close()
+
+
+@pytest.mark.usefixtures("both_ways")
 async def test_partial_hit_and_miss(cluster: LocalCluster) -> None:
     """Another prompt matches as far as it agrees; another namespace not at all."""
     async with QuireClient(cluster.gateway_address) as client:

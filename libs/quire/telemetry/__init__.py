@@ -1,6 +1,6 @@
 """Spans, measurements and log lines of Quire, and every name of theirs in `names.py`. Set-up is the process's own."""
 
-from quire.telemetry.api import counter, logger, meter, tracer
+from quire.telemetry.api import counter, logger, meter, tally, tracer
 from quire.telemetry.trace import attach, background, be_background, binary_context, from_binary, headers
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "headers",
     "logger",
     "meter",
+    "tally",
     "tracer",
 ]

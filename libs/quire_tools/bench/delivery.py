@@ -32,6 +32,7 @@ from quire_tools.local import LocalCluster
 
 _LLAMA_KV_HEADS, _LLAMA_HEAD_DIM = 8, 128
 _STORE_CHUNKS = 64
+_COLUMNS_MAX = 3
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ def run(tier: str, chunk_sizes: list[int], contexts: list[int], hit: float, laye
         size = f"{chunks} chunks, {layout.payload_bytes(chunks) / 2**30:.2f} GiB"
         with Console().status(f"{context} tokens, G = {chunk_tokens}: {size}"):
             report.rows.append(_measure_layout(layout, chunks, context, hit, rounds))
+    report.tall = len(report.rows) > _COLUMNS_MAX
     report.notes.append("every slice's checksum is verified on the way out; the bare stream verifies nothing")
     report.notes.append("first layer: from the call of `retrieve`, which looks up and leases; GB/s: fetches of a lease")
     report.notes.append("CPU s/GB: of gateway, orchestrator and storage node together, per GB delivered")
