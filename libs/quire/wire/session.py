@@ -29,6 +29,7 @@ PATH: Final = "/quire.v1.GatewayService/Session"
 _CONFIRM_EVERY: Final = 64
 _RETRY_S: Final = 0.05
 _LOOK_S: Final = 0.2
+_TRIES: Final = 4
 _LEAVING_TRIES: Final = 20
 _CLOSE_S: Final = 1.0
 
@@ -129,7 +130,6 @@ class _Answers:
         number, coming = session.begin(field, request, timeout, metadata)
         self._cancel = lambda: session.forget(number)
         try:
-            await session.flush()
             while True:
                 async with asyncio.timeout_at(until_s):
                     response = await coming.get()
@@ -179,7 +179,6 @@ class _Session:
         number, coming = self.begin(field, request, timeout, metadata)
         try:
             async with asyncio.timeout(timeout):
-                await self.flush()
                 response = await coming.get()
         except TimeoutError:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout} s") from None
@@ -200,9 +199,9 @@ class _Session:
         )
         self._waiting[number] = coming
         self._unheard.append(message)
-        self._outgoing.append(message)
         if not self._tasks or self._tasks[0].done():
             self._tasks = [asyncio.create_task(self._run(), context=background())]
+        self._say(message)
         self._wanted.set()
         return number, coming
 
@@ -219,11 +218,8 @@ class _Session:
             self._unheard.append(cancel)
             self._say(cancel)
 
-    async def flush(self) -> None:
-        """Send what is queued, in order. One caller sends for all."""
-        if self._writing:
-            return
-        self._writing = True
+    async def _send(self) -> None:
+        """What is queued, in order. In a task of its own: a write that is cancelled would end the stream."""
         try:
             while self._outgoing and (stream := self._stream) is not None:
                 message = self._outgoing.popleft()
@@ -231,7 +227,8 @@ class _Session:
                 try:
                     await stream.write(message)
                 except (AioRpcError, asyncio.InvalidStateError):
-                    return  # the stream has ended: its reader will say why
+                    if self._stream is stream:
+                        return  # it has ended: its reader will say why, and what was not heard is sent on the next one
         finally:
             self._writing = False
 
@@ -242,9 +239,6 @@ class _Session:
             async with asyncio.timeout(_CLOSE_S):
                 if self._stream is not None and not self._leaving:
                     self._say(pb.SessionRequest(close=pb.SessionClose()))
-                    while self._outgoing and self._stream is not None:
-                        await self.flush()
-                        await asyncio.sleep(0)
                     await asyncio.wait(self._tasks[:1])
         for task in self._tasks:
             task.cancel()
@@ -263,7 +257,7 @@ class _Session:
                 await self._follow()
                 error, tries = _error(grpc.StatusCode.UNAVAILABLE, "the gateway ended the session"), 0
             except AioRpcError as failure:
-                error = failure
+                error = _as_broken(failure)
             if self._stream is not None:  # it was open until now
                 self._stream, tries = None, 0
                 until_s = loop.time() + self._grace_s
@@ -273,8 +267,8 @@ class _Session:
             leaves = said(error) == NodeUnavailable.code()
             if leaves and tries < _LEAVING_TRIES:
                 await asyncio.sleep(_RETRY_S)  # the channel will find another one in a moment
-            elif tries == 1 and self._token:
-                await asyncio.sleep(0)
+            elif tries < _TRIES and self._token:
+                await asyncio.sleep(_RETRY_S * (tries - 1))
             else:
                 self._fail(_error(grpc.StatusCode.UNAVAILABLE, str(error.details())) if leaves else error)
                 if loop.time() >= until_s:
@@ -303,7 +297,7 @@ class _Session:
                 await self._opened(response)
                 self._stream = stream
                 renewing = asyncio.create_task(self._renew())
-                await self.flush()
+                self._send_soon()
         finally:
             if renewing is not None:
                 renewing.cancel()
@@ -344,12 +338,15 @@ class _Session:
             self._unheard.popleft()
 
     def _say(self, message: pb.SessionRequest) -> None:
-        """Something that no answer comes to. On another stream it is said again if it has an id."""
+        """Send it, if there is a stream. One that has an id is sent on the next one, if that does not get there."""
         if self._stream is not None:
             self._outgoing.append(message)
-            if not self._writing:
-                self._tasks = [self._tasks[0], *(task for task in self._tasks[1:] if not task.done())]
-                self._tasks.append(asyncio.create_task(self.flush(), context=background()))
+            self._send_soon()
+
+    def _send_soon(self) -> None:
+        if self._outgoing and not self._writing:
+            self._writing = True
+            self._tasks = [self._tasks[0], asyncio.create_task(self._send(), context=background())]
 
     async def _renew(self) -> None:
         while True:
@@ -364,6 +361,13 @@ class _Session:
         self._outgoing.clear()
         for number, coming in waiting.items():
             coming.put_nowait(_NotHeard() if number in unheard else error)
+
+
+def _as_broken(error: AioRpcError) -> AioRpcError:
+    """A connection that broke under a write ends its stream as INTERNAL. Our servers say what is internal to them."""
+    if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED) and not said(error):
+        return _error(grpc.StatusCode.UNAVAILABLE, str(error.details()))
+    return error
 
 
 def _failure(error: pb.SessionError) -> AioRpcError:

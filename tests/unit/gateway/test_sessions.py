@@ -105,6 +105,8 @@ class _Wire:
 
     def __init__(self, port: int) -> None:
         self.target = port
+        self.flowing = asyncio.Event()
+        self.flowing.set()
         self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> _Wire:
@@ -133,7 +135,9 @@ class _Wire:
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
+            await self.flowing.wait()
             writer.write(data)
+            await writer.drain()
         writer.close()
 
 
@@ -246,6 +250,24 @@ async def test_a_connection_that_breaks_costs_no_answer() -> None:
         assert seen == list(range(200))
         assert gateway.stopped == ["fetch"] and not gateway.released
         assert gateway.sessions.stats == {"sessions": 1}
+
+
+async def test_a_request_that_is_given_up_while_it_is_sent_costs_itself_only() -> None:
+    """A write that is cancelled ends its stream: so none is, whatever has given up waiting for it."""
+    gateway = _Gateway()
+    async with _serving(gateway) as port, _Wire(port) as wire, _client(wire.port) as stub:
+        await _lookup(stub, 1)
+        wire.flowing.clear()
+        large = pb.LookupRequest(chunk_keys=bytes(4 << 20))
+        given_up = await asyncio.gather(
+            *(call(stub.Lookup, large, timeout_s=0.2) for _ in range(8)), return_exceptions=True
+        )
+        assert all(isinstance(each, DeadlineExceeded) for each in given_up)
+        wire.flowing.set()
+        assert (await _lookup(stub, 2)).lease == b"2"
+        assert gateway.sessions.stats == {"sessions": 1} and not gateway.released
+        (session,) = gateway.sessions._sessions.values()
+        assert session.absences == 0, "it was never interrupted"
 
 
 async def test_a_client_that_stays_away_loses_its_session() -> None:

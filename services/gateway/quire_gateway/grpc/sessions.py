@@ -91,7 +91,7 @@ class Session:
         self.context = SessionContext(principal)
         self.line: _Line | None = None
         self.renewed_ms = now_ms()
-        self.heard = 0
+        self.heard = self.absences = 0
         self.leaving = False
         self._answer = answer
         self._release = release
@@ -280,9 +280,10 @@ class Sessions:
         finally:
             reader.cancel()
             if session.line is line:
-                session.line = None
+                session.line, session.absences = None, session.absences + 1
                 if not self._leaving:
-                    self._spawn(self._end_after(session, 0 if line.over else self._config.session_grace_ms))
+                    grace_ms = 0 if line.over else self._config.session_grace_ms
+                    self._spawn(self._end_after(session, session.absences, grace_ms))
 
     def leave(self) -> None:
         """This gateway stops. Leases stay, until they run out: their clients ask another gateway."""
@@ -344,10 +345,11 @@ class Sessions:
                 line.end()
                 return
 
-    async def _end_after(self, session: Session, grace_ms: int) -> None:
+    async def _end_after(self, session: Session, absence: int, grace_ms: int) -> None:
         if grace_ms:
             await self._clock.sleep(grace_ms / 1000)
-        if session.line is None and self._sessions.pop(session.token, None) is not None:
+        still_away = session.line is None and session.absences == absence
+        if still_away and self._sessions.pop(session.token, None) is not None:
             await session.end()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
