@@ -1,0 +1,67 @@
+"""Whose a buffer is while it is not known which nodes write to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+import quire.client.quiescence as quiescence_module
+from quire.client.buffers import Buffer
+from quire.client.delivery import Delivery
+from quire.client.retrieval import first_of, retrieved
+from quire.model.errors import DeadlineExceeded, NodeUnavailable, NotAllowed, QuireError
+from quire.transport.memory import MemoryTransport
+
+
+async def _retrieve(error: QuireError, *, answered: bool) -> tuple[Buffer, Delivery]:
+    """A retrieval whose first answer is an error, or never comes."""
+    error.answered = answered
+
+    async def answers() -> AsyncGenerator[Any, None]:
+        raise error
+        yield
+
+    transport = MemoryTransport()
+    await transport.start()
+    buffer = Buffer.allocate(transport, 4096)
+    delivery = Delivery(
+        transfer_id=b"d" * 16,
+        num_layers=2,
+        buffer=buffer,
+        loan=buffer.lend_range("delivery", 4096),
+        transport=transport,
+        on_quiesced=lambda: None,
+    )
+    found = asyncio.get_running_loop().create_future()
+    never: Any = None
+    delivery.start(retrieved(answers(), delivery, 0, never, found))
+    with pytest.raises(type(error)):
+        await first_of(found, delivery, 0)
+    return buffer, delivery
+
+
+async def test_what_the_gateway_refuses_gives_the_buffer_back() -> None:
+    """It tells its client of the nodes before it asks them."""
+    buffer, delivery = await _retrieve(NotAllowed("no"), answered=True)
+    assert not buffer.is_busy
+    await delivery.quiesced(1)
+    buffer.close()
+
+
+@pytest.mark.parametrize("error", [NodeUnavailable("the gateway went away"), DeadlineExceeded("no answer")])
+async def test_an_answer_that_was_lost_keeps_the_buffer_lent(
+    error: QuireError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes may be writing; it comes back when no permit can be used any more."""
+    monkeypatch.setattr(quiescence_module, "UNHEARD_S", 0.2)
+    buffer, delivery = await _retrieve(error, answered=False)
+    assert buffer.is_busy
+    with pytest.raises(DeadlineExceeded):
+        await delivery.quiesced(0.01)
+    async with asyncio.timeout(10):
+        while buffer.is_busy:
+            await asyncio.sleep(0.02)
+    buffer.close()
