@@ -191,7 +191,7 @@ MUTATIONS: dict[str, Mutation] = {
     "answers-not-kept": Mutation(
         0,
         "a session that is taken up again goes on behind the answers that were on their way",
-        (_edit(Session, "attach", "_Line(self._confirmed)", "_Line(self._number)"),),
+        (_edit(Session, "attach", "_Stream(self._confirmed)", "_Stream(self._number)"),),
         ("reset",),
         found_by="with nothing wrong but broken connections",
         seed=13,

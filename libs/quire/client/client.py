@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quire.client.buffers import Buffer, Loan
 from quire.client.delivery import Delivery
-from quire.client.lookup import Lookup, descriptor_of, descriptor_of_all, lookup_of, window_us_of
+from quire.client.lookup import Lookup, descriptor_of, lookup_of, window_us_of
 from quire.client.quarantine import Quarantine
 from quire.client.reachability import Reachability
 from quire.client.retrieval import Retrieval, first_of, retrieved
@@ -196,7 +196,16 @@ class QuireClient:
         """
         advised_us = found.advice.window_us if found.advice is not None else 0
         window_us = window_us_of(compute_window_us) or advised_us
-        descriptor = descriptor_of(found, buffer, order, first_chunk, chunk_count, layer_stride, chunk_offsets)
+        descriptor = descriptor_of(
+            found.namespace,
+            found.keys,
+            buffer,
+            order=order,
+            first_chunk=first_chunk,
+            chunk_count=found.take_chunks - first_chunk if chunk_count is None else chunk_count,
+            layer_stride=layer_stride,
+            chunk_offsets=chunk_offsets,
+        )
         self._check_room()
         transfer_id = os.urandom(16)
         request = pb.FetchRequest(
@@ -241,7 +250,16 @@ class QuireClient:
         Raises what `lookup` and `fetch` raise. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent: if
         the answer was lost, nodes may be writing.
         """
-        descriptor = descriptor_of_all(namespace, keys, buffer, order, first_chunk, layer_stride, chunk_offsets)
+        descriptor = descriptor_of(
+            namespace,
+            keys,
+            buffer,
+            order=order,
+            first_chunk=first_chunk,
+            chunk_count=len(keys) - first_chunk,
+            layer_stride=layer_stride,
+            chunk_offsets=chunk_offsets,
+        )
         window_us = window_us_of(compute_window_us)
         self._check_room()
         await self.reach()

@@ -86,44 +86,19 @@ def window_us_of(compute_window_us: int | None) -> int:
 
 
 def descriptor_of(
-    found: Lookup,
-    buffer: Buffer,
-    order: DeliveryOrder,
-    first_chunk: int,
-    chunk_count: int | None,
-    layer_stride: int,
-    chunk_offsets: npt.ArrayLike | None,
-) -> Descriptor:
-    """Of what a look-up found. Raises `DescriptorInvalid`, `TargetInvalid`."""
-    if chunk_count is None:
-        chunk_count = found.take_chunks - first_chunk
-    if chunk_count < 1:
-        raise DescriptorInvalid(f"{chunk_count} chunks from {first_chunk} on", field="chunk_count")
-    layout = found.namespace.layout
-    return Descriptor(
-        keys=found.keys,
-        num_layers=layout.num_layers,
-        chunk_tokens=layout.chunk_tokens,
-        slice_bytes=layout.slice_bytes,
-        order=order,
-        target=buffer.target(),
-        first_chunk=first_chunk,
-        chunk_count=chunk_count,
-        layer_stride=layer_stride,
-        chunk_offsets=_packed(chunk_offsets),
-    )
-
-
-def descriptor_of_all(
     namespace: Namespace,
     keys: ChunkKeys,
     buffer: Buffer,
+    *,
     order: DeliveryOrder,
     first_chunk: int,
+    chunk_count: int,
     layer_stride: int,
     chunk_offsets: npt.ArrayLike | None,
 ) -> Descriptor:
-    """Of all of `keys` from `first_chunk` on, whatever is stored. Raises `DescriptorInvalid`, `TargetInvalid`."""
+    """Of `chunk_count` of the keys, from `first_chunk` on. Raises `DescriptorInvalid`, `TargetInvalid`."""
+    if chunk_count < 1:
+        raise DescriptorInvalid(f"{chunk_count} chunks from {first_chunk} on", field="chunk_count")
     layout = namespace.layout
     return Descriptor(
         keys=keys,
@@ -133,14 +108,10 @@ def descriptor_of_all(
         order=order,
         target=buffer.target(),
         first_chunk=first_chunk,
-        chunk_count=len(keys) - first_chunk,
+        chunk_count=chunk_count,
         layer_stride=layer_stride,
-        chunk_offsets=_packed(chunk_offsets),
+        chunk_offsets=np.asarray(chunk_offsets, dtype="<u8").tobytes() if chunk_offsets is not None else b"",
     )
-
-
-def _packed(chunk_offsets: npt.ArrayLike | None) -> bytes:
-    return np.asarray(chunk_offsets, dtype="<u8").tobytes() if chunk_offsets is not None else b""
 
 
 def _advice(message: pb.Advice) -> Advice:

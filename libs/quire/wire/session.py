@@ -25,7 +25,7 @@ from quire.wire.status import said
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.version import SPOKEN
 
-PATH: Final = "/quire.v1.GatewayService/Session"
+SESSION: Final = "/quire.v1.GatewayService/Session"
 _CONFIRM_EVERY: Final = 64
 _RETRY_S: Final = 0.05
 _LOOK_S: Final = 0.2
@@ -35,8 +35,16 @@ _CLOSE_S: Final = 1.0
 
 
 def field_of(path: str) -> str:
-    """Of a method, in `SessionRequest` and `SessionResponse`."""
+    """Of a method's path, or name, in `SessionRequest` and `SessionResponse`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", path.rpartition("/")[2]).lower()
+
+
+METHODS: Final = {
+    field_of(method.name): method
+    for method in pb.DESCRIPTOR.services_by_name["GatewayService"].methods
+    if method.name != "Session"
+}
+"""Those that are asked in a session, by their field."""
 
 
 class SessionChannel:
@@ -79,7 +87,7 @@ class SessionChannel:
     def _current(self) -> _Session:
         if self._session is None:
             method = self._channel.stream_stream(
-                PATH,
+                SESSION,
                 request_serializer=pb.SessionRequest.SerializeToString,
                 response_deserializer=pb.SessionResponse.FromString,
             )

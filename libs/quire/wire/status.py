@@ -47,8 +47,7 @@ def trailers_of(error: errors.QuireError) -> tuple[tuple[str, str], ...]:
 
 def went_away(error: grpc.aio.AioRpcError) -> bool:
     """Whether it was the server's end that ended the call, and not its answer."""
-    gone = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-    return error.code() in gone and _CODE_KEY not in dict(error.trailing_metadata() or ())
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED) and not said(error)
 
 
 def said(error: grpc.aio.AioRpcError) -> str:

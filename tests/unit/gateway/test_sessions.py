@@ -8,18 +8,21 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import grpc
 import pytest
 
 from quire.model.errors import (
     DeadlineExceeded,
     InvalidRequest,
+    MetadataUnavailable,
     NodeUnavailable,
     QuireError,
     TooManyRequests,
     Unauthenticated,
 )
 from quire.wire.channels import ChannelPool, call, stream
-from quire.wire.session import SessionChannel
+from quire.wire.session import METHODS, SessionChannel, _failure
+from quire.wire.status import error_of
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import (
     GatewayServiceStub,
@@ -27,13 +30,13 @@ from quire.wire.v1.gateway_pb2_grpc import (
 )
 from quire_gateway.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
-from quire_gateway.grpc.sessions import _METHODS, Sessions
+from quire_gateway.grpc.sessions import Sessions
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 
 
 class _Admission(Admission):
-    """Everyone is the tenant that the header names."""
+    """The header is the tenant's name."""
 
     async def authenticate(self, header: str) -> Principal:
         if header == "Bearer revoked":
@@ -95,7 +98,7 @@ class _Gateway:
             self.stopped.append("fetch")
 
 
-for _name in _METHODS.values():  # those that are not asked here
+for _name in (method.name for method in METHODS.values()):  # those that are not asked here
     if not hasattr(_Gateway, _name):
         setattr(_Gateway, _name, None)
 
@@ -193,10 +196,8 @@ async def test_many_requests_share_a_stream_and_fail_by_themselves() -> None:
         assert bad.value.answered and bad.value.field == "host"
         with pytest.raises(DeadlineExceeded):
             await _lookup(stub, 1, "slow", timeout_s=0.05)
-        gateway.gate.release()
-        with contextlib.suppress(TimeoutError):
-            await _lookup(stub, 1)
-        assert gateway.sessions.stats == {"sessions": 1}
+        await _until(lambda: gateway.stopped)
+        assert gateway.stopped == ["lookup"] and gateway.sessions.stats == {"sessions": 1}
 
 
 async def test_what_a_client_has_ends_with_it_and_at_once() -> None:
@@ -227,7 +228,28 @@ async def test_a_request_that_is_given_up_is_stopped() -> None:
         gateway.gate.release()
         await anext(aiter(events))
         await events.aclose()  # type: ignore[attr-defined]
-        await _until(lambda: gateway.stopped == ["fetch"])
+        await _until(lambda: gateway.stopped)
+        assert gateway.stopped == ["fetch"]
+
+
+async def test_a_request_that_ends_with_its_time_was_not_answered() -> None:
+    """Told so as an answer, a client would take it for refused before any node was asked, and use its memory again."""
+    gateway = _Gateway()
+    async with _serving(gateway) as port:
+        pool = ChannelPool()
+        plain: GatewayServiceStub = GatewayServiceStub(pool.get(f"127.0.0.1:{port}"))
+        begin: Any = plain.Session
+        late = begin()
+        await late.write(pb.SessionRequest(open=pb.SessionOpen()))
+        await late.read()
+        await late.write(pb.SessionRequest(id=1, timeout_ms=50, fetch=pb.FetchRequest(compute_window_us=5)))
+        failed = _failure((await late.read()).error)
+        assert failed.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        error = error_of(failed)
+        assert isinstance(error, DeadlineExceeded) and not error.answered
+        assert gateway.stopped == ["fetch"]
+        late.cancel()
+        await pool.close()
 
 
 async def test_a_connection_that_breaks_costs_no_answer() -> None:
@@ -349,6 +371,31 @@ async def test_credentials_are_shown_again() -> None:
 
 async def _revoked(header: str) -> Principal:
     raise Unauthenticated("revoked", field="authorization")
+
+
+async def test_redis_that_is_away_for_a_renewal_ends_no_session() -> None:
+    """Nor does one that is slow hold up what else the client asks."""
+    gateway = _Gateway(settings={"session_renew_ms": 300})
+    answers, calm = asyncio.Event(), gateway.sessions._admission.authenticate
+    tries = 0
+
+    async def away(header: str) -> Principal:
+        nonlocal tries
+        tries += 1
+        await answers.wait()
+        raise MetadataUnavailable("Redis does not answer")
+
+    async with _serving(gateway) as port, _client(port, "key") as stub:
+        await _lookup(stub, 1)
+        gateway.sessions._admission.authenticate = away  # type: ignore[method-assign]
+        await _until(lambda: tries)
+        assert (await _lookup(stub, 2)).lease == b"2"
+        answers.set()
+        await _until(lambda: tries == 2)
+        gateway.sessions._admission.authenticate = calm  # type: ignore[method-assign]
+        assert (await _lookup(stub, 3)).lease == b"3"
+        (session,) = gateway.sessions._sessions.values()
+        assert session.absences == 0 and not gateway.released
 
 
 async def test_a_session_is_its_clients_alone() -> None:

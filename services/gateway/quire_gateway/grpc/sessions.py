@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+import grpc
+
 from quire.model.errors import (
     DeadlineExceeded,
     InvalidRequest,
+    MetadataUnavailable,
     NodeUnavailable,
     QuireError,
     Unauthenticated,
 )
 from quire.telemetry import background, logger
+from quire.wire.session import METHODS, SESSION
 from quire.wire.status import status_of, trailers_of
 from quire.wire.v1 import gateway_pb2 as pb
 from quire_gateway.admission import Admission, Principal
@@ -31,22 +34,6 @@ from quire_gateway.errors import RequestsExhausted, SessionsExhausted
 from quire_server.clock import Clock
 from quire_server.grpc_server import Served
 
-_METHODS: Final = {
-    "lookup": "Lookup",
-    "fetch": "Fetch",
-    "retrieve": "Retrieve",
-    "store": "Store",
-    "release": "Release",
-    "evict": "Evict",
-    "put_latent": "PutLatent",
-    "get_latent": "GetLatent",
-    "head_image": "HeadImage",
-    "get_image": "GetImage",
-    "delete_image": "DeleteImage",
-    "list_images": "ListImages",
-    "status": "Status",
-}
-_SERVICE: Final = "/quire.v1.GatewayService/"
 _KEPT_MAX: Final = 512
 _LEASES_LOOKED: Final = 64
 _RETRY_S: Final = 0.05
@@ -62,18 +49,20 @@ class SessionContext:
         self.principal = principal
 
 
-class _Line:
-    """A stream of a session. `sent`: the number of the last answer that went out on it."""
+class _Stream:
+    """One of a session. `sent`: the number of the last answer that went out; `news`: what is not numbered."""
 
     def __init__(self, sent: int) -> None:
         self.sent = sent
         self.news: deque[pb.SessionResponse] = deque()
         self.over = False
+        self.error: QuireError | None = None
         self.wake = asyncio.Event()
 
-    def end(self) -> None:
+    def end(self, error: QuireError | None = None) -> None:
         """Once what is queued has gone out."""
         self.over = True
+        self.error = self.error or error
         self.wake.set()
 
 
@@ -85,17 +74,17 @@ class Session:
         principal: Principal,
         answer: Callable[[Session, pb.SessionRequest], Coroutine[Any, Any, None]],
         release: Release,
-        now_ms: Callable[[], int],
+        clock: Clock,
     ) -> None:
         self.token = os.urandom(16)
         self.context = SessionContext(principal)
-        self.line: _Line | None = None
-        self.renewed_ms = now_ms()
+        self.stream: _Stream | None = None
+        self.renewed_s = clock.monotonic_s()
         self.heard = self.absences = 0
         self.leaving = False
         self._answer = answer
         self._release = release
-        self._now_ms = now_ms
+        self._clock = clock
         self._number = self._confirmed = 0
         self._kept: deque[pb.SessionResponse] = deque()
         self._room = asyncio.Event()
@@ -110,13 +99,13 @@ class Session:
 
     # ---- what comes in
 
-    def attach(self, received: int) -> _Line:
+    def attach(self, received: int) -> _Stream:
         """A stream for a client that has the answers up to `received`; the one before is at its end."""
-        if self.line is not None:
-            self.line.end()
+        if self.stream is not None:
+            self.stream.end()
         self.confirm(received)
-        self.line = _Line(self._confirmed)
-        return self.line
+        self.stream = _Stream(self._confirmed)
+        return self.stream
 
     def take(self, message: pb.SessionRequest) -> None:
         """A request; one that is sent again is not begun again."""
@@ -156,37 +145,37 @@ class Session:
         self._number += 1
         response.number = self._number
         self._kept.append(response)
-        if self.line is not None:
-            self.line.wake.set()
+        if self.stream is not None:
+            self.stream.wake.set()
 
-    async def responses(self, line: _Line) -> AsyncIterator[pb.SessionResponse]:
+    async def responses(self, stream: _Stream) -> AsyncIterator[pb.SessionResponse]:
         """What the stream sends, until it is over."""
         while True:
-            line.wake.clear()
-            while line.sent < self._number and self.line is line:
-                line.sent = max(line.sent, self._confirmed) + 1
-                response = self._kept[line.sent - self._confirmed - 1]
+            stream.wake.clear()
+            while stream.sent < self._number and self.stream is stream:
+                stream.sent = max(stream.sent, self._confirmed) + 1
+                response = self._kept[stream.sent - self._confirmed - 1]
                 response.heard = self.heard
                 yield response
-            while line.news:
-                yield line.news.popleft()
-            if line.over and not line.wake.is_set():
+            while stream.news:
+                yield stream.news.popleft()
+            if stream.over and not stream.wake.is_set():
                 return
-            await line.wake.wait()
+            await stream.wake.wait()
 
     def leave(self) -> None:
         """The gateway stops: what runs is answered, and then the stream ends."""
         self.leaving = True
-        if self.line is not None:
-            self.line.news.append(pb.SessionResponse(heard=self.heard, leaving=pb.SessionLeaving()))
-            self.line.wake.set()
+        if self.stream is not None:
+            self.stream.news.append(pb.SessionResponse(heard=self.heard, leaving=pb.SessionLeaving()))
+            self.stream.wake.set()
         self._end_if_left()
 
     def _end_if_left(self) -> None:
-        if self.leaving and not self._requests and self.line is not None:
+        if self.leaving and not self._requests and self.stream is not None:
             # Requests that are on their way are not taken any more: the client asks another gateway.
-            self.line.news.append(pb.SessionResponse(heard=self.heard))
-            self.line.end()
+            self.stream.news.append(pb.SessionResponse(heard=self.heard))
+            self.stream.end()
 
     # ---- leases
 
@@ -194,7 +183,7 @@ class Session:
         """To be given back at the session's end."""
         self._leases[lease] = expires_ms
         if len(self._leases) > self._leases_max:  # twice as many as were left when it was last looked at
-            now_ms = self._now_ms()
+            now_ms = self._clock.now_ms()
             self._leases = {each: until_ms for each, until_ms in self._leases.items() if until_ms > now_ms}
             self._leases_max = max(_LEASES_LOOKED, 2 * len(self._leases))
 
@@ -204,8 +193,8 @@ class Session:
 
     async def stop(self) -> None:
         """Stop what runs."""
-        if self.line is not None:
-            self.line.end()
+        if self.stream is not None:
+            self.stream.end()
         running = list(self._requests.values())
         for task in running:
             task.cancel()
@@ -216,7 +205,7 @@ class Session:
         await self.stop()
         leases, self._leases = self._leases, {}
         for lease, expires_ms in leases.items():
-            if expires_ms > self._now_ms():
+            if expires_ms > self._clock.now_ms():
                 try:
                     await self._release(lease)
                 except QuireError as error:
@@ -237,7 +226,7 @@ class Sessions:
         clock: Clock,
     ) -> None:
         self._config = config
-        self._methods = {field: getattr(methods, name) for field, name in _METHODS.items()}
+        self._methods = {field: getattr(methods, method.name) for field, method in METHODS.items()}
         self._admission = admission
         self._release = release
         self._clock = clock
@@ -261,8 +250,8 @@ class Sessions:
         if self._leaving:
             raise NodeUnavailable("this gateway stops", retry_after_s=_RETRY_S)
         session, resumed = self._find(first.open.session, principal)
-        line = session.attach(first.received if resumed else 0)
-        reader = asyncio.create_task(self._read(session, line, requests), context=background())
+        stream = session.attach(first.received if resumed else 0)
+        reader = asyncio.create_task(self._read(session, stream, requests), context=background())
         try:
             yield pb.SessionResponse(
                 heard=session.heard,
@@ -273,16 +262,16 @@ class Sessions:
                     grace_ms=self._config.session_grace_ms,
                 ),
             )
-            async for response in session.responses(line):
+            async for response in session.responses(stream):
                 yield response
-            if reader.done() and not reader.cancelled():
-                reader.result()
+            if stream.error is not None:
+                raise stream.error
         finally:
             reader.cancel()
-            if session.line is line:
-                session.line, session.absences = None, session.absences + 1
+            if session.stream is stream:
+                session.stream, session.absences = None, session.absences + 1
                 if not self._leaving:
-                    grace_ms = 0 if line.over else self._config.session_grace_ms
+                    grace_ms = 0 if stream.over else self._config.session_grace_ms
                     self._spawn(self._end_after(session, session.absences, grace_ms))
 
     def leave(self) -> None:
@@ -305,50 +294,58 @@ class Sessions:
             return session, True
         if len(self._sessions) >= self._config.sessions_max:
             raise SessionsExhausted(f"{len(self._sessions)} sessions are open", retry_after_s=1.0)
-        session = Session(principal, self._answer, self._release, self._clock.now_ms)
+        session = Session(principal, self._answer, self._release, self._clock)
         self._sessions[session.token] = session
         return session, False
 
-    async def _read(self, session: Session, line: _Line, requests: AsyncIterator[pb.SessionRequest]) -> None:
+    async def _read(self, session: Session, stream: _Stream, requests: AsyncIterator[pb.SessionRequest]) -> None:
         """What the client sends, while its stream is the session's."""
-        watching = asyncio.create_task(self._watch(session, line))
+        watching = asyncio.create_task(self._watch(session, stream))
         try:
             async for message in requests:
-                if session.line is not line:
+                if session.stream is not stream:
                     return
                 if message.HasField("renew"):
-                    await self._renew(session, message.renew.authorization)
+                    self._spawn(self._renew(session, stream, message.renew.authorization))
                 elif message.HasField("close"):
-                    line.end()
+                    stream.end()
                     return
                 else:
                     session.take(message)
-        except QuireError:
-            line.end()
-            raise
+        except QuireError as error:
+            stream.end(error)
         finally:
             watching.cancel()
 
-    async def _renew(self, session: Session, header: str) -> None:
-        principal = await self._admission.authenticate(header)
-        if principal.tenant != session.context.principal.tenant or principal.member != session.context.principal.member:
-            raise Unauthenticated("these credentials are another client's", field="authorization")
-        session.context.principal = principal
-        session.renewed_ms = self._clock.now_ms()
+    async def _renew(self, session: Session, stream: _Stream, header: str) -> None:
+        """Beside what else the client asks. Where Redis does not answer the next time counts."""
+        before = session.context.principal
+        try:
+            principal = await self._admission.authenticate(header)
+            if (principal.tenant, principal.member) != (before.tenant, before.member):
+                raise Unauthenticated("these credentials are another client's", field="authorization")
+        except MetadataUnavailable as error:
+            logger().warning("credentials cannot be looked at", error=str(error))
+        except QuireError as error:
+            stream.end(error)
+        else:
+            session.context.principal = principal
+            session.renewed_s = self._clock.monotonic_s()
 
-    async def _watch(self, session: Session, line: _Line) -> None:
+    async def _watch(self, session: Session, stream: _Stream) -> None:
         """A client that does not show its credentials again has its stream ended."""
+        renew_s = self._config.session_renew_ms / 1000
         while True:
-            await self._clock.sleep(self._config.session_renew_ms / 1000)
-            if self._clock.now_ms() - session.renewed_ms > _MISSED_RENEWALS * self._config.session_renew_ms:
+            await self._clock.sleep(renew_s)
+            if self._clock.monotonic_s() - session.renewed_s > _MISSED_RENEWALS * renew_s:
                 logger().warning("a session ends: its credentials were not shown again")
-                line.end()
+                stream.end()
                 return
 
     async def _end_after(self, session: Session, absence: int, grace_ms: int) -> None:
         if grace_ms:
             await self._clock.sleep(grace_ms / 1000)
-        still_away = session.line is None and session.absences == absence
+        still_away = session.stream is None and session.absences == absence
         if still_away and self._sessions.pop(session.token, None) is not None:
             await session.end()
 
@@ -360,23 +357,26 @@ class Sessions:
     # ---- requests
 
     async def _answer(self, session: Session, message: pb.SessionRequest) -> None:
-        field = message.WhichOneof("request")
-        name = _METHODS.get(field or "", "")
+        field = message.WhichOneof("request") or ""
+        path = f"/{METHODS[field].containing_service.full_name}/{METHODS[field].name}" if field in METHODS else SESSION
         carrier = {"traceparent": message.traceparent} if message.traceparent else {}
-        with self._served.request(_SERVICE + name, carrier) as served:
+        with self._served.request(path, carrier) as served:
             try:
-                if not name or field is None:
+                if field not in METHODS:
                     raise InvalidRequest("nothing that this version knows is asked", field="request")
                 if session.requests > self._config.session_requests_max:
                     raise RequestsExhausted(f"{session.requests} requests of this session run", retry_after_s=_RETRY_S)
                 async with asyncio.timeout(message.timeout_ms / 1000 or None):
                     await self._ask(session, message, field)
+            except TimeoutError as error:
+                served.failed(DeadlineExceeded(str(error)))
+                await session.put(_late(message.id))
             except Exception as error:
-                await session.put(_failed(message.id, served.failed(_known(error))))
+                await session.put(_failed(message.id, served.failed(error)))
 
     async def _ask(self, session: Session, message: pb.SessionRequest, field: str) -> None:
         method, request = self._methods[field], getattr(message, field)
-        if inspect.isasyncgenfunction(method):
+        if METHODS[field].server_streaming:
             async with contextlib.aclosing(method(request, session.context)) as answers:
                 async for answer in answers:
                     if field == "retrieve" and answer.HasField("found") and answer.found.lease:
@@ -392,10 +392,10 @@ class Sessions:
         await session.put(pb.SessionResponse(id=message.id, last=True, **{field: answer}))
 
 
-def _known(error: Exception) -> Exception:
-    return (
-        DeadlineExceeded("not answered in the time that the client gave") if isinstance(error, TimeoutError) else error
-    )
+def _late(request: int) -> pb.SessionResponse:
+    """As gRPC says it: no answer of the method, which may have been at anything when its time was over."""
+    failure = pb.SessionError(status=grpc.StatusCode.DEADLINE_EXCEEDED.value[0], message="no answer in time")
+    return pb.SessionResponse(id=request, last=True, error=failure)
 
 
 def _failed(request: int, error: QuireError) -> pb.SessionResponse:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import islice
 from typing import Any, Final
 
@@ -21,7 +20,8 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, KeysInvalid, PoolFull, QuireError
 from quire.model.index import DIGEST_MODULUS, listing_number
 from quire_storage.core import events as ev
-from quire_storage.core.chunks import Chunk, Copy, DiskPlace, Header, MemoryPlace, Placed
+from quire_storage.core.chunks import Chunk, DiskPlace, Header, MemoryPlace, Placed
+from quire_storage.core.entry import Entry, Phase
 from quire_storage.core.eviction import LeafArc
 from quire_storage.core.ledger import QUARANTINED, Ledger
 from quire_storage.core.namespaces import NamespaceBook
@@ -39,76 +39,15 @@ _SLABS_TRIED: Final = 64
 _TRIM: Final = ev.EvictionWanted(0, ())
 
 
-class Phase(Enum):
-    """See the module's docstring."""
-
-    ARRIVING = 1
-    RESIDENT = 2
-    LEAVING = 3
-
-
-@dataclass(slots=True, eq=False)
-class _Entry:
-    """One copy of a chunk. `generation`: of the index entry that lists this node for it, 0 for none that is known.
-
-    `in_object`: that entry lists the object tier too. `written`: an object of it was written once. `provisional`:
-    entered by a store, and no registration has succeeded yet. `ended`: index entries that ended while a registration
-    was under way. `forgotten`: its header is off the drive. `awaited`: holders that will pin it once the rest is here.
-    """
-
-    number: int
-    chunk: Chunk
-    level: Durability
-    phase: Phase
-    memory: MemoryPlace | None = None
-    disk: DiskPlace | None = None
-    in_object: bool = False
-    written: bool = False
-    generation: int = 0
-    provisional: bool = False
-    registering: int = 0
-    ended: set[int] = field(default_factory=set)
-    pins: int = 0
-    awaited: int = 0
-    write: int = 0
-    rewrites: int = 0
-    removal: int = 0
-    question: int = 0
-    promotion: int = 0
-    forgotten: bool = False
-    shown: Copy | None = None
-
-    @property
-    def key(self) -> bytes:
-        return self.chunk.record.key
-
-    @property
-    def is_used(self) -> bool:
-        """Whether anything under way names this copy."""
-        return bool(self.pins or self.awaited or self.write or self.removal or self.question or self.promotion) or (
-            self.registering > 0 or self.rewrites > 0
-        )
-
-    def header(self) -> Header:
-        return Header(self.chunk, self.level, self.written)
-
-    def as_copy(self) -> Copy:
-        """As it is now; the same object for as long as it stays so."""
-        shown = self.shown
-        if shown is None or shown.memory is not self.memory or shown.disk is not self.disk:
-            shown = self.shown = Copy(self.number, self.chunk, self.memory, self.disk)
-        return shown
-
-
 @dataclass(slots=True)
 class _Goal:
     """What a ticket waits for: writes, then answers of the index. `after`: called once `pending` is empty."""
 
     ticket: int
-    entries: list[_Entry]
+    entries: list[Entry]
     after: Callable[[_Goal], None]
     level: Durability = Durability.MEMORY
-    fresh: list[_Entry] = field(default_factory=list)
+    fresh: list[Entry] = field(default_factory=list)
     pending: set[int] = field(default_factory=set)
     error: QuireError | None = None
 
@@ -118,7 +57,7 @@ class _Write:
     """Chunks of one shape on their way to the drives; `places` are empty while there is no space for them."""
 
     number: int
-    entries: list[_Entry]
+    entries: list[Entry]
     background: bool
     places: list[DiskPlace] = field(default_factory=list)
     goals: list[_Goal] = field(default_factory=list)
@@ -129,7 +68,7 @@ class _Write:
 class _Question:
     """Asked of the index: may these go. `ticket`: of a policy, 0 for none."""
 
-    entries: list[_Entry]
+    entries: list[Entry]
     tier: LeafArc
     of_object: bool
     ticket: int = 0
@@ -139,7 +78,7 @@ class _Question:
 class _Promotion:
     """Slots that copies on a drive are read into, shared by its holders; `done` once every byte was verified."""
 
-    places: dict[int, tuple[_Entry, MemoryPlace]]
+    places: dict[int, tuple[Entry, MemoryPlace]]
     holders: set[int]
     done: bool = False
 
@@ -149,7 +88,7 @@ class _Awaiting:
     """A holder some of whose chunks come from the object tier."""
 
     event: ev.Pinned
-    entries: list[_Entry]
+    entries: list[Entry]
     pending: set[bytes]
 
 
@@ -180,8 +119,8 @@ class Residency:
         self._numbers = 1 << 40  # tickets of callers are below
         self._now_s = 0.0
         self._out: list[ev.Instruction] = []
-        self._entries: dict[bytes, _Entry] = {}
-        self._copies: dict[int, _Entry] = {}
+        self._entries: dict[bytes, Entry] = {}
+        self._copies: dict[int, Entry] = {}
         self._leaving: Counter[bytes] = Counter()
         self._leaving_bytes = 0
         self.in_memory = LeafArc(arena.capacity_bytes, leaves_only=pool is None)
@@ -191,12 +130,12 @@ class Residency:
         self._transfers: dict[int, set[int]] = {}
         self._offers: dict[int, ev.StoreOffered] = {}
         self._offers_may_go = self._space_freed = False
-        self._holders: dict[int, list[_Entry]] = {}
+        self._holders: dict[int, list[Entry]] = {}
         self._used: set[int] = set()
         self._goals: dict[int, _Goal] = {}
         self._writes: dict[int, _Write] = {}
-        self._rewrites: dict[int, tuple[list[_Entry], _Goal | None]] = {}
-        self._removals: dict[int, _Entry] = {}
+        self._rewrites: dict[int, tuple[list[Entry], _Goal | None]] = {}
+        self._removals: dict[int, Entry] = {}
         self._removal_waits: list[tuple[int, set[int], int]] = []
         self._unplaced: list[_Write] = []
         self._questions: dict[int, _Question] = {}
@@ -352,7 +291,7 @@ class Residency:
             return True
         return entry.disk is None and (not entry.in_object or entry.awaited > 0 or entry.registering > 0)
 
-    def _leave_memory(self, entry: _Entry) -> None:
+    def _leave_memory(self, entry: Entry) -> None:
         """Give up the slot of a copy that lies elsewhere too."""
         assert entry.memory is not None, "the caller saw a place"
         self.in_memory.evicted(entry.key)
@@ -364,7 +303,7 @@ class Residency:
             self._withdraw([entry])
         self._rest(entry)
 
-    def _give(self, offset: int, transfer: int, entry: _Entry) -> None:
+    def _give(self, offset: int, transfer: int, entry: Entry) -> None:
         self._transfers[transfer].remove(offset)
         self.ledger.move(offset, transfer, entry.number)
 
@@ -404,7 +343,7 @@ class Residency:
         self._goals[event.ticket] = goal
         self._raise(goal)
 
-    def _enter(self, event: ev.StoreOffered) -> list[_Entry]:
+    def _enter(self, event: ev.StoreOffered) -> list[Entry]:
         """Entries for all chunks of a store, or none. Raises `KeysInvalid`, `ContentConflict`."""
         keys = [chunk.key for chunk in event.chunks]
         if len(set(keys)) < len(keys):
@@ -478,7 +417,7 @@ class Residency:
         self._offers_may_go = True
         self._register(goal)
 
-    def _enter_orders(self, entries: Sequence[_Entry]) -> None:
+    def _enter_orders(self, entries: Sequence[Entry]) -> None:
         """Make copies subject to eviction. The deepest first, so that it is the oldest."""
         for entry in reversed(entries):
             size, parent = entry.chunk.shape.slot_bytes, entry.chunk.record.parent
@@ -519,7 +458,7 @@ class Residency:
             elif generation not in entry.ended:
                 self._list(entry, generation)
 
-    def _listed_too_late(self, entry: _Entry, generation: int) -> None:
+    def _listed_too_late(self, entry: Entry, generation: int) -> None:
         """The copy went while the index was asked to list it."""
         now = self._entries.get(entry.key)
         if now is None and entry.key not in self:
@@ -527,12 +466,12 @@ class Residency:
         elif now is not None and now.phase is Phase.RESIDENT and not now.generation:
             self._list(now, generation)
 
-    def _list(self, entry: _Entry, generation: int) -> None:
+    def _list(self, entry: Entry, generation: int) -> None:
         entry.provisional = False
         self._set_generation(entry, generation)
         self._upload(entry)
 
-    def _set_generation(self, entry: _Entry, generation: int) -> None:
+    def _set_generation(self, entry: Entry, generation: int) -> None:
         if entry.generation != generation:
             entry.in_object = False  # what is known of it is another entry's
             self._count_listed(entry.key, entry.generation, -1)
@@ -605,7 +544,7 @@ class Residency:
         if new:
             self._out.append(ev.Fetch(new))
 
-    def _complete_pin(self, event: ev.Pinned, entries: Sequence[_Entry], missing: Sequence[bytes]) -> None:
+    def _complete_pin(self, event: ev.Pinned, entries: Sequence[Entry], missing: Sequence[bytes]) -> None:
         self._pin(event.ticket, entries)
         if event.used:
             self._used.add(event.ticket)
@@ -614,7 +553,7 @@ class Residency:
     def _pinned_also(self, event: ev.PinnedAlso) -> None:
         self._pin(event.ticket, [self._copies[event.number]])
 
-    def _pin(self, ticket: int, entries: Iterable[_Entry]) -> None:
+    def _pin(self, ticket: int, entries: Iterable[Entry]) -> None:
         mine = self._holders.setdefault(ticket, [])
         for entry in entries:
             entry.pins += 1
@@ -639,7 +578,7 @@ class Residency:
             assert entry.pins >= 0, "a pin is given back once"
             self._rest(entry)
 
-    def _touch(self, entries: Sequence[_Entry]) -> None:
+    def _touch(self, entries: Sequence[Entry]) -> None:
         """They were used: noted when they are let go, as until then they stay anyway."""
         for entry in reversed(entries):
             key = entry.chunk.record.key
@@ -664,7 +603,7 @@ class Residency:
     def _fetch_failed(self, event: ev.FetchFailed) -> None:
         self._arrived(event.key, self._find_resident(event.key))
 
-    def _arrived(self, key: bytes, entry: _Entry | None) -> None:
+    def _arrived(self, key: bytes, entry: Entry | None) -> None:
         for ticket in self._fetching.pop(key, ()):
             waiting = self._awaiting.get(ticket)
             if waiting is None:
@@ -686,7 +625,7 @@ class Residency:
 
     def _promotion_wanted(self, event: ev.PromotionWanted) -> None:
         answer: dict[int, tuple[int, MemoryPlace]] = {}
-        wanted: dict[Shape, list[_Entry]] = {}
+        wanted: dict[Shape, list[Entry]] = {}
         for number in event.numbers:
             entry = self._copies[number]
             if entry.promotion:
@@ -710,7 +649,7 @@ class Residency:
             self._promotions[promotion] = _Promotion(places, {event.ticket})
         self._out.append(ev.Complete(event.ticket, answer))
 
-    def _is_wanted(self, entry: _Entry) -> bool:
+    def _is_wanted(self, entry: Entry) -> bool:
         """Whether a copy that is read from a drive should stay in memory: it was read before, or there is space."""
         again = entry.key in self._read_lately or self.in_memory.went_lately(entry.key)
         self._read_lately[entry.key] = None
@@ -741,8 +680,8 @@ class Residency:
 
     # ---- drives
 
-    def _start_writes(self, entries: Sequence[_Entry], goal: _Goal | None = None) -> None:
-        groups: dict[Shape, list[_Entry]] = {}
+    def _start_writes(self, entries: Sequence[Entry], goal: _Goal | None = None) -> None:
+        groups: dict[Shape, list[Entry]] = {}
         for entry in entries:
             groups.setdefault(entry.chunk.shape, []).append(entry)
         for group in groups.values():
@@ -775,7 +714,7 @@ class Residency:
         self._out.append(ev.Write(write.number, placed, sources))
         return True
 
-    def _write_headers(self, entries: Sequence[_Entry], goal: _Goal | None = None) -> None:
+    def _write_headers(self, entries: Sequence[Entry], goal: _Goal | None = None) -> None:
         number = self._number()
         for entry in entries:
             entry.rewrites += 1
@@ -870,7 +809,7 @@ class Residency:
     # ---- what goes
 
     def _dropped(self, event: ev.Dropped) -> None:
-        going: list[_Entry] = []
+        going: list[Entry] = []
         for key, generation in event.generations.items():
             entry = self._find_resident(key)
             if entry is None:
@@ -887,14 +826,14 @@ class Residency:
             self._leave(entry)
         self._await_removal(event.ticket, going)
 
-    def _await_removal(self, ticket: int, going: Sequence[_Entry]) -> None:
+    def _await_removal(self, ticket: int, going: Sequence[Entry]) -> None:
         pending = {entry.number for entry in going if entry.number in self._copies and (entry.write or entry.removal)}
         if pending:
             self._removal_waits.append((ticket, pending, len(going)))
         else:
             self._out.append(ev.Complete(ticket, len(going)))
 
-    def _leave(self, entry: _Entry) -> None:
+    def _leave(self, entry: Entry) -> None:
         """Unreadable from now on; off its places when nothing uses them."""
         if entry.phase is Phase.LEAVING:
             return
@@ -913,7 +852,7 @@ class Residency:
         self._remove_header(entry)
         self._rest(entry)
 
-    def _remove_header(self, entry: _Entry) -> None:
+    def _remove_header(self, entry: Entry) -> None:
         """Take a leaving copy's header off its drive: only then its slot there may be used again."""
         if entry.disk is not None and not entry.write:
             self._count_leaving(entry, 1)
@@ -935,7 +874,7 @@ class Residency:
                 self._out.append(ev.Complete(ticket, count))
         self._rest(entry)
 
-    def _count_leaving(self, entry: _Entry, sign: int) -> None:
+    def _count_leaving(self, entry: Entry, sign: int) -> None:
         """Bytes on the drives that come free without anything being done about it."""
         if entry.phase is Phase.LEAVING and entry.disk is not None:
             self._leaving_bytes += sign * entry.chunk.shape.slot_bytes
@@ -947,7 +886,7 @@ class Residency:
         for entry in mine:
             self._leave(entry)
 
-    def _withdraw(self, entries: Sequence[_Entry]) -> None:
+    def _withdraw(self, entries: Sequence[Entry]) -> None:
         """Tell the index that this node does not hold these; until it has heard, no store of them is admitted."""
         if entries:
             self._out.append(self._withdrawal([entry.chunk for entry in entries]))
@@ -973,7 +912,7 @@ class Residency:
 
     # ---- space on the drives, and last copies
 
-    def _ask(self, entries: Sequence[_Entry], tier: LeafArc, of_object: bool, by: ev.EvictionWanted = _TRIM) -> None:
+    def _ask(self, entries: Sequence[Entry], tier: LeafArc, of_object: bool, by: ev.EvictionWanted = _TRIM) -> None:
         number = self._number()
         for entry in entries:
             entry.question = number
@@ -1013,7 +952,7 @@ class Residency:
                 self._out.append(ev.WakeAt(self._trim_at_s))
         self._offers_may_go = True
 
-    def _stays(self, entry: _Entry, question: _Question) -> None:
+    def _stays(self, entry: Entry, question: _Question) -> None:
         """The index keeps it: leased, or extended by others; or the object tier does not have it after all."""
         if question.of_object and entry.in_object:
             entry.in_object = False
@@ -1042,7 +981,7 @@ class Residency:
         self._trimming = excess > 0
         if needed <= 0:
             return
-        victims: list[_Entry] = []
+        victims: list[Entry] = []
         if excess <= 0 and self._unplaced:
             shape = self._unplaced[0].entries[0].chunk.shape
             victims = self._woken(self._slabs.victims(shape, self._kept_on_disk, GROUP))
@@ -1054,7 +993,7 @@ class Residency:
             return
         self._ask_for(victims, self.on_disk)
 
-    def _ask_for(self, victims: Sequence[_Entry], tier: LeafArc) -> None:
+    def _ask_for(self, victims: Sequence[Entry], tier: LeafArc) -> None:
         in_object = [entry for entry in victims if entry.in_object]
         last = [entry for entry in victims if not entry.in_object]
         for group, of_object in ((last, False), (in_object, True)):
@@ -1067,8 +1006,8 @@ class Residency:
             size = sum(entry.chunk.shape.slot_bytes for entry in write.entries)
             self._give_up(write, PoolFull(f"no space on the drives for {size} bytes, and nothing that may go"))
 
-    def _victims(self, tier: LeafArc, kept: Callable[[bytes], bool], needed: float) -> list[_Entry]:
-        victims: list[_Entry] = []
+    def _victims(self, tier: LeafArc, kept: Callable[[bytes], bool], needed: float) -> list[Entry]:
+        victims: list[Entry] = []
         size = 0
         while size < needed and len(victims) < GROUP:
             key = tier.evict(kept)
@@ -1078,7 +1017,7 @@ class Residency:
             size += victims[-1].chunk.shape.slot_bytes
         return victims
 
-    def _woken(self, keys: Iterable[bytes]) -> list[_Entry]:
+    def _woken(self, keys: Iterable[bytes]) -> list[Entry]:
         """Entries of keys that were in an order: they can be read."""
         entries = [self._find_resident(key) for key in keys]
         return [entry for entry in entries if entry is not None]
@@ -1103,11 +1042,11 @@ class Residency:
 
     # ---- the object tier
 
-    def _upload(self, entry: _Entry) -> None:
+    def _upload(self, entry: Entry) -> None:
         if self._wants_object(entry):
             self._out.append(ev.Upload(entry.key, entry.chunk.shape.slot_bytes, entry.written))
 
-    def _wants_object(self, entry: _Entry) -> bool:
+    def _wants_object(self, entry: Entry) -> bool:
         return self._objects and entry.phase is Phase.RESIDENT and entry.generation != 0 and not entry.in_object
 
     def _uploaded(self, event: ev.Uploaded) -> None:
@@ -1177,8 +1116,8 @@ class Residency:
         self._numbers += 1
         return self._numbers
 
-    def _new_entry(self, chunk: Chunk, level: Durability, phase: Phase) -> _Entry:
-        entry = _Entry(self._number(), chunk, level, phase)
+    def _new_entry(self, chunk: Chunk, level: Durability, phase: Phase) -> Entry:
+        entry = Entry(self._number(), chunk, level, phase)
         self._copies[entry.number] = entry
         if phase is Phase.LEAVING:
             self._leaving[entry.key] += 1
@@ -1186,7 +1125,7 @@ class Residency:
             self._entries[entry.key] = entry
         return entry
 
-    def _find(self, key: bytes) -> _Entry | None:
+    def _find(self, key: bytes) -> Entry | None:
         """The copy of a key that is arriving or resident, woken up if need be. `_rest` it unless something uses it."""
         entry = self._entries.get(key)
         if entry is None and self.pool is not None and key not in self._leaving:
@@ -1197,11 +1136,11 @@ class Residency:
                 entry.generation, entry.in_object = self.pool.listing(placed.place)
         return entry
 
-    def _find_resident(self, key: bytes) -> _Entry | None:
+    def _find_resident(self, key: bytes) -> Entry | None:
         entry = self._find(key)
         return entry if entry is not None and entry.phase is Phase.RESIDENT else None
 
-    def _rest(self, entry: _Entry) -> None:
+    def _rest(self, entry: Entry) -> None:
         """Nothing more is done with a copy for the moment: free what it need not have."""
         if entry.is_used or entry.number not in self._copies:
             return
@@ -1218,7 +1157,7 @@ class Residency:
             self.in_memory.release(entry.key)
             self.on_disk.release(entry.key)
 
-    def _free(self, entry: _Entry) -> None:
+    def _free(self, entry: Entry) -> None:
         """Give up the places of a copy that has left."""
         if entry.disk is not None and not entry.forgotten:
             return
@@ -1264,7 +1203,7 @@ class Residency:
         assert leaving == self._leaving, "what is leaving is counted"
         self._check_drives(resident, asked)
 
-    def _check_drives(self, resident: dict[bytes, _Entry], asked: set[bytes]) -> None:
+    def _check_drives(self, resident: dict[bytes, Entry], asked: set[bytes]) -> None:
         if self.pool is None:
             assert all(entry.disk is None for entry in self._copies.values()), "there are no drives"
             return

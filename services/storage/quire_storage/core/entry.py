@@ -1,0 +1,70 @@
+"""One copy of a chunk, as the residency machine keeps it in mind. Only `core.residency` changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from quire.model.durability import Durability
+from quire_storage.core.chunks import Chunk, Copy, DiskPlace, Header, MemoryPlace
+
+
+class Phase(Enum):
+    """See `core.residency`."""
+
+    ARRIVING = 1
+    RESIDENT = 2
+    LEAVING = 3
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One copy of a chunk. `generation`: of the index entry that lists this node for it, 0 for none that is known.
+
+    `in_object`: that entry lists the object tier too. `written`: an object of it was written once. `provisional`:
+    entered by a store, and no registration has succeeded yet. `ended`: index entries that ended while a registration
+    was under way. `forgotten`: its header is off the drive. `awaited`: holders that will pin it once the rest is here.
+    """
+
+    number: int
+    chunk: Chunk
+    level: Durability
+    phase: Phase
+    memory: MemoryPlace | None = None
+    disk: DiskPlace | None = None
+    in_object: bool = False
+    written: bool = False
+    generation: int = 0
+    provisional: bool = False
+    registering: int = 0
+    ended: set[int] = field(default_factory=set)
+    pins: int = 0
+    awaited: int = 0
+    write: int = 0
+    rewrites: int = 0
+    removal: int = 0
+    question: int = 0
+    promotion: int = 0
+    forgotten: bool = False
+    shown: Copy | None = None
+
+    @property
+    def key(self) -> bytes:
+        return self.chunk.record.key
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything under way names this copy."""
+        return bool(self.pins or self.awaited or self.write or self.removal or self.question or self.promotion) or (
+            self.registering > 0 or self.rewrites > 0
+        )
+
+    def header(self) -> Header:
+        return Header(self.chunk, self.level, self.written)
+
+    def as_copy(self) -> Copy:
+        """As it is now; the same object for as long as it stays so."""
+        shown = self.shown
+        if shown is None or shown.memory is not self.memory or shown.disk is not self.disk:
+            shown = self.shown = Copy(self.number, self.chunk, self.memory, self.disk)
+        return shown
