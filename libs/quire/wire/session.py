@@ -26,6 +26,8 @@ from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.version import SPOKEN
 
 SESSION: Final = "/quire.v1.GatewayService/Session"
+NAME_HEADER: Final = "quire-session-bin"
+RECEIVED_HEADER: Final = "quire-session-received"
 _CONFIRM_EVERY: Final = 64
 _RETRY_S: Final = 0.05
 _LOOK_S: Final = 0.2
@@ -291,13 +293,11 @@ class _Session:
     async def _follow(self) -> None:
         """One stream, from its opening to its end. Raises `AioRpcError`."""
         shown = ((AUTHORIZATION, self._header),) if self._header else ()
-        stream = self._method(metadata=(*SPOKEN, *shown))
+        known = ((NAME_HEADER, self._token), (RECEIVED_HEADER, str(self._received))) if self._token else ()
+        stream = self._method(metadata=(*SPOKEN, *shown, *known))
         renewing: asyncio.Task[None] | None = None
         try:
-            # Where it was refused at once, reading says why.
-            with contextlib.suppress(AioRpcError, asyncio.InvalidStateError):
-                first = pb.SessionRequest(open=pb.SessionOpen(session=self._token), received=self._received)
-                await stream.write(first)
+            # Nothing is written before it is open: a write to a stream that was refused hides why.
             async for response in stream:
                 if renewing is not None:
                     self._take(response)

@@ -20,6 +20,7 @@ from quire.model.errors import InternalError, QuireError
 from quire.testing.simulation.loop import Process, SimulatedLoop, current_process
 from quire.wire.status import status_of, trailers_of
 
+_Metadata = tuple[tuple[str, str | bytes], ...]
 _RESOLUTION_S = 1e-8  # timers fire that much early, without moving the clock
 _numbers = itertools.count()
 _REFUSED_S: Final = 0.05
@@ -97,8 +98,11 @@ class SimChannels:
 class _Context:
     """What servicers ask of a gRPC context."""
 
-    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
-        return ()
+    def __init__(self, metadata: _Metadata = ()) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> _Metadata:
+        return self._metadata
 
     def peer(self) -> str:
         return "simulated"
@@ -127,7 +131,7 @@ class SimChannel:
         return ask
 
     def stream_stream(self, path: str, *serializers: Any, **options: Any) -> Callable[..., SimDuplex]:
-        return lambda *, metadata=None: SimDuplex(self, path)
+        return lambda *, metadata=(): SimDuplex(self, path, metadata)
 
     async def gone(self) -> None:
         """Return when the server's process is dead."""
@@ -271,9 +275,10 @@ class SimStream:
 class SimDuplex:
     """A stream in both directions: messages arrive in order, and either side notices the other's death."""
 
-    def __init__(self, channel: SimChannel, path: str) -> None:
+    def __init__(self, channel: SimChannel, path: str, metadata: _Metadata) -> None:
         self._channel = channel
         self._path = path
+        self._metadata = metadata
         self.number = next(_numbers)
         self._up: asyncio.Queue[Any] = asyncio.Queue()
         self._down: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
@@ -364,7 +369,7 @@ class SimDuplex:
 
         try:
             async with contextlib.aclosing(
-                server.handlers[self._path].stream_stream(requests(), _Context())
+                server.handlers[self._path].stream_stream(requests(), _Context(self._metadata))
             ) as answers:
                 async for answer in answers:
                     copy = type(answer)()

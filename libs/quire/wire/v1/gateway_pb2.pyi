@@ -30,7 +30,6 @@ class SessionRequest(_message.Message):
     RECEIVED_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
-    OPEN_FIELD_NUMBER: _builtins.int
     RENEW_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
@@ -57,10 +56,6 @@ class SessionRequest(_message.Message):
     """Trace that the request belongs to, as in W3C's header `traceparent`. Empty for none."""
     cancel: _builtins.int
     """The client does not want the answer of the request with this id any more. Has an id of its own."""
-    @_builtins.property
-    def open(self) -> Global___SessionOpen:
-        """The first message of each stream."""
-
     @_builtins.property
     def renew(self) -> Global___SessionRenew:
         """Credentials, shown again."""
@@ -128,7 +123,6 @@ class SessionRequest(_message.Message):
         received: _builtins.int = ...,
         timeout_ms: _builtins.int = ...,
         traceparent: _builtins.str = ...,
-        open: Global___SessionOpen | None = ...,
         renew: Global___SessionRenew | None = ...,
         cancel: _builtins.int = ...,
         close: Global___SessionClose | None = ...,
@@ -146,11 +140,11 @@ class SessionRequest(_message.Message):
         status: Global___StatusRequest | None = ...,
         retrieve: Global___RetrieveRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "list_images", b"list_images", "lookup", b"lookup", "open", b"open", "put_latent", b"put_latent", "release", b"release", "renew", b"renew", "request", b"request", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "list_images", b"list_images", "lookup", b"lookup", "put_latent", b"put_latent", "release", b"release", "renew", b"renew", "request", b"request", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "id", b"id", "list_images", b"list_images", "lookup", b"lookup", "open", b"open", "put_latent", b"put_latent", "received", b"received", "release", b"release", "renew", b"renew", "request", b"request", "retrieve", b"retrieve", "status", b"status", "store", b"store", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "id", b"id", "list_images", b"list_images", "lookup", b"lookup", "put_latent", b"put_latent", "received", b"received", "release", b"release", "renew", b"renew", "request", b"request", "retrieve", b"retrieve", "status", b"status", "store", b"store", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -287,26 +281,6 @@ class SessionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
-
-@_typing.final
-class SessionOpen(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SESSION_FIELD_NUMBER: _builtins.int
-    session: _builtins.bytes
-    """The session that the client had and wants to take up again; empty for a new one."""
-    def __init__(
-        self,
-        *,
-        session: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["session", b"session"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___SessionOpen: _TypeAlias = SessionOpen  # noqa: Y015
 
 @_typing.final
 class SessionOpened(_message.Message):

@@ -115,6 +115,9 @@ class GatewayServiceServicer:
     def Session(self, request_iterator, context):
         """A client's session: its requests, any number at a time, and their answers, told apart by ids. It owns the leases
         that it was given and the transfers that it has running: with it they end. The methods below are the same without.
+        The metadata of a stream has, where a session is taken up again, its name (`quire-session-bin`) and how many answers
+        the client has (`quire-session-received`). The client writes as soon as it has read `opened`: gRPC would not let it
+        hear why it is refused if it wrote at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -37,6 +37,9 @@ class GatewayServiceStub:
     Session: _grpc.StreamStreamMultiCallable[_gateway_pb2.SessionRequest, _gateway_pb2.SessionResponse]
     """A client's session: its requests, any number at a time, and their answers, told apart by ids. It owns the leases
     that it was given and the transfers that it has running: with it they end. The methods below are the same without.
+    The metadata of a stream has, where a session is taken up again, its name (`quire-session-bin`) and how many answers
+    the client has (`quire-session-received`). The client writes as soon as it has read `opened`: gRPC would not let it
+    hear why it is refused if it wrote at once.
     """
     Lookup: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.LookupRequest, _gateway_pb2.LookupResponse]
     """Longest cached prefix. With lease_ttl_ms 0 it has no side effect."""
@@ -77,6 +80,9 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     Session: _aio.StreamStreamMultiCallable[_gateway_pb2.SessionRequest, _gateway_pb2.SessionResponse]  # type: ignore[assignment]
     """A client's session: its requests, any number at a time, and their answers, told apart by ids. It owns the leases
     that it was given and the transfers that it has running: with it they end. The methods below are the same without.
+    The metadata of a stream has, where a session is taken up again, its name (`quire-session-bin`) and how many answers
+    the client has (`quire-session-received`). The client writes as soon as it has read `opened`: gRPC would not let it
+    hear why it is refused if it wrote at once.
     """
     Lookup: _aio.UnaryUnaryMultiCallable[_gateway_pb2.LookupRequest, _gateway_pb2.LookupResponse]  # type: ignore[assignment]
     """Longest cached prefix. With lease_ttl_ms 0 it has no side effect."""
@@ -120,6 +126,9 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_gateway_pb2.SessionResponse], _abc.AsyncIterator[_gateway_pb2.SessionResponse]]:
         """A client's session: its requests, any number at a time, and their answers, told apart by ids. It owns the leases
         that it was given and the transfers that it has running: with it they end. The methods below are the same without.
+        The metadata of a stream has, where a session is taken up again, its name (`quire-session-bin`) and how many answers
+        the client has (`quire-session-received`). The client writes as soon as it has read `opened`: gRPC would not let it
+        hear why it is refused if it wrote at once.
         """
 
     @_abc_1.abstractmethod

@@ -25,7 +25,7 @@ from quire.model.errors import (
     Unauthenticated,
 )
 from quire.telemetry import background, logger
-from quire.wire.session import METHODS, SESSION
+from quire.wire.session import METHODS, NAME_HEADER, RECEIVED_HEADER, SESSION
 from quire.wire.status import status_of, trailers_of
 from quire.wire.v1 import gateway_pb2 as pb
 from quire_gateway.admission import Admission, Principal
@@ -244,13 +244,11 @@ class Sessions:
     ) -> AsyncIterator[pb.SessionResponse]:
         """One stream. Raises `Unauthenticated`; `NodeUnavailable` where this gateway stops."""
         principal = await self._admission.caller(context)
-        first = await anext(aiter(requests), None)
-        if first is None or not first.HasField("open"):
-            raise InvalidRequest("a session begins with `open`", field="request")
+        name, received = _known(context)
         if self._leaving:
             raise NodeUnavailable("this gateway stops", retry_after_s=_RETRY_S)
-        session, resumed = self._find(first.open.session, principal)
-        stream = session.attach(first.received if resumed else 0)
+        session, resumed = self._find(name, principal)
+        stream = session.attach(received if resumed else 0)
         reader = asyncio.create_task(self._read(session, stream, requests), context=background())
         try:
             yield pb.SessionResponse(
@@ -390,6 +388,15 @@ class Sessions:
         elif field == "release":
             session.disown(request.lease)
         await session.put(pb.SessionResponse(id=message.id, last=True, **{field: answer}))
+
+
+def _known(context: Any) -> tuple[bytes, int]:
+    """The session that a stream takes up again, and how many of its answers the client has. Raises `InvalidRequest`."""
+    metadata = dict(context.invocation_metadata() or ())
+    name, received = metadata.get(NAME_HEADER, b""), metadata.get(RECEIVED_HEADER, "0")
+    if not isinstance(name, bytes) or not str(received).isdecimal():
+        raise InvalidRequest(f"{received!r} is no number of answers", field=RECEIVED_HEADER)
+    return name, int(received)
 
 
 def _late(request: int) -> pb.SessionResponse:
