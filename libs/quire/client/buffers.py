@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +81,10 @@ class Buffer:
 
     @classmethod
     def allocate(cls, transport: Transport, length: int) -> Buffer:
-        """`length` bytes of zeroed host memory, on huge pages where there are some."""
+        """`length` bytes of zeroed host memory, which storage nodes of this host can map."""
         if length <= 0:
             raise InvalidRequest(f"{length} bytes", field="length")
-        memory = mmap.mmap(-1, length)
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        array = np.frombuffer(memory, dtype=np.uint8)
+        array = transport.allocate(length)
         return cls(transport, array, array)
 
     def part(self, offset: int, length: int) -> Buffer:

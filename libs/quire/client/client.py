@@ -31,7 +31,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, Node
 from quire.model.ranges import clip
 from quire.telemetry import names, tracer
-from quire.transport import Transport, decode_message, ucx_transport
+from quire.transport import Transport, data_plane_of_environment, decode_message
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.session import SessionChannel
@@ -47,11 +47,12 @@ _abandoned: Final[list[Buffer]] = []
 class QuireClient:
     """One gateway, one data plane, one loop. `async with QuireClient("host:port") as client`.
 
-    `transport` is UCX unless given. Every request has a deadline of `timeout_s`. `zone`: where this process runs; of
-    several replicas one on this host, else one in this zone serves. `tls`, `token`: how to get in; unless given,
-    QUIRE_CLIENT_CA, _CERT, _KEY (PEM files) and QUIRE_TOKEN say. `channels`: another way to the gateway than gRPC.
-    `session`: ask over one stream, which owns leases and transfers and ends them with the client; else a call for each
-    request.
+    `transport`, unless given, is shared memory with storage nodes of this host and UCX with others; QUIRE_SHARED_MEMORY
+    and QUIRE_SHARED_MEMORY_UIDS are as for storage nodes. Every request has a deadline of `timeout_s`. `zone`: where
+    this process runs; of several replicas one on this host, else one in this zone serves. `tls`, `token`: how to get
+    in; unless given, QUIRE_CLIENT_CA, _CERT, _KEY (PEM files) and QUIRE_TOKEN say. `channels`: another way to the
+    gateway than gRPC. `session`: ask over one stream, which owns leases and transfers and ends them with the client;
+    else a call for each request.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class QuireClient:
             channel = self._session = SessionChannel(channel, self._token)
         self._stub: GatewayServiceStub = GatewayServiceStub(channel)
         if self._transport is None:
-            self._transport = ucx_transport()
+            self._transport = data_plane_of_environment()
         await self._transport.start()
         self._transport.on_message(self._on_message)
         self._reachability = Reachability(self._transport, self.status)

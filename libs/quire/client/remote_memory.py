@@ -26,7 +26,7 @@ class RemoteMemory:
         if len(data) > target.length:
             raise TargetInvalid(f"{target.length} bytes, but {len(data)} are needed", field="target")
         peer = self._transport.connect(target.worker_address)
-        remote = peer.remote(target)
+        remote = await peer.remote(target)
         try:
             with self._lent(self._filled(data), target.worker_address) as buffer:
                 stream = peer.stream(buffer.region, remote)
@@ -40,7 +40,7 @@ class RemoteMemory:
         if length > target.length:
             raise TargetInvalid(f"{target.length} bytes, but {length} are asked for", field="target")
         peer = self._transport.connect(target.worker_address)
-        remote = peer.remote(target)
+        remote = await peer.remote(target)
         try:
             with self._lent(Buffer.allocate(self._transport, length), target.worker_address) as buffer:
                 await peer.get(buffer.region, 0, length, remote, 0, timeout_s=_TIMEOUT_S)

@@ -1,25 +1,69 @@
-"""The data plane as a port, with two ends: UCX, and memory of this process for tests of what stands above it."""
+"""The data plane as a port: UCX, shared memory, the nearer of both, and memory of this process for tests."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Final
 
 from quire.model.errors import ConfigInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote, Transport
 from quire.transport.messages import LayerProduced, LayerReady, Message, Quiesced, Stalled, decode_message
+from quire.transport.nearest import NearestTransport
+from quire.transport.shared_memory import SharedMemoryTransport
 
 __all__ = [
+    "OFF",
     "LayerProduced",
     "LayerReady",
     "Message",
+    "NearestTransport",
     "PayloadStream",
     "Peer",
     "Quiesced",
     "Region",
     "Remote",
+    "SharedMemoryTransport",
     "Stalled",
     "Transport",
+    "data_plane",
+    "data_plane_of_environment",
     "decode_message",
     "ucx_transport",
+    "users",
 ]
+OFF: Final = "off"
+"""In the place of a folder: no shared memory."""
+
+
+def data_plane(shared_memory: str | Path = "", uids: Collection[int] = (), **config: str) -> NearestTransport:
+    """The running loop's. `config`: settings of UCX without their prefix, e.g. TLS="tcp".
+
+    `shared_memory`: the folder of its sockets, or "off"; by default one of this user's own. `uids`: users whose
+    processes are dealt with beside this user's.
+
+    Raises `ConfigInvalid` where UCX is not installed.
+    """
+    ucx = ucx_transport(**config)
+    if shared_memory == OFF:
+        return NearestTransport(ucx, None, "switched off here")
+    folder = Path(shared_memory) if shared_memory else None
+    return NearestTransport(ucx, SharedMemoryTransport(folder, uids), required=folder is not None)
+
+
+def data_plane_of_environment() -> NearestTransport:
+    """As QUIRE_SHARED_MEMORY and QUIRE_SHARED_MEMORY_UIDS say."""
+    uids = users(os.environ.get("QUIRE_SHARED_MEMORY_UIDS", ""))
+    return data_plane(os.environ.get("QUIRE_SHARED_MEMORY", ""), uids)
+
+
+def users(text: str) -> list[int]:
+    """Numbers, separated by commas. Raises `ConfigInvalid`."""
+    try:
+        return [int(each) for each in text.split(",") if each.strip()]
+    except ValueError:
+        raise ConfigInvalid(f"{text!r} are no numbers of users", field="QUIRE_SHARED_MEMORY_UIDS") from None
 
 
 def ucx_transport(**config: str) -> Transport:

@@ -51,6 +51,12 @@ class PayloadStream(Protocol):
     async def gather(self, offsets: npt.NDArray[np.int64], length: int, remote_offset: int) -> None:
         """Put `length` bytes from each of `offsets`, back to back; returns when posted."""
 
+    async def place(self, write: Callable[[], None], length: int) -> None:
+        """Run `write`, which fills `length` bytes of the peer's `memory`, in its turn, in a thread.
+
+        Returns when posted. What it raises ends the stream. Only where the peer's memory is this host's.
+        """
+
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
         """Send `message` (none if empty), and call `then`, once everything put so far has arrived."""
 
@@ -69,8 +75,11 @@ class Peer(Protocol):
     def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
         """Call back once when the peer is found dead. Returns a function that takes the callback back."""
 
-    def remote(self, target: RdmaTarget) -> Remote:
+    async def remote(self, target: RdmaTarget) -> Remote:
         """Open the peer's range. Raises `TargetInvalid` for a key that cannot be used."""
+
+    def memory(self, remote: Remote) -> npt.NDArray[np.uint8] | None:
+        """The range's bytes, where they are this host's memory too."""
 
     async def get(
         self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *, timeout_s: float
@@ -108,6 +117,9 @@ class Transport(Protocol):
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
+    def allocate(self, length: int) -> npt.NDArray[np.uint8]:
+        """Zeroed memory, to be registered, that peers reach in the best way that there is."""
+
     def register(self, buffer: Any) -> Region:
         """Register a writable contiguous buffer (numpy, mmap, torch); kept alive until the region is closed."""
 

@@ -86,6 +86,9 @@ class MemoryTransport:
     def address(self) -> bytes:
         return self._address
 
+    def allocate(self, length: int) -> Bytes:
+        return np.zeros(length, dtype=np.uint8)
+
     def register(self, buffer: Any) -> Region:
         return MemoryRegion(buffer)
 
@@ -124,7 +127,10 @@ class MemoryPeer:
         watchers.append(callback)
         return lambda: watchers.remove(callback) if callback in watchers else None
 
-    def remote(self, target: RdmaTarget) -> Remote:
+    def memory(self, remote: Remote) -> None:
+        """It is copied as a wire would."""
+
+    async def remote(self, target: RdmaTarget) -> Remote:
         region = MemoryRegion.by_key.get(target.remote_key)
         if region is None:
             raise TargetInvalid("unknown key", field="target.remote_key")
@@ -184,6 +190,9 @@ class MemoryStream:
             local_window(self._region, offset, length)
         for index, offset in enumerate(offsets.tolist()):
             await self.send(offset, length, remote_offset + index * length)
+
+    async def place(self, write: Callable[[], None], length: int) -> None:
+        raise NotImplementedError("the memory is not this host's")
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
         if message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -68,6 +69,12 @@ class UcxTransport:
     @property
     def address(self) -> bytes:
         return self._address
+
+    def allocate(self, length: int) -> npt.NDArray[np.uint8]:
+        """On huge pages where there are some."""
+        memory = mmap.mmap(-1, length)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(memory, dtype=np.uint8)
 
     def register(self, buffer: Any) -> Region:
         with _translated():
@@ -136,7 +143,10 @@ class UcxPeer:
     def transports(self) -> list[tuple[str, str]]:
         return self._endpoint.transports()
 
-    def remote(self, target: RdmaTarget) -> Remote:
+    def memory(self, remote: Remote) -> None:
+        """Elsewhere, for all that is known."""
+
+    async def remote(self, target: RdmaTarget) -> Remote:
         with _translated():
             return self._endpoint.remote_memory(target.address, target.length, target.remote_key)
 
@@ -195,6 +205,9 @@ class UcxStream:
             else:
                 for index, offset in enumerate(offsets.tolist()):
                     await self._stream.send(offset, length, remote_offset + index * length)
+
+    async def place(self, write: Callable[[], None], length: int) -> None:
+        raise NotImplementedError("the memory is not this host's")
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
         with _translated():

@@ -25,6 +25,7 @@ from quire.model.errors import InvalidRequest
 from quire.model.hashing import HashAlgorithm, Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire.transport import OFF, data_plane
 from quire_tools.bench.processor import ProcessorTime
 from quire_tools.bench.report import Report, Row, median, spread
 from quire_tools.bench.stream_peer import BareStream
@@ -50,8 +51,12 @@ class _Times:
     memcpy: list[float] = field(default_factory=list)
 
 
-def run(tier: str, chunk_sizes: list[int], contexts: list[int], hit: float, layers: int, rounds: int) -> Report:
-    """Raises `InvalidRequest` for a tier that this version does not have."""
+def run(
+    tier: str, transport: str, chunk_sizes: list[int], contexts: list[int], hit: float, layers: int, rounds: int
+) -> Report:
+    """Raises `InvalidRequest` for a tier or a transport that this version does not have."""
+    if transport not in ("ucx", "shm"):
+        raise InvalidRequest(f"{transport!r}; there are ucx and shm", field="transport")
     if tier != "memory":
         raise InvalidRequest(f"{tier!r}; this version measures the memory tier", field="tier")
     report = Report("delivery", {"name": "bare pyucx stream of contiguous layers, same size, same run", "unit": "GB/s"})
@@ -60,7 +65,7 @@ def run(tier: str, chunk_sizes: list[int], contexts: list[int], hit: float, laye
         chunks = int(context * hit) // chunk_tokens
         size = f"{chunks} chunks, {layout.payload_bytes(chunks) / 2**30:.2f} GiB"
         with Console().status(f"{context} tokens, G = {chunk_tokens}: {size}"):
-            report.rows.append(_measure_layout(layout, chunks, context, hit, rounds))
+            report.rows.append(_measure_layout(layout, transport, chunks, context, hit, rounds))
     report.tall = len(report.rows) > _COLUMNS_MAX
     report.notes.append("every slice's checksum is verified on the way out; the bare stream verifies nothing")
     report.notes.append("first layer: from the call of `retrieve`, which looks up and leases; GB/s: fetches of a lease")
@@ -68,15 +73,17 @@ def run(tier: str, chunk_sizes: list[int], contexts: list[int], hit: float, laye
     return report
 
 
-def _measure_layout(layout: KvLayout, chunks: int, context: int, hit: float, rounds: int) -> Row:
+def _measure_layout(layout: KvLayout, transport: str, chunks: int, context: int, hit: float, rounds: int) -> Row:
     payload = layout.payload_bytes(chunks)
     slab = max(64 << 20, layout.chunk_bytes)
     arena = (payload // slab + 3) * slab
     settings = {"QUIRE_STORAGE_SLAB_BYTES": str(slab), "QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": ""}
     with tempfile.TemporaryDirectory() as folder:
+        shared_memory = f"{folder}/sockets" if transport == "shm" else OFF
+        settings["QUIRE_SHARED_MEMORY"] = shared_memory
         cluster = LocalCluster(Path(folder), arena_bytes=arena, settings=settings)
         with cluster:
-            times = uvloop.run(_rounds(cluster, layout, chunks, rounds))
+            times = uvloop.run(_rounds(cluster, shared_memory, layout, chunks, rounds))
     rates = [payload / seconds / 1e9 for seconds in times.delivery]
     bare = [payload / seconds / 1e9 for seconds in times.bare]
     measured = {
@@ -90,16 +97,20 @@ def _measure_layout(layout: KvLayout, chunks: int, context: int, hit: float, rou
         "memcpy GB/s": payload / layout.num_layers / median(times.memcpy) / 1e9,
         "CPU s/GB": sum(times.services_s) / (2 * payload * len(times.services_s)) * 1e9,
     }
+    if transport == "shm":
+        measured["/ memcpy"] = measured["GB/s"] / measured["memcpy GB/s"]
     params = {"G": layout.chunk_tokens, "N": chunks, "S KiB": layout.slice_bytes >> 10, "context": context, "hit": hit}
     return Row(params, measured, median(bare), median(rates) / median(bare))
 
 
-async def _rounds(cluster: LocalCluster, layout: KvLayout, chunks: int, rounds: int) -> _Times:
+async def _rounds(
+    cluster: LocalCluster, shared_memory: str, layout: KvLayout, chunks: int, rounds: int
+) -> _Times:
     namespace, times = Namespace("bench", "1", layout), _Times()
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
     layer_bytes = chunks * layout.slice_bytes
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(QuireClient(cluster.gateway_address))
+        client = await stack.enter_async_context(QuireClient(cluster.gateway_address, transport=data_plane(shared_memory)))
         target = client.allocate(layout.payload_bytes(chunks))
         await _fill(client, namespace, keys)
         bare = await stack.enter_async_context(BareStream(layer_bytes, layout.num_layers, target))

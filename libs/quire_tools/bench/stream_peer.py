@@ -80,7 +80,7 @@ async def serve(layer_bytes: int, layers: int) -> None:
     region = transport.register(source)
     target = RdmaTarget(bytes.fromhex(worker), address, length, bytes.fromhex(key))
     peer = transport.connect(target.worker_address)
-    remote = peer.remote(target)
+    remote = await peer.remote(target)
     print(transport.address.hex(), flush=True)
     while peer.error is None:
         with transport.expecting():

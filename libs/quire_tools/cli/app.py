@@ -283,6 +283,7 @@ def bench_lookup(
 @bench_app.command("delivery")
 def bench_delivery(
     tier: str = "memory",
+    transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",
     chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64,256",
     context: Annotated[str, typer.Option(help="tokens; one or several: 2048,8192,65536")] = "65536",
     hit: float = 0.875,
@@ -295,7 +296,7 @@ def bench_delivery(
     from quire_tools.bench import delivery
 
     sizes, contexts = ([int(text) for text in several.split(",")] for several in (chunk_tokens, context))
-    delivery.run(tier, sizes, contexts, hit, layers, rounds).show(json_file, plot)
+    delivery.run(tier, transport, sizes, contexts, hit, layers, rounds).show(json_file, plot)
 
 
 @bench_app.command("ttft")

@@ -34,6 +34,8 @@ from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire_tools.local.ports import free_ports
 
 _STATE: Final = "cluster.json"
+_TUNED: Final = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000"}
+"""As in the storage service's image."""
 _LOCK: Final = "cluster.lock"
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
 _SERVICES: Final = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
@@ -363,7 +365,8 @@ class LocalCluster:
             f"QUIRE_{service.upper()}_LISTEN": address,
             f"QUIRE_{service.upper()}_METRICS_LISTEN": self.metrics[name],
         }
-        environment = {"GRPC_ENABLE_FORK_SUPPORT": "0", **os.environ, **listen, **settings}
+        tuned = _TUNED if service == "storage" else {}
+        environment = {"GRPC_ENABLE_FORK_SUPPORT": "0", **tuned, **os.environ, **listen, **settings}
         module = self._modules.get(service, f"quire_{service}.server")
         self._spawn(name, [sys.executable, "-m", module], environment, address)
 

@@ -10,7 +10,7 @@ from typing import Any
 from quire import PROTOCOL_VERSION
 from quire.client.remote_memory import RemoteMemory
 from quire.model.nodes import Node
-from quire.transport import ucx_transport
+from quire.transport import OFF, data_plane
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
 from quire.wire.v1 import decoder_pb2 as pb
@@ -66,7 +66,7 @@ async def serve(config: DecoderConfig) -> None:
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     if config.warm:
         await asyncio.to_thread(vaes.warm)
-    channels, transport, clock = ChannelPool(tls), ucx_transport(), SystemClock()
+    channels, transport, clock = ChannelPool(tls), data_plane(OFF), SystemClock()
     await transport.start()
     memory = RemoteMemory(transport)
     records = StoredRecords(

@@ -13,7 +13,7 @@ from quire.client.reachability import Reachability
 from quire.client.remote_memory import RemoteMemory
 from quire.model.nodes import GatewayInfo, Node
 from quire.model.profile import Profiles
-from quire.transport import ucx_transport
+from quire.transport import OFF, data_plane
 from quire.wire.channels import ChannelPool
 from quire.wire.tls import Tls
 from quire.wire.v1.gateway_pb2_grpc import (
@@ -186,7 +186,7 @@ async def serve(config: GatewayConfig) -> None:
         lookups=lookups,
         channels=channels,
     )
-    transport = ucx_transport()
+    transport = data_plane(OFF)
     await transport.start()
     memory = RemoteMemory(transport)
     own = OwnMemory(

@@ -8,9 +8,10 @@ network reads it, and nothing is copied in between. Several deliveries of one pr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire_storage.core.checksums import Checksums
 from quire_storage.core.chunks import Copy, MemoryPlace
-from quire_storage.core.plan import BatchPlan, places, unheard, verification
+from quire_storage.core.plan import BatchPlan, Carried, places, unheard, verification
 from quire_storage.core.slots import Shape
 from quire_storage.core.striped import Striped
 from quire_storage.ring import Ring
@@ -211,7 +212,10 @@ class ReadyBatch:
 
 
 class Batches:
-    """The batches of one delivery of held chunks. `close` when nothing reads the arena for it any more."""
+    """The batches of one delivery of held chunks. `close` when nothing reads the arena for it any more.
+
+    `copied`: to memory of this host, by `carry`, which verifies.
+    """
 
     def __init__(
         self,
@@ -220,8 +224,11 @@ class Batches:
         descriptor: Descriptor,
         ranges: Sequence[ChunkRange],
         copies: Sequence[Copy],
+        *,
+        copied: bool = False,
     ) -> None:
         self._reading = reading
+        self._copied = copied
         self._arena = reading.tiers.arena
         self._promotions = promotions
         self._descriptor = descriptor
@@ -240,6 +247,20 @@ class Batches:
         """Whether some of it passes through staging blocks."""
         return any(batch.staged is not None for batch in self.batches)
 
+    def carry(self, ready: ReadyBatch, memory: Bytes, bytes_max: int) -> Iterator[tuple[Callable[[], None], int]]:
+        """Copies of a ready batch to a client's memory on this host, and their bytes; verified on the way."""
+        batch, layer, shift = ready.batch, ready.layer, ready.shift
+        loop, arena = asyncio.get_running_loop(), self._arena.view
+
+        def mend(bad: list[int]) -> None:
+            healing = self._reading.mend(batch.copies, batch.plan.bases + shift, layer, bad)
+            asyncio.run_coroutine_threadsafe(healing, loop).result()
+
+        verify = mend if batch.promotion is None else None
+        for parts in _grouped(batch.plan.carried(), bytes_max):
+            size = sum(part.bytes for part in parts)
+            yield partial(batch.plan.carry, arena, memory, layer, shift, parts, verify), size
+
     @property
     def ahead(self) -> int:
         """How many to prepare while one is being sent: drives want several reads at a time, checksums only a core."""
@@ -249,7 +270,8 @@ class Batches:
     async def prepare(self, batch: Batch, layer: int, due_s: float) -> ReadyBatch:
         """Bring a layer of a batch into the arena and verify it. Raises `CorruptData` for what cannot be healed.
 
-        What lies in memory of the first layer is sent as it is verified; of a later one there is time before.
+        What lies in memory of the first layer is sent as it is verified; of a later one there is time before. What is
+        copied to this host's memory is verified on the way.
         """
         shift = layer * batch.stride
         if batch.promotion is not None:
@@ -260,7 +282,9 @@ class Batches:
             shift = block = await self._arena.take_block(self._client)
             self._blocks.add(block)
             await self._read(batch.staged, layer, block, due_s)
-        elif layer == 0:
+        if self._copied:
+            return ReadyBatch(batch, layer, shift, block)
+        if batch.staged is None and layer == 0:
             verifying = Verifying()
             verifying.task = asyncio.create_task(self._verify(batch, layer, shift, verifying.told))
             verifying.task.add_done_callback(verifying.end)
@@ -350,6 +374,16 @@ class Batches:
         assert self._reading.ring is not None, "what is on a drive is read through the ring"
         with tracer().start_as_current_span(names.STORAGE_READ, attributes={"quire.layer": layer}):
             await self._reading.ring.read(source.layer(layer).moved(self._arena.address + block), due_s)
+
+
+def _grouped(parts: Sequence[Carried], bytes_max: int) -> Iterator[Sequence[Carried]]:
+    start = size = 0
+    for index, part in enumerate(parts):
+        if size and size + part.bytes > bytes_max:
+            yield parts[start:index]
+            start, size = index, 0
+        size += part.bytes
+    yield parts[start:]
 
 
 def _checksums(copies: Sequence[Copy]) -> Checksums:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.model.errors import ConfigInvalid
 from quire.model.permit import TRANSFER_S_MAX
+from quire.transport import users
 from quire_server.config import SECRET_BYTES_MIN, ServiceConfig, setting
 from quire_storage.core.slots import ALIGNMENT
 
@@ -64,6 +66,16 @@ class StorageConfig(ServiceConfig):
     )
     theta_bytes: int = setting(4 << 20, "payloads below it are delivered chunkwise (Eq. 2)", minimum=0)
     ucx_tls: str = setting("", "UCX transports, e.g. rc,tcp; empty lets UCX choose")
+    shared_memory: str = setting(
+        "",
+        "folder of the sockets by which clients of this host share memory, `off` for none; empty: one of this user's",
+        variable="QUIRE_SHARED_MEMORY",
+    )
+    shared_memory_uids: str = setting(
+        "",
+        "users beside this one whose processes may, by number, separated by commas",
+        variable="QUIRE_SHARED_MEMORY_UIDS",
+    )
     transfer_timeout_s: float = setting(60.0, "deadline of one delivery or store", minimum=0.1, maximum=TRANSFER_S_MAX)
     index_timeout_s: float = setting(5.0, "how long a stored chunk waits for its parent to be indexed", minimum=0.1)
     chunkwise_max: int = setting(8, "chunkwise deliveries at the same time; more wait their tenant's turn", minimum=1)
@@ -79,7 +91,15 @@ class StorageConfig(ServiceConfig):
             found.append(
                 f"QUIRE_STORAGE_SLAB_BYTES={self.slab_bytes}: must be a multiple of {ALIGNMENT}, as drives are"
             )
+        try:
+            users(self.shared_memory_uids)
+        except ConfigInvalid as error:
+            found.append(str(error))
         return found
+
+    @property
+    def shared_memory_users(self) -> list[int]:
+        return users(self.shared_memory_uids)
 
     @property
     def drive_folders(self) -> list[str]:

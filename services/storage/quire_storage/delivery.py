@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 from opentelemetry import trace as otel
 
 from quire.model.descriptor import DeliveryOrder, Descriptor
@@ -39,6 +41,9 @@ _FIRST_PIECE_BYTES = 1 << 20
 _QUIESCE_TIMEOUT_S = 5.0
 _LINGER_S = 60.0
 _TURN_S = 0.5
+_COPY_BYTES = 8 << 20
+Bytes = npt.NDArray[np.uint8]
+Send = Callable[[ReadyBatch, LayerTrace], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +131,17 @@ class Delivery:
         peer = self.peer = self._parts.transport.connect(self._call.descriptor.target.worker_address)
         self._started_s = self._parts.clock.monotonic_s()
         parts, call = self._parts, self._call
-        remote = peer.remote(call.descriptor.target)
+        remote = await peer.remote(call.descriptor.target)
+        memory = peer.memory(remote)
         try:
-            batches = Batches(parts.reading, parts.promotions, call.descriptor, call.ranges, self._copies)
+            batches = Batches(
+                parts.reading,
+                parts.promotions,
+                call.descriptor,
+                call.ranges,
+                self._copies,
+                copied=memory is not None,
+            )
         except BaseException:
             remote.close()
             raise
@@ -136,7 +149,7 @@ class Delivery:
         self.settled = False
         try:
             stream = peer.stream(parts.region, remote)
-            failure = await self._attempt(stream, peer, batches, span)
+            failure = await self._attempt(stream, memory, peer, batches, span)
             with tracer().start_as_current_span(names.STORAGE_QUIESCE):
                 self.settled = await self._quiesce(stream, peer, complete=failure is None)
         finally:
@@ -163,13 +176,15 @@ class Delivery:
             self.settled = True
         await batches.close()
 
-    async def _attempt(self, stream: PayloadStream, peer: Peer, batches: Batches, span: otel.Span) -> QuireError | None:
+    async def _attempt(
+        self, stream: PayloadStream, memory: Bytes | None, peer: Peer, batches: Batches, span: otel.Span
+    ) -> QuireError | None:
         """Write everything; what went wrong, if anything did."""
         try:
             if self.cancelled:
                 raise PeerLost("the client cancelled")
             async with asyncio.timeout(self._parts.config.transfer_timeout_s):
-                self._writer = asyncio.create_task(self._write(stream, batches, span))
+                self._writer = asyncio.create_task(self._write(stream, memory, batches, span))
                 unwatch = peer.on_failure(self._peer_failed)
                 try:
                     await self._writer
@@ -192,40 +207,48 @@ class Delivery:
         if self._writer is not None:
             self._writer.cancel()
 
-    async def _write(self, stream: PayloadStream, batches: Batches, span: otel.Span) -> None:
-        """Layerwise by the rate that the scheduler grants, chunkwise when it is the tenant's turn (§3.4)."""
-        layerwise, leave = self._order is DeliveryOrder.LAYERWISE, None
-        if not layerwise:
-            leave = await self._parts.chunkwise.enter(self._tenant.tenant, self._tenant.weight, 1, _TURN_S)
-            self._allowance = self._parts.rates.admit_chunkwise(self._admission())
-        lane = self._parts.wire.lane(self._name, self._weight)
+    async def _write(self, stream: PayloadStream, memory: Bytes | None, batches: Batches, span: otel.Span) -> None:
+        """Layerwise by the rate that the scheduler grants, chunkwise when it is the tenant's turn (§3.4).
+
+        Into `memory`, which is of this host, no link is used: streams take turns at the threads that copy.
+        """
+        if memory is not None:
+            await self._write_layers(stream, batches, span, partial(self._copy, stream, memory, batches))
+            return
+        parts, leave, admitting = self._parts, None, None
+        if self._order is DeliveryOrder.CHUNKWISE:
+            leave = await parts.chunkwise.enter(self._tenant.tenant, self._tenant.weight, 1, _TURN_S)
+            self._allowance = parts.rates.admit_chunkwise(self._admission())
+        lane = parts.wire.lane(self._name, self._weight)
         try:
-            await self._write_all(stream, batches, span, lane, layerwise=layerwise)
+            if leave is None and batches.staged:  # a delivery that waits for its rate holds no staging memory
+                self._allowance = parts.rates.begin(self._admission(), 0)
+                await self._admit(self._allowance)
+            elif leave is None:  # the first layer goes out on credit while the scheduler is asked
+                self._allowance = parts.rates.begin(self._admission(), self._layer_bytes)
+                admitting = asyncio.create_task(self._admit(self._allowance))
+            await self._write_layers(stream, batches, span, partial(self._put, stream, lane))
         finally:
+            if admitting is not None:
+                admitting.cancel()
+                await asyncio.gather(admitting, return_exceptions=True)
             lane.close()
             if leave is not None:
                 leave()
 
-    async def _write_all(
-        self, stream: PayloadStream, batches: Batches, span: otel.Span, lane: Lane, *, layerwise: bool
-    ) -> None:
+    async def _write_layers(self, stream: PayloadStream, batches: Batches, span: otel.Span, send: Send) -> None:
         order = [(layer, batch) for layer in range(self._call.descriptor.num_layers) for batch in batches.batches]
+        layerwise = self._order is DeliveryOrder.LAYERWISE
         ahead: deque[asyncio.Task[ReadyBatch]] = deque()
-        admitting: asyncio.Task[None] | None = None
         trace = LayerTrace(self._parts.clock)
         coming = iter(order)
 
         def look_ahead() -> None:
             while len(ahead) < batches.ahead and (upcoming := next(coming, None)) is not None:
-                ahead.append(asyncio.create_task(batches.prepare(upcoming[1], upcoming[0], self._due_s(upcoming[0]))))
+                layer, batch = upcoming
+                ahead.append(asyncio.create_task(batches.prepare(batch, layer, self._due_s(layer))))
 
         try:
-            if layerwise and batches.staged:  # a delivery that waits for its rate holds no staging memory
-                self._allowance = self._parts.rates.begin(self._admission(), 0)
-                await self._admit(self._allowance)
-            elif layerwise:  # the first layer goes out on credit while the scheduler is asked
-                self._allowance = self._parts.rates.begin(self._admission(), self._layer_bytes)
-                admitting = asyncio.create_task(self._admit(self._allowance))
             for layer, batch in order:
                 look_ahead()
                 if batch is batches.batches[0]:
@@ -234,18 +257,7 @@ class Delivery:
                 trace.passed("ready")
                 ahead.popleft()
                 look_ahead()
-                for piece in batch.plan.pieces(layer, ready.shift, self._piece_bytes(layer)):
-                    await ready.until(piece.stop)
-                    trace.passed("ready")
-                    if self._allowance is not None:
-                        await self._parts.rates.until_due(self._allowance, piece.bytes)
-                        trace.passed("pace")
-                    arrived = await lane.turn(piece.bytes)
-                    trace.passed("turn")
-                    await stream.gather(piece.offsets, piece.length, piece.remote_offset)
-                    trace.passed("write")
-                    if arrived is not None:
-                        stream.announce(b"", arrived)
+                await send(ready, trace)
                 if ready.block is not None:
                     stream.announce(b"", partial(batches.release, ready))
                 if batch is batches.batches[-1]:
@@ -261,10 +273,32 @@ class Delivery:
                 await stream.drain(self._parts.config.transfer_timeout_s)
         finally:
             trace.fail()
-            begun = [*ahead, *([admitting] if admitting is not None else [])]
-            for task in begun:
+            for task in ahead:
                 task.cancel()
-            await asyncio.gather(*begun, return_exceptions=True)
+            await asyncio.gather(*ahead, return_exceptions=True)
+
+    async def _put(self, stream: PayloadStream, lane: Lane, ready: ReadyBatch, trace: LayerTrace) -> None:
+        """A layer of a batch by the link: paced, and in its turn."""
+        for piece in ready.batch.plan.pieces(ready.layer, ready.shift, self._piece_bytes(ready.layer)):
+            await ready.until(piece.stop)
+            trace.passed("ready")
+            if self._allowance is not None:
+                await self._parts.rates.until_due(self._allowance, piece.bytes)
+                trace.passed("pace")
+            arrived = await lane.turn(piece.bytes)
+            trace.passed("turn")
+            await stream.gather(piece.offsets, piece.length, piece.remote_offset)
+            trace.passed("write")
+            if arrived is not None:
+                stream.announce(b"", arrived)
+
+    async def _copy(
+        self, stream: PayloadStream, memory: Bytes, batches: Batches, ready: ReadyBatch, trace: LayerTrace
+    ) -> None:
+        """A layer of a batch to memory of this host."""
+        for copy, size in batches.carry(ready, memory, _COPY_BYTES):
+            await stream.place(copy, size)
+            trace.passed("write")
 
     def _due_s(self, layer: int) -> float:
         """When the client, computing as long per layer as it said, needs this one; 0 for at once."""

@@ -24,6 +24,7 @@ from quire.model.layout import KvLayout
 from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire.transport import Peer, Region, Remote, Transport
+from quire.transport.copying import to_its_end
 from quire_storage.core.checksums import slice_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.extents import extents
@@ -33,6 +34,7 @@ from quire_storage.tiers import Slots
 
 _READ_BYTES_MAX = 4 << 20
 _READS_MAX = 8
+_COPY_BYTES = 512 << 10
 _SETTLE_TIMEOUT_S = 2.0
 Bytes = npt.NDArray[np.uint8]
 
@@ -82,7 +84,8 @@ async def pull(
 ) -> list[Chunk]:
     """Read every layer straight into its slots. Returns the chunks with their checksums, not yet readable."""
     peer = transport.connect(call.source.worker_address)
-    remote = peer.remote(call.source)
+    remote = await peer.remote(call.source)
+    memory = peer.memory(remote)
     unwatch = peer.on_failure(lambda error: produced.fail(call.store_id, error))
     size, layers = call.layout.slice_bytes, call.layout.num_layers
     checksums = np.empty((layers, len(slots.offsets)), dtype=np.uint32)
@@ -92,8 +95,13 @@ async def pull(
             if not call.source_complete:
                 await produced.wait(call.store_id, layer, timeout_s)
             with tracer().start_as_current_span(names.STORAGE_PULL, attributes={"quire.layer": layer}):
-                await _pull_layer(call, slots, region, layer, peer, remote, timeout_s)
                 places = slots.offsets + layer * slots.layer_stride
+                if memory is not None:
+                    copying = loop.run_in_executor(threads, _copy_layer, call, memory, arena, places, layer)
+                    sums = await to_its_end(copying)
+                    checksums[layer] = sums
+                    continue
+                await _pull_layer(call, slots, region, layer, peer, remote, timeout_s)
                 checksums[layer] = await loop.run_in_executor(threads, slice_checksums, arena, places, size)
     finally:
         unwatch()
@@ -110,6 +118,24 @@ async def pull(
         )
         for index, record in enumerate(call.records)
     ]
+
+
+def _copy_layer(
+    call: IngestCall, memory: Bytes, arena: Bytes, places: npt.NDArray[np.int64], layer: int
+) -> npt.NDArray[np.uint32]:
+    """Out of memory of this host, in a thread: the checksums are of what lies in the arena, taken from the cache."""
+    size, at = call.layout.slice_bytes, 0
+    checksums = np.empty(len(places), dtype=np.uint32)
+    for run in call.source_ranges:
+        source = (layer * call.source_chunks + run.first) * size
+        for part in extents(places[at : at + run.count], size, _COPY_BYTES):
+            first, start = at + part.first, source + part.first * size
+            there = arena[part.offset : part.offset + part.count * size]
+            there[:] = memory[start : start + part.count * size]
+            offsets = places[first : first + part.count]
+            checksums[first : first + part.count] = slice_checksums(arena, offsets, size)
+        at += run.count
+    return checksums
 
 
 async def _pull_layer(

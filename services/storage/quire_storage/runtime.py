@@ -239,6 +239,7 @@ class StorageNode:
         return {
             "io": self._ring.description if self._ring is not None else "none, memory only",
             "link": self._config.link,
+            "data plane": self._transport.description,
             "objects": self._objects.description if self._objects is not None else "none",
         }
 

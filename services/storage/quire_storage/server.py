@@ -17,7 +17,7 @@ from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
 from quire.model.policy import TenantPolicy
 from quire.telemetry import logger
-from quire.transport import ucx_transport
+from quire.transport import data_plane
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
 from quire.wire.v1 import gateway_pb2
@@ -113,7 +113,11 @@ async def serve(config: StorageConfig) -> None:
     tls = member_tls(config)
     channels, incarnation = ChannelPool(tls), os.urandom(8).hex()
     clock, permits = SystemClock(), PermitSigner(config.cluster_secret.encode())
-    transport = ucx_transport(**({"TLS": config.ucx_tls} if config.ucx_tls else {}))
+    transport = data_plane(
+        config.shared_memory,
+        config.shared_memory_users,
+        **({"TLS": config.ucx_tls} if config.ucx_tls else {}),
+    )
     address = config.orchestrator_address
     ports = Ports(
         index=GrpcClusterIndex(channels, address),

@@ -46,7 +46,7 @@ class TransportContract:
         heard: asyncio.Queue[bytes] = asyncio.Queue()
         reader.on_message(heard.put_nowait)
         source = np.random.default_rng(4).integers(0, 256, _BYTES, dtype=np.uint8)
-        target = np.zeros(_BYTES, dtype=np.uint8)
+        target = reader.allocate(_BYTES)
         region, there = writer.register(source), reader.register(target)
         remote_target = RdmaTarget(reader.address, there.address, there.length, there.remote_key)
         yield Scene(transport, writer, reader, source, target, region, remote_target, heard)
@@ -56,7 +56,7 @@ class TransportContract:
     async def test_announced_bytes_are_there(self, scene: Scene) -> None:
         """A message announced after bytes arrives after them; `then` runs by the time of the drain."""
         peer = scene.writer.connect(scene.remote_target.worker_address)
-        remote = peer.remote(scene.remote_target)
+        remote = await peer.remote(scene.remote_target)
         stream = peer.stream(scene.region, remote)
         called: list[int] = []
         await stream.send(0, 1000, 5000)
@@ -78,7 +78,7 @@ class TransportContract:
         expected = scene.source.copy()
         expected[10:510] = 7
         peer = scene.writer.connect(scene.remote_target.worker_address)
-        remote = peer.remote(scene.remote_target)
+        remote = await peer.remote(scene.remote_target)
         await peer.get(scene.region, 10, 500, remote, 20, timeout_s=10)
         assert np.array_equal(scene.source, expected), "these bytes, and no others"
         remote.close()
@@ -90,7 +90,7 @@ class TransportContract:
         self, scene: Scene, offset: int, length: int, remote_offset: int
     ) -> None:
         peer = scene.writer.connect(scene.remote_target.worker_address)
-        remote = peer.remote(scene.remote_target)
+        remote = await peer.remote(scene.remote_target)
         stream = peer.stream(scene.region, remote)
         with pytest.raises(TargetInvalid):
             await stream.send(offset, length, remote_offset)
@@ -104,11 +104,11 @@ class TransportContract:
         peer = scene.writer.connect(scene.remote_target.worker_address)
         bad = RdmaTarget(scene.remote_target.worker_address, scene.remote_target.address, 10, b"nonsense")
         with pytest.raises(TargetInvalid):
-            peer.remote(bad)
+            await peer.remote(bad)
 
     async def test_stopped_stream_sends_nothing_more(self, scene: Scene) -> None:
         peer = scene.writer.connect(scene.remote_target.worker_address)
-        remote = peer.remote(scene.remote_target)
+        remote = await peer.remote(scene.remote_target)
         stream = peer.stream(scene.region, remote)
         stream.stop()
         with pytest.raises(PeerLost):
@@ -120,7 +120,7 @@ class TransportContract:
     async def test_peer_that_left_is_lost_and_others_go_on(self, scene: Scene) -> None:
         """After the reader closed, transfers to it raise PeerLost; a transfer to another reader works."""
         peer = scene.writer.connect(scene.remote_target.worker_address)
-        remote = peer.remote(scene.remote_target)
+        remote = await peer.remote(scene.remote_target)
         stream = peer.stream(scene.region, remote)
         await stream.send(0, 100, 0)
         await stream.drain(10)

@@ -109,6 +109,9 @@ class SimTransport:
         self.closed = True
         self.process.wake()
 
+    def allocate(self, length: int) -> Bytes:
+        return np.zeros(length, dtype=np.uint8)
+
     def register(self, buffer: Any) -> Region:
         return SimRegion(self.fabric, self.process, buffer)
 
@@ -174,7 +177,10 @@ class SimPeer:
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback) if callback in self._watchers else None
 
-    def remote(self, target: RdmaTarget) -> Remote:
+    def memory(self, remote: Remote) -> None:
+        """It is on another host."""
+
+    async def remote(self, target: RdmaTarget) -> Remote:
         region = self.mine.fabric.regions.get(target.remote_key)
         if region is None:
             raise TargetInvalid("unknown key", field="target.remote_key")
@@ -292,6 +298,9 @@ class SimStreamOfPuts:
         self._flying.append(self._peer.post(window.nbytes, move))
         self.bytes_posted += window.nbytes
         await asyncio.sleep(0)
+
+    async def place(self, write: Callable[[], None], length: int) -> None:
+        raise NotImplementedError("the memory is on another host")
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
         other, loop = self._peer.other, asyncio.get_running_loop()

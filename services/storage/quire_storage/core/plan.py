@@ -19,6 +19,8 @@ from quire_storage.core.extents import extents
 
 _SCATTERED_BYTES = 256 << 10
 _VERIFY_BYTES = 1 << 20
+_CARRY_BYTES = 512 << 10
+"""Verified, and then copied out of the cache."""
 
 
 def choose_order(asked: DeliveryOrder, payload_bytes: int, theta_bytes: int) -> DeliveryOrder:
@@ -62,6 +64,23 @@ class Piece:
         return len(self.offsets) * self.length
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """`bytes` of neighbouring chunks, `count` from `first` of the batch on, at `offset` of the arena, to lie at
+    `remote_offset` of the target. `checksums`: of them as one range, (layers,).
+    """
+
+    offset: int
+    bytes: int
+    remote_offset: int
+    first: int
+    count: int
+    checksums: Checksums
+
+
+Bytes = npt.NDArray[np.uint8]
+Mend = Callable[[list[int]], None]
+"""Told the indices of chunks of the batch whose slices do not match."""
 Verification = Callable[[npt.NDArray[np.uint8], int, int, Callable[[int], None]], list[int]]
 """(arena, layer, shift, sound) → indices of the chunks whose slice of the layer does not match. For a thread.
 
@@ -117,6 +136,43 @@ class BatchPlan:
         self._spans = [(low, high, int(targets[low])) for low, high in itertools.pairwise(cuts)]
         self._pieces: dict[int, list[Piece]] = {}
         self.corrupt = verification(checksums, bases, descriptor.slice_bytes)
+        self._checksums = checksums
+        self._targets = targets
+        self._carried: list[Carried] = []
+
+    def carried(self) -> list[Carried]:
+        """The batch's part of a layer, for a copy to memory of this host: all layers' expected checksums, once."""
+        if not self._carried:
+            for low, high, target in self._spans:
+                parts = extents(self.bases[low:high], self.slice_bytes, _CARRY_BYTES)
+                sums = combined(self._checksums[:, low:high], parts, self.slice_bytes)
+                self._carried += [
+                    Carried(
+                        part.offset,
+                        part.count * self.slice_bytes,
+                        target + part.first * self.slice_bytes,
+                        low + part.first,
+                        part.count,
+                        sums[:, index],
+                    )
+                    for index, part in enumerate(parts)
+                ]
+        return self._carried
+
+    def carry(
+        self, arena: Bytes, memory: Bytes, layer: int, shift: int, parts: Sequence[Carried], mend: Mend | None
+    ) -> None:
+        """Verify and copy in one pass. For a thread. `mend` puts right what does not match, or raises; None for what
+        was verified.
+        """
+        view, remote = memoryview(arena.data), layer * self._stride
+        for part in parts:
+            start, to = part.offset + shift, remote + part.remote_offset
+            if mend is not None and crc32(view[start : start + part.bytes]) != part.checksums[layer]:
+                chunks = slice(part.first, part.first + part.count)
+                offsets, sums = self.bases[chunks] + shift, self._checksums[layer, chunks]
+                mend([part.first + index for index in mismatches(arena, offsets, self.slice_bytes, sums)])
+            memory[to : to + part.bytes] = arena[start : start + part.bytes]
 
     def pieces(self, layer: int, shift: int, bytes_max: int) -> Iterator[Piece]:
         """The batch's part of a layer in pieces of at most `bytes_max` (one slice at the least).

@@ -19,7 +19,7 @@ from quire.model.durability import Durability
 from quire.model.errors import NotImplementedHere
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.nodes import DecoderInfo, Node
-from quire.transport import Transport, ucx_transport
+from quire.transport import OFF, Transport, data_plane
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
 from quire.wire.v1 import decoder_pb2 as pb
@@ -109,7 +109,7 @@ async def put_png(client: QuireClient, name: str, png: bytes, height: int, width
 
 async def serve(config: DecoderConfig) -> None:
     """Run until SIGTERM."""
-    channels, transport, incarnation = ChannelPool(), ucx_transport(), os.urandom(8).hex()
+    channels, transport, incarnation = ChannelPool(), data_plane(OFF), os.urandom(8).hex()
     await transport.start()
     store = ImageStore(config, channels, transport)
     server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max)

@@ -1,0 +1,305 @@
+"""The data plane that services and clients use: shared memory where both ends are of one host, UCX everywhere else.
+
+Chosen for each region: memory that a peer cannot map, because its owner has allocated it in another way, goes by UCX.
+Why shared memory was not used is kept, for `quire status`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.model.descriptor import RdmaTarget
+from quire.model.errors import ConfigInvalid, PeerLost, QuireError, TargetInvalid
+from quire.transport.base import PayloadStream, Peer, Region, Remote, Transport
+from quire.transport.shared_memory import SharedMemoryTransport, SharedRegion
+
+Bytes = npt.NDArray[np.uint8]
+_FRAME: Final = struct.Struct("<3sH")
+_MAGIC: Final = b"QN1"
+
+
+class NearestTransport:
+    """`shared` is None where this process does not use shared memory, for the reason `why_not`.
+
+    `required`: it was asked for, so a folder that cannot be used fails the start.
+    """
+
+    name = "nearest"
+
+    def __init__(
+        self, ucx: Transport, shared: SharedMemoryTransport | None, why_not: str = "", *, required: bool = False
+    ) -> None:
+        self.ucx = ucx
+        self._required = required
+        self.shared = shared
+        self.chosen: Counter[str] = Counter()
+        """How many ranges were opened, by transport."""
+        self.why_not = why_not
+        """Why shared memory was not used, the last time that it was not; empty while it always was."""
+        self._peers: dict[bytes, NearestPeer] = {}
+        self._unshared = 0
+
+    @property
+    def description(self) -> str:
+        shared = self.shared.description if self.shared is not None else "no shared memory"
+        counts = "".join(f"; {count} ranges by {each}" for each, count in sorted(self.chosen.items()))
+        why_not = f"; last not by shared memory: {self.why_not}" if self.why_not else ""
+        return f"{self.ucx.description}, {shared}{counts}{why_not}"
+
+    async def start(self) -> None:
+        await self.ucx.start()
+        if self.shared is None:
+            return
+        try:
+            await self.shared.start()
+        except ConfigInvalid as error:
+            if self._required:
+                await self.ucx.close()
+                raise
+            self.shared, self.why_not = None, error.message
+
+    async def close(self) -> None:
+        if self.shared is not None:
+            await self.shared.close()
+        self._peers.clear()
+        await self.ucx.close()
+
+    @property
+    def address(self) -> bytes:
+        return _joined(self.ucx.address, self.shared.address if self.shared is not None else b"")
+
+    def allocate(self, length: int) -> Bytes:
+        return (self.shared or self.ucx).allocate(length)
+
+    def register(self, buffer: Any) -> Region:
+        ucx = self.ucx.register(buffer)
+        shared = self.shared.register(buffer) if self.shared is not None and _is_on_host(buffer) else None
+        return _Region(self, ucx, cast(SharedRegion | None, shared))
+
+    def connect(self, address: bytes) -> Peer:
+        peer = self._peers.get(address)
+        if peer is None or peer.error is not None:
+            peer = self._peers[address] = NearestPeer(self, address)
+            peer.on_failure(lambda _: self._forget(address))
+        return peer
+
+    def _forget(self, address: bytes) -> None:
+        self._peers.pop(address, None)
+
+    def on_message(self, handler: Callable[[bytes], None]) -> None:
+        self.ucx.on_message(handler)
+        if self.shared is not None:
+            self.shared.on_message(handler)
+
+    def expecting(self) -> AbstractContextManager[None]:
+        """UCX spins only where something may come by it."""
+        return self.ucx.expecting() if self._unshared or self.shared is None else contextlib.nullcontext()
+
+    def missed(self, why: str) -> None:
+        """Shared memory could not be used."""
+        self.why_not = why
+
+    def count_unshared(self, change: int) -> None:
+        """Of regions here that a peer can write to by UCX alone."""
+        self._unshared += change
+
+
+@dataclass(slots=True, eq=False)
+class _Region:
+    """Registered with both."""
+
+    transport: NearestTransport
+    ucx: Region
+    shared: SharedRegion | None
+
+    def __post_init__(self) -> None:
+        self.transport.count_unshared(0 if self._is_shared else 1)
+
+    @property
+    def _is_shared(self) -> bool:
+        return self.shared is not None and bool(self.shared.name)
+
+    @property
+    def address(self) -> int:
+        return self.ucx.address
+
+    @property
+    def length(self) -> int:
+        return self.ucx.length
+
+    @property
+    def remote_key(self) -> bytes:
+        return _joined(self.ucx.remote_key, self.shared.remote_key if self.shared is not None else b"")
+
+    def close(self) -> None:
+        self.transport.count_unshared(0 if self._is_shared else -1)
+        if self.shared is not None:
+            self.shared.close()
+        self.ucx.close()
+
+
+@dataclass(slots=True)
+class _Remote:
+    """Opened by one of them."""
+
+    at: Remote
+    is_shared: bool
+
+    @property
+    def length(self) -> int:
+        return self.at.length
+
+    def close(self) -> None:
+        self.at.close()
+
+
+class NearestPeer:
+    """Both connections to a member; that by UCX is made when it is needed."""
+
+    def __init__(self, transport: NearestTransport, address: bytes) -> None:
+        self._transport = transport
+        self._ucx_address, shared_address = _parted(address, "target.worker_address")
+        self._ucx: Peer | None = None
+        self._shared: Peer | None = None
+        self._watchers: list[Callable[[PeerLost], None]] = []
+        self._error: PeerLost | None = None
+        if transport.shared is None:
+            pass
+        elif not shared_address:
+            transport.missed("the client does not use it")
+        else:
+            try:
+                self._shared = transport.shared.connect(shared_address)
+                self._shared.on_failure(self._fail)
+            except QuireError as error:
+                transport.missed(error.message)
+        if self._shared is None:
+            self._by_ucx()
+
+    @property
+    def error(self) -> PeerLost | None:
+        return self._error
+
+    def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
+        if self._error is not None:
+            callback(self._error)
+            return lambda: None
+        self._watchers.append(callback)
+        return lambda: self._watchers.remove(callback) if callback in self._watchers else None
+
+    async def remote(self, target: RdmaTarget) -> Remote:
+        ucx_key, shared_key = _parted(target.remote_key, "target.remote_key")
+        if self._shared is not None and shared_key:
+            try:
+                there = RdmaTarget(target.worker_address, target.address, target.length, shared_key)
+                opened = _Remote(await self._shared.remote(there), True)
+                self._transport.chosen["shared_memory"] += 1
+                return opened
+            except (PeerLost, TargetInvalid) as error:
+                self._check()
+                self._transport.missed(error.message)
+        elif self._shared is not None:
+            self._transport.missed("the memory was not allocated by Quire")
+        there = RdmaTarget(self._ucx_address, target.address, target.length, ucx_key)
+        opened = _Remote(await self._by_ucx().remote(there), False)
+        self._transport.chosen["ucx"] += 1
+        return opened
+
+    def memory(self, remote: Remote) -> Bytes | None:
+        assert isinstance(remote, _Remote)
+        return self._at(remote).memory(remote.at)
+
+    async def get(
+        self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *, timeout_s: float
+    ) -> None:
+        assert isinstance(remote, _Remote)
+        here = _here(region, remote)
+        await self._at(remote).get(here, offset, length, remote.at, remote_offset, timeout_s=timeout_s)
+
+    def stream(self, region: Region, remote: Remote) -> PayloadStream:
+        assert isinstance(remote, _Remote)
+        return self._at(remote).stream(_here(region, remote), remote.at)
+
+    def send(self, message: bytes) -> None:
+        """By UCX once that is in use: behind what it has under way."""
+        self._check()
+        (self._ucx or self._shared or self._by_ucx()).send(message)
+
+    async def flush(self, timeout_s: float) -> None:
+        for each in self._both():
+            await each.flush(timeout_s)
+
+    async def settle(self, timeout_s: float) -> None:
+        for each in self._both():
+            await each.settle(timeout_s)
+
+    async def close(self) -> None:
+        for each in self._both():
+            await each.close()
+
+    def abort(self) -> None:
+        for each in self._both():
+            each.abort()
+
+    # ----
+
+    def _by_ucx(self) -> Peer:
+        if self._ucx is None:
+            self._ucx = self._transport.ucx.connect(self._ucx_address)
+            self._ucx.on_failure(self._fail)
+        return self._ucx
+
+    def _at(self, remote: _Remote) -> Peer:
+        peer = self._shared if remote.is_shared else self._ucx
+        assert peer is not None, "it was opened by that"
+        return peer
+
+    def _both(self) -> list[Peer]:
+        return [each for each in (self._shared, self._ucx) if each is not None]
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _fail(self, error: PeerLost) -> None:
+        if self._error is None:
+            self._error = error
+            watchers, self._watchers = self._watchers, []
+            for watcher in watchers:
+                watcher(error)
+
+
+def _here(region: Region, remote: _Remote) -> Region:
+    assert isinstance(region, _Region)
+    here = region.shared if remote.is_shared else region.ucx
+    if here is None:
+        raise TargetInvalid("memory of a device is not copied by the host", field="source")
+    return here
+
+
+def _is_on_host(buffer: Any) -> bool:
+    device = getattr(buffer, "device", None)
+    return getattr(device, "type", device) in (None, "cpu")
+
+
+def _joined(ucx: bytes, shared: bytes) -> bytes:
+    return _FRAME.pack(_MAGIC, len(ucx)) + ucx + shared
+
+
+def _parted(both: bytes, field: str) -> tuple[bytes, bytes]:
+    """For UCX and for shared memory. Raises `TargetInvalid`."""
+    if len(both) > _FRAME.size:
+        magic, length = _FRAME.unpack_from(both)
+        rest = both[_FRAME.size :]
+        if magic == _MAGIC and 0 < length <= len(rest):
+            return rest[:length], rest[length:]
+    raise TargetInvalid("no address or key of a data plane", field=field)
