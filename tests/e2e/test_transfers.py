@@ -25,14 +25,16 @@ def _owners(namespace: Namespace, chunks: int) -> set[str]:
     return {each.node_id for each in placed_ranges(some_keys(namespace, chunks), 0, nodes)}
 
 
-@pytest.fixture(params=[True, False], ids=["session", "calls"])
-def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients ask in a session, and by a call for each request."""
+@pytest.fixture(params=["session-ucx", "calls-ucx", "session-shared"])
+def each_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster) -> None:
+    """Clients ask in a session, or by a call for each request; bytes go by UCX, or through shared memory."""
     defaults: Any = QuireClient.__init__.__kwdefaults__
-    monkeypatch.setitem(defaults, "session", request.param)
+    monkeypatch.setitem(defaults, "session", request.param != "calls-ucx")
+    if request.param == "session-shared":
+        monkeypatch.setenv("QUIRE_SHARED_MEMORY", str(cluster.folder / "sockets"))
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize("order", list(DeliveryOrder))
 @pytest.mark.parametrize("chunks", [1, 40, 700])
 async def test_what_was_stored_comes_back_layer_by_layer(
@@ -56,7 +58,7 @@ async def test_what_was_stored_comes_back_layer_by_layer(
         assert await client.release(found) and not await client.release(found)
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("each_way")
 async def test_known_chunks_are_skipped_and_the_rest_appended(cluster: LocalCluster) -> None:
     """A second store of a longer prefix stores what is new; the whole comes back."""
     async with QuireClient(cluster.gateway_address) as client:
@@ -69,7 +71,7 @@ async def test_known_chunks_are_skipped_and_the_rest_appended(cluster: LocalClus
         assert np.array_equal((await fetch_all(client, found))[0], payload)
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize(("matching", "first"), [(700, 0), (35, 0), (35, 30), (35, 35), (0, 0)])
 async def test_retrieved_in_one_exchange(cluster: LocalCluster, matching: int, first: int) -> None:
     """What matches lies where it would if all of it did; what does not is left alone; the lease can be given back."""
@@ -114,7 +116,7 @@ async def test_a_retrieval_that_is_refused_leaves_its_buffer_alone(cluster: Loca
         buffer.close()
 
 
-@pytest.mark.usefixtures("both_ways")
+@pytest.mark.usefixtures("each_way")
 async def test_partial_hit_and_miss(cluster: LocalCluster) -> None:
     """Another prompt matches as far as it agrees; another namespace not at all."""
     async with QuireClient(cluster.gateway_address) as client:

@@ -17,7 +17,23 @@ from quire_server.config import variable_name
 from tests.unit.test_readme import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[2] / "k8s"
-LAYERS = ["base", "overlays/dev", "overlays/rdma", "overlays/gpu", "overlays/mtls", "overlays/production"]
+LAYERS = [
+    "base",
+    "overlays/dev",
+    "overlays/rdma",
+    "overlays/gpu",
+    "overlays/mtls",
+    "overlays/production",
+    "overlays/shared-memory",
+]
+    "base",
+    "overlays/dev",
+    "overlays/rdma",
+    "overlays/gpu",
+    "overlays/mtls",
+    "overlays/production",
+    "overlays/shared-memory",
+]
 KUBERNETES = "1.32"
 ROLES = {"orchestrator", "scheduler", "gateway", "storage", "decoder"}
 

@@ -122,11 +122,11 @@ class _Region:
     shared: SharedRegion | None
 
     def __post_init__(self) -> None:
-        self.transport.count_unshared(0 if self._is_shared else 1)
+        self.transport.count_unshared(0 if self._shared_key else 1)
 
     @property
-    def _is_shared(self) -> bool:
-        return self.shared is not None and bool(self.shared.name)
+    def _shared_key(self) -> bytes:
+        return self.shared.remote_key if self.shared is not None and self.shared.name else b""
 
     @property
     def address(self) -> int:
@@ -138,10 +138,10 @@ class _Region:
 
     @property
     def remote_key(self) -> bytes:
-        return _joined(self.ucx.remote_key, self.shared.remote_key if self.shared is not None else b"")
+        return _joined(self.ucx.remote_key, self._shared_key)
 
     def close(self) -> None:
-        self.transport.count_unshared(0 if self._is_shared else -1)
+        self.transport.count_unshared(0 if self._shared_key else -1)
         if self.shared is not None:
             self.shared.close()
         self.ucx.close()
@@ -268,7 +268,7 @@ class NearestPeer:
 
     def _check(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise PeerLost(self._error.message)
 
     def _fail(self, error: PeerLost) -> None:
         if self._error is None:

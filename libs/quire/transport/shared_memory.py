@@ -160,7 +160,7 @@ class SharedMemoryTransport:
             if self.folder.stat().st_uid not in {*self._uids, 0}:
                 raise ConfigInvalid(f"{self.folder} belongs to another user", field="shared_memory")
             swept(self.folder)
-            self._listener = listening(self.folder / self._name.decode())
+            self._listener = listening(self.folder / self._name.decode(), mode=0o666 if len(self._uids) > 1 else 0o600)
         except OSError as error:
             raise ConfigInvalid(f"no socket in {self.folder}: {error}", field="shared_memory") from None
         self.loop.add_reader(self._listener.fileno(), self._accept)
@@ -199,7 +199,11 @@ class SharedMemoryTransport:
             if not all(each in "0123456789abcdef" for each in name):
                 raise TargetInvalid("no address of shared memory", field="target.worker_address")
             peer = self._peers[address] = SharedPeer(self, connected(self.folder / name, self._uids))
+            peer.on_failure(lambda _: self._forget(address))
         return peer
+
+    def _forget(self, address: bytes) -> None:
+        self._peers.pop(address, None)
 
     def on_message(self, handler: Callable[[bytes], None]) -> None:
         self._handler = handler
@@ -294,8 +298,8 @@ class SharedPeer:
 
     def check(self) -> None:
         """Raises `PeerLost`."""
-        if self.error is not None:
-            raise self.error
+        if self.error is not None:  # a new one: what was raised keeps the frames that it went through, and their memory
+            raise PeerLost(self.error.message)
 
     def send(self, message: bytes) -> None:
         """From any thread."""

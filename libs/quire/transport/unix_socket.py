@@ -39,12 +39,13 @@ Told = Callable[[Message, bytes, list[int]], None]
 """(kind, body, files): the files are closed afterwards."""
 
 
-def listening(path: Path) -> socket.socket:
+def listening(path: Path, mode: int) -> socket.socket:
     """A socket at `path`, which is there once it listens. Raises `OSError`."""
     made = path.with_suffix(_MAKING)
     listener = _socket()
     try:
         listener.bind(str(made))
+        made.chmod(mode)
         listener.listen(_BACKLOG)
         made.rename(path)
     except OSError:

@@ -103,14 +103,13 @@ def _measure_layout(layout: KvLayout, transport: str, chunks: int, context: int,
     return Row(params, measured, median(bare), median(rates) / median(bare))
 
 
-async def _rounds(
-    cluster: LocalCluster, shared_memory: str, layout: KvLayout, chunks: int, rounds: int
-) -> _Times:
+async def _rounds(cluster: LocalCluster, shared_memory: str, layout: KvLayout, chunks: int, rounds: int) -> _Times:
     namespace, times = Namespace("bench", "1", layout), _Times()
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
     layer_bytes = chunks * layout.slice_bytes
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(QuireClient(cluster.gateway_address, transport=data_plane(shared_memory)))
+        plane = data_plane(shared_memory)
+        client = await stack.enter_async_context(QuireClient(cluster.gateway_address, transport=plane))
         target = client.allocate(layout.payload_bytes(chunks))
         await _fill(client, namespace, keys)
         bare = await stack.enter_async_context(BareStream(layer_bytes, layout.num_layers, target))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -21,6 +22,14 @@ bench_app = typer.Typer(
     no_args_is_help=True, help="Benchmarks: a table, --json FILE, --plot FILE.png; the baseline is named."
 )
 app.add_typer(bench_app, name="bench")
+
+
+@bench_app.callback()
+def bench() -> None:
+    """What is measured is between hosts, unless an option says otherwise."""
+    os.environ["QUIRE_SHARED_MEMORY"] = "off"
+
+
 plan_app = typer.Typer(no_args_is_help=True, help="What a deployment needs and costs, before there is one.")
 app.add_typer(plan_app, name="plan")
 

@@ -28,6 +28,7 @@ from quire.client import SyncClient
 from quire.integrations.transformers import Prefill, PrefixCache
 from quire.model.hashing import block_keys
 from quire.telemetry import tracer
+from quire.transport import OFF
 from quire_server.telemetry import configure
 from quire_tools.cli.cluster import write_namespace
 from quire_tools.local import LocalCluster
@@ -94,6 +95,7 @@ class Demo:
             return
         settings = {
             "QUIRE_SCHEDULER_LINKS": f"default={_LINK_BYTES_PER_S}",
+            "QUIRE_SHARED_MEMORY": OFF,  # it would use no link
             "QUIRE_DECODER_PROMOTE_HITS": "3",
             "QUIRE_DECODER_TUNE_WINDOW": "40",
             "QUIRE_DECODER_TUNE_STEP": "0.05",
