@@ -26,14 +26,6 @@ LAYERS = [
     "overlays/production",
     "overlays/shared-memory",
 ]
-    "base",
-    "overlays/dev",
-    "overlays/rdma",
-    "overlays/gpu",
-    "overlays/mtls",
-    "overlays/production",
-    "overlays/shared-memory",
-]
 KUBERNETES = "1.32"
 ROLES = {"orchestrator", "scheduler", "gateway", "storage", "decoder"}
 

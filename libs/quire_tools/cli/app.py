@@ -308,6 +308,24 @@ def bench_delivery(
     delivery.run(tier, transport, sizes, contexts, hit, layers, rounds).show(json_file, plot)
 
 
+@bench_app.command("store")
+def bench_store(
+    level: Annotated[str, typer.Option(help="one or both: memory,local")] = "memory,local",
+    transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",
+    chunk_kib: Annotated[str, typer.Option(help="one or several")] = "64,1024,16384",
+    mib: Annotated[int, typer.Option(help="of each store")] = 256,
+    layers: int = 16,
+    rounds: int = 7,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Stores in one call against a bare pyucx stream of the same bytes, and against the drive's own writing of them."""
+    from quire_tools.bench import store as bench
+
+    sizes = [int(text) for text in chunk_kib.split(",")]
+    bench.run(level.split(","), transport, sizes, mib, layers, rounds).show(json_file, plot)
+
+
 @bench_app.command("ttft")
 def bench_ttft(
     contexts: str = "4096,16384,32768,65536",
