@@ -102,10 +102,8 @@ async def _rounds(
             processor = ProcessorTime(cluster)
             seconds = await _store(client, level, Namespace("bench", str(number), layout), source, chunks)
             used = processor.read()
-            if level is Durability.MEMORY:
-                plain = (await bare.round())[0]
-            else:
-                plain = _written(cluster.folder, source.view)
+            on_drive = level is Durability.LOCAL
+            plain = _written(cluster.folder, source.view) if on_drive else (await bare.round())[0]
             if number >= _WARM_ROUNDS:
                 times.store.append(seconds)
                 times.bare.append(plain)
