@@ -8,9 +8,11 @@ indexed.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +26,7 @@ from quire.model.layout import KvLayout
 from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire.transport import Peer, Region, Remote, Transport
-from quire.transport.copying import to_its_end
-from quire_storage.core.checksums import slice_checksums
+from quire_storage.core.checksums import Checksums, slice_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.extents import extents
 from quire_storage.errors import SlotsUnsettled
@@ -90,6 +91,7 @@ async def pull(
     size, layers = call.layout.slice_bytes, call.layout.num_layers
     checksums = np.empty((layers, len(slots.offsets)), dtype=np.uint32)
     loop = asyncio.get_running_loop()
+    summing: deque[tuple[int, asyncio.Future[Checksums]]] = deque()
     try:
         for layer in range(layers):
             if not call.source_complete:
@@ -97,13 +99,18 @@ async def pull(
             with tracer().start_as_current_span(names.STORAGE_PULL, attributes={"quire.layer": layer}):
                 places = slots.offsets + layer * slots.layer_stride
                 if memory is not None:
-                    copying = loop.run_in_executor(threads, _copy_layer, call, memory, arena, places, layer)
-                    sums = await to_its_end(copying)
-                    checksums[layer] = sums
-                    continue
-                await _pull_layer(call, slots, region, layer, peer, remote, timeout_s)
-                checksums[layer] = await loop.run_in_executor(threads, slice_checksums, arena, places, size)
+                    work = partial(_copy_layer, call, memory, arena, places, layer)
+                else:
+                    await _pull_layer(call, slots, region, layer, peer, remote, timeout_s)
+                    work = partial(slice_checksums, arena, places, size)
+                summing.append((layer, loop.run_in_executor(threads, work)))
+                if len(summing) > 1:  # of the layer before, while this one was read
+                    await _take(summing, checksums)
+        while summing:
+            await _take(summing, checksums)
     finally:
+        if summing:  # a slot must not be given back under a thread
+            await asyncio.wait([each for _, each in summing])
         unwatch()
         remote.close()
         produced.forget(call.store_id)
@@ -120,9 +127,14 @@ async def pull(
     ]
 
 
-def _copy_layer(
-    call: IngestCall, memory: Bytes, arena: Bytes, places: npt.NDArray[np.int64], layer: int
-) -> npt.NDArray[np.uint32]:
+async def _take(summing: deque[tuple[int, asyncio.Future[Checksums]]], checksums: Checksums) -> None:
+    """The checksums of the oldest layer; it stays in the list until its thread has let go of it."""
+    layer, work = summing[0]
+    checksums[layer] = await asyncio.shield(work)
+    summing.popleft()
+
+
+def _copy_layer(call: IngestCall, memory: Bytes, arena: Bytes, places: npt.NDArray[np.int64], layer: int) -> Checksums:
     """Out of memory of this host, in a thread: the checksums are of what lies in the arena, taken from the cache."""
     size, at = call.layout.slice_bytes, 0
     checksums = np.empty(len(places), dtype=np.uint32)
