@@ -235,6 +235,7 @@ STORAGE = {
     "drive_bytes": 3 << 20,
     "stripe_bytes": 8192,
     "chunk_bytes_min": 8192,
+    "group_bytes": 4096,
     "drives": "a,b",
     "cluster_secret": SECRET,
     "index_timeout_s": 1.0,

@@ -18,6 +18,7 @@ from quire_storage.arena import Arena
 from quire_storage.core import residency
 from quire_storage.core.residency import Residency
 from quire_storage.delivery import Delivery
+from quire_storage.ingest import IngestCall
 from quire_storage.reconciler import Reconciler
 from quire_storage.replication import Replicator
 from quire_storage.stores import Stores
@@ -195,6 +196,12 @@ MUTATIONS: dict[str, Mutation] = {
         ("reset",),
         found_by="with nothing wrong but broken connections",
         seed=13,
+    ),
+    "groups-mixed": Mutation(
+        0,
+        "the second group of a store is read where the first one lies",
+        (_edit(IngestCall, "groups", "ChunkRange(run.node_id, at,", "ChunkRange(run.node_id, run.first,"),),
+        found_by="wrong bytes were delivered",
     ),
     "condition-not-committed": Mutation(
         0,

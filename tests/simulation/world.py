@@ -290,8 +290,11 @@ class Day:
             for at, key in enumerate(keys):
                 rows[:, at] = content(key, version)
                 self.history.sent(key, version)
-            session = await client.store(prefix.namespace, keys, 0, buffer, durability=level, on_existing=on_existing)
-            for layer in range(LAYOUT.num_layers):
+            complete = rng.random() < 0.4
+            session = await client.store(
+                prefix.namespace, keys, 0, buffer, durability=level, on_existing=on_existing, complete=complete
+            )
+            for layer in range(0 if complete else LAYOUT.num_layers):
                 await asyncio.sleep(rng.uniform(0, 0.004))
                 session.layer_produced(layer)
             if cancel:

@@ -304,12 +304,15 @@ class QuireClient:
         *,
         durability: Durability = Durability.LOCAL,
         on_existing: OnExisting = OnExisting.SKIP,
+        complete: bool = False,
     ) -> StoreSession:
         """Store chunks from `first_chunk` on; `keys` are those of the whole prefix, whose chunks before are stored.
 
         `buffer` is laid out as (layers, chunks from first_chunk on, slice bytes) and read as layers are announced; it
         stays lent until the session has quiesced. `durability`: what an acknowledged chunk survives (see `Durability`).
-        `on_existing`: SKIP leaves what is stored under a key as it is, VERIFY reads the bytes and compares.
+        `on_existing`: SKIP leaves what is stored under a key as it is, VERIFY reads the bytes and compares. `complete`:
+        all layers are in the buffer, and none will be announced; what is written to drives is then written while the
+        chunks behind it are read.
 
         Raises `InvalidRequest`, `KeysInvalid`, `TargetInvalid` for a buffer that is too small or lent, `NotAllowed`,
         `NoStorageNode`, `TooManyRequests` with `retry_after_s`, `PeerLost`, `DeadlineExceeded`: nothing is stored then.
@@ -325,12 +328,13 @@ class QuireClient:
             first_chunk=first_chunk,
             durability=convert.durability_to(durability),
             on_existing=convert.on_existing_to(on_existing),
+            source_complete=complete,
         )
         try:
             return await self._start_store(request, buffer, namespace.layout.payload_bytes(chunks))
         except NodeUnavailable as error:
-            # The gateway went away before it had placed the chunks: no layer was announced to any node, so none reads.
-            if error.answered:
+            # The gateway went away before it had placed the chunks: where no layer was announced no node reads.
+            if error.answered or complete:
                 raise
             return await self._start_store(request, buffer, namespace.layout.payload_bytes(chunks))
 
@@ -339,7 +343,14 @@ class QuireClient:
         loan = buffer.lend_range(f"store {transfer_id.hex()}", payload_bytes)
         request.store_id = transfer_id
         request.source.CopyFrom(convert.target_to(buffer.target()))
-        session = StoreSession(transfer_id, buffer, loan, self.transport, lambda: self._quiesced(transfer_id))
+        session = StoreSession(
+            transfer_id=transfer_id,
+            buffer=buffer,
+            loan=loan,
+            transport=self.transport,
+            on_quiesced=lambda: self._quiesced(transfer_id),
+            complete=request.source_complete,
+        )
         self._transfers[transfer_id] = session
         await session.start(stream(self._stub.Store, request, timeout_s=self._timeout_s))
         return session

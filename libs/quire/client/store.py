@@ -10,8 +10,8 @@ from typing import Any
 
 from quire.client.buffers import Buffer, Loan
 from quire.client.delivery import end_of, seen
-from quire.client.quiescence import Quiescence
-from quire.model.errors import InternalError, PartlyStored, QuireError, by_code
+from quire.client.quiescence import Quiescence, when_unheard
+from quire.model.errors import DeadlineExceeded, InternalError, PartlyStored, QuireError, by_code
 from quire.model.outcome import NodeOutcome
 from quire.telemetry import binary_context, names, tracer
 from quire.transport import LayerProduced, Message, Peer, Quiesced, Transport
@@ -30,10 +30,20 @@ class StoreSummary:
 
 
 class StoreSession:
-    """Made by `QuireClient.store`. Call `layer_produced` for each layer in order, then await `finish`."""
+    """Made by `QuireClient.store`. Call `layer_produced` for each layer in order, then await `finish`.
+
+    `complete`: the layers were there from the start, and nodes read as soon as they are asked.
+    """
 
     def __init__(
-        self, transfer_id: bytes, buffer: Buffer, loan: Loan, transport: Transport, on_quiesced: Callable[[], None]
+        self,
+        *,
+        transfer_id: bytes,
+        buffer: Buffer,
+        loan: Loan,
+        transport: Transport,
+        on_quiesced: Callable[[], None],
+        complete: bool,
     ) -> None:
         self._transfer_id = transfer_id
         self._buffer = buffer
@@ -45,7 +55,7 @@ class StoreSession:
         self._placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outcomes: list[NodeOutcome] = []
         self._task: asyncio.Task[StoreSummary] | None = None
-        self._announced = False
+        self._complete = self._announced = complete
         self.known_chunks = 0
 
     async def start(self, responses: AsyncGenerator[Any, None]) -> None:
@@ -60,7 +70,7 @@ class StoreSession:
 
     def layer_produced(self, layer: int) -> None:
         """The layer of all chunks is in the buffer: storage nodes may read it now. Nothing after the store's end."""
-        if self._task is None or self._task.done():
+        if self._task is None or self._task.done() or self._complete:
             return
         self._announced = True
         message = encode_message(LayerProduced(self._transfer_id, layer, binary_context()))
@@ -105,6 +115,8 @@ class StoreSession:
         """Return when no storage node reads the buffer any more."""
         if self._quiescence is not None and self._quiescence.nodes:
             await self._quiescence.wait(timeout_s)
+        elif self._loan.is_open:
+            raise DeadlineExceeded("where the chunks were placed is not known, and some node may read them")
 
     @property
     def buffer(self) -> Buffer:
@@ -117,18 +129,19 @@ class StoreSession:
             self._quiescence.node(message.node_index)
 
     async def _follow(self, responses: AsyncGenerator[Any, None]) -> StoreSummary:
-        complete = False
+        complete = turned_down = False
         try:
             with tracer().start_as_current_span(names.CLIENT_STORE):
                 summary = await self._follow_answers(responses)
             complete = True
             return summary
         except QuireError as error:
+            turned_down = error.answered and not isinstance(error, InternalError)
             if not self._placed.done():
                 self._placed.set_exception(error)
             raise
         finally:
-            self._end_loan(complete)
+            self._end_loan(complete, turned_down)
             if not self._placed.done():
                 self._placed.cancel()
 
@@ -152,15 +165,20 @@ class StoreSession:
                     )
         raise InternalError("the gateway's answers ended without a summary")
 
-    def _end_loan(self, complete: bool) -> None:
-        """No node reads the buffer before it is told of a layer."""
-        if self._quiescence is None or not self._quiescence.nodes:
-            self._loan.end()
-            self._on_quiesced()
+    def _end_loan(self, complete: bool, turned_down: bool) -> None:
+        """No node reads the buffer before it is told of a layer, or that all of them are there."""
+        if self._quiescence is None and self._announced and not turned_down:
+            when_unheard(self._return_buffer)
+        elif self._quiescence is None or not self._quiescence.nodes:
+            self._return_buffer()
         elif not self._announced:
             self._quiescence.all_quiet()
         elif not complete:
             self._quiescence.give_up()
+
+    def _return_buffer(self) -> None:
+        self._loan.end()
+        self._on_quiesced()
 
     def _connect(self, placement: Any) -> None:
         addresses = {node.node_id: node.worker_address for node in addresses_from(placement.nodes)}

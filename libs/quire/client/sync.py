@@ -197,10 +197,19 @@ class SyncClient:
         *,
         durability: Durability = Durability.LOCAL,
         on_existing: OnExisting = OnExisting.SKIP,
+        complete: bool = False,
     ) -> SyncStoreSession:
         """As `QuireClient.store`."""
         session = self.run(
-            self._client.store(namespace, keys, first_chunk, buffer, durability=durability, on_existing=on_existing)
+            self._client.store(
+                namespace,
+                keys,
+                first_chunk,
+                buffer,
+                durability=durability,
+                on_existing=on_existing,
+                complete=complete,
+            )
         )
         return SyncStoreSession(self, session)
 

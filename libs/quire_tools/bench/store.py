@@ -116,9 +116,7 @@ async def _store(client: QuireClient, level: Durability, namespace: Namespace, s
     layout = namespace.layout
     keys = block_keys(namespace, list(range(chunks * layout.chunk_tokens)), HashAlgorithm.BLAKE3)
     started = time.perf_counter()
-    session = await client.store(namespace, keys, 0, source, durability=level)
-    for layer in range(layout.num_layers):
-        session.layer_produced(layer)
+    session = await client.store(namespace, keys, 0, source, durability=level, complete=True)
     summary = await session.finish()
     seconds = time.perf_counter() - started
     assert summary.stored_chunks == chunks, "the store lost chunks"

@@ -82,6 +82,7 @@ class StorageConfig(ServiceConfig):
     wire_bytes: int = setting(8 << 20, "in flight at a time while several deliveries share the wire", minimum=1 << 16)
     deliveries_max: int = setting(256, "deliveries at the same time; more are refused", minimum=1)
     ingests_max: int = setting(64, "stores at the same time; more are refused", minimum=1)
+    group_bytes: int = setting(32 << 20, "of a store: written to drives while what is behind it is read", minimum=1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(10.0, "time for running transfers at SIGTERM", minimum=0)
 

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -28,7 +28,7 @@ from quire.telemetry import names, tracer
 from quire.transport import Peer, Region, Remote, Transport
 from quire_storage.core.checksums import Checksums, slice_checksums
 from quire_storage.core.chunks import Chunk
-from quire_storage.core.extents import extents
+from quire_storage.core.extents import Extent, extents
 from quire_storage.errors import SlotsUnsettled
 from quire_storage.produced import ProducedLayers
 from quire_storage.tiers import Slots
@@ -71,6 +71,17 @@ class IngestCall:
         if self.source.length < needed:
             raise TargetInvalid(f"{self.source.length} bytes, but the chunks have {needed}", field="source.length")
 
+    def groups(self, chunks: int) -> list[IngestCall]:
+        """The same in parts of so many chunks, in order."""
+        places = [(run, at) for run in self.source_ranges for at in range(run.first, run.stop, chunks)]
+        groups, first = [], 0
+        for run, at in places:
+            part = ChunkRange(run.node_id, at, min(run.stop, at + chunks) - at)
+            records = self.records[first : first + part.count]
+            groups.append(replace(self, records=records, source_ranges=(part,)))
+            first += part.count
+        return groups
+
 
 async def pull(
     call: IngestCall,
@@ -86,96 +97,133 @@ async def pull(
     """Read every layer straight into its slots. Returns the chunks with their checksums, not yet readable."""
     peer = transport.connect(call.source.worker_address)
     remote = await peer.remote(call.source)
-    memory = peer.memory(remote)
     unwatch = peer.on_failure(lambda error: produced.fail(call.store_id, error))
-    size, layers = call.layout.slice_bytes, call.layout.num_layers
-    checksums = np.empty((layers, len(slots.offsets)), dtype=np.uint32)
-    loop = asyncio.get_running_loop()
-    summing: deque[tuple[int, asyncio.Future[Checksums]]] = deque()
+    source = _Source(peer, remote, peer.memory(remote), timeout_s)
+    pulling = _Pulling(call, slots, arena, region, source, threads)
+    layers = call.layout.num_layers
+    at_once = pulling.layers_at_once if call.source_complete else 1
     try:
-        for layer in range(layers):
+        for first in range(0, layers, at_once):
             if not call.source_complete:
-                await produced.wait(call.store_id, layer, timeout_s)
-            with tracer().start_as_current_span(names.STORAGE_PULL, attributes={"quire.layer": layer}):
-                places = slots.offsets + layer * slots.layer_stride
-                if memory is not None:
-                    work = partial(_copy_layer, call, memory, arena, places, layer)
-                else:
-                    await _pull_layer(call, slots, region, layer, peer, remote, timeout_s)
-                    work = partial(slice_checksums, arena, places, size)
-                summing.append((layer, loop.run_in_executor(threads, work)))
-                if len(summing) > 1:  # of the layer before, while this one was read
-                    await _take(summing, checksums)
-        while summing:
-            await _take(summing, checksums)
+                await produced.wait(call.store_id, first, timeout_s)
+            with tracer().start_as_current_span(names.STORAGE_PULL, attributes={"quire.layer": first}):
+                await pulling.layers(first, min(layers, first + at_once))
+        await pulling.end()
     finally:
-        if summing:  # a slot must not be given back under a thread
-            await asyncio.wait([each for _, each in summing])
+        await pulling.settle()
         unwatch()
         remote.close()
         produced.forget(call.store_id)
     return [
-        Chunk(
-            record,
-            layers,
-            size,
-            checksums[:, index].copy(),
-            call.namespace,
-            now_ms,
-        )
+        Chunk(record, layers, call.layout.slice_bytes, pulling.checksums[:, index].copy(), call.namespace, now_ms)
         for index, record in enumerate(call.records)
     ]
 
 
-async def _take(summing: deque[tuple[int, asyncio.Future[Checksums]]], checksums: Checksums) -> None:
-    """The checksums of the oldest layer; it stays in the list until its thread has let go of it."""
-    layer, work = summing[0]
-    checksums[layer] = await asyncio.shield(work)
-    summing.popleft()
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The client's memory. `memory`: its bytes, where they are of this host."""
+
+    peer: Peer
+    remote: Remote
+    memory: Bytes | None
+    timeout_s: float
 
 
-def _copy_layer(call: IngestCall, memory: Bytes, arena: Bytes, places: npt.NDArray[np.int64], layer: int) -> Checksums:
-    """Out of memory of this host, in a thread: the checksums are of what lies in the arena, taken from the cache."""
-    size, at = call.layout.slice_bytes, 0
-    checksums = np.empty(len(places), dtype=np.uint32)
-    for run in call.source_ranges:
-        source = (layer * call.source_chunks + run.first) * size
-        for part in extents(places[at : at + run.count], size, _COPY_BYTES):
-            first, start = at + part.first, source + part.first * size
-            there = arena[part.offset : part.offset + part.count * size]
-            there[:] = memory[start : start + part.count * size]
-            offsets = places[first : first + part.count]
-            checksums[first : first + part.count] = slice_checksums(arena, offsets, size)
-        at += run.count
-    return checksums
+class _Pulling:
+    """Layers into slots; their checksums are taken in a thread, while the next ones are read."""
 
+    def __init__(
+        self, call: IngestCall, slots: Slots, arena: Bytes, region: Region, source: _Source, threads: Executor
+    ) -> None:
+        self._call = call
+        self._slots = slots
+        self._arena = arena
+        self._region = region
+        self._source = source
+        self._threads = threads
+        self._size = call.layout.slice_bytes
+        self._parts: list[tuple[int, Extent]] = []  # where in a layer of the source each part of the slots' layer is
+        at = 0
+        for run in call.source_ranges:
+            for part in extents(slots.offsets[at : at + run.count], self._size, _READ_BYTES_MAX):
+                self._parts.append((run.first + part.first, replace(part, first=at + part.first)))
+            at += run.count
+        self.checksums: Checksums = np.empty((call.layout.num_layers, len(slots.offsets)), dtype=np.uint32)
+        self._working: deque[asyncio.Future[None]] = deque()
 
-async def _pull_layer(
-    call: IngestCall, slots: Slots, region: Region, layer: int, peer: Peer, remote: Remote, timeout_s: float
-) -> None:
-    size, shift, at = call.layout.slice_bytes, layer * slots.layer_stride, 0
-    for run in call.source_ranges:
-        source = (layer * call.source_chunks + run.first) * size
-        parts = extents(slots.offsets[at : at + run.count], size, _READ_BYTES_MAX)
-        for start in range(0, len(parts), _READS_MAX):
-            reads = [
-                peer.get(
-                    region,
-                    part.offset + shift,
-                    part.count * size,
-                    remote,
-                    source + part.first * size,
-                    timeout_s=timeout_s,
-                )
-                for part in parts[start : start + _READS_MAX]
+    @property
+    def layers_at_once(self) -> int:
+        """Of small layers several, so that reads overlap."""
+        return max(1, _READ_BYTES_MAX * _READS_MAX // 2 // (self._size * len(self._slots.offsets)))
+
+    async def layers(self, first: int, stop: int) -> None:
+        """Read them, and let the thread begin with them; it is at most one call behind."""
+        if self._source.memory is not None:
+            work = partial(self._copy, self._source.memory, first, stop)
+        else:
+            await self._read(first, stop)
+            work = partial(self._sum, first, stop)
+        self._working.append(asyncio.get_running_loop().run_in_executor(self._threads, work))
+        if len(self._working) > 1:
+            await self._take()
+
+    async def end(self) -> None:
+        """Wait for the thread."""
+        while self._working:
+            await self._take()
+
+    async def settle(self) -> None:
+        """However it ended: a slot must not be given back under a thread."""
+        if self._working:
+            await asyncio.wait(self._working)
+
+    async def _take(self) -> None:
+        await asyncio.shield(self._working[0])
+        self._working.popleft()
+
+    async def _read(self, first: int, stop: int) -> None:
+        source, size = self._source, self._size
+        reads = [
+            (part.offset + layer * self._slots.layer_stride, part.count * size, self._place(layer, chunk))
+            for layer in range(first, stop)
+            for chunk, part in self._parts
+        ]
+        for start in range(0, len(reads), _READS_MAX):
+            getting = [
+                source.peer.get(self._region, at, length, source.remote, place, timeout_s=source.timeout_s)
+                for at, length, place in reads[start : start + _READS_MAX]
             ]
             # All of them to their end, whatever one of them says: a slot must not be given back under a read.
-            errors = [error for error in await asyncio.gather(*reads, return_exceptions=True) if error is not None]
+            errors = [error for error in await asyncio.gather(*getting, return_exceptions=True) if error is not None]
             if any(isinstance(error, DeadlineExceeded) for error in errors):
-                await _cut_off(peer)
+                await _cut_off(source.peer)
             if errors:
                 raise errors[0]
-        at += run.count
+
+    def _sum(self, first: int, stop: int) -> None:
+        for layer in range(first, stop):
+            places = self._slots.offsets + layer * self._slots.layer_stride
+            self.checksums[layer] = slice_checksums(self._arena, places, self._size)
+
+    def _copy(self, memory: Bytes, first: int, stop: int) -> None:
+        """Out of memory of this host: the checksums are of what lies in the arena, taken from the cache."""
+        size, step = self._size, max(1, _COPY_BYTES // self._size)
+        for layer in range(first, stop):
+            for chunk, part in self._parts:
+                at, source = part.offset + layer * self._slots.layer_stride, self._place(layer, chunk)
+                for index in range(0, part.count, step):
+                    count = min(step, part.count - index)
+                    start, length = at + index * size, count * size
+                    there = source + index * size
+                    self._arena[start : start + length] = memory[there : there + length]
+                    offsets = start + np.arange(count, dtype=np.int64) * size
+                    into = slice(part.first + index, part.first + index + count)
+                    self.checksums[layer, into] = slice_checksums(self._arena, offsets, size)
+
+    def _place(self, layer: int, chunk: int) -> int:
+        """Of a chunk's slice in the source."""
+        return (layer * self._call.source_chunks + chunk) * self._size
 
 
 async def _cut_off(peer: Peer) -> None:

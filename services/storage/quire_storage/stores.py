@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from typing import Final
 
 from quire.model.durability import Durability
 from quire.model.errors import NotImplementedHere, PeerLost, QuireError
@@ -20,6 +22,8 @@ from quire_storage.ports import Clock
 from quire_storage.produced import ProducedLayers
 from quire_storage.replication import Replicator
 from quire_storage.tiers import Tiers
+
+_GROUPS_AT_ONCE: Final = 3
 
 
 class Stores:
@@ -82,22 +86,55 @@ class Stores:
         return await self._secure(set(on_drive), level)
 
     async def _pull_and_keep(self, call: IngestCall) -> NodeOutcome:
-        shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
         if self._tiers.write_behind is not None and self._tiers.pool is not None:
             await self._tiers.write_behind.wait_for_room()
+        acknowledged = await self._keep_all(call)
+        moved = call.layout.payload_bytes(len(call.records))
+        self.ingested_bytes += moved
+        self._counter.add(moved)
+        present = bytes(record.key in acknowledged for record in call.records)
+        return NodeOutcome(self._config.node_id, call.source_ranges, present, moved, quiesced=True)
+
+    async def _keep_all(self, call: IngestCall) -> set[bytes]:
+        """What goes to drives is written there while what comes behind it is read, where all of it can be read by now.
+
+        A failure ends the rest; what was acknowledged before stays.
+        """
+        reading = asyncio.Lock()
+        if not call.source_complete or call.durability is Durability.MEMORY:
+            return await self._keep(call, reading)
+        room = asyncio.Semaphore(_GROUPS_AT_ONCE)
+
+        async def keep(group: IngestCall) -> set[bytes]:
+            async with room:
+                return await self._keep(group, reading)
+
+        groups = call.groups(max(1, self._config.group_bytes // call.layout.chunk_bytes))
+        tasks = [asyncio.create_task(keep(group)) for group in groups]
+        try:
+            return set[bytes]().union(*await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self, call: IngestCall, reading: asyncio.Lock) -> set[bytes]:
+        """The keys that are stored as was asked. `reading` is held while the client's memory is read."""
+        shape = Shape(call.layout.num_layers, call.layout.slice_bytes)
         async with self._tiers.reserved(shape, len(call.records)) as slots:
             try:
-                chunks = await pull(
-                    call,
-                    slots,
-                    self._tiers.arena.view,
-                    self._region,
-                    self._transport,
-                    self._produced,
-                    self._threads,
-                    self._config.transfer_timeout_s,
-                    self._clock.now_ms(),
-                )
+                async with reading:
+                    chunks = await pull(
+                        call,
+                        slots,
+                        self._tiers.arena.view,
+                        self._region,
+                        self._transport,
+                        self._produced,
+                        self._threads,
+                        self._config.transfer_timeout_s,
+                        self._clock.now_ms(),
+                    )
             except SlotsUnsettled as error:
                 slots.unsettled = True
                 logger().error("slots are lost until the next start", slots=len(slots.offsets), error=str(error))
@@ -107,12 +144,7 @@ class Stores:
             with tracer().start_as_current_span(names.STORAGE_COMMIT):
                 async with self._tiers.storing(slots, chunks, call.durability, call.on_existing) as stored:
                     safe = await self._secure(stored.indexed, call.durability)
-                    acknowledged = stored.now() & safe
-        moved = call.layout.payload_bytes(len(call.records))
-        self.ingested_bytes += moved
-        self._counter.add(moved)
-        present = bytes(record.key in acknowledged for record in call.records)
-        return NodeOutcome(self._config.node_id, call.source_ranges, present, moved, quiesced=True)
+                    return stored.now() & safe
 
     async def _secure(self, keys: set[bytes], level: Durability) -> set[bytes]:
         """What beyond this node's drives the level asks for; the keys that have it."""

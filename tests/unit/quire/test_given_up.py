@@ -14,7 +14,7 @@ import pytest
 
 from quire.client import AdminClient, Buffer, ImageClient, QuireClient, StoreSession, SyncClient
 from quire.client import client as client_module
-from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, Unavailable
+from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, TooManyRequests, Unavailable
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
@@ -32,11 +32,14 @@ class _Gateway(GatewayServiceServicer):
     """Places every store on a node at `address`, if that is not empty, and then says no more."""
 
     address = b""
+    refuse = False
 
     async def Status(self, request: Any, context: Any) -> pb.StatusResponse:
         return pb.StatusResponse()
 
     async def Store(self, request: Any, context: Any) -> AsyncIterator[pb.StoreResponse]:
+        if self.refuse:
+            raise TooManyRequests("not now")
         if self.address:
             node = common_pb2.NodeAddress(node_id="storage-0", worker_address=self.address)
             ranges = [common_pb2.ChunkRange(node_id="storage-0", first_chunk=0, chunk_count=2)]
@@ -66,6 +69,31 @@ async def test_a_store_on_a_node_that_cannot_be_reached_gives_the_buffer_back(ga
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
         with pytest.raises(PeerLost):
             await client.store(NAMESPACE, KEYS, 0, buffer)
+        assert not buffer.is_busy and not client._transfers
+
+
+async def test_a_complete_store_that_was_not_placed_keeps_the_buffer(gateway: tuple[_Gateway, str]) -> None:
+    """Nodes read it without being told of layers: one may be at it, whatever the gateway has not said."""
+    _, address = gateway
+    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
+        buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.store(NAMESPACE, KEYS, 0, buffer, complete=True), 0.2)
+        (session,) = client._transfers.values()
+        assert isinstance(session, StoreSession)
+        with pytest.raises(DeadlineExceeded):
+            await session.quiesced(0.1)
+        assert buffer.is_busy
+        client._transfers.clear()  # close() would wait for it
+
+
+async def test_a_complete_store_that_was_turned_down_gives_the_buffer_back(gateway: tuple[_Gateway, str]) -> None:
+    servicer, address = gateway
+    servicer.refuse = True
+    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
+        buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
+        with pytest.raises(TooManyRequests):
+            await client.store(NAMESPACE, KEYS, 0, buffer, complete=True)
         assert not buffer.is_busy and not client._transfers
 
 
