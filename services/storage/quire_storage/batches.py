@@ -30,6 +30,7 @@ from quire_storage.tiers import Tiers
 
 Bytes = npt.NDArray[np.uint8]
 _AHEAD_OF_DRIVES = 3
+_AHEAD_OF_WIRE, _AHEAD_BYTES = 6, 8 << 20
 Healer = Callable[[Copy], Awaitable[Bytes | None]]
 
 
@@ -263,9 +264,13 @@ class Batches:
 
     @property
     def ahead(self) -> int:
-        """How many to prepare while one is being sent: drives want several reads at a time, checksums only a core."""
-        on_drives = any(batch.staged is not None or batch.promotion is not None for batch in self.batches)
-        return _AHEAD_OF_DRIVES if on_drives else 1
+        """How many to prepare while one is being sent: drives want several reads at a time, checksums only a core.
+
+        Of small ones several, too: what a thread's answer takes to arrive is more than they take it.
+        """
+        if any(batch.staged is not None or batch.promotion is not None for batch in self.batches):
+            return _AHEAD_OF_DRIVES
+        return max(1, min(_AHEAD_OF_WIRE, _AHEAD_BYTES // max(batch.plan.bytes for batch in self.batches)))
 
     async def prepare(self, batch: Batch, layer: int, due_s: float) -> ReadyBatch:
         """Bring a layer of a batch into the arena and verify it. Raises `CorruptData` for what cannot be healed.
