@@ -24,6 +24,7 @@ import pytest
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import ConfigInvalid, PeerLost, TargetInvalid
 from quire.transport import OFF, NearestTransport, SharedMemoryTransport, data_plane
+from quire.transport.memory import MemoryTransport
 from quire.transport.shared_memory import SharedRegion
 from quire.transport.unix_socket import swept
 
@@ -313,6 +314,32 @@ async def test_why_not_is_said(tmp_path: Path) -> None:
         await node.close()
 
 
+class _NoWay(MemoryTransport):
+    """UCX in another network."""
+
+    asked = 0
+
+    def connect(self, address: bytes) -> Any:
+        self.asked += 1
+        raise PeerLost("unreachable")
+
+
+async def test_who_cannot_be_reached_by_ucx_is_not_connected_to(tmp_path: Path) -> None:
+    """UCX would end that process: shared memory is all that there is, and its failure costs that transfer only."""
+    ways = [_NoWay(), _NoWay()]
+    client = NearestTransport(ways[0], SharedMemoryTransport(tmp_path), wary=True)
+    node = NearestTransport(ways[1], SharedMemoryTransport(tmp_path))
+    await client.start()
+    await node.start()
+    client.connect(node.address)
+    await _moves(node, client, None, start=False)
+    with pytest.raises(PeerLost, match="shared memory only, and: the memory was not allocated by Quire"):
+        await _moves(node, client, np.zeros(4096, dtype=np.uint8), start=False)
+    assert (ways[0].asked, ways[1].asked) == (1, 0)
+    await client.close()
+    await node.close()
+
+
 async def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Named, it fails the start; else there is UCX."""
     file = tmp_path / "file"
@@ -326,8 +353,11 @@ async def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.
     await node.close()
 
 
-async def _moves(node: NearestTransport, other: NearestTransport, memory: np.ndarray[Any, Any] | None) -> None:
-    await other.start()
+async def _moves(
+    node: NearestTransport, other: NearestTransport, memory: np.ndarray[Any, Any] | None, *, start: bool = True
+) -> None:
+    if start:
+        await other.start()
     target = other.allocate(4096) if memory is None else memory
     region = other.register(target)
     peer = node.connect(other.address)

@@ -37,25 +37,27 @@ OFF: Final = "off"
 """In the place of a folder: no shared memory."""
 
 
-def data_plane(shared_memory: str | Path = "", uids: Collection[int] = (), **config: str) -> NearestTransport:
-    """The running loop's. `config`: settings of UCX without their prefix, e.g. TLS="tcp".
+def data_plane(
+    shared_memory: str | Path = "", uids: Collection[int] = (), *, wary: bool = False, ucx_tls: str = ""
+) -> NearestTransport:
+    """The running loop's. `ucx_tls`: transports of UCX, e.g. "rc,tcp"; empty lets UCX choose.
 
     `shared_memory`: the folder of its sockets, or "off"; by default one of this user's own. `uids`: users whose
-    processes are dealt with beside this user's.
+    processes are dealt with beside this user's. `wary`: see `NearestTransport`.
 
     Raises `ConfigInvalid` where UCX is not installed.
     """
-    ucx = ucx_transport(**config)
+    ucx = ucx_transport(**({"TLS": ucx_tls} if ucx_tls else {}))
     if shared_memory == OFF:
         return NearestTransport(ucx, None, "switched off here")
     folder = Path(shared_memory) if shared_memory else None
-    return NearestTransport(ucx, SharedMemoryTransport(folder, uids), required=folder is not None)
+    return NearestTransport(ucx, SharedMemoryTransport(folder, uids), required=folder is not None, wary=wary)
 
 
 def data_plane_of_environment() -> NearestTransport:
     """As QUIRE_SHARED_MEMORY and QUIRE_SHARED_MEMORY_UIDS say."""
     uids = users(os.environ.get("QUIRE_SHARED_MEMORY_UIDS", ""))
-    return data_plane(os.environ.get("QUIRE_SHARED_MEMORY", ""), uids)
+    return data_plane(os.environ.get("QUIRE_SHARED_MEMORY", ""), uids, wary=True)
 
 
 def users(text: str) -> list[int]:

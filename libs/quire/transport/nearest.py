@@ -30,15 +30,25 @@ _MAGIC: Final = b"QN1"
 class NearestTransport:
     """`shared` is None where this process does not use shared memory, for the reason `why_not`.
 
-    `required`: it was asked for, so a folder that cannot be used fails the start.
+    `required`: it was asked for, so a folder that cannot be used fails the start. `wary`: of UCX, which ends a process
+    that is connected to by a peer to which it has no way back. Where one that is connected to from here can be
+    reached by shared memory only, this process is not told to anybody as one that UCX reaches.
     """
 
     name = "nearest"
 
     def __init__(
-        self, ucx: Transport, shared: SharedMemoryTransport | None, why_not: str = "", *, required: bool = False
+        self,
+        ucx: Transport,
+        shared: SharedMemoryTransport | None,
+        why_not: str = "",
+        *,
+        required: bool = False,
+        wary: bool = False,
     ) -> None:
         self.ucx = ucx
+        self.wary = wary
+        self.shared_only = False
         self._required = required
         self.shared = shared
         self.chosen: Counter[str] = Counter()
@@ -75,7 +85,8 @@ class NearestTransport:
 
     @property
     def address(self) -> bytes:
-        return _joined(self.ucx.address, self.shared.address if self.shared is not None else b"")
+        ucx = b"" if self.shared_only else self.ucx.address
+        return _joined(ucx, self.shared.address if self.shared is not None else b"")
 
     def allocate(self, length: int) -> Bytes:
         return (self.shared or self.ucx).allocate(length)
@@ -169,6 +180,7 @@ class NearestPeer:
         self._transport = transport
         self._ucx_address, shared_address = _parted(address, "target.worker_address")
         self._ucx: Peer | None = None
+        self._in_use = False  # UCX
         self._shared: Peer | None = None
         self._watchers: list[Callable[[PeerLost], None]] = []
         self._error: PeerLost | None = None
@@ -184,6 +196,12 @@ class NearestPeer:
                 transport.missed(error.message)
         if self._shared is None:
             self._by_ucx()
+        elif transport.wary:
+            try:
+                self._by_ucx()
+            except PeerLost as error:
+                transport.missed(f"no way back by UCX ({error.message})")
+                transport.shared_only = True
 
     @property
     def error(self) -> PeerLost | None:
@@ -209,8 +227,10 @@ class NearestPeer:
                 self._transport.missed(error.message)
         elif self._shared is not None:
             self._transport.missed("the memory was not allocated by Quire")
+        peer = self._by_ucx()
         there = RdmaTarget(self._ucx_address, target.address, target.length, ucx_key)
-        opened = _Remote(await self._by_ucx().remote(there), False)
+        opened = _Remote(await peer.remote(there), False)
+        self._in_use = True
         self._transport.chosen["ucx"] += 1
         return opened
 
@@ -232,7 +252,7 @@ class NearestPeer:
     def send(self, message: bytes) -> None:
         """By UCX once that is in use: behind what it has under way."""
         self._check()
-        (self._ucx or self._shared or self._by_ucx()).send(message)
+        (self._by_ucx() if self._in_use or self._shared is None else self._shared).send(message)
 
     async def flush(self, timeout_s: float) -> None:
         for each in self._both():
@@ -253,6 +273,8 @@ class NearestPeer:
     # ----
 
     def _by_ucx(self) -> Peer:
+        if not self._ucx_address:
+            raise PeerLost(f"it can be reached by shared memory only, and: {self._transport.why_not}")
         if self._ucx is None:
             self._ucx = self._transport.ucx.connect(self._ucx_address)
             self._ucx.on_failure(self._fail)
@@ -300,6 +322,6 @@ def _parted(both: bytes, field: str) -> tuple[bytes, bytes]:
     if len(both) > _FRAME.size:
         magic, length = _FRAME.unpack_from(both)
         rest = both[_FRAME.size :]
-        if magic == _MAGIC and 0 < length <= len(rest):
+        if magic == _MAGIC and length <= len(rest):
             return rest[:length], rest[length:]
     raise TargetInvalid("no address or key of a data plane", field=field)

@@ -221,7 +221,7 @@ class SharedMemoryTransport:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        with contextlib.suppress(BlockingIOError, ConnectionError):
+        with contextlib.suppress(BlockingIOError, ConnectionError, PermissionError):
             peer, _ = self._listener.accept()
             connection = Connection(peer, self._uids)
             self._accepted.add(connection)
@@ -269,9 +269,9 @@ class SharedPeer:
         """Maps the region when it is first used. Raises `TargetInvalid`; `PeerLost` of an owner that says nothing."""
         name = _unframed(_KEY, _KEY_MAGIC, target.remote_key, "target.remote_key")
         self.check()
-        if name not in self._mapped:
-            self._mapped[name] = await self._ask(name)
-        address, view = self._mapped[name]
+        address, view = self._mapped.get(name) or await self._ask(name)
+        self.check()
+        self._mapped[name] = address, view
         return SharedRemote(window(view, target.address - address, target.length, "target"))
 
     def memory(self, remote: Remote) -> Bytes | None:
@@ -390,7 +390,12 @@ def _mapped_file(file: int, start: int, length: int) -> Bytes:
         raise TargetInvalid(f"{start} + {length} bytes are more than the {about.st_size} of the file", field="target")
     if os.lseek(file, start, os.SEEK_HOLE) < start + length:
         raise TargetInvalid("the memory is not populated, and would be charged to this process", field="target")
-    view: Bytes = np.frombuffer(mmap.mmap(file, about.st_size), dtype=np.uint8)[start : start + length]
+    page = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    try:
+        mapping = mmap.mmap(file, start + length - page, offset=page)
+    except (OSError, ValueError, OverflowError) as error:
+        raise TargetInvalid(f"the memory cannot be mapped: {error}", field="target") from None
+    view: Bytes = np.frombuffer(mapping, dtype=np.uint8)[start - page :]
     _populate(view)
     return view
 

@@ -113,11 +113,7 @@ async def serve(config: StorageConfig) -> None:
     tls = member_tls(config)
     channels, incarnation = ChannelPool(tls), os.urandom(8).hex()
     clock, permits = SystemClock(), PermitSigner(config.cluster_secret.encode())
-    transport = data_plane(
-        config.shared_memory,
-        config.shared_memory_users,
-        **({"TLS": config.ucx_tls} if config.ucx_tls else {}),
-    )
+    transport = data_plane(config.shared_memory, config.shared_memory_users, ucx_tls=config.ucx_tls)
     address = config.orchestrator_address
     ports = Ports(
         index=GrpcClusterIndex(channels, address),
