@@ -158,11 +158,14 @@ def test_wrong_configuration_stops_the_start_with_one_line() -> None:
 
 
 def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
-    """The short form of both benchmarks: the shape that tools read, and a picture."""
-    for name, extra in {
-        "lookup": ["--context", "4096", "--rounds", "20"],
-        "delivery": ["--context", "512", "--chunk-tokens", "16", "--layers", "4", "--rounds", "2"],
-    }.items():
+    """The short form of each: the shape that tools read, and a picture."""
+    small = ["--context", "512", "--chunk-tokens", "16", "--layers", "4", "--rounds", "2"]
+    for name, extra in (
+        ("lookup", ["--context", "4096", "--rounds", "20"]),
+        ("delivery", small),
+        ("delivery", [*small, "--transport", "shm"]),
+        ("store", ["--level", "local", "--chunk-kib", "64", "--mib", "4", "--rounds", "2"]),
+    ):
         files = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
         done = quire("bench", name, *extra, "--json", str(files[0]), "--plot", str(files[1]), timeout_s=100)
         assert done.returncode == 0, done.stdout + done.stderr

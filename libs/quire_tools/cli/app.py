@@ -18,18 +18,8 @@ from quire_tools.cli import cluster as cluster_commands
 from quire_tools.cli.keys import keys_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-bench_app = typer.Typer(
-    no_args_is_help=True, help="Benchmarks: a table, --json FILE, --plot FILE.png; the baseline is named."
-)
+bench_app = typer.Typer()
 app.add_typer(bench_app, name="bench")
-
-
-@bench_app.callback()
-def bench() -> None:
-    """What is measured is between hosts, unless an option says otherwise."""
-    os.environ["QUIRE_SHARED_MEMORY"] = "off"
-
-
 plan_app = typer.Typer(no_args_is_help=True, help="What a deployment needs and costs, before there is one.")
 app.add_typer(plan_app, name="plan")
 
@@ -272,6 +262,24 @@ def demo(
     from quire_tools.cli.demo import Demo
 
     Demo(folder, gateway).run()
+
+
+@bench_app.callback(invoke_without_command=True)
+def bench(
+    context: typer.Context,
+    rounds: Annotated[int, typer.Option(help="of each, without a name")] = 5,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Benchmarks: a table, --json FILE, --plot FILE.png; the baseline is named. Without a name, several in short.
+
+    What is measured is between hosts, unless an option says otherwise.
+    """
+    os.environ["QUIRE_SHARED_MEMORY"] = "off"
+    if context.invoked_subcommand is None:
+        from quire_tools.bench import overview
+
+        overview.run(rounds).show(json_file, plot)
 
 
 @bench_app.command("lookup")
