@@ -90,9 +90,10 @@ def client(node: SharedMemoryTransport) -> Iterator[_Client]:
     client.stop()
 
 
-def _mappings() -> int:
-    """Of shared memory, in this process."""
-    gc.collect()
+def _mappings(*, collected: bool = True) -> int:
+    """Of shared memory, in this process; as they are, or as they are once garbage was `collected`."""
+    if collected:
+        gc.collect()
     return Path("/proc/self/maps").read_text().count("memfd:quire")
 
 
@@ -159,6 +160,21 @@ async def test_a_client_that_is_stopped_before_it_hands_out_its_memory(
         await peer.remote(client.target)
     client.process.send_signal(signal.SIGCONT)
     assert (await peer.remote(client.target)).length == _BYTES
+
+
+async def test_memory_goes_with_its_transport(tmp_path: Path) -> None:
+    """At once: gigabytes must not wait for the collector."""
+    before = _mappings()
+    gc.disable()
+    try:
+        owner = data_plane(tmp_path)
+        await owner.start()
+        region = owner.register(owner.allocate(_BYTES))
+        await owner.close()
+        del owner, region
+        assert _mappings(collected=False) == before
+    finally:
+        gc.enable()
 
 
 async def test_its_owner_cannot_shrink_what_it_shares(node: SharedMemoryTransport) -> None:

@@ -175,6 +175,7 @@ class SharedMemoryTransport:
             peer.abort()
         for connection in list(self._accepted):
             connection.close()
+        self.regions.clear()
         self.threads.shutdown(wait=False)
 
     @property
