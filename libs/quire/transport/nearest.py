@@ -20,6 +20,7 @@ import numpy.typing as npt
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import ConfigInvalid, PeerLost, QuireError, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote, Transport
+from quire.transport.liveness import Liveness
 from quire.transport.shared_memory import SharedMemoryTransport, SharedRegion
 
 Bytes = npt.NDArray[np.uint8]
@@ -182,8 +183,8 @@ class NearestPeer:
         self._ucx: Peer | None = None
         self._in_use = False  # UCX
         self._shared: Peer | None = None
-        self._watchers: list[Callable[[PeerLost], None]] = []
-        self._error: PeerLost | None = None
+        self._liveness = Liveness()
+        self.on_failure = self._liveness.on_failure
         if transport.shared is None:
             pass
         elif not shared_address:
@@ -191,7 +192,7 @@ class NearestPeer:
         else:
             try:
                 self._shared = transport.shared.connect(shared_address)
-                self._shared.on_failure(self._fail)
+                self._shared.on_failure(self._liveness.fail)
             except QuireError as error:
                 transport.missed(error.message)
         if self._shared is None:
@@ -205,14 +206,7 @@ class NearestPeer:
 
     @property
     def error(self) -> PeerLost | None:
-        return self._error
-
-    def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
-        if self._error is not None:
-            callback(self._error)
-            return lambda: None
-        self._watchers.append(callback)
-        return lambda: self._watchers.remove(callback) if callback in self._watchers else None
+        return self._liveness.error
 
     async def remote(self, target: RdmaTarget) -> Remote:
         ucx_key, shared_key = _parted(target.remote_key, "target.remote_key")
@@ -223,7 +217,7 @@ class NearestPeer:
                 self._transport.chosen["shared_memory"] += 1
                 return opened
             except (PeerLost, TargetInvalid) as error:
-                self._check()
+                self._liveness.check()
                 self._transport.missed(error.message)
         elif self._shared is not None:
             self._transport.missed("the memory was not allocated by Quire")
@@ -251,7 +245,7 @@ class NearestPeer:
 
     def send(self, message: bytes) -> None:
         """By UCX once that is in use: behind what it has under way."""
-        self._check()
+        self._liveness.check()
         (self._by_ucx() if self._in_use or self._shared is None else self._shared).send(message)
 
     async def flush(self, timeout_s: float) -> None:
@@ -277,7 +271,7 @@ class NearestPeer:
             raise PeerLost(f"it can be reached by shared memory only, and: {self._transport.why_not}")
         if self._ucx is None:
             self._ucx = self._transport.ucx.connect(self._ucx_address)
-            self._ucx.on_failure(self._fail)
+            self._ucx.on_failure(self._liveness.fail)
         return self._ucx
 
     def _at(self, remote: _Remote) -> Peer:
@@ -287,17 +281,6 @@ class NearestPeer:
 
     def _both(self) -> list[Peer]:
         return [each for each in (self._shared, self._ucx) if each is not None]
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise PeerLost(self._error.message)
-
-    def _fail(self, error: PeerLost) -> None:
-        if self._error is None:
-            self._error = error
-            watchers, self._watchers = self._watchers, []
-            for watcher in watchers:
-                watcher(error)
 
 
 def _here(region: Region, remote: _Remote) -> Region:

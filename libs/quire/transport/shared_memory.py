@@ -37,6 +37,7 @@ from quire.model.descriptor import RdmaTarget
 from quire.model.errors import ConfigInvalid, PeerLost, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote
 from quire.transport.copying import CopyStream, to_its_end, window
+from quire.transport.liveness import Liveness
 from quire.transport.unix_socket import Connection, Message, connected, listening, swept
 
 Bytes = npt.NDArray[np.uint8]
@@ -253,18 +254,15 @@ class SharedPeer:
         self._mapped: dict[bytes, tuple[int, Bytes]] = {}
         self._asked: dict[int, asyncio.Future[_Grant]] = {}
         self._numbers = itertools.count(1)
-        self._watchers: list[Callable[[PeerLost], None]] = []
+        self._liveness = Liveness()
+        self.on_failure, self.check = self._liveness.on_failure, self._liveness.check
         self._streams: weakref.WeakSet[CopyStream] = weakref.WeakSet()
         self._reads: set[asyncio.Future[None]] = set()
-        self.error: PeerLost | None = None
         connection.start(self._told, self._fail)
 
-    def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
-        if self.error is not None:
-            callback(self.error)
-            return lambda: None
-        self._watchers.append(callback)
-        return lambda: self._watchers.remove(callback) if callback in self._watchers else None
+    @property
+    def error(self) -> PeerLost | None:
+        return self._liveness.error
 
     async def remote(self, target: RdmaTarget) -> Remote:
         """Maps the region when it is first used. Raises `TargetInvalid`; `PeerLost` of an owner that says nothing."""
@@ -296,11 +294,6 @@ class SharedPeer:
         stream = CopyStream(self, self._transport.threads, region.view, remote.view)
         self._streams.add(stream)
         return stream
-
-    def check(self) -> None:
-        """Raises `PeerLost`."""
-        if self.error is not None:  # a new one: what was raised keeps the frames that it went through, and their memory
-            raise PeerLost(self.error.message)
 
     def send(self, message: bytes) -> None:
         """From any thread."""
@@ -359,16 +352,12 @@ class SharedPeer:
             answer.set_exception(TargetInvalid("the owner does not know the region", field="target.remote_key"))
 
     def _fail(self, why: str) -> None:
-        if self.error is not None:
-            return
-        self.error = PeerLost(why)
+        error = PeerLost(why)
         self._mapped.clear()
         for answer in self._asked.values():
             if not answer.done():
-                answer.set_exception(self.error)
-        watchers, self._watchers = self._watchers, []
-        for watcher in watchers:
-            watcher(self.error)
+                answer.set_exception(error)
+        self._liveness.fail(error)
 
 
 def _mapped(grant: _Grant) -> Bytes:
