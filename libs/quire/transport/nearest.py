@@ -32,7 +32,7 @@ class NearestTransport:
     """`shared` is None where this process does not use shared memory, for the reason `why_not`.
 
     `required`: it was asked for, so a folder that cannot be used fails the start. `wary`: of UCX, which ends a process
-    that is connected to by a peer to which it has no way back. Where one that is connected to from here can be
+    that is connected to by a peer to which it has no way back. While one that is connected to from here can be
     reached by shared memory only, this process is not told to anybody as one that UCX reaches.
     """
 
@@ -49,7 +49,7 @@ class NearestTransport:
     ) -> None:
         self.ucx = ucx
         self.wary = wary
-        self.shared_only = False
+        self._shared_only: set[bytes] = set()
         self._required = required
         self.shared = shared
         self.chosen: Counter[str] = Counter()
@@ -86,7 +86,7 @@ class NearestTransport:
 
     @property
     def address(self) -> bytes:
-        ucx = b"" if self.shared_only else self.ucx.address
+        ucx = b"" if self._shared_only else self.ucx.address
         return _joined(ucx, self.shared.address if self.shared is not None else b"")
 
     def allocate(self, length: int) -> Bytes:
@@ -115,6 +115,11 @@ class NearestTransport:
     def expecting(self) -> AbstractContextManager[None]:
         """UCX spins only where something may come by it."""
         return self.ucx.expecting() if self._unshared or self.shared is None else contextlib.nullcontext()
+
+    def reached_by_shared_memory_only(self, peer: Peer, address: bytes) -> None:
+        """While it lives."""
+        self._shared_only.add(address)
+        peer.on_failure(lambda _: self._shared_only.discard(address))
 
     def missed(self, why: str) -> None:
         """Shared memory could not be used."""
@@ -202,7 +207,7 @@ class NearestPeer:
                 self._by_ucx()
             except PeerLost as error:
                 transport.missed(f"no way back by UCX ({error.message})")
-                transport.shared_only = True
+                transport.reached_by_shared_memory_only(self, address)
 
     @property
     def error(self) -> PeerLost | None:
