@@ -104,7 +104,7 @@ async def _until(condition: Any) -> None:
 
 
 async def test_a_client_that_is_killed_costs_its_own_transfers(node: SharedMemoryTransport, client: _Client) -> None:
-    """It is noticed at once; copies end in memory that nobody reads, which then goes."""
+    """The node notices at once, its copies end, and it unmaps the dead client's memory; other clients are served."""
     before = _mappings()
     other = _Client(node.folder)
     try:
@@ -178,7 +178,7 @@ async def test_memory_goes_with_its_transport(tmp_path: Path) -> None:
 
 
 async def test_its_owner_cannot_shrink_what_it_shares(node: SharedMemoryTransport) -> None:
-    """That would end whoever touches what has gone. Nor does a hole: it is filled again, at its owner's cost."""
+    """The node would get SIGBUS. If the owner punches a hole, the node's next write fills it again."""
     owner = SharedMemoryTransport(node.folder)
     await owner.start()
     memory = owner.allocate(_BYTES)

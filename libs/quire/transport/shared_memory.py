@@ -1,9 +1,9 @@
 """The data plane between processes of one host: memory that both have mapped, and messages by unix sockets.
 
-Memory of `allocate` is an anonymous file, sealed against growing and shrinking. A peer that was told of a region asks
-for it by the region's name, 128 random bits, over the owner's socket, and gets the file by SCM_RIGHTS. Either side
-looks at the other's user first (SO_PEERCRED), and at the file's seals: a file that could shrink would end whoever
-touches it. Copies run in threads; what is announced is sent by the thread that has copied.
+`allocate` returns memory backed by an anonymous file (memfd) that is sealed against growing and shrinking. A peer asks
+for a region by its name, 128 random bits, over the owner's socket, and receives the file by SCM_RIGHTS. Both sides
+check the other process' user first (SO_PEERCRED). The receiver checks the file's seals: if the owner could shrink the
+file, the receiver would get SIGBUS at the next access. Threads copy; the thread that has copied sends the announcement.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def default_folder() -> Path:
 
 
 class _Sealed(mmap.mmap):
-    """A mapping with its file: zeroed, populated, of a size that nobody changes."""
+    """A mapping of a sealed memfd, and the memfd's descriptor. Zeroed; its size is fixed."""
 
     file: int
     address: int
