@@ -126,14 +126,14 @@ class MemoryIndex:
         out = []
         for chunk in chunks:
             entry = self.state.entries.get(chunk.key)
-            if entry is None:
-                out.append(True)
-                continue
-            others = sum(1 for name in entry.nodes if name not in (node_id, OBJECT_TIER))
-            if others >= others_min and (not only_in_object or OBJECT_TIER in entry.nodes):
-                entry.nodes = tuple(name for name in entry.nodes if name != node_id)
-            out.append(node_id not in entry.nodes)
-            self._remove_hollow(entry, now_ms)
+            nodes = entry.nodes if entry is not None else ()
+            others = sum(1 for name in nodes if name not in (node_id, OBJECT_TIER))
+            stays = others < others_min or (only_in_object and OBJECT_TIER not in nodes)
+            out.append(not stays)
+            if entry is not None:
+                if not stays:
+                    entry.nodes = tuple(name for name in nodes if name != node_id)
+                self._remove_hollow(entry, now_ms)
         return out
 
     async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int) -> Evicted:

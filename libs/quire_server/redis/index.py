@@ -102,10 +102,11 @@ class PrefixIndex:
         only_in_object: bool = False,
         others_min: int = 0,
     ) -> list[bool]:
-        """`node_id` holds these no more; for each whether it is not listed now.
+        """`node_id` holds these no more; for each whether that is so now.
 
         An entry without holders goes when nothing extends it, and its parents with it if that is all that kept them.
         `only_in_object`: leave alone what the object tier is not listed for; `others_min`: what fewer other nodes have.
+        Either way also what is not indexed: an index that went back does not know who else has it.
         """
         out: list[bool] = []
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):

@@ -221,18 +221,16 @@ local node, digests, now, mask = ARGV[1], ARGV[2], tonumber(ARGV[3]), {}
 for at = 1, #digests, 32 do
   local digest = string.sub(digests, at, at + 31)
   local old = redis.call('HGET', key, digest)
-  local out = true
   local others = 0
   for name in string.gmatch(old or '', '[^,]+') do
     if name ~= node and name ~= '@object' then others = others + 1 end
   end
   local stays = ARGV[4] == '1' and not listed(old or '', '@object') or others < tonumber(ARGV[5])
-  if old and stays then out = not listed(old, node)
-  elseif old and listed(old, node) then
+  if not stays and old and listed(old, node) then
     place(digest, without(old, node))
     note(node, digest, redis.call('HGET', key, digest .. 'g'), -1)
   end
-  mask[#mask + 1] = out and '1' or '0'
+  mask[#mask + 1] = stays and '0' or '1'
   if old and redis.call('HGET', key, digest) == '' and children(digest) <= 0 then remove(digest, now) end
 end
 save()

@@ -45,8 +45,8 @@ class Reports:
     ) -> list[bool]:
         """A node lost chunks, or found them corrupt: look-ups must not promise them any more.
 
-        For each whether the node is not listed now. `only_in_object`: only where the object tier is listed too;
-        `others_min`: only where so many other nodes are.
+        For each whether that was done. `only_in_object`: only where the object tier is listed too; `others_min`: only
+        where so many other nodes are.
         """
         now_ms, only = self._clock.now_ms(), only_in_object
         return await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, others_min=others_min)

@@ -271,6 +271,16 @@ class IndexContract:
         runs = [run.nodes for run in (await index.match(keys)).runs]
         assert runs == [("@object",), ("a",)]
 
+    async def test_a_node_keeps_what_the_index_does_not_know(self, index: Index) -> None:
+        """Simulated seed 10592: the index had gone back, and a node was told that the object tier had its last copy."""
+        unknown, others = records(chain(1), 0, 1), records(chain(1, 7), 0, 1)
+        assert await index.unregister("a", unknown, 0, only_in_object=True) == [False]
+        assert await index.unregister("a", unknown, 0, others_min=1) == [False]
+        assert await index.unregister("a", unknown, 0) == [True]
+        await index.register("b", others, 0)
+        assert await index.unregister("a", others, 0, only_in_object=True) == [False]
+        assert await index.unregister("a", others, 0, others_min=1) == [True]
+
     async def test_a_node_may_let_go_of_what_enough_others_have(self, index: Index) -> None:
         """Finding 21: copies beyond the second were never given up. The object tier is no node."""
         keys = chain(1)
