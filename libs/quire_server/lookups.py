@@ -11,7 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from opentelemetry.trace import SpanKind
@@ -66,10 +66,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A look-up's answer: which chunks from the start can be read, where, and the lease on them, signed: `token`."""
+    """A look-up's answer: which chunks from the start can be read, where, and the lease on them, signed: `token`.
+
+    `tenant`: whose namespace it is, and what that tenant gets of the links.
+    """
 
     ranges: Sequence[ChunkRange] = ()
     nodes: Sequence[NodeAddress] = ()
+    tenant: TenantPolicy = field(default_factory=TenantPolicy)
     lease: Lease | None = None
     token: bytes = b""
     index_us: int = 0
@@ -78,6 +82,11 @@ class Found:
     @property
     def matched_chunks(self) -> int:
         return _covered(self.ranges)
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Of the nodes' gRPC servers, by node."""
+        return {node.node_id: node.grpc_address for node in self.nodes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +166,10 @@ class Lookups:
             await self._unpin(readable.keys, pin)
             raise
         nodes = addresses_of(readable.ranges, readable.live)
-        found = Found(readable.ranges, nodes, index_us=readable.index_us, advice=advice)
+        found = Found(readable.ranges, nodes, tenant, index_us=readable.index_us, advice=advice)
         if pin is None or not matched:
             return found
-        lease = self._lease(pin, readable.keys, found, tenant)
+        lease = self._lease(pin, readable.keys, found)
         self._events["given"] += 1
         self._note(lease)
         return replace(found, lease=lease, token=self._signer.sign(lease))
@@ -196,7 +205,7 @@ class Lookups:
         now_ms = self._clock.now_ms()
         return Pin(lease_id=os.urandom(16), expires_ms=now_ms + ttl_ms, ttl_ms=ttl_ms, now_ms=now_ms)
 
-    def _lease(self, pin: Pin, keys: ChunkKeys, found: Found, tenant: TenantPolicy) -> Lease:
+    def _lease(self, pin: Pin, keys: ChunkKeys, found: Found) -> Lease:
         """Over all of `keys`, which are those that matched."""
         return Lease(
             lease_id=pin.lease_id,
@@ -205,8 +214,8 @@ class Lookups:
             expires_ms=pin.expires_ms,
             ranges=tuple(found.ranges),
             keys_digest=keys.digest(),
-            addresses={node.node_id: node.grpc_address for node in found.nodes},
-            tenant=tenant,
+            addresses=found.addresses,
+            tenant=found.tenant,
         )
 
     async def release(self, token: bytes) -> bool:

@@ -393,7 +393,6 @@ class Cluster:
             config=config,
             allocator=GrpcAllocator(config, channels),
             nodes=GrpcStorageNodes(config, channels, clock),
-            clock=clock,
         )
         nothing: Any = None
         index: Any = InRedis(self.metadata, self.metadata.index)

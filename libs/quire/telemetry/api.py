@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import structlog
 from opentelemetry import metrics, trace
 
 
+@functools.cache  # what it returns follows the process's provider by itself
 def tracer() -> trace.Tracer:
     """Quire's tracer."""
     return trace.get_tracer("quire")

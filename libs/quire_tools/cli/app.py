@@ -299,7 +299,7 @@ def bench_lookup(
 
 @bench_app.command("delivery")
 def bench_delivery(
-    tier: str = "memory",
+    tier: Annotated[str, typer.Option(help="where the chunks lie: memory, or drives")] = "memory",
     transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",
     chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64,256",
     context: Annotated[str, typer.Option(help="tokens; one or several: 2048,8192,65536")] = "65536",
@@ -309,7 +309,8 @@ def bench_delivery(
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
-    """Layerwise delivery (Llama 3.1 8B layout) against a bare pyucx stream of the same layers in the same run."""
+    """Layerwise delivery (Llama 3.1 8B layout) against a bare pyucx stream of the same layers in the same run, or, from
+    drives, against the bare device."""
     from quire_tools.bench import delivery
 
     sizes, contexts = ([int(text) for text in several.split(",")] for several in (chunk_tokens, context))

@@ -12,7 +12,8 @@ from quire.model.images import ImageEntry
 from quire.telemetry import names, tracer
 from quire_gateway.leases import Leases
 from quire_gateway.ports import Catalogue
-from quire_gateway.runtime import FetchCall, Gateway, StoreCall
+from quire_gateway.runtime import Gateway, StoreCall
+from quire_gateway.single import SingleReads
 
 _PUT_TRIES: Final = 3
 
@@ -21,8 +22,9 @@ class LatentGateway:
     """Every method is one request. A client keeps the memory as it is where the answer leaves open who uses it:
     `Unavailable`, `DeadlineExceeded`, `InternalError`."""
 
-    def __init__(self, gateway: Gateway, catalogue: Catalogue, leases: Leases) -> None:
+    def __init__(self, gateway: Gateway, catalogue: Catalogue, singles: SingleReads, leases: Leases) -> None:
         self._gateway = gateway
+        self._singles = singles
         self._leases = leases
         self._catalogue = catalogue
 
@@ -49,19 +51,9 @@ class LatentGateway:
         layout = entry.namespace.layout
         if target.length < layout.chunk_bytes:
             raise TargetInvalid(f"{target.length} bytes, {layout.chunk_bytes} are needed", field="target")
-        async with self._leases.held(entry.namespace, entry.keys) as leased:
-            if leased.lease is None:
-                raise ChunkMissing(f"the record of {entry.image_id!r} is not stored (any more)", field="id")
-            descriptor = Descriptor(
-                entry.keys,
-                layout.num_layers,
-                layout.chunk_tokens,
-                layout.slice_bytes,
-                DeliveryOrder.AUTO,
-                target,
-            )
-            fetch = FetchCall(lease=leased.lease, token=leased.token, delivery_id=os.urandom(16), descriptor=descriptor)
-            await self._gateway.fetch_whole(fetch)
+        shape = (layout.num_layers, layout.chunk_tokens, layout.slice_bytes)
+        descriptor = Descriptor(entry.keys, *shape, DeliveryOrder.AUTO, target)
+        await self._singles.read(entry.namespace, descriptor, os.urandom(16), f"the record of {entry.image_id!r}")
 
     async def _store(self, entry: ImageEntry, source: RdmaTarget, durability: Durability, tenant: str) -> None:
         store = StoreCall(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
@@ -21,14 +21,14 @@ from quire.model.errors import (
 from quire.model.hashing import Namespace
 from quire.model.index import records
 from quire.model.keys import ChunkKeys
-from quire.model.lease import Lease
 from quire.model.nodes import NodeAddress
 from quire.model.outcome import NodeOutcome
+from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange, clip
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted
-from quire_gateway.ports import Allocator, Clock, DeliverPart, IngestPart, LayerArrived, StorageNodes
+from quire_gateway.ports import Allocator, DeliverPart, IngestPart, LayerArrived, StorageNodes
 
 Summary = TypeVar("Summary")
 _RETRY_S: Final = 0.1
@@ -43,12 +43,28 @@ class FetchSummary:
     bytes_moved: int
 
 
+class Readable(Protocol):
+    """What can be read: a `Lease`, or a `Found`."""
+
+    @property
+    def ranges(self) -> Sequence[ChunkRange]:
+        """Of the matched chunks, with the nodes that deliver them."""
+
+    @property
+    def addresses(self) -> Mapping[str, str]:
+        """Of those nodes' gRPC servers, by node."""
+
+    @property
+    def tenant(self) -> TenantPolicy:
+        """Whose request it is, and what that tenant gets of the links."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchCall:
-    """A fetch as the client asked for it. `lease` was opened at the frontend; `token` is what it was opened from."""
+    """A fetch of what was found. `lease`: the token of the one that pins it; without one a chunk may go meanwhile."""
 
-    lease: Lease
-    token: bytes
+    found: Readable
+    lease: bytes = b""
     delivery_id: bytes
     descriptor: Descriptor
     compute_window_us: int = 0
@@ -91,11 +107,10 @@ class StoreSummary:
 class Gateway:
     """Stateless but for the bound on transfers."""
 
-    def __init__(self, *, config: GatewayConfig, allocator: Allocator, nodes: StorageNodes, clock: Clock) -> None:
+    def __init__(self, *, config: GatewayConfig, allocator: Allocator, nodes: StorageNodes) -> None:
         self._config = config
         self._allocator = allocator
         self._nodes = nodes
-        self._clock = clock
         self._transfers = 0
 
     @property
@@ -103,16 +118,11 @@ class Gateway:
         return self._transfers
 
     async def fetch(self, fetch: FetchCall) -> AsyncIterator[LayerArrived | NodeOutcome | FetchSummary]:
-        """Every node's events as they come; the summary last. Closing the iterator early stops the nodes.
-
-        Raises `LeaseExpired`, `LeaseForged`: no node was asked for anything.
-        """
-        descriptor, lease = fetch.descriptor, fetch.lease
-        lease.check_fresh(self._clock.now_ms())
-        lease.check_keys(descriptor.keys)
+        """Every node's events as they come; the summary last. Closing the iterator early stops the nodes."""
+        descriptor, found = fetch.descriptor, fetch.found
         outcomes: list[NodeOutcome] = []
         with self._transfer():
-            parts = shares(clip(lease.ranges, descriptor.first_chunk, descriptor.stop_chunk), lease.addresses)
+            parts = shares(clip(found.ranges, descriptor.first_chunk, descriptor.stop_chunk), found.addresses)
             async with _gathered([self._deliver(fetch, share) for share in parts]) as events:
                 async for event in events:
                     if isinstance(event, NodeOutcome):
@@ -164,8 +174,8 @@ class Gateway:
 
     async def _deliver(self, fetch: FetchCall, share: NodeShare) -> AsyncIterator[LayerArrived | NodeOutcome]:
         part = DeliverPart(
-            lease=fetch.token,
-            tenant=fetch.lease.tenant,
+            lease=fetch.lease,
+            tenant=fetch.found.tenant,
             delivery_id=fetch.delivery_id,
             descriptor=fetch.descriptor,
             ranges=share.ranges,
@@ -229,6 +239,10 @@ def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:
 @contextlib.asynccontextmanager
 async def _gathered(sources: Sequence[AsyncIterator[Any]]) -> AsyncIterator[AsyncIterator[Any]]:
     """Events of all sources as they come. On leaving, what still runs is cancelled and waited for."""
+    if len(sources) == 1:  # the usual case needs neither task nor queue
+        async with contextlib.aclosing(sources[0]) as only:  # type: ignore[type-var]
+            yield only
+        return
     queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=64)
     done = object()
 

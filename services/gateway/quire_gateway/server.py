@@ -49,6 +49,7 @@ from quire_gateway.s3.backends import WHOLE_BODIES, Backends
 from quire_gateway.s3.frontend import S3Frontend
 from quire_gateway.s3.rdma import RdmaRequests
 from quire_gateway.s3.reserved import ChunkBackend, LatentBackend
+from quire_gateway.single import SingleReads
 from quire_server.clock import Clock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.lookups import Lookups, LookupSettings
@@ -65,6 +66,7 @@ def _s3_frontend(
     redis: Any,
     channels: ChannelPool,
     gateway: Gateway,
+    singles: SingleReads,
     leases: Leases,
     images: OwnMemory,
     memory: RemoteMemory,
@@ -79,7 +81,9 @@ def _s3_frontend(
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
     backends = Backends(buckets=Buckets(redis), blobs=blobs, reserved=reserved, clock=clock, whole_bodies=whole_bodies)
-    rdma = RdmaRequests(backends=backends, gateway=gateway, leases=leases, staging=memory, admission=admission)
+    rdma = RdmaRequests(
+        backends=backends, gateway=gateway, singles=singles, leases=leases, staging=memory, admission=admission
+    )
     return S3Frontend(config=config, authenticator=authenticator, admission=admission, backends=backends, rdma=rdma)
 
 
@@ -167,14 +171,14 @@ async def serve(config: GatewayConfig) -> None:
         config=config,
         allocator=GrpcAllocator(config, channels),
         nodes=GrpcStorageNodes(config, channels, clock),
-        clock=clock,
     )
     images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
     catalogue = GrpcCatalogue(config, channels)
     redis = connect(config.redis_url)
     view, lookups = _reading(config, redis, clock)
     leases = Leases(lookups)
-    latents = LatentGateway(gateway, catalogue, leases)
+    singles = SingleReads(lookups, gateway)
+    latents = LatentGateway(gateway, catalogue, singles, leases)
     keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
     admission = Admission(config, keys, clock)
     server, others, sessions = _listeners(
@@ -204,6 +208,7 @@ async def serve(config: GatewayConfig) -> None:
         redis=redis,
         channels=channels,
         gateway=gateway,
+        singles=singles,
         leases=leases,
         images=own,
         memory=memory,

@@ -16,8 +16,6 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
     ChunkMissing,
-    LeaseExpired,
-    LeaseForged,
     NodeUnavailable,
     PeerLost,
     QuireError,
@@ -43,6 +41,7 @@ from quire_gateway.leases import Leases
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
+from quire_gateway.single import SingleReads
 from quire_server.lookups import Found, Question
 
 SPACE = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
@@ -77,20 +76,23 @@ class World:
     peer: MemoryTransport = field(default_factory=MemoryTransport)
     records: dict[bytes, bytes] = field(default_factory=dict)
     decoder_fails: list[QuireError] = field(default_factory=list)
+    holders: list[str] = field(default_factory=list)
     reads: bool = False
     blamed: int = 0
 
     def gateway(self, **settings: Any) -> Gateway:
         this: Any = self
-        return Gateway(
-            config=GatewayConfig(cluster_secret="s" * 32, **settings), allocator=this, nodes=this, clock=self.clock
-        )
+        return Gateway(config=GatewayConfig(cluster_secret="s" * 32, **settings), allocator=this, nodes=this)
+
+    def singles(self) -> SingleReads:
+        this: Any = self
+        return SingleReads(this, self.gateway())
 
     def own_memory(self) -> OwnMemory:
         this: Any = self
         return OwnMemory(
             images=ImageGateway(this, this),
-            latents=LatentGateway(self.gateway(), this, Leases(this)),
+            latents=LatentGateway(self.gateway(), this, self.singles(), Leases(this)),
             catalogue=this,
             memory=RemoteMemory(self.transport),
             reach=AsyncMock(),
@@ -123,8 +125,11 @@ class World:
     async def lookup(self, question: Question) -> Found:
         if question.keys.at(0) not in self.records:
             return Found()
-        mine = ChunkRange("a", 0, 1)
-        return Found([mine], lease=_lease(self.clock, mine, keys=question.keys), token=b"token")
+        mine = ChunkRange(self.holders.pop(0) if self.holders else "a", 0, 1)
+        found = Found([mine], [NodeAddress(mine.node_id, f"{mine.node_id}:1", b"w")], TENANT)
+        if not question.lease_ttl_ms:
+            return found
+        return replace(found, lease=_lease(self.clock, mine, keys=question.keys), token=b"token")
 
     async def put(self, entry: ImageEntry) -> bool:
         replaced = entry.image_id in self.images
@@ -172,7 +177,7 @@ def _fetch(world: World, lease: Lease, **changes: Any) -> FetchCall:
     layout = SPACE.layout
     descriptor = Descriptor(KEYS, layout.num_layers, 16, layout.slice_bytes, DeliveryOrder.AUTO, target)
     described = replace(descriptor, **changes)
-    return FetchCall(lease=lease, token=b"token", delivery_id=b"d" * 16, descriptor=described, compute_window_us=3)
+    return FetchCall(found=lease, lease=b"token", delivery_id=b"d" * 16, descriptor=described, compute_window_us=3)
 
 
 async def _all(events: AsyncIterator[Any]) -> list[Any]:
@@ -191,15 +196,28 @@ async def test_each_node_gets_its_part_of_what_the_lease_says() -> None:
     assert events[-1] == FetchSummary(b"\1" * 6, 6, 10)
 
 
-async def test_a_lease_that_does_not_fit_moves_nothing() -> None:
-    world = World()
-    gateway, lease = world.gateway(), _lease(world.clock, ChunkRange("a", 0, 10))
-    with pytest.raises(LeaseForged, match="keys"):
-        await _all(gateway.fetch(_fetch(world, lease, keys=KEYS.run(0, 9))))
-    await world.clock.advance(2.0)
-    with pytest.raises(LeaseExpired):
-        await _all(gateway.fetch(_fetch(world, lease)))
-    assert not world.delivered and gateway.transfers == 0
+async def test_a_single_chunk_is_read_where_it_went() -> None:
+    """One that has left its node since the look-up is asked for where it is now; nothing is leased."""
+    world = World(failing={"a": ChunkMissing("moved")}, holders=["a", "b"])
+    key = KEYS.run(0, 1)
+    world.records[key.at(0)] = b""
+    descriptor = _fetch(world, _lease(world.clock, ChunkRange("a", 0, 10)), keys=key).descriptor
+    summary = await world.singles().read(SPACE, descriptor, b"d" * 16, "the chunk")
+    assert summary.usable_chunks == 1 and [address for address, _ in world.delivered] == ["a:1", "b:1"]
+    assert all(part.lease == b"" and part.tenant == TENANT for _, part in world.delivered)
+
+
+async def test_a_single_chunk_that_is_gone_is_looked_for_once_more() -> None:
+    world = World(failing={"a": ChunkMissing("gone")})
+    key = KEYS.run(0, 1)
+    world.records[key.at(0)] = b""
+    descriptor = _fetch(world, _lease(world.clock, ChunkRange("a", 0, 10)), keys=key).descriptor
+    with pytest.raises(ChunkMissing, match="the chunk is not stored"):
+        await world.singles().read(SPACE, descriptor, b"d" * 16, "the chunk")
+    assert len(world.delivered) == 1
+    del world.records[key.at(0)]
+    with pytest.raises(ChunkMissing, match="the chunk is not stored"):
+        await world.singles().read(SPACE, descriptor, b"d" * 16, "the chunk")
 
 
 @pytest.mark.parametrize(("error", "quiesced"), [(ChunkMissing("gone"), True), (NodeUnavailable("away"), False)])

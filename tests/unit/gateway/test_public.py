@@ -1,23 +1,28 @@
-"""The public gRPC frontend: what it must not do on its loop."""
+"""The public gRPC frontend: what it must not do on its loop, and what it does not pass on."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import quire_gateway.grpc.public as public
+from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
+from quire.model.errors import LeaseExpired, LeaseForged
 from quire.model.hashing import Namespace, block_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire.model.lease import Lease, LeaseSigner
 from quire.model.ranges import ChunkRange
 from quire.testing import FakeClock
 from quire.wire import convert
 from quire.wire.v1 import gateway_pb2
 from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
+from quire_gateway.runtime import FetchCall, FetchSummary
 from quire_server.lookups import Found, Question
 
 
@@ -26,6 +31,67 @@ class _Lookups:
 
     async def lookup(self, question: Question) -> Found:
         return Found([ChunkRange("a", 0, len(question.keys))])
+
+
+def _servicer(clock: FakeClock, gateway: Any = None) -> public.GatewayServicer:
+    nothing: Any = None
+    config = GatewayConfig(cluster_secret="s" * 32)
+    lookups: Any = _Lookups()
+    return public.GatewayServicer(
+        config=config,
+        gateway=gateway,
+        images=nothing,
+        latents=nothing,
+        admission=Admission(config, nothing, clock),
+        lookups=lookups,
+        orchestrator=nothing,
+        clock=clock,
+    )
+
+
+class _Moves:
+    """A gateway that only counts."""
+
+    fetches = 0
+
+    async def fetch(self, fetch: FetchCall) -> AsyncIterator[FetchSummary]:
+        self.fetches += 1
+        yield FetchSummary(b"\1", 1, 1)
+
+
+async def test_a_lease_that_does_not_fit_moves_nothing() -> None:
+    """Over other keys, expired, or of another cluster."""
+    clock, moves = FakeClock(), _Moves()
+    servicer = _servicer(clock, moves)
+    keys = ChunkKeys(bytes(32))
+    lease = Lease(
+        lease_id=b"l" * 16,
+        tip=keys.at(0),
+        tip_bucket=keys.at(0),
+        expires_ms=clock.now_ms() + 1000,
+        ranges=(ChunkRange("a", 0, 1),),
+        keys_digest=keys.digest(),
+    )
+    context: Any = SimpleNamespace(invocation_metadata=dict)
+
+    async def fetch(keys: ChunkKeys, secret: bytes = b"s" * 32) -> int:
+        target = RdmaTarget(b"w", 4096, 1 << 20, b"k")
+        descriptor = Descriptor(keys, 2, 16, 64, DeliveryOrder.AUTO, target)
+        token = LeaseSigner(secret).sign(lease)
+        request = gateway_pb2.FetchRequest(
+            lease=token, delivery_id=b"d" * 16, descriptor=convert.descriptor_to(descriptor)
+        )
+        return len([event async for event in servicer.Fetch(request, context)])
+
+    assert await fetch(keys) == 1
+    with pytest.raises(LeaseForged, match="other keys"):
+        await fetch(ChunkKeys(bytes([1]) * 32))
+    with pytest.raises(LeaseForged, match="sign"):
+        await fetch(keys, b"another secret")
+    await clock.advance(2.0)
+    with pytest.raises(LeaseExpired):
+        await fetch(keys)
+    assert moves.fetches == 1
 
 
 async def test_a_look_up_by_tokens_hashes_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,19 +103,7 @@ async def test_a_look_up_by_tokens_hashes_in_a_thread(monkeypatch: pytest.Monkey
         return block_keys(namespace, tokens)
 
     monkeypatch.setattr(public, "block_keys", hashed)
-    nothing: Any = None
-    config, clock = GatewayConfig(cluster_secret="s" * 32), FakeClock()
-    lookups: Any = _Lookups()
-    servicer = public.GatewayServicer(
-        config=config,
-        gateway=nothing,
-        images=nothing,
-        latents=nothing,
-        admission=Admission(config, nothing, clock),
-        lookups=lookups,
-        orchestrator=nothing,
-        clock=clock,
-    )
+    servicer = _servicer(FakeClock())
     namespace = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
     request = gateway_pb2.LookupRequest(namespace=convert.namespace_to(namespace), tokens=range(64))
     context: Any = SimpleNamespace(invocation_metadata=dict)

@@ -26,6 +26,7 @@ from quire.telemetry import names
 from quire_server.redis import AccessKeys, connect
 from quire_server.redis.access import Grant, Level
 from quire_tools.bench.gateway import figures
+from quire_tools.bench.gateway.bare_http import BareHttp
 from quire_tools.bench.gateway.s3_client import SignedHttp, many, namespace_header
 from quire_tools.bench.report import Report, Row, median
 from quire_tools.bench.stream_peer import BareStream
@@ -274,22 +275,24 @@ def run_servers(url: str, key: tuple[str, str], size: int, count: int) -> Report
 
     async def measure(cluster: LocalCluster) -> None:
         places = {"ours": (f"http://{cluster.s3_address}", await _key(cluster)), "theirs": (url, key)}
-        for client, make in (("boto3", _boto_steps), ("obstore", _obstore_steps)):
-            rates: dict[str, dict[str, float]] = {}
-            for name, place in places.items():
-                rates[name] = await make(place, size, count)
-            for operation, ours in rates["ours"].items():
-                theirs = rates["theirs"][operation]
-                report.rows.append(
-                    Row({"client": client, "operation": operation}, {"ours, MB/s": ours}, theirs, ours / theirs)
-                )
+        async with BareHttp(size) as bare:
+            places["ceiling"] = (bare.url, key)
+            for client, make in (("boto3", _boto_steps), ("obstore", _obstore_steps)):
+                rates = {name: await make(place, size, count) for name, place in places.items()}
+                for operation, ours in rates["ours"].items():
+                    theirs, most = rates["theirs"][operation], rates["ceiling"][operation]
+                    measured = {"ours, MB/s": ours, "ceiling, MB/s": most, "ceiling's ratio": most / theirs}
+                    report.rows.append(Row({"client": client, "operation": operation}, measured, theirs, ours / theirs))
 
     with (
         tempfile.TemporaryDirectory(prefix="quire-s3-") as folder,
         LocalCluster(Path(folder), decoders=0, arena_bytes=64 << 20, drive_bytes=128 << 20) as cluster,
     ):
         asyncio.run(measure(cluster))
-    report.notes.append(f"{count} objects of {size >> 10} KiB, 8 at a time; best of {_ROUNDS}")
+    report.notes.append(
+        f"{count} objects of {size >> 10} KiB, 8 at a time; best of {_ROUNDS}; ceiling: a server that checks, hashes "
+        "and keeps nothing: what the client itself leaves to any server here"
+    )
     return report
 
 

@@ -1,15 +1,14 @@
 """`quire bench pool`: retrieve and store through the ring against the bare device, alone and mixed (Tutti, Fig. 6, 9).
 
 The bare device is asked for the same bytes in blocks of the same size, at the same depth, with the same flag, by a
-bare `BlockIO` on an ordinary file beside the pool's: whichever of io_uring and threads is quicker counts. Rounds of it
-and of the engine take turns, so that a drift of the device meets both.
+bare `BlockIO` and by fio, where it is installed, on an ordinary file beside the pool's: the quickest counts. Rounds of
+them and of the engine take turns, so that a drift of the device meets both.
 """
 
 from __future__ import annotations
 
 import asyncio
 import mmap
-import os
 import tempfile
 import time
 from collections import deque
@@ -25,7 +24,6 @@ import uvloop
 from rich.console import Console
 
 from quire.model.index import ChunkRecord
-from quire.model.iocb import Contexts
 from quire.model.layout import Dtype, KvLayout
 from quire_server.clock import SystemClock
 from quire_storage.adapters.block_io import choose_block_io
@@ -33,15 +31,12 @@ from quire_storage.adapters.drives import FileDrives
 from quire_storage.core.chunks import Chunk, Copy, Header, Placed
 from quire_storage.core.slack import SlackLimits
 from quire_storage.core.slots import Shape
-from quire_storage.errors import BlockIOUnavailable
 from quire_storage.pool import Pool, PoolSettings
 from quire_storage.ring import Ring
 from quire_tools.bench.report import Report, Row, median, spread
+from quire_tools.bench.storage.bare_device import BATCH_BYTES, BATCHES, BareDevice, best
 
 Bytes = npt.NDArray[np.uint8]
-_BLOCK_BYTES = 1 << 20
-_BATCH_BYTES = 16 << 20
-_BATCHES = 4
 _CLIENTS = 4
 _WARM_UP_S = 1.0
 _MIXED_S = 4.0
@@ -57,12 +52,6 @@ class _Rates:
     bare_store: list[dict[str, float]] = field(default_factory=list)
 
 
-def _best(rounds: Sequence[dict[str, float]]) -> list[float]:
-    """The rounds of that way of I/O whose median is the highest."""
-    ways = [[each[way] for each in rounds] for way in rounds[0]]
-    return max(ways, key=median)
-
-
 class _Bench:
     """A pool on the drives with chunks of one layout, and memory to read into and to write from."""
 
@@ -72,10 +61,10 @@ class _Bench:
         self._folders = list(folders)
         self._depth = depth
         self._number = 0
-        self.memory: Bytes = np.frombuffer(mmap.mmap(-1, (_BATCHES + 1) * _BATCH_BYTES), dtype=np.uint8)
+        self.memory: Bytes = np.frombuffer(mmap.mmap(-1, (BATCHES + 1) * BATCH_BYTES), dtype=np.uint8)
         self.memory[:] = np.random.default_rng(1).integers(0, 256, self.memory.nbytes, dtype=np.uint8)
         self.address = int(self.memory.ctypes.data)
-        self.batch = max(1, _BATCH_BYTES // self.shape.slot_bytes)
+        self.batch = max(1, BATCH_BYTES // self.shape.slot_bytes)
 
     async def start(self) -> None:
         slab = max(64 << 20, self.shape.slot_bytes)
@@ -108,7 +97,7 @@ class _Bench:
     async def retrieve(self, ring: Ring, chunks: Sequence[Copy]) -> int:
         """Layer after layer, in batches, three of them on their way at a time, as deliveries do it; bytes."""
         room = self.shape.slice_room
-        count = max(1, _BATCH_BYTES // room)
+        count = max(1, BATCH_BYTES // room)
         batches = [chunks[first : first + count] for first in range(0, len(chunks), count)]
         sources = [
             self.pool.striped(batch, np.arange(len(batch)) * room, np.zeros(len(batch), dtype=np.int64))
@@ -118,9 +107,9 @@ class _Bench:
         order = [source for _ in range(self.shape.num_layers) for source in sources]
         for at, source in enumerate(order):
             layer = at // len(sources)
-            place = self.address + at % _BATCHES * _BATCH_BYTES
+            place = self.address + at % BATCHES * BATCH_BYTES
             ahead.append(asyncio.create_task(ring.read(source.layer(layer).moved(place))))
-            if len(ahead) >= _BATCHES - 1:
+            if len(ahead) >= BATCHES - 1:
                 await ahead.popleft()
         while ahead:
             await ahead.popleft()
@@ -151,78 +140,14 @@ class _Bench:
             self._number += 1
             key = self._number.to_bytes(32, "big")
             chunks.append(Chunk(ChunkRecord(key, b"", key, b""), self.shape.num_layers, self.shape.slice_bytes, sums))
-        base = self.address + _BATCHES * _BATCH_BYTES
+        base = self.address + BATCHES * BATCH_BYTES
         addresses = base + np.arange(count, dtype=np.int64) * self.shape.slice_room
         # The same batch of memory for every layer: what is written is of no matter here, only how fast.
-        stride = count * self.shape.slice_room if count * self.shape.slot_bytes <= _BATCH_BYTES else 0
+        stride = count * self.shape.slice_room if count * self.shape.slot_bytes <= BATCH_BYTES else 0
         places = self.pool.map.allocate(self.shape, count)
         placed = [Placed(Header(chunk), place) for chunk, place in zip(chunks, places, strict=True)]
         await self.pool.write(placed, addresses, np.full(count, stride))
         return placed
-
-
-class _Bare:
-    """The same device without an engine: blocks of an ordinary file."""
-
-    def __init__(self, folders: Sequence[str], size: int, memory: Bytes, depth: int) -> None:
-        self._size = size // len(folders) // _BATCH_BYTES * _BATCH_BYTES or _BATCH_BYTES
-        self._memory = memory
-        self._depth = depth
-        self._rings: dict[str, Ring] = {}
-        self._files = []
-        self._paths = [Path(folder) / "bare.bin" for folder in folders]
-        for path in self._paths:
-            file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_DIRECT", 0))
-            os.posix_fallocate(file, 0, self._size)
-            for at in range(0, self._size, _BATCH_BYTES):
-                os.pwritev(file, [memory[:_BATCH_BYTES].data], at)
-            os.fsync(file)
-            self._files.append(file)
-
-    async def start(self) -> None:
-        for name in ("io_uring", "threads"):
-            try:
-                io = choose_block_io(name, self._depth, direct=True)
-                ring = Ring(io, SystemClock(), SlackLimits(), slack=False)
-                await ring.start(self._files, [self._memory])
-            except BlockIOUnavailable:
-                continue
-            self._rings[name] = ring
-
-    async def close(self) -> None:
-        for ring in self._rings.values():
-            await ring.close()
-        for file, path in zip(self._files, self._paths, strict=True):
-            os.close(file)
-            path.unlink()
-
-    async def rates(self, size: int, *, write: bool = False) -> dict[str, float]:
-        """Bytes per second at which each way of I/O moves `size` bytes."""
-        return {name: await self._rate(ring, size, write=write) for name, ring in self._rings.items()}
-
-    async def _rate(self, ring: Ring, size: int, *, write: bool) -> float:
-        started, moved = time.perf_counter(), 0
-        ahead: deque[asyncio.Task[None]] = deque()
-        while moved < size:
-            contexts = self._batch(moved)
-            moved += contexts.bytes
-            ahead.append(asyncio.create_task(ring.write(contexts) if write else ring.read(contexts)))
-            if len(ahead) >= _BATCHES - 1:
-                await ahead.popleft()
-        while ahead:
-            await ahead.popleft()
-        if write:
-            await ring.sync(list(range(len(self._files))))
-        return moved / (time.perf_counter() - started)
-
-    def _batch(self, moved: int) -> Contexts:
-        """The next batch's worth of blocks, in turn from each file."""
-        blocks = _BATCH_BYTES // _BLOCK_BYTES
-        number = moved // _BLOCK_BYTES + np.arange(blocks, dtype=np.int64)
-        offsets = number // len(self._files) * _BLOCK_BYTES % self._size
-        place = int(self._memory.ctypes.data) + moved // _BATCH_BYTES % _BATCHES * _BATCH_BYTES
-        addresses = place + np.arange(blocks, dtype=np.int64) * _BLOCK_BYTES
-        return Contexts(number % len(self._files), offsets, np.full(blocks, _BLOCK_BYTES), addresses)
 
 
 async def _timed(work: Callable[[], Awaitable[int]], seconds: float) -> float:
@@ -233,7 +158,7 @@ async def _timed(work: Callable[[], Awaitable[int]], seconds: float) -> float:
     return moved / elapsed
 
 
-async def _alone(bench: _Bench, bare: _Bare, chunks: int, rounds: int) -> _Rates:
+async def _alone(bench: _Bench, bare: BareDevice, chunks: int, rounds: int) -> _Rates:
     rates, size = _Rates(), chunks * bench.shape.bytes
     for _ in range(rounds):
         rates.bare.append(await bare.rates(size))
@@ -275,7 +200,7 @@ async def _run(folders: list[str], layout: KvLayout, contexts: list[int], depth:
     with Console().status("filling the drives") as status:
         bench = _Bench(folders, layout, most, depth)
         await bench.start()
-        bare = _Bare(folders, min(most * bench.shape.bytes, 2 << 30), bench.memory, depth)
+        bare = BareDevice(folders, min(most * bench.shape.bytes, 2 << 30), depth, bench.memory)
         await bare.start()
         for context in contexts:
             status.update(f"context of {context} tokens")
@@ -283,14 +208,15 @@ async def _run(folders: list[str], layout: KvLayout, contexts: list[int], depth:
             measured = {
                 "retrieve GB/s": median(rates.retrieve) / 1e9,
                 "spread": spread(rates.retrieve),
-                "bare spread": spread(_best(rates.bare)),
+                "bare spread": spread(best(rates.bare)),
                 "store GB/s": median(rates.store) / 1e9,
-                "bare store GB/s": median(_best(rates.bare_store)) / 1e9,
+                "bare store GB/s": median(best(rates.bare_store)) / 1e9,
             }
-            bare_rate = median(_best(rates.bare)) / 1e9
+            bare_rate = median(best(rates.bare)) / 1e9
             report.rows.append(Row({"context": context}, measured, bare_rate, measured["retrieve GB/s"] / bare_rate))
         status.update("retrieve and store at the same time")
         report.notes += await _mixed_notes(bench, rounds)
+        report.notes.append(f"bare device: the quickest of {', '.join(bare.ways)}")
         report.notes.append(f"ring: {bench.ring.description}; {len(folders)} folders as drives; depth {depth}")
         await bare.close()
         await bench.close()

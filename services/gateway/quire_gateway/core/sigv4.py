@@ -185,7 +185,10 @@ def canonical_request(request: Request, claim: Claim) -> str:
     """As the client must have built it."""
     pairs = [(_encoded(name), _encoded(value)) for name, value in _raw_parameters(request.query)]
     query = "&".join(f"{name}={value}" for name, value in sorted(pairs) if name != "X-Amz-Signature")
-    headers = "".join(f"{name}:{request.header(name)}\n" for name in claim.signed_headers)
+    values: dict[str, list[str]] = {}
+    for name, value in request.headers:
+        values.setdefault(name, []).append(" ".join(value.split()))
+    headers = "".join(f"{name}:{','.join(values.get(name, ()))}\n" for name in claim.signed_headers)
     path = quote(unquoted(request.path), safe="/-_.~")
     return "\n".join((request.method, path, query, headers, ";".join(claim.signed_headers), claim.payload_hash))
 

@@ -60,6 +60,7 @@ class GatewayServicer(GatewayServiceServicer):
         self._admission = admission
         self._lookups = lookups
         self._orchestrator = orchestrator
+        self._clock = clock
         self._leases = LeaseSigner(config.cluster_secret.encode())
         self.sessions = Sessions(config=config, methods=self, admission=admission, release=lookups.release, clock=clock)
 
@@ -149,13 +150,15 @@ class GatewayServicer(GatewayServiceServicer):
         principal = await self._admission.caller(context)
         lease = self._leases.open(request.lease)
         fetch = FetchCall(
-            lease=lease,
-            token=request.lease,
+            found=lease,
+            lease=request.lease,
             delivery_id=convert.transfer_id_from(request.delivery_id, "delivery_id"),
             descriptor=convert.descriptor_from(request.descriptor),
             compute_window_us=request.compute_window_us,
             layers_in_stream=request.layers_in_stream,
         )
+        lease.check_fresh(self._clock.now_ms())
+        lease.check_keys(fetch.descriptor.keys)
         payload = fetch.descriptor.payload_bytes
         with self._admission.admit(principal, Need(tenant=lease.tenant.tenant, payload=payload, memory=payload)):
             async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
@@ -179,8 +182,8 @@ class GatewayServicer(GatewayServiceServicer):
                 return
             advised_us = round(found.advice.window_s * 1e6) if found.advice is not None else 0
             fetch = FetchCall(
-                lease=found.lease,
-                token=found.token,
+                found=found,
+                lease=found.token,
                 delivery_id=delivery_id,
                 descriptor=wanted.among(found.matched_chunks, take),
                 compute_window_us=request.compute_window_us or min(_WINDOW_US_MAX, advised_us),

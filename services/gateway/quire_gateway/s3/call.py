@@ -158,12 +158,13 @@ def read_call(http: web.BaseRequest, request_id: str, domain: str) -> Call:
     raw_path, _, query = http.raw_path.partition("?")
     if raw_path.startswith(("http://", "https://")):
         raw_path = "/" + raw_path.split("/", 3)[3] if raw_path.count("/") > 2 else "/"
-    headers = [
-        (name.decode("latin-1").lower(), value.decode("utf-8", "surrogateescape")) for name, value in http.raw_headers
-    ]
-    for name, value in headers:
-        if any("\ud800" <= char <= "\udfff" for char in value):
-            raise S3Error("InvalidRequest", f"The header {name} is not UTF-8")
+    headers = []
+    for raw, value in http.raw_headers:
+        name = raw.decode("latin-1").lower()
+        try:
+            headers.append((name, value.decode()))
+        except UnicodeDecodeError:
+            raise S3Error("InvalidRequest", f"The header {name} is not UTF-8") from None
     signed = Request(str(http.method), raw_path, query, headers)
     try:
         path = unquoted(raw_path).decode()

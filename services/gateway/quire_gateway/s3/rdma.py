@@ -26,7 +26,7 @@ from aiohttp import web
 
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import DescriptorInvalid, InvalidRequest, QuireError, TargetInvalid
+from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, QuireError, TargetInvalid
 from quire.model.hashing import Namespace, tenant_name
 from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.outcome import NodeOutcome
@@ -45,6 +45,7 @@ from quire_gateway.s3.body import Body
 from quire_gateway.s3.call import Call
 from quire_gateway.s3.checksums import BodyChecks
 from quire_gateway.s3.objects import expected_etag
+from quire_gateway.single import SingleReads
 from quire_server.lookups import Found
 from quire_server.redis.access import Level
 
@@ -70,10 +71,18 @@ class RdmaRequests:
     """Every method answers one kind of request."""
 
     def __init__(
-        self, *, backends: Backends, gateway: Gateway, leases: Leases, staging: Staging, admission: Admission
+        self,
+        *,
+        backends: Backends,
+        gateway: Gateway,
+        singles: SingleReads,
+        leases: Leases,
+        staging: Staging,
+        admission: Admission,
     ) -> None:
         self._backends = backends
         self._gateway = gateway
+        self._singles = singles
         self._leases = leases
         self._staging = staging
         self._admission = admission
@@ -156,10 +165,10 @@ class RdmaRequests:
             DeliveryOrder.CHUNKWISE,
             target,
         )
-        async with self._leases.held(namespace, descriptor.keys) as leased:
-            summary = await self._gateway.fetch_whole(_fetch(call, leased, descriptor))
-        if not summary.usable_chunks:
-            raise S3Error("NoSuchKey", "The chunk is not stored any more")
+        try:
+            summary = await self._singles.read(namespace, descriptor, _delivery_id(call), "the chunk")
+        except ChunkMissing as error:
+            raise S3Error("NoSuchKey", str(error)) from error
         return web.Response(headers={_REPLY: "200", _MOVED: str(summary.bytes_moved)})
 
     # ---- many chunks
@@ -247,8 +256,8 @@ def _fetch(call: Call, leased: Found, descriptor: Descriptor) -> FetchCall:
     if leased.lease is None:
         raise S3Error("NoSuchKey", "No chunk of these is stored")
     return FetchCall(
-        lease=leased.lease,
-        token=leased.token,
+        found=leased,
+        lease=leased.token,
         delivery_id=_delivery_id(call),
         descriptor=descriptor.among(leased.matched_chunks),
         layers_in_stream=True,
