@@ -75,6 +75,8 @@ proto: $(STAMP)         ## regenerate libs/quire/wire/v1 from protos/
 bench: $(STAMP)         ## the benchmarks of the README, with figures
 	$(BIN)/quire bench lookup --json bench-lookup.json --plot bench-lookup.png
 	$(BIN)/quire bench delivery --json bench-delivery.json --plot bench-delivery.png
+	$(BIN)/quire bench delivery --tier drives --context 32768 --json bench-drives.json --plot bench-drives.png
+	$(BIN)/quire bench store --json bench-store.json --plot bench-store.png
 	$(BIN)/quire bench pool --json bench-pool.json --plot bench-pool.png
 	$(BIN)/quire bench recover --json bench-recover.json --plot bench-recover.png
 

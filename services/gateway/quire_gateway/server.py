@@ -167,11 +167,8 @@ async def serve(config: GatewayConfig) -> None:
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     channels = ChannelPool(tls)
     clock = SystemClock()
-    gateway = Gateway(
-        config=config,
-        allocator=GrpcAllocator(config, channels),
-        nodes=GrpcStorageNodes(config, channels, clock),
-    )
+    nodes = GrpcStorageNodes(config, channels, clock)
+    gateway = Gateway(config=config, allocator=GrpcAllocator(config, channels), nodes=nodes)
     images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
     catalogue = GrpcCatalogue(config, channels)
     redis = connect(config.redis_url)
