@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -103,6 +105,20 @@ class SyncClient:
                 raise  # the work's own
             running.cancel()
             raise DeadlineExceeded(f"no end within {limit_s:g} s") from None
+
+    @property
+    def asynchronous(self) -> QuireClient:
+        """The client whose methods `spawn` and `run` take."""
+        return self._client
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Run on the client's loop; do not wait."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def post(self, work: Callable[[], object]) -> None:
+        """Call on the client's loop, soon; do not wait. In order. Nothing once the client is closed."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(work)
 
     def allocate(self, length: int) -> Buffer:
         """Registered host memory of `length` bytes. Close it with `free`."""

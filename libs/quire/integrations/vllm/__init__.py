@@ -1,0 +1,23 @@
+"""vLLM: a KV connector that keeps prefixes in Quire and has them delivered into vLLM's own blocks.
+
+    vllm serve MODEL --kv-transfer-config '{"kv_connector": "QuireConnector",
+        "kv_connector_module_path": "quire.integrations.vllm", "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"gateway": "HOST:PORT"}}'
+
+One block of vLLM is one chunk. See docs/integrations/vllm.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["QuireConnector"]
+
+
+def __getattr__(name: str) -> Any:
+    """The connector needs vLLM; its parts do not."""
+    if name not in __all__:
+        raise AttributeError(name)
+    from quire.integrations.vllm.connector import QuireConnector
+
+    return QuireConnector

@@ -1,0 +1,101 @@
+"""vLLM's KV blocks as bytes: where each layer's slabs lie, and copies between them and staging memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quire.model.errors import ConfigInvalid
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class KvBlocks:
+    """The tensors that vLLM registered, by layer name; the same order as the model's layers.
+
+    Raises `ConfigInvalid` for a cache whose blocks are not dense: one block of one layer must be one range of bytes.
+    """
+
+    def __init__(self, caches: Mapping[str, torch.Tensor]) -> None:
+        self.layer_of = {name: at for at, name in enumerate(caches)}
+        self._tensors = list(caches.values())
+        first = self._tensors[0]
+        self.num_blocks, self.slab_bytes = first.shape[0], _slab_bytes(first)
+        self.shape, self.strides = tuple(first.shape[1:]), tuple(first.stride()[1:])
+        for name, tensor in caches.items():
+            if not tensor[0].is_contiguous() or _slab_bytes(tensor) != self.slab_bytes:
+                raise ConfigInvalid(
+                    f"layer {name}: {tuple(tensor.shape)} with strides {tensor.stride()} is not dense, or not as large "
+                    "as the others",
+                    field="kv_cache_layout",
+                )
+        self._rows = [_rows(tensor, self.slab_bytes) for tensor in self._tensors]
+        self.on_host = first.device.type == "cpu"
+
+    @property
+    def num_layers(self) -> int:
+        return len(self._tensors)
+
+    def whole(self) -> tuple[torch.Tensor, int, npt.NDArray[np.int64]] | None:
+        """All of it as one range of bytes, if it is: (bytes, from a layer to the next, of each block in layer 0).
+
+        None where layers lie in several allocations, or at uneven distances: these are staged.
+        """
+        bases = [tensor.data_ptr() for tensor in self._tensors]
+        storage = self._tensors[0].untyped_storage()
+        steps = set(np.diff(bases).tolist())
+        blocks = {tensor.stride(0) * tensor.element_size() for tensor in self._tensors}
+        one = all(tensor.untyped_storage().data_ptr() == storage.data_ptr() for tensor in self._tensors)
+        if not one or len(blocks) != 1 or len(steps) > 1 or any(step <= 0 for step in steps):
+            return None
+        everything = torch.empty(0, dtype=torch.uint8, device=self._tensors[0].device).set_(storage)
+        offsets = bases[0] - storage.data_ptr() + np.arange(self.num_blocks, dtype=np.int64) * blocks.pop()
+        return everything, int(steps.pop()) if steps else self.slab_bytes, offsets
+
+    def take(self, layer: int, blocks: Sequence[int], into: Bytes) -> None:
+        """Copy one layer's slabs of `blocks` into (blocks, slab bytes) of host memory."""
+        index = torch.as_tensor(blocks, dtype=torch.int64, device=self._rows[layer].device)
+        target = torch.from_numpy(into)
+        if self.on_host:
+            torch.index_select(self._rows[layer], 0, index, out=target)
+        else:
+            target.copy_(self._rows[layer].index_select(0, index))
+
+    def put(self, layer: int, blocks: Sequence[int], out_of: Bytes) -> None:
+        """Copy (blocks, slab bytes) of host memory into one layer's slabs of `blocks`."""
+        rows = self._rows[layer]
+        index = torch.as_tensor(blocks, dtype=torch.int64, device=rows.device)
+        rows.index_copy_(0, index, torch.from_numpy(out_of).to(rows.device))
+
+
+def kernel_of(layer: Any, spec: Any) -> str:
+    """The attention backend of a layer, and the instruction set that CPU blocks are packed for."""
+    backend: Any = getattr(layer, "attn_backend", None) or getattr(layer, "backend", None)
+    name = str(backend.get_name()) if hasattr(backend, "get_name") else str(backend)
+    impl = getattr(layer, "impl", None)
+    return f"{name}/{type(impl).__name__}/{getattr(impl, 'isa', '') or _isa(name, spec)}"
+
+
+def _isa(backend: str, spec: Any) -> str:
+    if "CPU" not in backend.upper():
+        return ""
+    from vllm.v1.attention.backends import cpu_attn
+
+    return str(cpu_attn._get_attn_isa(spec.dtype, spec.block_size, spec.head_size))
+
+
+def _slab_bytes(tensor: torch.Tensor) -> int:
+    return int(tensor[0].numel() * tensor.element_size())
+
+
+def _rows(tensor: torch.Tensor, slab_bytes: int) -> torch.Tensor:
+    """(blocks, slab bytes) over the same memory."""
+    size = tensor.element_size()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+    return torch.as_strided(
+        flat, (tensor.shape[0], slab_bytes), (tensor.stride(0) * size, 1), tensor.storage_offset() * size
+    )

@@ -1,0 +1,323 @@
+"""The class that vLLM makes, once in its scheduler and once in each worker: it passes on what belongs to which half."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import vllm
+from vllm.config import get_layers_from_vllm_config
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+
+from quire.client import SyncClient
+from quire.integrations.vllm.blocks import KvBlocks, kernel_of
+from quire.integrations.vllm.loads import Loads
+from quire.integrations.vllm.matching import Matching
+from quire.integrations.vllm.memory import StagingPool
+from quire.integrations.vllm.naming import BlockFormat, namespace_of, weights_digest
+from quire.integrations.vllm.plan import StepPlan
+from quire.integrations.vllm.settings import Settings
+from quire.integrations.vllm.stats import QuirePromMetrics, QuireStats
+from quire.integrations.vllm.stores import Stores
+from quire.model.errors import ConfigInvalid
+from quire.telemetry import logger
+
+_DIGEST_BYTES: Final = 32
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
+    """What goes to the workers with each step."""
+
+    plan: StepPlan
+
+
+@dataclass
+class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
+    """What a worker tells the scheduler of its blocks, once."""
+
+    format: BlockFormat
+
+
+class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
+    """Raises `ConfigInvalid` at start for models and settings that it does not serve; see docs/integrations/vllm.md."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config)
+        self._group = _only_group(kv_cache_config)
+        _check(vllm_config, self._settings, self._kv_transfer_config)
+        self._stats, self._stats_lock = QuireStats(), threading.Lock()
+        self._client = SyncClient(
+            self._settings.gateway,
+            timeout_s=self._settings.timeout_s,
+            zone=self._settings.zone,
+            token=self._settings.token,
+        )
+        self._client.start()
+        self._matching: Matching | None = None
+        self._loads: Loads | None = None
+        self._stores: Stores | None = None
+        if role is KVConnectorRole.SCHEDULER:
+            spec, caches = self._group.kv_cache_spec, vllm_config.cache_config
+            self._matching = Matching(
+                settings=self._settings,
+                client=self._client,
+                block_tokens=spec.block_size,
+                hash_tokens=kv_cache_config.hash_block_size or caches.hash_block_size or spec.block_size,
+                asynchronous=_asynchronous(vllm_config, self._settings),
+                count=self._count,
+            )
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        return True
+
+    # ---- scheduler
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        assert self._matching is not None, "the scheduler's"
+        formats = [each.format for _, each in sorted(metadata.items()) if isinstance(each, WorkerFormat)]
+        config, settings = self._vllm_config, self._settings
+        weights = settings.weights or _weights(config.model_config)
+        engine = _engine(config)
+        shards = 1 if formats[0].mla else len(formats)
+        spaces = [
+            namespace_of(
+                formats[shard],
+                model=settings.model or Path(config.model_config.model).name,
+                weights=weights,
+                engine=engine,
+                tenant_salt=bytes.fromhex(settings.tenant_salt),
+                shard=shard,
+                shards=shards,
+            )
+            for shard in range(shards)
+        ]
+        logger().info("blocks of this engine", namespace=spaces[0].digest().hex()[:16], shards=shards, weights=weights)
+        self._matching.name(spaces)
+
+    def on_new_request(self, request: Any) -> None:
+        assert self._matching is not None, "the scheduler's"
+        self._matching.arrived(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        assert self._matching is not None, "the scheduler's"
+        return self._matching.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        assert self._matching is not None, "the scheduler's"
+        self._matching.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
+        assert self._matching is not None, "the scheduler's"
+        cached, tokens = scheduler_output.scheduled_cached_reqs, scheduler_output.num_scheduled_tokens
+        scheduled = [(new.req_id, new.num_computed_tokens) for new in scheduler_output.scheduled_new_reqs]
+        scheduled += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+        steps = [(request_id, computed, tokens[request_id]) for request_id, computed in scheduled]
+        return StepMetadata(self._matching.step(steps, self._blocks_of))
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """What is stored was copied by then: vLLM may have its blocks back at once."""
+        assert self._matching is not None, "the scheduler's"
+        self._matching.finished(request.request_id)
+        return False, None
+
+    def reset_cache(self) -> bool | None:
+        assert self._matching is not None, "the scheduler's"
+        self._matching.reset()
+        return True
+
+    def _blocks_of(self, request_id: str) -> Sequence[int]:
+        assert self._kv_cache_manager is not None, "bound at start"
+        blocks: Sequence[int] = self._kv_cache_manager.get_block_ids(request_id)[0]
+        return blocks
+
+    # ---- worker
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        settings = self._settings
+        blocks = KvBlocks({name: kv_caches[name] for name in self._group.layer_names})
+        spec = self._group.kv_cache_spec
+        layer = get_layers_from_vllm_config(self._vllm_config, AttentionLayerBase)[self._group.layer_names[0]]
+        self._format = BlockFormat(
+            kernel=kernel_of(layer, spec),
+            dtype=str(spec.dtype).removeprefix("torch."),
+            cache_dtype=str(self._vllm_config.cache_config.cache_dtype),
+            shape=blocks.shape,
+            strides=blocks.strides,
+            layers=blocks.num_layers,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_size,
+            block_tokens=spec.block_size,
+            mla=isinstance(spec, MLAAttentionSpec),
+            slab_bytes=blocks.slab_bytes,
+        )
+        self._format.layout()
+        pool = StagingPool(self._client.allocate(settings.staging_bytes))
+        direct, whole = None, blocks.whole() if settings.zero_copy != "never" else None
+        if whole is not None:
+            everything, stride, offsets = whole
+            direct = self._client.register(everything), stride, offsets
+        elif settings.zero_copy != "never":
+            logger().info("vLLM's blocks are not one range of memory: loads are staged")
+        shard = self._vllm_config.parallel_config.rank
+        self._loads = Loads(
+            client=self._client,
+            blocks=blocks,
+            pool=pool,
+            direct=direct,
+            zero_copy=settings.zero_copy,
+            timeout_s=settings.timeout_s,
+            shard=shard,
+            count=self._count,
+        )
+        self._stores = Stores(
+            client=self._client, blocks=blocks, pool=pool, durability=settings.level, shard=shard, count=self._count
+        )
+        self._layer_of = blocks.layer_of
+
+    def get_handshake_metadata(self) -> WorkerFormat:
+        return WorkerFormat(self._format)
+
+    def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
+        """Stores begin here: `start_load_kv` may come behind the forward pass."""
+        super().bind_connector_metadata(connector_metadata)
+        assert self._stores is not None and self._loads is not None, "the worker's"
+        for request_id in connector_metadata.plan.abandoned:
+            self._loads.abandon(request_id)
+        for plan in connector_metadata.plan.stores:
+            self._stores.start(plan)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        assert self._loads is not None, "the worker's"
+        for plan in self._get_connector_metadata().plan.loads:
+            self._loads.start(plan)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        if self._loads is not None and layer_name in self._layer_of:
+            self._loads.layer(self._layer_of[layer_name])
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        if self._stores is not None and layer_name in self._layer_of:
+            self._stores.layer(self._layer_of[layer_name])
+
+    def wait_for_save(self) -> None:
+        assert self._stores is not None and self._loads is not None, "the worker's"
+        self._stores.finish_step(self._loads.finish_step())
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        assert self._loads is not None, "the worker's"
+        return None, self._loads.received() or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._loads.missing() if self._loads is not None else set()
+
+    # ---- both
+
+    def get_kv_connector_stats(self) -> QuireStats | None:
+        with self._stats_lock:
+            stats, self._stats = self._stats, QuireStats()
+        return stats if not stats.is_empty() else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> QuireStats:
+        return QuireStats(data=dict(data or {}))
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
+    ) -> QuirePromMetrics:
+        return QuirePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def shutdown(self) -> None:
+        self._client.close()
+
+    def take_events(self) -> Iterable[Any]:
+        return ()
+
+    def _count(self, name: str, value: float) -> None:
+        with self._stats_lock:
+            self._stats.add(name, value)
+
+
+def _only_group(kv_cache_config: Any) -> Any:
+    """Raises `ConfigInvalid` for hybrid models, and for attention that does not see the whole prefix."""
+    groups = kv_cache_config.kv_cache_groups
+    kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
+    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
+        raise ConfigInvalid(
+            f"this model's cache has {kinds}; QuireConnector serves full attention and MLA, in one group. "
+            "For hybrid models there is vLLM's own offloading",
+            field="kv_connector",
+        )
+    spec = groups[0].kv_cache_spec
+    if spec.sliding_window or spec.attention_chunk_size:
+        raise ConfigInvalid("sliding windows and chunked attention are not supported", field="kv_connector")
+    return groups[0]
+
+
+def _check(config: Any, settings: Settings, transfer: Any) -> None:
+    """Raises `ConfigInvalid`, naming vLLM's flag and what to give it."""
+    if transfer.kv_load_failure_policy != "recompute" and not settings.allow_failing:
+        raise ConfigInvalid(
+            f"is {transfer.kv_load_failure_policy!r}: a request whose blocks did not arrive would fail. Set "
+            '"kv_load_failure_policy": "recompute" in --kv-transfer-config, or allow_failing in its extra config',
+            field="kv_load_failure_policy",
+        )
+    parallel = config.parallel_config
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            raise ConfigInvalid("more than 1 is not supported by QuireConnector", field=name)
+    algorithm = config.cache_config.prefix_caching_hash_algo
+    if not str(algorithm).startswith("sha256"):
+        raise ConfigInvalid(
+            f"{algorithm}: keys have {_DIGEST_BYTES} bytes, and strangers must not find two prompts with one of them; "
+            "give --prefix-caching-hash-algo sha256_cbor",
+            field="prefix_caching_hash_algo",
+        )
+    if not config.cache_config.enable_prefix_caching:
+        raise ConfigInvalid("is off: blocks have no hashes then", field="enable_prefix_caching")
+
+
+def _asynchronous(config: Any, settings: Settings) -> bool:
+    """vLLM's second model runner computes wrongly after a failed layerwise load (vllm 49250): there it is avoided."""
+    second_runner = bool(getattr(config, "use_v2_model_runner", False))
+    if settings.load == "layerwise" and second_runner:
+        raise ConfigInvalid(
+            "layerwise loads that fail are recomputed wrongly by vLLM's V2 model runner (vllm 49250); use async, or "
+            "VLLM_USE_V2_MODEL_RUNNER=0",
+            field="kv_connector_extra_config.load",
+        )
+    return settings.load == "async" or second_runner
+
+
+def _weights(model: Any) -> str:
+    """Of a local folder the digest of its weights, else the name and the revision."""
+    folder = Path(model.model)
+    return weights_digest(folder) if folder.is_dir() else f"{model.model}@{model.revision or 'main'}"
+
+
+def _engine(config: Any) -> dict[str, Any]:
+    """What besides the workers' formats makes blocks differ, or the same tokens hash differently."""
+    model, cache = config.model_config, config.cache_config
+    return {
+        "vllm": ".".join(vllm.__version__.split(".")[:2]),
+        "quantization": str(model.quantization),
+        "model dtype": str(model.dtype),
+        "hash": str(cache.prefix_caching_hash_algo),
+        "rope": str(getattr(model.hf_config, "rope_scaling", None)),
+        "load format": str(config.load_config.load_format),
+        "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
+    }

@@ -1,0 +1,312 @@
+"""The worker's half of loads: chunks from storage nodes into vLLM's blocks, straight or by way of staging memory.
+
+A load ends when no storage node writes for it any more: until then vLLM keeps its blocks. One by way of staging memory
+that is given up ends at once: a silent node may write on, but not where anybody computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from quire.client import Buffer, Delivery, Lookup, SyncClient
+from quire.integrations.vllm.blocks import KvBlocks
+from quire.integrations.vllm.memory import StagingPool
+from quire.integrations.vllm.plan import LoadPlan
+from quire.model.descriptor import DeliveryOrder
+from quire.model.errors import DeadlineExceeded, QuireError
+from quire.model.outcome import NodeOutcome
+from quire.telemetry import logger
+
+_QUIET_S: Final = 5.0
+_STAGED_QUIET_S: Final = 0.25
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """One request's. `arrived`: layers that are complete; `ended`: no node writes any more; `missing`: block ids.
+
+    `copying`: it goes from staging memory to vLLM's blocks; `orphaned`: given up while nodes may write to that memory.
+    """
+
+    plan: LoadPlan
+    found: Lookup
+    staging: Buffer | None
+    begun_s: float
+    arrived: int = 0
+    failed: bool = False
+    ended: bool = False
+    abandoned: bool = False
+    copying: bool = False
+    orphaned: bool = False
+    copied: int = 0
+    missing: set[int] = field(default_factory=set)
+    delivery: Delivery | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def layer(self, layer: int, timeout_s: float) -> bool:
+        """Wait for a layer; whether it came."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.arrived > layer or self.failed or self.ended, timeout_s)
+            return self.arrived > layer
+
+    def end(self, timeout_s: float) -> bool:
+        """Wait until it has ended; whether it has."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.ended, timeout_s)
+
+    def note(self, *, arrived: int | None = None, failed: bool = False, ended: bool = False) -> bool:
+        """Something happened on the client's loop; whether the load is an orphan."""
+        with self.changed:
+            self.arrived = arrived if arrived is not None else self.arrived
+            self.failed, self.ended = self.failed or failed, self.ended or ended
+            self.changed.notify_all()
+            return self.orphaned
+
+    def begin_copy(self) -> bool:
+        """Whether vLLM still waits for what arrived."""
+        with self.changed:
+            self.copying = not self.orphaned
+            return self.copying
+
+    def orphan(self) -> bool:
+        """Give up one in staging memory that has failed; whether it had not ended, and is not being copied."""
+        with self.changed:
+            self.orphaned = self.staging is not None and self.failed and not self.ended and not self.copying
+            return self.orphaned
+
+
+class Loads:
+    """Of one worker. `direct`: vLLM's blocks as one registered range, with layer stride and offsets of blocks."""
+
+    def __init__(
+        self,
+        *,
+        client: SyncClient,
+        blocks: KvBlocks,
+        pool: StagingPool,
+        direct: tuple[Buffer, int, np.ndarray[tuple[int], np.dtype[np.int64]]] | None,
+        zero_copy: str,
+        timeout_s: float,
+        shard: int,
+        count: Callable[[str, float], None],
+    ) -> None:
+        self._client = client
+        self._blocks = blocks
+        self._pool = pool
+        self._direct = direct
+        self._zero_copy = zero_copy
+        self._timeout_s = timeout_s
+        self._shard = shard
+        self._count = count
+        self._layerwise: list[Load] = []
+        self._asynchronous: dict[str, Load] = {}
+        self._bad: set[int] = set()
+
+    def start(self, plan: LoadPlan) -> None:
+        """Have it delivered. What has no room to land in counts as missing."""
+        straight = self._direct is not None and self._zero_copy in (
+            "always",
+            "async" if plan.asynchronous else "always",
+        )
+        found = plan.found[min(self._shard, len(plan.found) - 1)]
+        staging = None
+        if not straight:
+            staging = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
+        load = Load(plan, found, staging, time.monotonic())
+        if plan.asynchronous:
+            self._asynchronous[plan.request_id] = load
+        else:
+            self._layerwise.append(load)
+        if not straight and staging is None:
+            logger().warning("no staging memory for a load", blocks=len(plan.blocks))
+            load.missing = set(plan.blocks)
+            load.note(failed=True, ended=True)
+            self._client.spawn(self._release(load))
+            return
+        self._client.spawn(self._run(load))
+
+    # ---- layer by layer
+
+    def layer(self, layer: int) -> None:
+        """Return when the layer is in vLLM's blocks, or will not be."""
+        for load in self._layerwise:
+            if not load.failed and not load.layer(layer, self._timeout_s):
+                load.failed = True
+                self._give_up(load)
+            if not load.failed:
+                self._copy(load, layer + 1)
+
+    def finish_step(self) -> set[str]:
+        """The step is over: no node writes to blocks of its loads. Returns requests that miss blocks.
+
+        What these computed in the step is not worth keeping.
+        """
+        spoiled = set()
+        self.layer(self._blocks.num_layers - 1)
+        for load in self._layerwise:
+            self._settle(load)
+            if load.failed or load.missing:
+                spoiled.add(load.plan.request_id)
+        self._layerwise = []
+        return spoiled
+
+    def _settle(self, load: Load) -> None:
+        """Of one that vLLM waits for."""
+        while not load.end(_STAGED_QUIET_S if load.staging is not None and load.failed else self._timeout_s):
+            if load.orphan():  # its memory is lent until every node is quiet; nobody touches vLLM's blocks
+                self._report(load, set(load.plan.blocks))
+                return
+            logger().error(
+                "vLLM waits for a storage node that may still write to its blocks", load=load.plan.request_id
+            )
+            self._give_up(load)
+        self._conclude(load)
+
+    def _conclude(self, load: Load) -> None:
+        """Of one that has ended: copy what is not yet in its blocks, and report the rest."""
+        if len(load.missing) < len(load.plan.blocks):
+            self._copy(load, self._blocks.num_layers)
+        if load.staging is not None:
+            self._pool.give_back(load.staging)
+        self._report(load, load.missing)
+
+    def _report(self, load: Load, missing: set[int]) -> None:
+        self._bad |= missing
+        self._count("failed_blocks", len(missing))
+        self._count("loaded_blocks", len(load.plan.blocks) - len(missing))
+        self._count("loads_s", time.monotonic() - load.begun_s)
+
+    def _copy(self, load: Load, until: int) -> None:
+        """Layers up to `until` out of staging memory; of a load that has failed, what arrived whole."""
+        if load.staging is None:
+            return
+        blocks = load.plan.blocks
+        layers = load.staging.layers(self._blocks.num_layers, len(blocks), self._blocks.slab_bytes)
+        there = [at for at, block in enumerate(blocks) if block not in load.missing]
+        for layer in range(load.copied, until):
+            if len(there) == len(blocks):
+                self._blocks.put(layer, blocks, layers[layer])
+            elif there:
+                self._blocks.put(layer, [blocks[at] for at in there], layers[layer][there])
+        load.copied = max(load.copied, until)
+
+    # ---- beside the steps
+
+    def abandon(self, request_id: str) -> None:
+        """Nobody waits for it any more. It is reported as received once it has ended."""
+        load = self._asynchronous.get(request_id)
+        if load is not None:
+            self._give_up(load)
+
+    def received(self) -> set[str]:
+        """Requests whose load has ended since this was last asked, well or not."""
+        done = set()
+        for request_id, load in list(self._asynchronous.items()):
+            if load.ended:
+                self._conclude(load)
+            elif load.orphan():
+                self._report(load, set(load.plan.blocks))
+            elif time.monotonic() - load.begun_s > self._timeout_s:
+                self._give_up(load)
+                continue
+            else:
+                continue
+            del self._asynchronous[request_id]
+            done.add(request_id)
+        return done
+
+    def missing(self) -> set[int]:
+        """Blocks that did not arrive, since this was last asked."""
+        missing, self._bad = self._bad, set()
+        return missing
+
+    # ---- on the client's loop
+
+    def _give_up(self, load: Load) -> None:
+        def stop() -> None:
+            load.abandoned = True
+            load.note(failed=True)
+            if load.delivery is not None:
+                load.delivery.abandon()
+
+        self._client.post(stop)
+
+    async def _run(self, load: Load) -> None:
+        try:
+            load.missing = await self._deliver(load)
+        except QuireError as error:
+            load.missing = set(load.plan.blocks)
+            logger().warning("a load failed; its blocks are computed", error=error.code(), message=str(error))
+        except Exception as error:  # a fault of ours must not leave vLLM waiting
+            load.missing = set(load.plan.blocks)
+            logger().error("a load broke off", exc_info=error)
+        load.note(failed=bool(load.missing))
+        await self._quiet(load)
+        if load.plan.asynchronous and not load.missing and load.begin_copy():
+            await asyncio.get_running_loop().run_in_executor(None, self._copy, load, self._blocks.num_layers)
+        if load.note(ended=True) and load.staging is not None:
+            self._pool.give_back(load.staging)
+        await self._release(load)
+
+    async def _deliver(self, load: Load) -> set[int]:
+        """Blocks that did not arrive."""
+        plan, client = load.plan, self._client.asynchronous
+        count = len(plan.blocks)
+        where: dict[str, Any] = {}
+        buffer = load.staging
+        if buffer is None:
+            assert self._direct is not None, "straight into the blocks"
+            buffer, stride, offsets = self._direct
+            where = {"layer_stride": stride, "chunk_offsets": offsets[list(plan.blocks)]}
+        await client.reach()
+        if load.abandoned:
+            return set(plan.blocks)
+        load.delivery = delivery = await client.fetch(
+            load.found, buffer, first_chunk=plan.first, chunk_count=count, order=DeliveryOrder.LAYERWISE, **where
+        )
+        try:
+            for layer in range(self._blocks.num_layers):
+                await delivery.layer(layer)
+                load.note(arrived=layer + 1)
+            return set()
+        except QuireError as error:
+            load.note(failed=True)
+            if load.abandoned:
+                return set(plan.blocks)
+            logger().warning("a load lost chunks; their blocks are computed", error=error.code(), message=str(error))
+            summary = await delivery.summary()
+            return _missing(plan, summary.outcomes)
+
+    async def _quiet(self, load: Load) -> None:
+        """Wait until no node writes to the load's memory. Staged memory of one that never says so stays lent."""
+        while load.delivery is not None:
+            try:
+                await load.delivery.quiesced(_QUIET_S)
+                return
+            except DeadlineExceeded:
+                continue
+            except asyncio.CancelledError:
+                return
+
+    async def _release(self, load: Load) -> None:
+        try:
+            await self._client.asynchronous.release(load.found)
+        except QuireError as error:
+            logger().debug("a lease stays until it runs out", error=str(error))
+
+
+def _missing(plan: LoadPlan, outcomes: tuple[NodeOutcome, ...]) -> set[int]:
+    """Of a delivery that lost chunks, by what each node says of its ranges."""
+    arrived: set[int] = set()
+    for outcome in outcomes:
+        marks = iter(outcome.delivered)
+        for each in outcome.ranges:
+            arrived |= {chunk for chunk in range(each.first, each.stop) if next(marks, 0)}
+    return {block for at, block in enumerate(plan.blocks) if plan.first + at not in arrived}

@@ -1,0 +1,276 @@
+"""The scheduler's half: what of a request Quire has, and what of a step is to be stored.
+
+Nothing here waits. A look-up begins when vLLM hears of a request; until it is answered the scheduler is told to ask
+again. A look-up that fails, or takes too long, is a miss, and Quire is left alone for a moment then: a cache that is
+away costs no request more than `lookup_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from quire.client import Lookup, SyncClient
+from quire.integrations.vllm.plan import LoadPlan, StepPlan, StorePlan
+from quire.integrations.vllm.settings import Settings
+from quire.model.errors import QuireError
+from quire.model.hashing import Namespace, engine_keys
+from quire.model.keys import KEYS_MAX, ChunkKeys
+from quire.telemetry import logger
+
+_LEASE_MS: Final = 60_000
+_FRESH_S: Final = 30.0
+_AWAY_S_MAX: Final = 30.0
+
+
+@dataclass(slots=True)
+class _Request:
+    """One that vLLM has. `known`: chunks from the start that Quire has, None while that is open.
+
+    `storable`: whether that is known; behind chunks that may be missing nothing can be stored.
+    """
+
+    request: Any
+    asking: Future[tuple[Lookup, ...]] | None = None
+    asked_s: float = 0.0
+    found: tuple[Lookup, ...] = ()
+    known: int | None = None
+    storable: bool = False
+    promised: tuple[int, int] = (0, 0)
+    keys: list[tuple[bytes, ...]] = field(default_factory=list)
+
+
+class Matching:
+    """`block_tokens`: of vLLM's blocks; `hash_tokens`: of its hashes, as many or a part. `count`: tells figures."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        client: SyncClient,
+        block_tokens: int,
+        hash_tokens: int,
+        asynchronous: bool,
+        count: Callable[[str, float], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._block_tokens = block_tokens
+        self._hashes_per_block = block_tokens // hash_tokens
+        self._asynchronous = asynchronous
+        self._count = count
+        self._now_s = now_s
+        self._namespaces: tuple[Namespace, ...] = ()
+        self._requests: dict[str, _Request] = {}
+        self._plan = StepPlan()
+        self._away_until_s, self._failures = 0.0, 0
+
+    # ---- what vLLM tells
+
+    def name(self, namespaces: Sequence[Namespace]) -> None:
+        """What this engine's blocks are called, one for each shard. Before that everything is a miss."""
+        self._namespaces = tuple(namespaces)
+
+    def arrived(self, request: Any) -> None:
+        """A new request: ask for its prefix."""
+        if self._namespaces and request.request_id not in self._requests:
+            state = self._requests[request.request_id] = _Request(request)
+            self._ask(state)
+
+    def matched(self, request: Any, computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens behind those computed that can be loaded, or None: ask again; and whether other requests go on."""
+        self.arrived(request)
+        state = self._requests.get(request.request_id)
+        if state is None:
+            return 0, False
+        computed = computed_tokens // self._block_tokens
+        usable = (request.num_tokens - 1) // self._block_tokens  # the last token is always computed
+        if usable <= computed:
+            return 0, False
+        if state.known is None and not self._answered(state):
+            return None, False
+        if state.found and self._now_s() - state.asked_s > _FRESH_S:  # it waited so long that the lease may run out
+            self._give_back(state)
+            state.known = None
+            self._ask(state)
+            return None, False
+        count = min(state.known or 0, usable) - computed if state.found else 0
+        if count <= 0:
+            return 0, False
+        state.promised = (computed, count)
+        return count * self._block_tokens, self._asynchronous
+
+    def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
+        """vLLM has blocks for the request, and wants `tokens` of what was promised, or nothing."""
+        state = self._requests.get(request.request_id)
+        if state is None or not state.found:
+            return
+        first, count = state.promised
+        if tokens <= 0:
+            self._give_back(state)
+            return
+        count = min(count, tokens // self._block_tokens)
+        self._plan.loads.append(
+            LoadPlan(
+                request_id=request.request_id,
+                found=state.found,
+                first=first,
+                blocks=tuple(block_ids[first : first + count]),
+                asynchronous=self._asynchronous,
+            )
+        )
+        state.found = ()  # the lease is the load's from here on
+
+    def step(self, scheduled: Sequence[tuple[str, int, int]], blocks_of: Callable[[str], Sequence[int]]) -> StepPlan:
+        """The plan of a step. `scheduled`: request, tokens computed before, tokens in this step."""
+        plan, self._plan = self._plan, StepPlan()
+        if self._settings.store:
+            for request_id, computed, tokens in scheduled:
+                store = self._store(request_id, computed, tokens, blocks_of)
+                if store is not None:
+                    plan.stores.append(store)
+        return plan
+
+    def finished(self, request_id: str) -> None:
+        """vLLM is done with it, well or not."""
+        state = self._requests.pop(request_id, None)
+        self._plan.abandoned.append(request_id)
+        if state is not None:
+            self._give_back(state)
+
+    def reset(self) -> None:
+        """From now on nothing that was stored before is found: the weights may have changed."""
+        since = uuid.uuid4().hex[:16]
+        self._namespaces = tuple(
+            replace(each, weight_version=f"{each.weight_version.partition('#')[0]}#{since}")
+            for each in self._namespaces
+        )
+        for state in self._requests.values():
+            self._give_back(state)
+            state.known, state.keys = 0, []
+            state.storable = False
+
+    # ---- stores
+
+    def _store(
+        self, request_id: str, computed: int, tokens: int, blocks_of: Callable[[str], Sequence[int]]
+    ) -> StorePlan | None:
+        state = self._requests.get(request_id)
+        if state is None or (state.known is None and not self._answered(state)) or not state.storable:
+            return None
+        request = state.request
+        # A load that failed takes vLLM back: what was stored behind it in that step was not kept.
+        first = state.known = min(state.known or 0, computed // self._block_tokens)
+        until = (computed + tokens) // self._block_tokens
+        if not self._settings.store_output:
+            until = min(until, request.num_prompt_tokens // self._block_tokens)
+        until = min(until, len(request.block_hashes) // self._hashes_per_block, KEYS_MAX)
+        if until <= first:
+            return None
+        blocks = tuple(blocks_of(request_id)[first:until])
+        if len(blocks) < until - first:
+            return None
+        state.known = until
+        return StorePlan(
+            request_id=request_id,
+            namespaces=self._namespaces,
+            keys=self._keys(state, until),
+            first=first,
+            blocks=blocks,
+        )
+
+    # ---- look-ups
+
+    def _ask(self, state: _Request) -> None:
+        state.asked_s = self._now_s()
+        chunks = min(len(state.request.block_hashes) // self._hashes_per_block, KEYS_MAX)
+        if not chunks:
+            state.known, state.storable = 0, True
+            return
+        if self._now_s() < self._away_until_s:
+            return  # `_answered` makes it a miss
+        asked = zip(self._namespaces, self._keys(state, chunks), strict=True)
+        state.asking = self._client.spawn(_look_up(self._client, list(asked)))
+
+    def _answered(self, state: _Request) -> bool:
+        """Whether it is known what Quire has of it; what failed, or takes too long, counts as nothing."""
+        if state.asking is None:
+            state.known = 0
+            return True
+        if not state.asking.done():
+            if self._now_s() - state.asked_s < self._settings.lookup_timeout_s:
+                return False
+            _when_done(state.asking, self._release)
+            self._failed(state, "no answer in time")
+            return True
+        error = state.asking.exception()
+        if error is not None:
+            self._failed(state, str(error))
+            return True
+        self._count("lookups", 1)
+        self._failures = 0
+        state.found, state.asking = state.asking.result(), None
+        state.known, state.storable = min(len(each.keys) for each in state.found), True
+        if not state.known:
+            self._give_back(state)
+        return True
+
+    def _failed(self, state: _Request, why: str) -> None:
+        state.asking, state.known = None, 0
+        self._count("failed_lookups", 1)
+        away_s = min(_AWAY_S_MAX, self._settings.away_s * 2**self._failures)
+        self._failures = min(self._failures + 1, 8)
+        self._away_until_s = self._now_s() + away_s
+        logger().warning("Quire does not answer look-ups; vLLM goes on without it", error=why, for_s=away_s)
+
+    def _keys(self, state: _Request, chunks: int) -> tuple[ChunkKeys, ...]:
+        """Of the first `chunks` blocks, for each shard."""
+        have, step = len(state.keys), self._hashes_per_block
+        if chunks > have:
+            hashes = state.request.block_hashes[have * step + step - 1 : chunks * step : step]
+            fresh = ChunkKeys(b"".join(bytes(each) for each in hashes))
+            state.keys += zip(*(engine_keys(space, fresh) for space in self._namespaces), strict=True)
+        return tuple(
+            ChunkKeys(b"".join(each[shard] for each in state.keys[:chunks])) for shard in range(len(self._namespaces))
+        )
+
+    def _give_back(self, state: _Request) -> None:
+        if state.asking is not None:
+            _when_done(state.asking, self._release)
+            state.asking = None
+        self._release(state.found)
+        state.found = ()
+
+    def _release(self, found: Sequence[Lookup]) -> None:
+        for each in found:
+            if each.lease:
+                self._client.spawn(_let_go(self._client, each))
+
+
+async def _look_up(client: SyncClient, asked: Sequence[tuple[Namespace, ChunkKeys]]) -> tuple[Lookup, ...]:
+    """Of each shard."""
+    found: list[Lookup] = []
+    try:
+        for namespace, keys in asked:
+            found.append(await client.asynchronous.lookup(namespace, keys, lease_ttl_ms=_LEASE_MS))
+    except QuireError:
+        for each in found:
+            await _let_go(client, each)
+        raise
+    return tuple(found)
+
+
+async def _let_go(client: SyncClient, found: Lookup) -> None:
+    try:
+        await client.asynchronous.release(found)
+    except QuireError as error:
+        logger().debug("a lease stays until it runs out", error=str(error))
+
+
+def _when_done(asking: Future[tuple[Lookup, ...]], then: Callable[[Sequence[Lookup]], None]) -> None:
+    asking.add_done_callback(lambda done: None if done.cancelled() or done.exception() else then(done.result()))

@@ -1,0 +1,116 @@
+"""The namespace of an engine: everything that decides what bytes its KV blocks have for the same tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import blake3
+
+from quire.model.errors import ConfigInvalid
+from quire.model.hashing import Namespace
+from quire.model.layout import Attention, Dtype, KvLayout
+
+_DTYPES: Final = {
+    "float32": Dtype.FP32,
+    "float16": Dtype.FP16,
+    "bfloat16": Dtype.BF16,
+    "float8_e4m3fn": Dtype.FP8_E4M3,
+    "float8_e5m2": Dtype.FP8_E5M2,
+    "uint8": Dtype.FP8_E4M3,
+}
+_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFormat:
+    """How a worker's kernels keep a block, as the worker itself found it.
+
+    `kernel`: attention backend, with the instruction set where blocks are packed for it; `strides`: of a layer's
+    tensor within a block, in elements, so that layouts of the same size are told apart; `slab_bytes`: of one block of
+    one layer.
+    """
+
+    kernel: str
+    dtype: str
+    cache_dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    layers: int
+    kv_heads: int
+    head_dim: int
+    block_tokens: int
+    mla: bool
+    slab_bytes: int
+
+    def layout(self) -> KvLayout:
+        """Raises `ConfigInvalid` for blocks that have more than K and V, or a latent, in them."""
+        dtype = _DTYPES.get(self.dtype)
+        if dtype is None:
+            raise ConfigInvalid(f"{self.dtype} is kept in a form that Quire does not know", field="kv_cache_dtype")
+        attention = Attention.MLA if self.mla else Attention.KV_HEADS
+        heads = 1 if self.mla else self.kv_heads
+        layout = KvLayout(self.layers, self.block_tokens, heads, self.head_dim, dtype, attention)
+        if layout.slice_bytes != self.slab_bytes:
+            raise ConfigInvalid(
+                f"a block of a layer has {self.slab_bytes} bytes, {layout.slice_bytes} by its shape: padding, scales "
+                "or packed elements are not supported",
+                field="kv_cache_dtype",
+            )
+        return layout
+
+
+def weights_digest(folder: Path) -> str:
+    """Of all weight files, whole: a fine-tuned copy has the same names and sizes.
+
+    Raises `ConfigInvalid` where there are none.
+    """
+    files = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
+    if not files:
+        raise ConfigInvalid(
+            f"{folder} has no weights that can be told apart; name them", field="kv_connector_extra_config.weights"
+        )
+    digest = hashlib.sha256()
+    for path in files:
+        hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
+        digest.update(path.name.encode() + hasher.update_mmap(path).digest())
+    return digest.hexdigest()[:32]
+
+
+def namespace_of(
+    formats: BlockFormat,
+    *,
+    model: str,
+    weights: str,
+    engine: Mapping[str, Any],
+    tenant_salt: bytes,
+    shard: int,
+    shards: int,
+) -> Namespace:
+    """`engine`: what else makes blocks differ: versions, quantization, hash algorithm, ...; all of it goes in.
+
+    Raises `ConfigInvalid` for blocks that cannot be kept.
+    """
+    layout = formats.layout()
+    told = {
+        "kernel": formats.kernel,
+        "dtype": formats.dtype,
+        "cache_dtype": formats.cache_dtype,
+        "shape": list(formats.shape),
+        "strides": list(formats.strides),
+        **engine,
+    }
+    form = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    return Namespace(
+        model_id=model,
+        weight_version=f"{weights}/{form}",
+        layout=layout,
+        tenant_salt=tenant_salt,
+        # Latents are the same in every shard.
+        shard_index=0 if formats.mla else shard,
+        shard_count=1 if formats.mla else shards,
+    )

@@ -1,0 +1,40 @@
+"""What the scheduler's half tells the workers to do in a step. All of it can be pickled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.client import Lookup
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPlan:
+    """Chunks from `first` on, one for each of `blocks`, of what was found; `found` has one look-up for each shard."""
+
+    request_id: str
+    found: tuple[Lookup, ...]
+    first: int
+    blocks: tuple[int, ...]
+    asynchronous: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePlan:
+    """Chunks from `first` on of a prefix, one in each of `blocks`; `keys` are those of all of it, shard by shard."""
+
+    request_id: str
+    namespaces: tuple[Namespace, ...]
+    keys: tuple[ChunkKeys, ...]
+    first: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step's. `abandoned`: requests whose loads nobody waits for any more."""
+
+    loads: list[LoadPlan] = field(default_factory=list)
+    stores: list[StorePlan] = field(default_factory=list)
+    abandoned: list[str] = field(default_factory=list)

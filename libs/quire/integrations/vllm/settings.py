@@ -1,0 +1,81 @@
+"""What a user may set, in `kv_connector_extra_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from quire.model.durability import Durability
+from quire.model.errors import ConfigInvalid
+
+LOADS: Final = ("auto", "layerwise", "async")
+ZERO_COPY: Final = ("async", "always", "never")
+_FLAG: Final = "kv_connector_extra_config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Raises `ConfigInvalid`, naming the setting, for values that make no sense.
+
+    `gateway`: host:port. `load`: "layerwise" computes the first layers while later ones arrive, "async" lets other
+    requests compute while all arrive; "auto" is layerwise, but where vLLM recomputes wrongly after a failed layerwise
+    load. `zero_copy`: which loads storage nodes write straight into vLLM's blocks; others are staged and copied, which
+    lets a load be given up at once while a silent node may still write. `durability`: of what is stored. `store`:
+    whether this engine stores, `store_output` also what it generates. `staging_bytes`: registered memory for stores and
+    staged loads; what finds no room is not stored. `lookup_timeout_s`: for how long a request waits for a look-up.
+    `away_s`: for how long Quire is left alone after it did not answer. `weights`: names the weights; empty for their
+    own digest. `tenant_salt`: hexadecimal. `allow_failing`: accept vLLM's `kv_load_failure_policy=fail`.
+    """
+
+    gateway: str
+    load: str = "auto"
+    zero_copy: str = "async"
+    durability: str = "memory"
+    store: bool = True
+    store_output: bool = True
+    staging_bytes: int = 256 << 20
+    lookup_timeout_s: float = 1.0
+    timeout_s: float = 20.0
+    away_s: float = 2.0
+    model: str = ""
+    weights: str = ""
+    tenant_salt: str = ""
+    token: str = ""
+    zone: str = ""
+    allow_failing: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.gateway:
+            raise ConfigInvalid("there is none; give HOST:PORT of Quire's gateway", field=f"{_FLAG}.gateway")
+        for name, allowed in (("load", LOADS), ("zero_copy", ZERO_COPY), ("durability", _levels())):
+            if getattr(self, name) not in allowed:
+                raise ConfigInvalid(f"{getattr(self, name)!r}; {', '.join(allowed)}", field=f"{_FLAG}.{name}")
+        for name in ("lookup_timeout_s", "timeout_s", "away_s", "staging_bytes"):
+            if not getattr(self, name) > 0:
+                raise ConfigInvalid(f"{getattr(self, name)} is not positive", field=f"{_FLAG}.{name}")
+        try:
+            bytes.fromhex(self.tenant_salt)
+        except ValueError:
+            raise ConfigInvalid("not hexadecimal", field=f"{_FLAG}.tenant_salt") from None
+
+    @classmethod
+    def read(cls, extra: Mapping[str, Any]) -> Settings:
+        """Raises `ConfigInvalid` for a name that means nothing here."""
+        known = {each.name: each.type for each in fields(cls)}
+        for name, value in extra.items():
+            if name not in known:
+                raise ConfigInvalid(f"means nothing; there are {', '.join(known)}", field=f"{_FLAG}.{name}")
+            wanted = {"str": str, "bool": bool, "int": int, "float": (int, float)}[str(known[name])]
+            if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):  # type: ignore[arg-type]
+                raise ConfigInvalid(f"{value!r} is no {known[name]}", field=f"{_FLAG}.{name}")
+        return cls(**{"gateway": "", **extra})
+
+    @property
+    def level(self) -> Durability:
+        """`durability` as the SDK has it."""
+        return Durability[self.durability.upper()]
+
+
+def _levels() -> tuple[str, ...]:
+    return tuple(each.name.lower() for each in Durability)

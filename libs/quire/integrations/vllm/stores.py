@@ -1,0 +1,167 @@
+"""The worker's half of stores: blocks that were computed, copied layer by layer into staging memory, and sent from it.
+
+The forward pass pays for the copy of a layer's new blocks and for nothing else: placement, transfer and acknowledgement
+happen on the client's loop. vLLM may reuse its blocks at once. What finds no room in staging memory is not stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from quire.client import Buffer, SyncClient
+from quire.integrations.vllm.blocks import Bytes, KvBlocks
+from quire.integrations.vllm.memory import StagingPool
+from quire.integrations.vllm.plan import StorePlan
+from quire.model.durability import Durability
+from quire.model.errors import DeadlineExceeded, PeerLost, QuireError
+from quire.telemetry import logger
+
+_QUIET_S: Final = 5.0
+_AT_ONCE: Final = 16
+
+
+@dataclass(slots=True, eq=False)
+class _Store:
+    """One request's of a step. `produced`: layers in staging memory; on the client's loop: `wake`, `verdict`."""
+
+    plan: StorePlan
+    memory: Buffer
+    layers: Bytes
+    copied: set[int] = field(default_factory=set)
+    produced: int = 0
+    verdict: bool | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Stores:
+    """Of one worker."""
+
+    def __init__(
+        self,
+        *,
+        client: SyncClient,
+        blocks: KvBlocks,
+        pool: StagingPool,
+        durability: Durability,
+        shard: int,
+        count: Callable[[str, float], None],
+    ) -> None:
+        self._client = client
+        self._blocks = blocks
+        self._pool = pool
+        self._durability = durability
+        self._shard = shard
+        self._count = count
+        self._step: list[_Store] = []
+        self._room = threading.Semaphore(_AT_ONCE)
+
+    def start(self, plan: StorePlan) -> None:
+        """Of the step that begins."""
+        num_layers, slab = self._blocks.num_layers, self._blocks.slab_bytes
+        memory = None
+        if self._room.acquire(blocking=False):
+            memory = self._pool.take(len(plan.blocks) * num_layers * slab)
+            if memory is None:
+                self._room.release()
+        if memory is None:
+            self._count("unstored_blocks", len(plan.blocks))
+            return
+        store = _Store(plan, memory, memory.layers(num_layers, len(plan.blocks), slab))
+        self._step.append(store)
+        self._client.spawn(self._run(store))
+
+    def layer(self, layer: int) -> None:
+        """The layer's new blocks are computed. All but the last one may be read at once."""
+        for store in self._step:
+            self._copy(store, layer)
+
+    def finish_step(self, spoiled: set[str]) -> None:
+        """The step is over. What requests in `spoiled` computed is not kept."""
+        for store in self._step:
+            good = store.plan.request_id not in spoiled
+            if good:
+                for layer in range(self._blocks.num_layers):  # of blocks that earlier steps computed, if none ran
+                    self._copy(store, layer)
+            self._client.post(_verdict(store, good))
+        self._step = []
+
+    def _copy(self, store: _Store, layer: int) -> None:
+        if layer in store.copied:
+            return
+        self._blocks.take(layer, store.plan.blocks, store.layers[layer])
+        store.copied.add(layer)
+        if len(store.copied) < self._blocks.num_layers and layer == len(store.copied) - 1:
+            self._client.post(_produced(store, layer + 1))
+
+    # ---- on the client's loop
+
+    async def _run(self, store: _Store) -> None:
+        chunks = len(store.plan.blocks)
+        try:
+            stored = await self._store(store)
+            self._count("stored_blocks", stored)
+            self._count("unstored_blocks", chunks - stored)
+        except QuireError as error:
+            self._count("unstored_blocks", chunks)
+            logger().warning("blocks were not stored", error=error.code(), message=str(error))
+        except Exception as error:
+            self._count("unstored_blocks", chunks)
+            logger().error("a store broke off", exc_info=error)
+        finally:
+            self._room.release()
+
+    async def _store(self, store: _Store) -> int:
+        plan, client = store.plan, self._client.asynchronous
+        shard, session = min(self._shard, len(plan.namespaces) - 1), None
+        try:
+            session = await client.store(
+                plan.namespaces[shard], plan.keys[shard], plan.first, store.memory, durability=self._durability
+            )
+            for layer in range(self._blocks.num_layers):
+                while store.produced <= layer and store.verdict is None:
+                    store.wake.clear()
+                    await store.wake.wait()
+                if store.verdict is False:
+                    return 0
+                session.layer_produced(layer)
+            await session.finish()
+            return len(plan.blocks)
+        finally:
+            while store.verdict is None:  # the step still copies into the memory
+                store.wake.clear()
+                await store.wake.wait()
+            if session is not None and store.verdict is False:
+                session.abandon()
+            await self._give_back(store, session)
+
+    async def _give_back(self, store: _Store, session: object) -> None:
+        """Once no node reads the memory. That of a node which stays silent stays lent."""
+        while store.memory.is_busy:
+            try:
+                if session is None:
+                    await asyncio.sleep(_QUIET_S)
+                else:
+                    await session.quiesced(_QUIET_S)  # type: ignore[attr-defined]
+            except (DeadlineExceeded, PeerLost):
+                await asyncio.sleep(_QUIET_S)
+        self._pool.give_back(store.memory)
+
+
+def _produced(store: _Store, layers: int) -> Callable[[], None]:
+    def tell() -> None:
+        store.produced = max(store.produced, layers)
+        store.wake.set()
+
+    return tell
+
+
+def _verdict(store: _Store, good: bool) -> Callable[[], None]:
+    def tell() -> None:
+        store.verdict = good
+        store.wake.set()
+
+    return tell
