@@ -1,0 +1,211 @@
+"""Real vLLM with the connector: whatever happens to the cache, greedy tokens are those of vLLM alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_tools.local import LocalCluster
+from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, until
+
+WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
+PROMPTS: list[list[int]] = [[*PROMPT[: 300 + 64 * at], *([at + 3] * (20 + 7 * at))] for at in range(8)]
+
+
+@pytest.fixture(scope="session")
+def expected(tiny_model: Path) -> dict[str, Any]:
+    """By vLLM alone."""
+    with engine(tiny_model) as alone:
+        answers = {"prompt": alone.tokens(PROMPT)[0], "other": alone.tokens(OTHER)[0]}
+        answers["several"] = [answer for answer, _ in alone.batch(PROMPTS)]
+        answers["long"] = alone.tokens(PROMPT, 80)[0]
+        return answers
+
+
+def _stored(quire: Engine, blocks: int) -> None:
+    """Wait until so many are acknowledged."""
+    seen = [0.0]
+
+    def there() -> bool:
+        seen[0] += quire.figures().get("stored_blocks", 0)
+        return seen[0] >= blocks
+
+    until(there, f"{blocks} blocks stored")
+
+
+@pytest.fixture(params=["layerwise", "async"])
+def load(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield request.param
+
+
+@pytest.mark.parametrize("zero_copy", ["always", "never"])
+def test_tokens_are_the_same_cold_and_warm(
+    tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any], load: str, zero_copy: str
+) -> None:
+    """Also for a part of a prefix, one that ends inside a block, and what vLLM has itself is not loaded."""
+    extra = {"load": load, "zero_copy": zero_copy}
+    with engine(tiny_model, engine_cluster.gateway_address, extra) as quire:
+        assert quire.tokens(PROMPT) == (expected["prompt"], 0)
+        _stored(quire, WHOLE // BLOCK)
+        quire.forget()
+        assert quire.tokens(PROMPT) == (expected["prompt"], WHOLE)
+        assert quire.figures()["loaded_blocks"] == WHOLE // BLOCK
+        assert quire.tokens(PROMPT) == (expected["prompt"], WHOLE)
+        assert "loaded_blocks" not in quire.figures(), "it was in vLLM's own cache"
+        quire.forget()
+        shared = 700 // BLOCK * BLOCK
+        assert quire.tokens(OTHER) == (expected["other"], shared)
+        assert quire.tokens(PROMPT) == (expected["prompt"], WHOLE)
+        assert quire.figures()["loaded_blocks"] == WHOLE // BLOCK, "what vLLM has of it is not fetched again"
+
+
+def test_another_engine_and_a_restart(tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any]) -> None:
+    with engine(tiny_model, engine_cluster.gateway_address) as first:
+        assert first.tokens(PROMPT) == (expected["prompt"], 0)
+        _stored(first, WHOLE // BLOCK)
+    with engine(tiny_model, engine_cluster.gateway_address) as second:
+        assert second.tokens(PROMPT) == (expected["prompt"], WHOLE)
+
+
+def test_what_is_generated_is_stored(tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any]) -> None:
+    """The next turn of a conversation finds the answer of the one before."""
+    with engine(tiny_model, engine_cluster.gateway_address) as quire:
+        answer, _ = quire.tokens(PROMPT, 80)
+        assert answer == expected["long"]
+        whole = (len(PROMPT) + 79) // BLOCK * BLOCK
+        _stored(quire, whole // BLOCK)
+        quire.forget()
+        assert quire.tokens([*PROMPT, *answer, 5, 6, 7])[1] == whole
+
+
+def test_eight_at_once_while_both_caches_evict(
+    tiny_model: Path, tmp_path: Path, expected: dict[str, Any], load: str
+) -> None:
+    """vLLM has room for two or three of them, Quire's node for about half; chunked prefill and preemption included."""
+    small: dict[str, Any] = {"kv_cache_memory_bytes": 5 << 20, "max_num_batched_tokens": 256, "max_model_len": 1024}
+    settings = {"QUIRE_STORAGE_SLAB_BYTES": str(1 << 20), "QUIRE_STORAGE_DRIVES": "", "QUIRE_STORAGE_OBJECT_URL": ""}
+    with (
+        LocalCluster(tmp_path / "c", decoders=0, arena_bytes=8 << 20, settings=settings) as cluster,
+        engine(tiny_model, cluster.gateway_address, {"load": load}, **small) as quire,
+    ):
+        for _ in range(4):
+            assert [answer for answer, _ in quire.batch(PROMPTS)] == expected["several"]
+            quire.forget()
+        assert quire.figures().get("loaded_blocks", 0) > 0
+
+
+@pytest.mark.parametrize("zero_copy", ["async", "never"])
+def test_a_node_killed_in_the_middle_costs_a_recompute(
+    tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any], load: str, zero_copy: str
+) -> None:
+    extra = {"load": load, "zero_copy": zero_copy, "timeout_s": 3.0}
+    with engine(tiny_model, engine_cluster.gateway_address, extra) as quire:
+        assert quire.tokens(PROMPT)[0] == expected["prompt"]
+        _stored(quire, WHOLE // BLOCK)
+        quire.forget()
+        start, killed = quire.worker._loads.start, list[int]()
+
+        def kill_first(plan: Any) -> None:
+            if not killed:
+                killed.append(engine_cluster.pid("storage-0"))
+                os.kill(killed[0], signal.SIGKILL)
+            start(plan)
+
+        quire.worker._loads.start = kill_first
+        assert quire.tokens(PROMPT)[0] == expected["prompt"]
+        assert killed and quire.figures()["failed_blocks"] == WHOLE // BLOCK
+        quire.forget()
+        assert quire.tokens(PROMPT)[0] == expected["prompt"], "and without a node it goes on"
+        assert quire.tokens(OTHER)[0] == expected["other"]
+
+
+def test_a_node_that_hangs_is_not_waited_for(
+    tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any], load: str
+) -> None:
+    """Staged loads are given up while the node may still write to the staging memory; that stays lent."""
+    extra = {"load": load, "zero_copy": "never", "timeout_s": 1.0}
+    pid = engine_cluster.pid("storage-0")
+    with engine(tiny_model, engine_cluster.gateway_address, extra) as quire:
+        assert quire.tokens(PROMPT)[0] == expected["prompt"]
+        _stored(quire, WHOLE // BLOCK)
+        quire.forget()
+        free = quire.worker._loads._pool.free_bytes
+        start, stopped = quire.worker._loads.start, list[int]()
+
+        def stop_first(plan: Any) -> None:
+            if not stopped:
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+            start(plan)
+
+        quire.worker._loads.start = stop_first
+        try:
+            began_s = time.monotonic()
+            assert quire.tokens(PROMPT)[0] == expected["prompt"]
+            assert time.monotonic() - began_s < 10
+            assert quire.figures()["failed_blocks"] == WHOLE // BLOCK
+            assert quire.worker._loads._pool.free_bytes < free, "a silent node may still write there"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        quire.forget()
+        assert quire.tokens(PROMPT)[0] == expected["prompt"]
+
+
+def test_quire_away_at_start_and_back_later(
+    tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any]
+) -> None:
+    """Serving waits for it once, for as long as a look-up may take; then it is asked again now and then."""
+    extra = {"lookup_timeout_s": 0.3, "away_s": 0.2}
+    engine_cluster.kill("gateway")
+    with engine(tiny_model, engine_cluster.gateway_address, extra) as quire:
+        assert quire.tokens(PROMPT) == (expected["prompt"], 0)
+        figures = quire.figures()
+        assert figures["failed_lookups"] == 1 and "stored_blocks" not in figures
+        quire.forget()
+        engine_cluster.restart("gateway")
+        until(lambda: _warm(quire, expected["prompt"]), "Quire is used again", 20)
+
+
+def _warm(quire: Engine, expected: list[int]) -> bool:
+    """Whether the prompt's blocks came from Quire."""
+    quire.forget()
+    answer, cached = quire.tokens(PROMPT)
+    assert answer == expected
+    return cached == WHOLE
+
+
+def test_what_was_reset_is_not_found(tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any]) -> None:
+    """After new weights vLLM resets its caches: nothing that the old ones computed comes back."""
+    with engine(tiny_model, engine_cluster.gateway_address) as quire:
+        assert quire.tokens(PROMPT)[0] == expected["prompt"]
+        _stored(quire, WHOLE // BLOCK)
+        quire.forget(connector=True)
+        assert quire.tokens(PROMPT) == (expected["prompt"], 0)
+        _stored(quire, WHOLE // BLOCK)
+        quire.forget()
+        assert quire.tokens(PROMPT) == (expected["prompt"], WHOLE), "what came after the reset is"
+
+
+@pytest.mark.parametrize(
+    ("extra", "settings", "said"),
+    [
+        ({}, {"kv_load_failure_policy": "fail"}, "recompute"),
+        ({}, {"prefix_caching_hash_algo": "xxhash_cbor"}, "sha256_cbor"),
+        ({}, {"enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"laod": "async"}, {}, "laod"),
+        ({"load": "never"}, {}, "layerwise"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_start(
+    tiny_model: Path, extra: dict[str, Any], settings: dict[str, Any], said: str
+) -> None:
+    from quire.model.errors import ConfigInvalid
+
+    with pytest.raises(ConfigInvalid, match=said), engine(tiny_model, "127.0.0.1:1", extra, **settings):
+        pass
