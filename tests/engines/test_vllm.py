@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quire.model.errors import PeerLost
 from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, until
 
@@ -209,3 +210,81 @@ def test_what_cannot_work_is_refused_at_start(
 
     with pytest.raises(ConfigInvalid, match=said), engine(tiny_model, "127.0.0.1:1", extra, **settings):
         pass
+
+
+class _Lost:
+    """Loads of which nothing arrives, for as long as it is in force."""
+
+    def __init__(self, quire: Engine) -> None:
+        self._loads = quire.worker._loads
+
+    def __enter__(self) -> None:
+        async def lose(load: Any) -> set[int]:
+            load.note(arrived=1)  # as if the node had died behind the first layer
+            raise PeerLost("on purpose")
+
+        self._deliver, self._loads._deliver = self._loads._deliver, lose
+
+    def __exit__(self, *exc: object) -> None:
+        self._loads._deliver = self._deliver
+
+
+def test_the_comparison_of_tokens_sees_blocks_that_did_not_arrive(
+    tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any], load: str
+) -> None:
+    """The fault put back: what is missing is not reported, and the tokens are others."""
+    with engine(tiny_model, engine_cluster.gateway_address, {"load": load}) as quire:
+        assert quire.tokens(PROMPT)[0] == expected["prompt"]
+        _stored(quire, WHOLE // BLOCK)
+        quire.forget()
+        for tensor in _caches(quire):
+            tensor.zero_()
+        with _Lost(quire):
+            missing, quire.worker._loads.missing = quire.worker._loads.missing, lambda: set()
+            assert quire.tokens(PROMPT)[0] != expected["prompt"]
+            quire.worker._loads.missing = missing
+            missing()
+            quire.forget()
+            assert quire.tokens(PROMPT)[0] == expected["prompt"]
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_what_was_computed_behind_a_failed_load_is_not_stored(
+    tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any], fault: bool
+) -> None:
+    """`fault`: it is stored, as it would be without that rule, and another engine gets it."""
+    with engine(tiny_model, engine_cluster.gateway_address, {"load": "layerwise"}) as quire:
+        quire.tokens(PROMPT[:256])
+        _stored(quire, 8)
+        quire.forget()
+        for tensor in _caches(quire):
+            tensor.zero_()
+        finish = quire.worker._stores.finish_step
+        if fault:
+            quire.worker._stores.finish_step = lambda spoiled: finish(set())
+        with _Lost(quire):
+            assert quire.tokens(PROMPT)[0] == expected["prompt"]
+        if not fault:
+            _stored(quire, WHOLE // BLOCK - 8)
+    with engine(tiny_model, engine_cluster.gateway_address) as other:
+        answer, cached = other.tokens(PROMPT)
+        assert cached == WHOLE
+        assert (answer == expected["prompt"]) is not fault
+
+
+def _caches(quire: Engine) -> list[Any]:
+    return list(quire.worker._loads._blocks._tensors)
+
+
+def test_two_shards(tiny_model: Path, engine_cluster: LocalCluster, tmp_path: Path) -> None:
+    """Tensor parallelism: each worker stores and loads the heads that it has."""
+    from tests.engines.test_vllm_server import _server
+
+    parallel = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
+    with _server(tiny_model, engine_cluster.gateway_address, tmp_path / "one", *parallel) as first:
+        expected, cached = first.tokens(PROMPT)
+        assert cached == 0
+        until(lambda: first.figure("stored_blocks") == 2 * WHOLE // BLOCK, "both shards are stored")
+    with _server(tiny_model, engine_cluster.gateway_address, tmp_path / "two", *parallel) as second:
+        assert second.tokens(PROMPT) == (expected, WHOLE)
+        until(lambda: second.figure("loaded_blocks") == 2 * WHOLE // BLOCK, "both shards were loaded")
