@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-s3 fuzz test-containers chaos soak simulate explore mutations check format settings proto bench clean
+.PHONY: demo test test-engines test-s3 fuzz test-containers chaos soak simulate explore mutations check format settings proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,20 @@ test-containers: $(STAMP) ## the images built, the compose file and the Kubernet
 	for role in orchestrator scheduler gateway storage decoder; do \
 	  $(BUILD) --target $$role -t quire-$$role . || exit 1; done
 	QUIRE_TEST_COMPOSE='$(COMPOSE)' QUIRE_TEST_PODMAN='$(PODMAN)' $(BIN)/python -m pytest --timeout 600 tests/containers
+
+# Real vLLM on the CPU (AVX2), 2.5 GB, in an environment of its own. Where pip would take a torch with CUDA:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+ENGINES ?= .venv-engines
+ENGINES_STAMP := $(ENGINES)/.installed
+$(ENGINES_STAMP): pyproject.toml tests/engines/requirements.txt tests/engines/vllm.txt
+	$(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --disable-pip-version-check --no-deps -r tests/engines/requirements.txt
+	$(ENGINES)/bin/python -m pip install --disable-pip-version-check --no-deps -r tests/engines/vllm.txt
+	$(ENGINES)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $(ENGINES_STAMP)
+
+test-engines: $(ENGINES_STAMP) ## real vLLM with Quire's connector: its tokens, whatever happens to the cache
+	$(ENGINES)/bin/python -m pytest tests/engines
 
 SECONDS ?= 300
 SEED ?= $(shell date +%s)

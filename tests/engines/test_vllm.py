@@ -16,14 +16,14 @@ from quire_tools.local import LocalCluster
 from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, until
 
 WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
-PROMPTS: list[list[int]] = [[*PROMPT[: 300 + 64 * at], *([at + 3] * (20 + 7 * at))] for at in range(8)]
+PROMPTS = [PROMPT[: 300 + 64 * at] + [at + 3] * (20 + 7 * at) for at in range(8)]
 
 
 @pytest.fixture(scope="session")
 def expected(tiny_model: Path) -> dict[str, Any]:
     """By vLLM alone."""
     with engine(tiny_model) as alone:
-        answers = {"prompt": alone.tokens(PROMPT)[0], "other": alone.tokens(OTHER)[0]}
+        answers: dict[str, Any] = {"prompt": alone.tokens(PROMPT)[0], "other": alone.tokens(OTHER)[0]}
         answers["several"] = [answer for answer, _ in alone.batch(PROMPTS)]
         answers["long"] = alone.tokens(PROMPT, 80)[0]
         return answers

@@ -1,0 +1,318 @@
+"""What the vLLM connector decides, without vLLM: look-ups, promises, names, settings, memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.client import Buffer, Lookup
+from quire.integrations.vllm.matching import Matching
+from quire.integrations.vllm.memory import StagingPool
+from quire.integrations.vllm.naming import BlockFormat, namespace_of, weights_digest
+from quire.integrations.vllm.settings import Settings
+from quire.model.errors import ConfigInvalid, NodeUnavailable, QuireError
+from quire.model.hashing import Namespace, engine_keys
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire.transport.memory import MemoryTransport
+
+FORMAT = BlockFormat(
+    kernel="CPU_ATTN/vec",
+    dtype="bfloat16",
+    cache_dtype="auto",
+    shape=(2, 32, 64),
+    strides=(2048, 64, 1),
+    layers=4,
+    kv_heads=2,
+    head_dim=32,
+    block_tokens=32,
+    mla=False,
+    slab_bytes=8192,
+)
+SPACE = Namespace("m", "w", KvLayout(4, 32, 2, 32, Dtype.BF16))
+
+
+@dataclass
+class _Request:
+    """As vLLM has it: `blocks` full blocks, and some tokens more."""
+
+    request_id: str = "r"
+    blocks: int = 4
+    num_tokens: int = 0
+    num_prompt_tokens: int = 0
+    block_hashes: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.num_tokens = self.num_prompt_tokens = 32 * self.blocks + 5
+        self.block_hashes = [bytes([at]) * 32 for at in range(self.blocks)]
+
+
+_clients: list[_Client] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while _clients:
+        _clients.pop().close()
+
+
+class _Client:
+    """Holds back what it is asked until `answer`. `has`: chunks of every prefix, by shard."""
+
+    def __init__(self, *has: int) -> None:
+        self.has = list(has)
+        self.fails: QuireError | None = None
+        self.asked: list[ChunkKeys] = []
+        self.released: list[bytes] = []
+        self._held: list[tuple[Coroutine[Any, Any, Any], Future[Any]]] = []
+        _clients.append(self)
+        self.asynchronous = self
+
+    async def lookup(self, namespace: Namespace, keys: ChunkKeys, *, lease_ttl_ms: int) -> Lookup:
+        if self.fails is not None:
+            raise self.fails
+        self.asked.append(keys)
+        count = min(len(keys), self.has[namespace.shard_index])
+        return Lookup(namespace, keys.run(0, count), b"lease%d" % len(self.asked) if count else b"", (), {}, 0)
+
+    async def release(self, found: Lookup) -> bool:
+        self.released.append(found.lease)
+        return True
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._held.append((work, future))
+        return future
+
+    def close(self) -> None:
+        for work, _ in self._held:
+            work.close()
+
+    def answer(self) -> None:
+        while self._held:
+            work, future = self._held.pop(0)
+            try:
+                future.set_result(asyncio.run(work))
+            except QuireError as error:
+                future.set_exception(error)
+
+
+@dataclass
+class _World:
+    client: _Client
+    now_s: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    counted: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        client: Any = self.client
+        self.matching = Matching(
+            settings=Settings.read({"gateway": "g:1", **self.settings}),
+            client=client,
+            block_tokens=32,
+            hash_tokens=32,
+            asynchronous=False,
+            count=lambda name, value: self.counted.update({name: self.counted.get(name, 0) + value}),
+            now_s=lambda: self.now_s,
+        )
+        shards = len(self.client.has)
+        self.matching.name([replace(SPACE, shard_index=at, shard_count=shards) for at in range(shards)])
+
+
+def test_the_scheduler_is_never_held_up() -> None:
+    """It is told to ask again, until the answer is there; then of what it has computed itself nothing is promised."""
+    world, request = _World(_Client(3)), _Request()
+    assert world.matching.matched(request, 0) == (None, False)
+    assert world.matching.matched(request, 0) == (None, False)
+    world.client.answer()
+    assert len(world.client.asked) == 1 and world.client.asked[0] == engine_keys(
+        SPACE, ChunkKeys(b"".join(request.block_hashes))
+    )
+    assert world.matching.matched(request, 0) == (96, False)
+    assert world.matching.matched(request, 32) == (64, False)
+    world.matching.allocated(request, [7, 8, 9, 10], 64)
+    (load,) = world.matching.step([], lambda _: []).loads
+    assert (load.first, load.blocks) == (1, (8, 9))
+    assert not world.client.released, "the lease is the load's"
+
+
+def test_the_last_token_is_always_computed() -> None:
+    world, request = _World(_Client(9)), _Request(blocks=2)
+    request.num_tokens = 64
+    world.matching.arrived(request)
+    world.client.answer()
+    assert world.matching.matched(request, 0) == (32, False)
+    assert world.matching.matched(request, 32) == (0, False)
+
+
+def test_the_shard_that_has_least_counts() -> None:
+    world, request = _World(_Client(3, 1)), _Request()
+    world.matching.arrived(request)
+    world.client.answer()
+    assert world.matching.matched(request, 0) == (32, False)
+    other = _World(_Client(3, 0))
+    other.matching.arrived(request)
+    other.client.answer()
+    assert other.matching.matched(request, 0) == (0, False)
+    other.client.answer()
+    assert other.client.released == [b"lease1"]
+
+
+def test_no_answer_in_time_is_a_miss_and_quire_is_left_alone() -> None:
+    """Twice as long each time; what comes after all is given back."""
+    world = _World(_Client(3), settings={"lookup_timeout_s": 1.0, "away_s": 2.0})
+    first, second, third = (_Request(name) for name in ("1", "2", "3"))
+    world.matching.arrived(first)
+    world.now_s = 0.9
+    assert world.matching.matched(first, 0) == (None, False)
+    world.now_s = 1.1
+    assert world.matching.matched(first, 0) == (0, False)
+    assert world.matching.matched(second, 0) == (0, False), "not even asked"
+    assert not world.matching.step([("1", 0, 128), ("2", 0, 128)], lambda _: [1, 2, 3, 4]).stores
+    world.client.answer()
+    world.client.answer()
+    assert world.client.released == [b"lease1"] and world.counted == {"failed_lookups": 1}
+    world.now_s = 3.2
+    world.client.fails = NodeUnavailable("away")
+    assert world.matching.matched(third, 0) == (None, False)
+    world.client.answer()
+    assert world.matching.matched(third, 0) == (0, False)
+    world.now_s = 7.0
+    assert world.matching.matched(_Request("4"), 0) == (0, False), "away for four seconds now"
+    world.now_s = 7.3
+    assert world.matching.matched(_Request("5"), 0) == (None, False)
+
+
+def test_a_request_that_waited_long_is_looked_up_again() -> None:
+    """Its lease might run out before its blocks are asked for."""
+    world, request = _World(_Client(3)), _Request()
+    world.matching.arrived(request)
+    world.client.answer()
+    world.now_s = 31.0
+    assert world.matching.matched(request, 0) == (None, False)
+    world.client.answer()
+    assert world.matching.matched(request, 0) == (96, False) and world.client.released == [b"lease1"]
+
+
+def test_blocks_are_stored_once_and_again_where_vllm_was_taken_back() -> None:
+    world, request = _World(_Client(1)), _Request()
+    world.matching.arrived(request)
+    world.client.answer()
+    world.matching.matched(request, 0)
+    world.matching.allocated(request, [1, 2, 3, 4], 32)
+    blocks = [1, 2, 3, 4]
+
+    def stored(computed: int, tokens: int) -> list[tuple[int, tuple[int, ...]]]:
+        return [
+            (each.first, each.blocks)
+            for each in world.matching.step([("r", computed, tokens)], lambda _: blocks).stores
+        ]
+
+    assert stored(32, 40) == [(1, (2,))]
+    assert stored(72, 10) == []
+    assert stored(82, 51) == [(2, (3, 4))]
+    assert stored(32, 101) == [(1, (2, 3, 4))], "a load failed: what was computed behind it was thrown away"
+    request.block_hashes.append(b"e" * 32)
+    request.num_tokens = 165
+    blocks.append(5)
+    assert stored(133, 27) == [(4, (5,))], "what is generated too"
+
+
+def test_what_is_cached_locally_and_not_in_quire_is_stored() -> None:
+    world, request = _World(_Client(0)), _Request()
+    world.matching.arrived(request)
+    world.client.answer()
+    assert world.matching.matched(request, 96) == (0, False)
+    (store,) = world.matching.step([("r", 96, 37)], lambda _: [1, 2, 3, 4]).stores
+    assert (store.first, store.blocks, len(store.keys[0])) == (0, (1, 2, 3, 4), 4)
+
+
+def test_a_finished_request_gives_its_lease_back() -> None:
+    world, request = _World(_Client(3)), _Request()
+    world.matching.arrived(request)
+    world.client.answer()
+    world.matching.matched(request, 0)
+    world.matching.finished("r")
+    world.client.answer()
+    assert world.client.released == [b"lease1"]
+    assert world.matching.step([], lambda _: []).abandoned == ["r"]
+
+
+def test_after_a_reset_keys_are_others() -> None:
+    world = _World(_Client(3))
+    world.matching.arrived(_Request("1"))
+    world.matching.reset()
+    world.matching.arrived(_Request("2"))
+    world.client.answer()
+    assert world.client.asked[0] != world.client.asked[1]
+    assert not world.matching.step([("1", 0, 128)], lambda _: [1, 2, 3, 4]).stores, "its blocks are of before"
+
+
+def test_everything_that_changes_bytes_changes_the_name(tmp_path: Path) -> None:
+    about: dict[str, Any] = {
+        "model": "m", "weights": "w", "engine": {"vllm": "0.32"}, "tenant_salt": b"", "shard": 0, "shards": 2
+    }  # fmt: skip
+    names = {
+        namespace_of(FORMAT, **about).digest(),
+        namespace_of(replace(FORMAT, kernel="CPU_ATTN/amx"), **about).digest(),
+        namespace_of(replace(FORMAT, strides=(64, 128, 1)), **about).digest(),
+        namespace_of(replace(FORMAT, dtype="float16"), **about).digest(),
+        *(
+            namespace_of(FORMAT, **(about | change)).digest()
+            for change in (
+                {"model": "n"}, {"weights": "v"}, {"engine": {"vllm": "0.33"}}, {"tenant_salt": b"s"}, {"shard": 1}
+            )
+        ),
+    }  # fmt: skip
+    assert len(names) == 9
+    with pytest.raises(ConfigInvalid, match="scales"):
+        namespace_of(replace(FORMAT, slab_bytes=8320), **about)
+    latent = replace(FORMAT, mla=True, kv_heads=1, head_dim=128)
+    assert namespace_of(latent, **about).shard_count == 1, "latents are the same in every shard"
+    with pytest.raises(ConfigInvalid, match="weights"):
+        weights_digest(tmp_path)
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 4096)
+    before = weights_digest(tmp_path)
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 2048 + b"y" + b"x" * 2047)
+    assert weights_digest(tmp_path) != before
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({}, "gateway"),
+        ({"gateway": "g:1", "laod": "async"}, "laod"),
+        ({"gateway": "g:1", "load": "now"}, "layerwise"),
+        ({"gateway": "g:1", "durability": "forever"}, "durability"),
+        ({"gateway": "g:1", "staging_bytes": "much"}, "staging_bytes"),
+        ({"gateway": "g:1", "staging_bytes": True}, "staging_bytes"),
+        ({"gateway": "g:1", "timeout_s": 0}, "timeout_s"),
+        ({"gateway": "g:1", "tenant_salt": "xyz"}, "tenant_salt"),
+    ],
+)
+def test_settings_that_mean_nothing_are_named(extra: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigInvalid, match=said):
+        Settings.read(extra)
+
+
+@pytest.fixture
+def pool() -> Iterator[StagingPool]:
+    yield StagingPool(Buffer.allocate(MemoryTransport(), 1 << 20))
+
+
+def test_staging_memory_is_joined_again(pool: StagingPool) -> None:
+    parts = [pool.take(200_000) for _ in range(5)]
+    assert all(parts) and pool.take(200_000) is None
+    for at in (3, 1, 4, 0, 2):
+        part = parts[at]
+        assert part is not None
+        pool.give_back(part)
+    whole = pool.take(1 << 20)
+    assert whole is not None and whole.length == 1 << 20
