@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -288,3 +289,59 @@ def test_two_shards(tiny_model: Path, engine_cluster: LocalCluster, tmp_path: Pa
     with _server(tiny_model, engine_cluster.gateway_address, tmp_path / "two", *parallel) as second:
         assert second.tokens(PROMPT) == (expected, WHOLE)
         until(lambda: second.figure("loaded_blocks") == 2 * WHOLE // BLOCK, "both shards were loaded")
+
+
+@pytest.mark.parametrize("zero_copy", ["async", "never"])
+def test_little_staging_memory_makes_it_slower_and_nothing_else(
+    tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any], load: str, zero_copy: str
+) -> None:
+    """Room for eight blocks of 31: they are stored over several steps; loads go straight, or take what fits."""
+    extra = {"load": load, "zero_copy": zero_copy, "staging_bytes": 8 * 4 * 16384}
+    with engine(tiny_model, engine_cluster.gateway_address, extra) as quire:
+        for _ in range(12):
+            assert quire.tokens(PROMPT, 80)[0] == expected["long"]
+            if quire.figures().get("loaded_blocks", 0) == (WHOLE // BLOCK if zero_copy == "async" else 4):
+                break
+            time.sleep(0.2)
+            quire.forget()
+        else:
+            pytest.fail("it is never loaded whole")
+
+
+def test_sliding_windows_are_refused(tmp_path: Path) -> None:
+    """What left the window is not in the cache, and what vLLM keeps of it no prefix of."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    from quire.model.errors import ConfigInvalid
+
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = MistralConfig(
+        vocab_size=64, num_hidden_layers=2, sliding_window=64, head_dim=32, max_position_embeddings=512, **sizes
+    )
+    MistralForCausalLM(config).to(torch.float32).save_pretrained(tmp_path / "m")
+    few: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 512}
+    with pytest.raises(ConfigInvalid, match="SlidingWindowSpec"), engine(tmp_path / "m", "127.0.0.1:1", **few):
+        pass
+
+
+def test_layerwise_loads_are_avoided_where_vllm_recomputes_wrongly() -> None:
+    """vllm 49250: the V2 model runner, after a layerwise load that failed."""
+    from quire.integrations.vllm.connector import _asynchronous
+    from quire.integrations.vllm.settings import Settings
+    from quire.model.errors import ConfigInvalid
+
+    runners = {version: SimpleNamespace(use_v2_model_runner=version == 2) for version in (1, 2)}
+    by_itself, layerwise = Settings(gateway="g:1"), Settings(gateway="g:1", load="layerwise")
+    assert [_asynchronous(runners[version], by_itself) for version in (1, 2)] == [False, True]
+    assert not _asynchronous(runners[1], layerwise)
+    with pytest.raises(ConfigInvalid, match="49250"):
+        _asynchronous(runners[2], layerwise)
+
+
+def test_the_runner_that_this_vllm_chose_is_told_by_its_configuration(tiny_model: Path) -> None:
+    """The detection reads what vLLM itself goes by."""
+    with engine(tiny_model) as alone:
+        config = alone.llm.llm_engine.vllm_config
+        scheduler = alone.llm.llm_engine.engine_core.engine_core.scheduler
+        assert config.use_v2_model_runner is scheduler.use_v2_model_runner

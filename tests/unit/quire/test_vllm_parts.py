@@ -15,6 +15,7 @@ from quire.client import Buffer, Lookup
 from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.memory import StagingPool
 from quire.integrations.vllm.naming import BlockFormat, namespace_of, weights_digest
+from quire.integrations.vllm.plan import Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.model.errors import ConfigInvalid, NodeUnavailable, QuireError
 from quire.model.hashing import Namespace, engine_keys
@@ -110,6 +111,8 @@ class _World:
     now_s: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     counted: dict[str, float] = field(default_factory=dict)
+    store_blocks_max: int = 8
+    load_blocks_max: int = 8
 
     def __post_init__(self) -> None:
         client: Any = self.client
@@ -119,6 +122,8 @@ class _World:
             block_tokens=32,
             hash_tokens=32,
             asynchronous=False,
+            store_blocks_max=self.store_blocks_max,
+            load_blocks_max=self.load_blocks_max,
             count=lambda name, value: self.counted.update({name: self.counted.get(name, 0) + value}),
             now_s=lambda: self.now_s,
         )
@@ -232,6 +237,30 @@ def test_what_is_cached_locally_and_not_in_quire_is_stored() -> None:
     assert world.matching.matched(request, 96) == (0, False)
     (store,) = world.matching.step([("r", 96, 37)], lambda _: [1, 2, 3, 4]).stores
     assert (store.first, store.blocks, len(store.keys[0])) == (0, (1, 2, 3, 4), 4)
+
+
+def test_what_finds_no_room_is_stored_later_and_what_failed_is_not() -> None:
+    world, request = _World(_Client(0), store_blocks_max=3), _Request()
+    world.matching.arrived(request)
+    world.client.answer()
+
+    def stored() -> list[tuple[int, int]]:
+        plan = world.matching.step([("r", 133, 1)], lambda _: [1, 2, 3, 4])
+        return [(each.first, len(each.blocks)) for each in plan.stores]
+
+    assert [stored(), stored(), stored()] == [[(0, 3)], [(3, 1)], []]
+    world.matching.unstored([Unstored(request_id="r", first=0, later=True)])
+    assert stored() == [(0, 3)]
+    world.matching.unstored([Unstored(request_id="r", first=0, later=False)])
+    assert stored() == [] and stored() == []
+
+
+def test_no_more_is_promised_than_there_is_room_to_land() -> None:
+    world, request = _World(_Client(9), load_blocks_max=2), _Request()
+    world.matching.arrived(request)
+    world.client.answer()
+    assert world.matching.matched(request, 0) == (64, False)
+    assert world.matching.matched(request, 32) == (64, False)
 
 
 def test_a_finished_request_gives_its_lease_back() -> None:

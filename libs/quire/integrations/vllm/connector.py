@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
@@ -26,14 +28,16 @@ from quire.integrations.vllm.loads import Loads
 from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.memory import StagingPool
 from quire.integrations.vllm.naming import BlockFormat, namespace_of, weights_digest
-from quire.integrations.vllm.plan import StepPlan
+from quire.integrations.vllm.plan import StepPlan, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.stats import QuirePromMetrics, QuireStats
 from quire.integrations.vllm.stores import Stores
 from quire.model.errors import ConfigInvalid
+from quire.model.keys import KEYS_MAX
 from quire.telemetry import logger
 
 _DIGEST_BYTES: Final = 32
+_STAGING_MIN: Final = 32 << 20
 
 
 @dataclass
@@ -48,6 +52,16 @@ class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
     """What a worker tells the scheduler of its blocks, once."""
 
     format: BlockFormat
+
+
+@dataclass
+class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
+    """What workers tell the scheduler after a step."""
+
+    unstored: list[Unstored]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
+        return StepReport([*self.unstored, *other.unstored])
 
 
 class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
@@ -71,12 +85,15 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._stores: Stores | None = None
         if role is KVConnectorRole.SCHEDULER:
             spec, caches = self._group.kv_cache_spec, vllm_config.cache_config
+            staging = _staging_bytes(self._settings, vllm_config, kv_cache_config)
             self._matching = Matching(
                 settings=self._settings,
                 client=self._client,
                 block_tokens=spec.block_size,
                 hash_tokens=kv_cache_config.hash_block_size or caches.hash_block_size or spec.block_size,
                 asynchronous=_asynchronous(vllm_config, self._settings),
+                store_blocks_max=max(1, staging // 2 // _block_bytes(kv_cache_config)),
+                load_blocks_max=_load_blocks_max(self._settings, vllm_config, kv_cache_config),
                 count=self._count,
             )
 
@@ -128,6 +145,12 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
         steps = [(request_id, computed, tokens[request_id]) for request_id, computed in scheduled]
         return StepMetadata(self._matching.step(steps, self._blocks_of))
 
+    def update_connector_output(self, connector_output: Any) -> None:
+        assert self._matching is not None, "the scheduler's"
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, StepReport):
+            self._matching.unstored(report.unstored)
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """What is stored was copied by then: vLLM may have its blocks back at once."""
         assert self._matching is not None, "the scheduler's"
@@ -165,7 +188,7 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
             slab_bytes=blocks.slab_bytes,
         )
         self._format.layout()
-        pool = StagingPool(self._client.allocate(settings.staging_bytes))
+        pool = StagingPool(self._client.allocate(_staging_bytes(settings, self._vllm_config, self._kv_cache_config)))
         direct, whole = None, blocks.whole() if settings.zero_copy != "never" else None
         if whole is not None:
             everything, stride, offsets = whole
@@ -223,6 +246,10 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._loads.missing() if self._loads is not None else set()
+
+    def build_connector_worker_meta(self) -> StepReport | None:
+        unstored = self._stores.unstored() if self._stores is not None else []
+        return StepReport(unstored) if unstored else None
 
     # ---- both
 
@@ -301,6 +328,31 @@ def _asynchronous(config: Any, settings: Settings) -> bool:
             field="kv_connector_extra_config.load",
         )
     return settings.load == "async" or second_runner
+
+
+def _block_bytes(kv_cache_config: Any) -> int:
+    """Of a block in all layers of a worker."""
+    group = kv_cache_config.kv_cache_groups[0]
+    return int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
+
+
+def _staging_bytes(settings: Settings, config: Any, kv_cache_config: Any) -> int:
+    """As set, or twice what a step can compute, so that one is stored while the next one computes."""
+    if settings.staging_bytes:
+        return settings.staging_bytes
+    limits, spec = config.scheduler_config, kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    blocks = int(limits.max_num_batched_tokens // spec.block_size + limits.max_num_seqs)
+    machine = (
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(config.parallel_config.tensor_parallel_size)
+    )
+    return max(_STAGING_MIN, min(2 * blocks * _block_bytes(kv_cache_config), machine // 8))
+
+
+def _load_blocks_max(settings: Settings, config: Any, kv_cache_config: Any) -> int:
+    """Without zero-copy a load must find room in staging memory, beside what is stored."""
+    if settings.zero_copy != "never":
+        return KEYS_MAX
+    return max(1, _staging_bytes(settings, config, kv_cache_config) // 2 // _block_bytes(kv_cache_config))
 
 
 def _weights(model: Any) -> str:

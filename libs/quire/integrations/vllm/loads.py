@@ -119,6 +119,7 @@ class Loads:
         staging = None
         if not straight:
             staging = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
+            straight = staging is None and self._direct is not None
         load = Load(plan, found, staging, time.monotonic())
         if plan.asynchronous:
             self._asynchronous[plan.request_id] = load

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from quire.client import Lookup, SyncClient
-from quire.integrations.vllm.plan import LoadPlan, StepPlan, StorePlan
+from quire.integrations.vllm.plan import LoadPlan, StepPlan, StorePlan, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace, engine_keys
@@ -45,7 +45,10 @@ class _Request:
 
 
 class Matching:
-    """`block_tokens`: of vLLM's blocks; `hash_tokens`: of its hashes, as many or a part. `count`: tells figures."""
+    """`block_tokens`: of vLLM's blocks; `hash_tokens`: of its hashes, as many or a part. `count`: tells figures.
+
+    `store_blocks_max`, `load_blocks_max`: how many a worker has room for at once, of one request.
+    """
 
     def __init__(
         self,
@@ -55,6 +58,8 @@ class Matching:
         block_tokens: int,
         hash_tokens: int,
         asynchronous: bool,
+        store_blocks_max: int,
+        load_blocks_max: int,
         count: Callable[[str, float], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -63,6 +68,8 @@ class Matching:
         self._block_tokens = block_tokens
         self._hashes_per_block = block_tokens // hash_tokens
         self._asynchronous = asynchronous
+        self._store_blocks_max = store_blocks_max
+        self._load_blocks_max = load_blocks_max
         self._count = count
         self._now_s = now_s
         self._namespaces: tuple[Namespace, ...] = ()
@@ -99,7 +106,7 @@ class Matching:
             state.known = None
             self._ask(state)
             return None, False
-        count = min(state.known or 0, usable) - computed if state.found else 0
+        count = min(min(state.known or 0, usable) - computed, self._load_blocks_max) if state.found else 0
         if count <= 0:
             return 0, False
         state.promised = (computed, count)
@@ -125,6 +132,14 @@ class Matching:
             )
         )
         state.found = ()  # the lease is the load's from here on
+
+    def unstored(self, told: Sequence[Unstored]) -> None:
+        """What workers did not store: what found no room is tried again, what failed is not, nor what is behind it."""
+        for each in told:
+            state = self._requests.get(each.request_id)
+            if state is not None and state.known is not None:
+                state.known = min(state.known, each.first)
+                state.storable = state.storable and each.later
 
     def step(self, scheduled: Sequence[tuple[str, int, int]], blocks_of: Callable[[str], Sequence[int]]) -> StepPlan:
         """The plan of a step. `scheduled`: request, tokens computed before, tokens in this step."""
@@ -169,7 +184,9 @@ class Matching:
         until = (computed + tokens) // self._block_tokens
         if not self._settings.store_output:
             until = min(until, request.num_prompt_tokens // self._block_tokens)
-        until = min(until, len(request.block_hashes) // self._hashes_per_block, KEYS_MAX)
+        until = min(
+            until, len(request.block_hashes) // self._hashes_per_block, KEYS_MAX, first + self._store_blocks_max
+        )
         if until <= first:
             return None
         blocks = tuple(blocks_of(request_id)[first:until])

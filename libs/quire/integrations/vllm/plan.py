@@ -31,6 +31,15 @@ class StorePlan:
     blocks: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unstored:
+    """What a worker did not store, from chunk `first` on. `later`: there was no room for it just now."""
+
+    request_id: str
+    first: int
+    later: bool
+
+
 @dataclass(slots=True)
 class StepPlan:
     """One step's. `abandoned`: requests whose loads nobody waits for any more."""

@@ -21,9 +21,11 @@ class Settings:
     `gateway`: host:port. `load`: "layerwise" computes the first layers while later ones arrive, "async" lets other
     requests compute while all arrive; "auto" is layerwise, but where vLLM recomputes wrongly after a failed layerwise
     load. `zero_copy`: which loads storage nodes write straight into vLLM's blocks; others are staged and copied, which
-    lets a load be given up at once while a silent node may still write. `durability`: of what is stored. `store`:
-    whether this engine stores, `store_output` also what it generates. `staging_bytes`: registered memory for stores and
-    staged loads; what finds no room is not stored. `lookup_timeout_s`: for how long a request waits for a look-up.
+    lets a load be given up at once while a silent node may still write; one that finds no staging memory goes straight,
+    but with "never". `durability`: of what is stored. `store`: whether this engine stores, `store_output` also what it
+    generates. `staging_bytes`: registered memory for stores and staged loads, 0 for twice what a step can compute, at
+    most an eighth of the machine's; what finds no room is stored later, while its request runs. `lookup_timeout_s`: for
+    how long a request waits for a look-up.
     `away_s`: for how long Quire is left alone after it did not answer. `weights`: names the weights; empty for their
     own digest. `tenant_salt`: hexadecimal. `allow_failing`: accept vLLM's `kv_load_failure_policy=fail`.
     """
@@ -34,7 +36,7 @@ class Settings:
     durability: str = "memory"
     store: bool = True
     store_output: bool = True
-    staging_bytes: int = 256 << 20
+    staging_bytes: int = 0
     lookup_timeout_s: float = 1.0
     timeout_s: float = 20.0
     away_s: float = 2.0
@@ -51,9 +53,11 @@ class Settings:
         for name, allowed in (("load", LOADS), ("zero_copy", ZERO_COPY), ("durability", _levels())):
             if getattr(self, name) not in allowed:
                 raise ConfigInvalid(f"{getattr(self, name)!r}; {', '.join(allowed)}", field=f"{_FLAG}.{name}")
-        for name in ("lookup_timeout_s", "timeout_s", "away_s", "staging_bytes"):
+        for name in ("lookup_timeout_s", "timeout_s", "away_s"):
             if not getattr(self, name) > 0:
                 raise ConfigInvalid(f"{getattr(self, name)} is not positive", field=f"{_FLAG}.{name}")
+        if self.staging_bytes < 0:
+            raise ConfigInvalid(f"{self.staging_bytes} is negative", field=f"{_FLAG}.staging_bytes")
         try:
             bytes.fromhex(self.tenant_salt)
         except ValueError:

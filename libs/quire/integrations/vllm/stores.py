@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from quire.client import Buffer, SyncClient
 from quire.integrations.vllm.blocks import Bytes, KvBlocks
 from quire.integrations.vllm.memory import StagingPool
-from quire.integrations.vllm.plan import StorePlan
+from quire.integrations.vllm.plan import StorePlan, Unstored
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, PeerLost, QuireError
 from quire.telemetry import logger
@@ -58,6 +59,7 @@ class Stores:
         self._count = count
         self._step: list[_Store] = []
         self._room = threading.Semaphore(_AT_ONCE)
+        self._unstored: deque[Unstored] = deque()
 
     def start(self, plan: StorePlan) -> None:
         """Of the step that begins."""
@@ -68,7 +70,7 @@ class Stores:
             if memory is None:
                 self._room.release()
         if memory is None:
-            self._count("unstored_blocks", len(plan.blocks))
+            self._unstored.append(Unstored(request_id=plan.request_id, first=plan.first, later=True))
             return
         store = _Store(plan, memory, memory.layers(num_layers, len(plan.blocks), slab))
         self._step.append(store)
@@ -89,6 +91,10 @@ class Stores:
             self._client.post(_verdict(store, good))
         self._step = []
 
+    def unstored(self) -> list[Unstored]:
+        """What was not stored, since this was last asked."""
+        return [self._unstored.popleft() for _ in range(len(self._unstored))]
+
     def _copy(self, store: _Store, layer: int) -> None:
         if layer in store.copied:
             return
@@ -100,19 +106,20 @@ class Stores:
     # ---- on the client's loop
 
     async def _run(self, store: _Store) -> None:
-        chunks = len(store.plan.blocks)
+        plan, stored = store.plan, 0
         try:
             stored = await self._store(store)
-            self._count("stored_blocks", stored)
-            self._count("unstored_blocks", chunks - stored)
         except QuireError as error:
-            self._count("unstored_blocks", chunks)
             logger().warning("blocks were not stored", error=error.code(), message=str(error))
         except Exception as error:
-            self._count("unstored_blocks", chunks)
             logger().error("a store broke off", exc_info=error)
         finally:
             self._room.release()
+        self._count("stored_blocks", stored)
+        if stored < len(plan.blocks):
+            self._count("unstored_blocks", len(plan.blocks) - stored)
+            if store.verdict:  # what was spoiled vLLM computes again
+                self._unstored.append(Unstored(request_id=plan.request_id, first=plan.first, later=False))
 
     async def _store(self, store: _Store) -> int:
         plan, client = store.plan, self._client.asynchronous
