@@ -345,3 +345,26 @@ def test_the_runner_that_this_vllm_chose_is_told_by_its_configuration(tiny_model
         config = alone.llm.llm_engine.vllm_config
         scheduler = alone.llm.llm_engine.engine_core.engine_core.scheduler
         assert config.use_v2_model_runner is scheduler.use_v2_model_runner
+
+
+def test_what_would_come_later_than_computing_it_is_computed(
+    tiny_model: Path, tmp_path: Path, expected: dict[str, Any], load: str
+) -> None:
+    """A link of 1 MB/s: the first loads are given up on their way, later ones are not begun but for a few blocks."""
+    shaped = {"QUIRE_SCHEDULER_LINKS": "default=1000000", "QUIRE_STORAGE_LINK_BYTES_PER_S": "1000000"}
+    with (
+        LocalCluster(tmp_path / "c", decoders=0, arena_bytes=128 << 20, settings=shaped) as cluster,
+        engine(tiny_model, cluster.gateway_address, {"load": load, "cut_off": True}) as quire,
+    ):
+        for at in range(4):  # what computing costs here
+            quire.tokens([at + 9, *PROMPT])
+        assert quire.tokens(PROMPT)[0] == expected["prompt"]
+        _stored(quire, 5 * (WHOLE // BLOCK))
+        figures: dict[str, float] = {}
+        for _ in range(6):
+            quire.forget()
+            assert quire.tokens(PROMPT)[0] == expected["prompt"]
+            for name, value in quire.figures().items():
+                figures[name] = figures.get(name, 0) + value
+        assert figures["late_blocks"] >= WHOLE // BLOCK, figures
+        assert figures["recomputed_blocks"] >= WHOLE // BLOCK, figures

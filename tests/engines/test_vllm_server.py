@@ -54,7 +54,7 @@ def _server(model: Path, gateway: str, log: Path, *more: str) -> Iterator[_Serve
         "kv_connector_module_path": "quire.integrations.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"gateway": gateway},
+        "kv_connector_extra_config": {"gateway": gateway, "cut_off": False},
     }
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager"]

@@ -17,6 +17,7 @@ from quire.integrations.vllm.memory import StagingPool
 from quire.integrations.vllm.naming import BlockFormat, namespace_of, weights_digest
 from quire.integrations.vllm.plan import Unstored
 from quire.integrations.vllm.settings import Settings
+from quire.integrations.vllm.worth import Cost, Worth, late
 from quire.model.errors import ConfigInvalid, NodeUnavailable, QuireError
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import ChunkKeys
@@ -345,3 +346,66 @@ def test_staging_memory_is_joined_again(pool: StagingPool) -> None:
         pool.give_back(part)
     whole = pool.take(1 << 20)
     assert whole is not None and whole.length == 1 << 20
+
+
+def test_costs_are_a_start_and_so_much_for_each() -> None:
+    cost = Cost()
+    cost.add(10, 1.0)
+    cost.add(20, 1.5)
+    assert cost.seconds(30) is None, "too little was seen"
+    cost.add(40, 2.5)
+    assert cost.seconds(100) == pytest.approx(5.5)
+    same = Cost()
+    for _ in range(3):
+        same.add(10, 2.0)
+    assert same.seconds(20) == pytest.approx(4.0), "of one size alone no overhead is known"
+    for _ in range(24):
+        cost.add(10, 10.0)
+    assert cost.seconds(10) == pytest.approx(10.0), "what was long ago does not count"
+
+
+def test_what_takes_longer_to_load_is_computed_and_tried_again_with_a_little() -> None:
+    worth = Worth()
+    assert worth.blocks(30, 960, 0.0) == 30, "nothing is known"
+    for _ in range(3):
+        worth.computed(1000, 1.0)
+        worth.computed(10, 9.0)  # no prefill
+        worth.loaded(30, 0.5)
+    assert worth.blocks(30, 960, 0.0) == 30
+    for _ in range(24):
+        worth.loaded(30, 5.0)
+    first = worth.blocks(30, 960, 10.0)
+    assert first == 1 and worth.blocks(30, 960, 11.0) == 0
+    assert worth.blocks(30, 960, 12.1) == 1
+    for _ in range(24):
+        worth.loaded(1, 0.01)
+    assert worth.blocks(30, 960, 12.2) == 30, "the link is free again"
+
+
+def test_a_load_is_late_when_the_rest_takes_longer_than_computing_all() -> None:
+    assert not late(10.0, 1, 4, 0.0), "what computing takes is not known"
+    assert not late(0.01, 0, 4, 0.001), "too soon to say"
+    assert late(1.1, 0, 4, 1.0) and not late(0.9, 0, 4, 1.0)
+    assert late(0.5, 1, 4, 1.4) and not late(0.5, 1, 4, 1.6)
+    assert not late(9.0, 4, 4, 1.0), "it is there"
+
+
+def test_the_scheduler_learns_from_its_steps_and_from_loads() -> None:
+    """A step that waited for layers says nothing of computing."""
+    world = _World(_Client(4))
+    for at in range(3):
+        world.matching.step([(f"x{at}", 0, 1000)], lambda _: [])
+        world.now_s += 0.1
+        world.matching.ended()
+    world.matching.loaded([(4, 50.0)] * 3)
+    request = _Request()
+    world.matching.arrived(request)
+    world.client.answer()
+    assert world.matching.matched(request, 0) == (32, False), "one block, to see"
+    again = _Request("again")
+    world.matching.arrived(again)
+    world.client.answer()
+    assert world.matching.matched(again, 0) == (0, False) and world.counted["recomputed_blocks"] == 4
+    world.matching.allocated(request, [1, 2, 3, 4], 32)
+    (load,) = world.matching.step([], lambda _: []).loads
+    assert load.worth_s == pytest.approx(0.0032) and load.blocks == (1,)

@@ -56,12 +56,13 @@ class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What workers tell the scheduler after a step."""
+    """What workers tell the scheduler after a step. `loaded`: blocks and seconds of each load that ended."""
 
     unstored: list[Unstored]
+    loaded: list[tuple[int, float]]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
-        return StepReport([*self.unstored, *other.unstored])
+        return StepReport([*self.unstored, *other.unstored], [*self.loaded, *other.loaded])
 
 
 class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
@@ -147,9 +148,11 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def update_connector_output(self, connector_output: Any) -> None:
         assert self._matching is not None, "the scheduler's"
+        self._matching.ended()
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, StepReport):
             self._matching.unstored(report.unstored)
+            self._matching.loaded(report.loaded)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """What is stored was copied by then: vLLM may have its blocks back at once."""
@@ -248,8 +251,9 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
         return self._loads.missing() if self._loads is not None else set()
 
     def build_connector_worker_meta(self) -> StepReport | None:
-        unstored = self._stores.unstored() if self._stores is not None else []
-        return StepReport(unstored) if unstored else None
+        assert self._stores is not None and self._loads is not None, "the worker's"
+        report = StepReport(self._stores.unstored(), self._loads.times())
+        return report if report.unstored or report.loaded else None
 
     # ---- both
 

@@ -19,6 +19,7 @@ from quire.client import Buffer, Delivery, Lookup, SyncClient
 from quire.integrations.vllm.blocks import KvBlocks
 from quire.integrations.vllm.memory import StagingPool
 from quire.integrations.vllm.plan import LoadPlan
+from quire.integrations.vllm.worth import late
 from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import DeadlineExceeded, QuireError
 from quire.model.outcome import NodeOutcome
@@ -26,6 +27,7 @@ from quire.telemetry import logger
 
 _QUIET_S: Final = 5.0
 _STAGED_QUIET_S: Final = 0.25
+_LOOK_S: Final = 0.02
 
 
 @dataclass(slots=True, eq=False)
@@ -46,15 +48,28 @@ class Load:
     copying: bool = False
     orphaned: bool = False
     copied: int = 0
+    noted: bool = False
+    delivered_s: float = 0.0
     missing: set[int] = field(default_factory=set)
     delivery: Delivery | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def layer(self, layer: int, timeout_s: float) -> bool:
         """Wait for a layer; whether it came."""
+        until_s = time.monotonic() + timeout_s
         with self.changed:
-            self.changed.wait_for(lambda: self.arrived > layer or self.failed or self.ended, timeout_s)
+            while not (self.arrived > layer or self.failed or self.ended or self.late):
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self.changed.wait(min(left_s, _LOOK_S))
             return self.arrived > layer
+
+    @property
+    def late(self) -> bool:
+        """Whether computing its blocks is quicker than what is still missing."""
+        elapsed_s = time.monotonic() - self.begun_s
+        return late(elapsed_s, self.arrived, self.delivery.num_layers if self.delivery else 1, self.plan.worth_s)
 
     def end(self, timeout_s: float) -> bool:
         """Wait until it has ended; whether it has."""
@@ -108,6 +123,7 @@ class Loads:
         self._layerwise: list[Load] = []
         self._asynchronous: dict[str, Load] = {}
         self._bad: set[int] = set()
+        self._times: list[tuple[int, float]] = []
 
     def start(self, plan: LoadPlan) -> None:
         """Have it delivered. What has no room to land in counts as missing."""
@@ -141,6 +157,7 @@ class Loads:
             if not load.failed and not load.layer(layer, self._timeout_s):
                 load.failed = True
                 self._give_up(load)
+                self._note_late(load)
             if not load.failed:
                 self._copy(load, layer + 1)
 
@@ -180,6 +197,8 @@ class Loads:
 
     def _report(self, load: Load, missing: set[int]) -> None:
         self._bad |= missing
+        if not missing and not load.noted:
+            self._times.append((len(load.plan.blocks), (load.delivered_s or time.monotonic()) - load.begun_s))
         self._count("failed_blocks", len(missing))
         self._count("loaded_blocks", len(load.plan.blocks) - len(missing))
         self._count("loads_s", time.monotonic() - load.begun_s)
@@ -214,14 +233,29 @@ class Loads:
                 self._conclude(load)
             elif load.orphan():
                 self._report(load, set(load.plan.blocks))
-            elif time.monotonic() - load.begun_s > self._timeout_s:
+            elif load.late or time.monotonic() - load.begun_s > self._timeout_s:
                 self._give_up(load)
+                self._note_late(load)
                 continue
             else:
                 continue
             del self._asynchronous[request_id]
             done.add(request_id)
         return done
+
+    def times(self) -> list[tuple[int, float]]:
+        """Blocks and seconds of loads that ended, since this was last asked."""
+        times, self._times = self._times, []
+        return times
+
+    def _note_late(self, load: Load) -> None:
+        """Once, of one that is given up while it still might come: as long as it would have taken."""
+        if load.noted:
+            return
+        load.noted = True
+        elapsed_s, layers = time.monotonic() - load.begun_s, self._blocks.num_layers
+        self._times.append((len(load.plan.blocks), elapsed_s * layers / max(load.arrived, 0.5)))
+        self._count("late_blocks", len(load.plan.blocks))
 
     def missing(self) -> set[int]:
         """Blocks that did not arrive, since this was last asked."""
@@ -276,6 +310,7 @@ class Loads:
             for layer in range(self._blocks.num_layers):
                 await delivery.layer(layer)
                 load.note(arrived=layer + 1)
+            load.delivered_s = time.monotonic()
             return set()
         except QuireError as error:
             load.note(failed=True)

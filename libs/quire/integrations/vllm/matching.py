@@ -17,6 +17,7 @@ from typing import Any, Final
 from quire.client import Lookup, SyncClient
 from quire.integrations.vllm.plan import LoadPlan, StepPlan, StorePlan, Unstored
 from quire.integrations.vllm.settings import Settings
+from quire.integrations.vllm.worth import Worth
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import KEYS_MAX, ChunkKeys
@@ -76,6 +77,8 @@ class Matching:
         self._requests: dict[str, _Request] = {}
         self._plan = StepPlan()
         self._away_until_s, self._failures = 0.0, 0
+        self._worth = Worth()
+        self._step: tuple[float, int] | None = None
 
     # ---- what vLLM tells
 
@@ -109,6 +112,12 @@ class Matching:
         count = min(min(state.known or 0, usable) - computed, self._load_blocks_max) if state.found else 0
         if count <= 0:
             return 0, False
+        if self._settings.cut_off and state.promised != (computed, count):
+            count = self._worth.blocks(count, count * self._block_tokens, self._now_s())
+            if not count:
+                self._count("recomputed_blocks", min(state.known or 0, usable) - computed)
+                self._give_back(state)
+                return 0, False
         state.promised = (computed, count)
         return count * self._block_tokens, self._asynchronous
 
@@ -129,9 +138,22 @@ class Matching:
                 first=first,
                 blocks=tuple(block_ids[first : first + count]),
                 asynchronous=self._asynchronous,
+                worth_s=self._worth.compute_s(count * self._block_tokens) if self._settings.cut_off else 0.0,
             )
         )
         state.found = ()  # the lease is the load's from here on
+
+    def ended(self) -> None:
+        """The step that was planned last has run."""
+        if self._step is not None:
+            started_s, tokens = self._step
+            self._worth.computed(tokens, self._now_s() - started_s)
+            self._step = None
+
+    def loaded(self, told: Sequence[tuple[int, float]]) -> None:
+        """How long loads took: blocks and seconds of each."""
+        for blocks, seconds in told:
+            self._worth.loaded(blocks, seconds)
 
     def unstored(self, told: Sequence[Unstored]) -> None:
         """What workers did not store: what found no room is tried again, what failed is not, nor what is behind it."""
@@ -144,9 +166,12 @@ class Matching:
     def step(self, scheduled: Sequence[tuple[str, int, int]], blocks_of: Callable[[str], Sequence[int]]) -> StepPlan:
         """The plan of a step. `scheduled`: request, tokens computed before, tokens in this step."""
         plan, self._plan = self._plan, StepPlan()
+        # A step that loads layer by layer takes as long as its loads.
+        tokens = 0 if any(not load.asynchronous for load in plan.loads) else sum(each[2] for each in scheduled)
+        self._step = (self._now_s(), tokens)
         if self._settings.store:
-            for request_id, computed, tokens in scheduled:
-                store = self._store(request_id, computed, tokens, blocks_of)
+            for request_id, computed, count in scheduled:
+                store = self._store(request_id, computed, count, blocks_of)
                 if store is not None:
                     plan.stores.append(store)
         return plan

@@ -11,13 +11,17 @@ from quire.model.keys import ChunkKeys
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPlan:
-    """Chunks from `first` on, one for each of `blocks`, of what was found; `found` has one look-up for each shard."""
+    """Chunks from `first` on, one for each of `blocks`, of what was found; `found` has one look-up for each shard.
+
+    `worth_s`: what it costs to compute them, 0 where that is not known.
+    """
 
     request_id: str
     found: tuple[Lookup, ...]
     first: int
     blocks: tuple[int, ...]
     asynchronous: bool
+    worth_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

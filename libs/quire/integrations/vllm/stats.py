@@ -10,6 +10,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 COUNTED: Final = {
     "loaded_blocks": "blocks that were loaded from Quire",
     "failed_blocks": "blocks that were to be loaded and are recomputed",
+    "recomputed_blocks": "blocks that Quire has and that were computed, because loading takes longer",
+    "late_blocks": "blocks of loads that were given up, because the rest would have come later than computing it",
     "stored_blocks": "blocks that Quire has acknowledged",
     "unstored_blocks": "blocks that were not stored: no staging memory, or Quire was away",
     "lookups": "look-ups that were answered",
