@@ -245,6 +245,8 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         assert self._loads is not None, "the worker's"
+        if self._get_connector_metadata().plan.idle:
+            self._loads.pause()
         return None, self._loads.received() or None
 
     def get_block_ids_with_load_errors(self) -> set[int]:

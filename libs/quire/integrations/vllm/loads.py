@@ -28,6 +28,7 @@ from quire.telemetry import logger
 _QUIET_S: Final = 5.0
 _STAGED_QUIET_S: Final = 0.25
 _LOOK_S: Final = 0.02
+_PAUSE_S: Final = 0.001
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +125,7 @@ class Loads:
         self._asynchronous: dict[str, Load] = {}
         self._bad: set[int] = set()
         self._times: list[tuple[int, float]] = []
+        self._news = threading.Event()
 
     def start(self, plan: LoadPlan) -> None:
         """Have it delivered. What has no room to land in counts as missing."""
@@ -225,6 +227,11 @@ class Loads:
         if load is not None:
             self._give_up(load)
 
+    def pause(self) -> None:
+        """Of a step in which nothing is computed: give the processor to what is waited for, and Python's lock."""
+        self._news.wait(_PAUSE_S)
+        self._news.clear()
+
     def received(self) -> set[str]:
         """Requests whose load has ended since this was last asked, well or not."""
         done = set()
@@ -288,6 +295,7 @@ class Loads:
             await asyncio.get_running_loop().run_in_executor(None, self._copy, load, self._blocks.num_layers)
         if load.note(ended=True) and load.staging is not None:
             self._pool.give_back(load.staging)
+        self._news.set()
         await self._release(load)
 
     async def _deliver(self, load: Load) -> set[int]:

@@ -166,6 +166,7 @@ class Matching:
     def step(self, scheduled: Sequence[tuple[str, int, int]], blocks_of: Callable[[str], Sequence[int]]) -> StepPlan:
         """The plan of a step. `scheduled`: request, tokens computed before, tokens in this step."""
         plan, self._plan = self._plan, StepPlan()
+        plan.idle = not scheduled
         # A step that loads layer by layer takes as long as its loads.
         tokens = 0 if any(not load.asynchronous for load in plan.loads) else sum(each[2] for each in scheduled)
         self._step = (self._now_s(), tokens)

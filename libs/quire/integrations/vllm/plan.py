@@ -46,8 +46,9 @@ class Unstored:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step's. `abandoned`: requests whose loads nobody waits for any more."""
+    """One step's. `abandoned`: requests whose loads nobody waits for any more; `idle`: there is nothing to compute."""
 
     loads: list[LoadPlan] = field(default_factory=list)
     stores: list[StorePlan] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
+    idle: bool = False

@@ -1,0 +1,1 @@
+"""Real engines with Quire: how they are made, and `quire bench engines`."""

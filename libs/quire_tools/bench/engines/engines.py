@@ -1,0 +1,181 @@
+"""`quire bench engines`: time to first token of a real vLLM on the CPU, with prefixes computed, local, and from Quire.
+
+The same prompts for all, and a model of random weights: conversations that share a prefix and end differently. A first
+token is one request for one token, alone. "restart" is a new engine on the same cluster: what vLLM kept is gone.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from quire.model.errors import InvalidRequest
+from quire_tools.bench.engines.vllm import BLOCK, Engine, make_model, prepare, vllm_engine
+from quire_tools.bench.report import Report, Row, median, percentile
+from quire_tools.local import LocalCluster
+
+_SETTLE_S: Final = 20.0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Seconds to the first token, and tokens of the prompts that were cached."""
+
+    seconds: list[float] = field(default_factory=list)
+    cached: list[int] = field(default_factory=list)
+    answers: list[list[int]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompts:
+    """Of each conversation: its first turn, and two later ones; `shared` tokens of all are the same."""
+
+    first: list[list[int]]
+    later: list[list[int]]
+    again: list[list[int]]
+    shared: int
+
+
+def _prompts(count: int, tokens: int, hit: float) -> _Prompts:
+    shared = max(BLOCK, int(tokens * hit) // BLOCK * BLOCK)
+    draw = np.random.default_rng(5)
+    first = [draw.integers(2, 258, tokens).tolist() for _ in range(count)]
+    later, again = (
+        [[*each[:shared], *draw.integers(2, 258, tokens - shared).tolist()] for each in first] for _ in range(2)
+    )
+    return _Prompts(first, later, again, shared)
+
+
+def _ask(engine: Engine, prompts: Sequence[list[int]], before_each: Callable[[], None] = lambda: None) -> _Seen:
+    seen = _Seen()
+    for prompt in prompts:
+        before_each()
+        started = time.perf_counter()
+        answer, cached = engine.tokens(prompt, 1)
+        seen.seconds.append(time.perf_counter() - started)
+        seen.cached.append(cached)
+        seen.answers.append(answer)
+    return seen
+
+
+@contextmanager
+def _stored(engine: Engine, blocks: int) -> Iterator[None]:
+    """Returns once so many more blocks are acknowledged than before, or after a while."""
+    count, seen = engine.worker._stores._count, [0.0]
+
+    def counting(name: str, value: float) -> None:
+        seen[0] += value if name == "stored_blocks" else 0
+        count(name, value)
+
+    engine.worker._stores._count = counting
+    yield
+    deadline = time.monotonic() + _SETTLE_S
+    while seen[0] < blocks and time.monotonic() < deadline:
+        time.sleep(0.02)
+    engine.worker._stores._count = count
+
+
+def _with_quire(model: Path, gateway: str, load: str, prompts: _Prompts, settings: dict[str, Any]) -> dict[str, _Seen]:
+    extra = {"load": load, "cut_off": False}
+    seen: dict[str, _Seen] = {}
+    with vllm_engine(model, gateway, extra, **settings) as engine:
+        with _stored(engine, sum(len(each) // BLOCK for each in prompts.first)):
+            seen["cold"] = _ask(engine, prompts.first)
+        seen["warm"] = _ask(engine, prompts.later, engine.forget)
+    with vllm_engine(model, gateway, extra, **settings) as engine:
+        engine.tokens(list(range(2, 2 + 2 * BLOCK)), 1)  # what an engine does once
+        seen["restart"] = _ask(engine, prompts.again)
+    return seen
+
+
+def _alone(model: Path, prompts: _Prompts, settings: dict[str, Any]) -> dict[str, _Seen]:
+    """`computed`: nothing is cached; `local`: in vLLM's own prefix cache."""
+    seen: dict[str, _Seen] = {}
+    with vllm_engine(model, **settings) as engine:
+        engine.tokens(list(range(2, 2 + 2 * BLOCK)), 1)
+        seen["computed"] = _ask(engine, prompts.later, engine.forget)
+        seen["computed again"] = _ask(engine, prompts.again, engine.forget)
+        local = _Seen()
+        for first, later in zip(prompts.first, prompts.later, strict=True):
+            engine.forget()
+            engine.tokens(first, 1)
+            one = _ask(engine, [later])
+            local.seconds += one.seconds
+            local.cached += one.cached
+            local.answers += one.answers
+        seen["local"] = local
+    return seen
+
+
+def run(tokens: int, hit: float, prompts: int, layers: int, hidden: int) -> Report:
+    """Raises `InvalidRequest` without vLLM, or where an answer differs from the one that was computed."""
+    prepare()
+    try:
+        import vllm
+    except ImportError:
+        raise InvalidRequest(
+            "vLLM is not installed here; `make test-engines` makes an environment that has it", field="engine"
+        ) from None
+    baseline = {"name": f"vLLM {vllm.__version__} computing the whole prompt, same run", "unit": "ms"}
+    report = Report("engines", baseline, tall=True)
+    asked = _prompts(prompts, tokens, hit)
+    heads = hidden // 64
+    with tempfile.TemporaryDirectory(prefix="quire-engines-") as name, Console().status("a model of random weights"):
+        folder = Path(name)
+        model = make_model(folder / "model", layers=layers, hidden=hidden, heads=heads, kv_heads=max(1, heads // 4))
+        per_token = layers * 2 * max(1, heads // 4) * 64 * 4
+        room = max(64 << 20, 2 * prompts * tokens * per_token)
+        settings = {"max_model_len": tokens + BLOCK, "kv_cache_memory_bytes": room}
+        seen = _alone(model, asked, settings)
+        for load in ("layerwise", "async"):
+            with LocalCluster(folder / load, decoders=0, arena_bytes=2 * room, drive_bytes=2 * room) as cluster:
+                ours = _with_quire(model, cluster.gateway_address, load, asked, settings)
+            seen |= {f"Quire, {load}, {when}": ours[when] for when in ("warm", "restart")}
+            seen[f"Quire, {load}: the first time, nothing stored"] = ours["cold"]
+    _fill(report, seen, asked, per_token)
+    return report
+
+
+def _fill(report: Report, seen: dict[str, _Seen], asked: _Prompts, per_token: int) -> None:
+    base = median([*seen["computed"].seconds, *seen["computed again"].seconds])
+    for name, each in seen.items():
+        expected = seen["computed again" if "restart" in name else "computed"].answers
+        if "first time" not in name and "again" not in name and each.answers != expected:
+            raise InvalidRequest(f"{name}: other tokens than vLLM computes alone", field="engine")
+        measured = {
+            "p50 ms": median(each.seconds) * 1e3,
+            "p99 ms": percentile(each.seconds, 0.99) * 1e3,
+            "cached tokens": float(np.mean(each.cached)),
+        }
+        title = {"computed": "vLLM alone, computed", "local": "vLLM alone, in its own prefix cache"}.get(name, name)
+        report.rows.append(Row({"what": title}, measured, base * 1e3, base / median(each.seconds)))
+    tokens = len(asked.later[0])
+    report.notes += [
+        f"{len(asked.later)} prompts of {tokens} tokens, {asked.shared} shared; one token each, one after the other",
+        f"{per_token} bytes of KV a token; the tokens are the same in every row but the first-time ones, or this fails",
+        "vLLM on the CPU, one thread; its own offloading does not run on one, LMCache and SGLang were not compared",
+    ]
+
+
+def command(
+    tokens: Annotated[int, typer.Option(help="of each prompt")] = 2048,
+    hit: Annotated[float, typer.Option(help="share of it that was seen before")] = 0.875,
+    prompts: Annotated[int, typer.Option(help="how many")] = 8,
+    layers: Annotated[int, typer.Option(help="of the model of random weights")] = 8,
+    hidden: Annotated[int, typer.Option(help="its width; heads of 64")] = 512,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
+) -> None:
+    """Time to first token of a real vLLM: prefixes computed, in its own cache, and from Quire, also after a restart."""
+    if not 2 * BLOCK <= tokens <= 4000 or not 0 < hit < 1 or hidden % 256 or min(prompts, layers, hidden) < 1:
+        raise InvalidRequest(f"{tokens}, {hit}, {prompts}, {layers}, {hidden}", field="tokens, hit, …, hidden")
+    run(tokens, hit, prompts, layers, hidden).show(json_file, plot)

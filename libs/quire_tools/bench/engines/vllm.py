@@ -1,0 +1,140 @@
+"""A real vLLM in this process on the CPU, and a model of random weights for it. For tests and benchmarks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+BLOCK: Final = 32
+"""Tokens: the CPU's kernels want a multiple of it."""
+_ENVIRONMENT: Final = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",  # more would spin against the cluster's processes
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+def prepare() -> None:
+    """Before vLLM is imported: one process, quiet, offline."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def make_model(
+    folder: Path, *, layers: int = 4, hidden: int = 256, heads: int = 8, kv_heads: int = 2, context: int = 4096
+) -> Path:
+    """A Llama of random weights (float32) with a tokenizer of bytes."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context,
+        bos_token_id=0,
+        eos_token_id=1,
+        tie_word_embeddings=False,
+        initializer_range=0.3,  # so that what is attended to decides the next token
+    )
+    LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    vocabulary = {"<s>": 0, "</s>": 1}
+    for letter in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[letter] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<s>")
+    fast.save_pretrained(folder)
+    return folder
+
+
+class Engine:
+    """Greedy, so that equal prompts have equal answers."""
+
+    def __init__(self, llm: Any) -> None:
+        self.llm = llm
+
+    def batch(self, prompts: Sequence[Sequence[int]], count: int = 8) -> list[tuple[list[int], int]]:
+        """All at the same time: of each the next tokens, and how many of the prompt's were cached."""
+        from vllm import SamplingParams
+
+        asked = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        greedy = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+        answers = self.llm.generate(asked, greedy, use_tqdm=False)
+        return [(list(each.outputs[0].token_ids), each.num_cached_tokens) for each in answers]
+
+    def tokens(self, prompt: Sequence[int], count: int = 8) -> tuple[list[int], int]:
+        """Of one."""
+        ((answer, cached),) = self.batch([prompt], count)
+        return answer, cached
+
+    def forget(self, *, connector: bool = False) -> None:
+        """vLLM's own prefix cache, and with `connector` what the connector knows."""
+        assert self.llm.reset_prefix_cache(reset_connector=connector) is not False
+
+    @property
+    def scheduler(self) -> Any:
+        """The connector's half there."""
+        return self.llm.llm_engine.engine_core.engine_core.scheduler.connector
+
+    @property
+    def worker(self) -> Any:
+        """The connector's half in the worker."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        return get_kv_transfer_group()
+
+
+@contextmanager
+def vllm_engine(
+    model: Path, gateway: str = "", extra: Mapping[str, Any] | None = None, **settings: Any
+) -> Iterator[Engine]:
+    """With Quire, or without a gateway vLLM alone. `extra`: kv_connector_extra_config; `settings`: of `vllm.LLM`."""
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    transfer = None
+    if gateway:
+        transfer = KVTransferConfig(
+            kv_connector="QuireConnector",
+            kv_connector_module_path="quire.integrations.vllm",
+            kv_role="kv_both",
+            kv_load_failure_policy=settings.pop("kv_load_failure_policy", "recompute"),
+            kv_connector_extra_config={"gateway": gateway, **(extra or {})},
+        )
+    arguments: dict[str, Any] = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": 2048,
+        "max_num_seqs": 8,
+        "block_size": BLOCK,
+        "seed": 0,
+        "disable_log_stats": True,
+        "distributed_executor_backend": "uni",
+        "kv_cache_memory_bytes": 64 << 20,
+        "kv_transfer_config": transfer,
+    }
+    made = Engine(LLM(model=str(model), **(arguments | settings)))
+    try:
+        yield made
+    finally:
+        if gateway:
+            made.scheduler.shutdown()
+            made.worker.shutdown()
+        made.llm.llm_engine.engine_core.shutdown()
+        del made.llm
+        cleanup_dist_env_and_memory()
