@@ -260,9 +260,9 @@ def test_what_was_computed_behind_a_failed_load_is_not_stored(
         quire.forget()
         for tensor in _caches(quire):
             tensor.zero_()
-        finish = quire.worker._stores.finish_step
         if fault:
-            quire.worker._stores.finish_step = lambda spoiled: finish(set())
+            quire.scheduler._matching.settled = lambda told: None
+            _never_unsettled(quire)
         with _Lost(quire):
             assert quire.tokens(PROMPT)[0] == expected["prompt"]
         if not fault:
@@ -271,6 +271,17 @@ def test_what_was_computed_behind_a_failed_load_is_not_stored(
         answer, cached = other.tokens(PROMPT)
         assert cached == WHOLE
         assert (answer == expected["prompt"]) is not fault
+
+
+def _never_unsettled(quire: Engine) -> None:
+    matching = quire.scheduler._matching
+    store = matching._store
+
+    def at_once(request_id: str, *rest: Any) -> Any:
+        matching._requests[request_id].unsettled = None
+        return store(request_id, *rest)
+
+    matching._store = at_once
 
 
 def _caches(quire: Engine) -> list[Any]:

@@ -48,6 +48,7 @@ class _Request:
     blocks: int = 4
     num_tokens: int = 0
     num_prompt_tokens: int = 0
+    num_preemptions: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -214,6 +215,7 @@ def test_blocks_are_stored_once_and_again_where_vllm_was_taken_back() -> None:
     world.matching.matched(request, 0)
     world.matching.allocated(request, [1, 2, 3, 4], 32)
     blocks = [1, 2, 3, 4]
+    world.matching.settled([("r", True)])
 
     def stored(computed: int, tokens: int) -> list[tuple[int, tuple[int, ...]]]:
         return [
@@ -229,6 +231,37 @@ def test_blocks_are_stored_once_and_again_where_vllm_was_taken_back() -> None:
     request.num_tokens = 165
     blocks.append(5)
     assert stored(133, 27) == [(4, (5,))], "what is generated too"
+
+
+def test_what_is_computed_behind_a_layerwise_load_is_stored_once_all_shards_have_it() -> None:
+    """The other shards' values go into what each of them computes, and vLLM may plan a step before it hears of one."""
+    world, request = _World(_Client(1, 1)), _Request()
+    world.matching.arrived(request)
+    world.client.answer()
+    world.matching.matched(request, 0)
+    world.matching.allocated(request, [1, 2, 3, 4], 32)
+
+    def stored() -> list[int]:
+        return [each.first for each in world.matching.step([("r", 32, 101)], lambda _: [1, 2, 3, 4]).stores]
+
+    assert stored() == [] and stored() == []
+    world.matching.settled([("another", True)])
+    assert stored() == []
+    world.matching.settled([("r", True), ("r", False)])
+    assert stored() == [0], "what Quire had is stored again, too: a shard of it is missing"
+
+
+def test_a_preempted_request_is_looked_up_again() -> None:
+    """What it had computed was stored meanwhile."""
+    world, request = _World(_Client(0)), _Request()
+    world.matching.arrived(request)
+    world.client.answer()
+    assert world.matching.matched(request, 0) == (0, False)
+    request.num_preemptions = 1
+    world.client.has = [4]
+    assert world.matching.matched(request, 0) == (None, False)
+    world.client.answer()
+    assert world.matching.matched(request, 0) == (128, False)
 
 
 def test_what_is_cached_locally_and_not_in_quire_is_stored() -> None:

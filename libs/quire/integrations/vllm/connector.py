@@ -56,13 +56,20 @@ class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What workers tell the scheduler after a step. `loaded`: blocks and seconds of each load that ended."""
+    """What workers tell the scheduler after a step.
+
+    `loaded`: blocks and seconds of each load that ended; `settled`: requests whose layerwise load did, and how.
+    """
 
     unstored: list[Unstored]
     loaded: list[tuple[int, float]]
+    settled: list[tuple[str, bool]]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReport:
-        return StepReport([*self.unstored, *other.unstored], [*self.loaded, *other.loaded])
+        assert isinstance(other, StepReport), "of the same connector"
+        return StepReport(
+            [*self.unstored, *other.unstored], [*self.loaded, *other.loaded], [*self.settled, *other.settled]
+        )
 
 
 class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
@@ -151,6 +158,7 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._matching.ended()
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, StepReport):
+            self._matching.settled(report.settled)
             self._matching.unstored(report.unstored)
             self._matching.loaded(report.loaded)
 
@@ -241,7 +249,8 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def wait_for_save(self) -> None:
         assert self._stores is not None and self._loads is not None, "the worker's"
-        self._stores.finish_step(self._loads.finish_step())
+        self._loads.finish_step()
+        self._stores.finish_step()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         assert self._loads is not None, "the worker's"
@@ -254,8 +263,8 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def build_connector_worker_meta(self) -> StepReport | None:
         assert self._stores is not None and self._loads is not None, "the worker's"
-        report = StepReport(self._stores.unstored(), self._loads.times())
-        return report if report.unstored or report.loaded else None
+        report = StepReport(self._stores.unstored(), self._loads.times(), self._loads.settled())
+        return report if report.unstored or report.loaded or report.settled else None
 
     # ---- both
 

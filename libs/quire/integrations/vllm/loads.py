@@ -125,6 +125,7 @@ class Loads:
         self._asynchronous: dict[str, Load] = {}
         self._bad: set[int] = set()
         self._times: list[tuple[int, float]] = []
+        self._settled: list[tuple[str, bool]] = []
         self._news = threading.Event()
 
     def start(self, plan: LoadPlan) -> None:
@@ -163,19 +164,18 @@ class Loads:
             if not load.failed:
                 self._copy(load, layer + 1)
 
-    def finish_step(self) -> set[str]:
-        """The step is over: no node writes to blocks of its loads. Returns requests that miss blocks.
-
-        What these computed in the step is not worth keeping.
-        """
-        spoiled = set()
+    def finish_step(self) -> None:
+        """The step is over: blocks that did not arrive are known, and no node writes to blocks of this step's loads."""
         self.layer(self._blocks.num_layers - 1)
         for load in self._layerwise:
             self._settle(load)
-            if load.failed or load.missing:
-                spoiled.add(load.plan.request_id)
+            self._settled.append((load.plan.request_id, not load.failed and not load.missing))
         self._layerwise = []
-        return spoiled
+
+    def settled(self) -> list[tuple[str, bool]]:
+        """Requests whose layerwise load is over, and whether it went well, since this was last asked."""
+        settled, self._settled = self._settled, []
+        return settled
 
     def _settle(self, load: Load) -> None:
         """Of one that vLLM waits for."""

@@ -32,7 +32,8 @@ _AWAY_S_MAX: Final = 30.0
 class _Request:
     """One that vLLM has. `known`: chunks from the start that Quire has, None while that is open.
 
-    `storable`: whether that is known; behind chunks that may be missing nothing can be stored.
+    `storable`: whether that is known; behind chunks that may be missing nothing can be stored. `unsettled`: the first
+    chunk of a layerwise load of which no worker has told how it went: what is computed behind it may have to go.
     """
 
     request: Any
@@ -42,6 +43,8 @@ class _Request:
     known: int | None = None
     storable: bool = False
     promised: tuple[int, int] = (0, 0)
+    unsettled: int | None = None
+    preemptions: int = 0
     keys: list[tuple[bytes, ...]] = field(default_factory=list)
 
 
@@ -102,6 +105,10 @@ class Matching:
         usable = (request.num_tokens - 1) // self._block_tokens  # the last token is always computed
         if usable <= computed:
             return 0, False
+        if request.num_preemptions > state.preemptions:  # its blocks are gone: Quire may have them by now
+            state.preemptions, state.known = request.num_preemptions, None
+            self._give_back(state)
+            self._ask(state)
         if state.known is None and not self._answered(state):
             return None, False
         if state.found and self._now_s() - state.asked_s > _FRESH_S:  # it waited so long that the lease may run out
@@ -142,6 +149,7 @@ class Matching:
             )
         )
         state.found = ()  # the lease is the load's from here on
+        state.unsettled = None if self._asynchronous else first
 
     def ended(self) -> None:
         """The step that was planned last has run."""
@@ -154,6 +162,16 @@ class Matching:
         """How long loads took: blocks and seconds of each."""
         for blocks, seconds in told:
             self._worth.loaded(blocks, seconds)
+
+    def settled(self, told: Sequence[tuple[str, bool]]) -> None:
+        """How layerwise loads went, by every worker: where one shard misses blocks, what all of them computed goes."""
+        for request_id in {each for each, _ in told}:
+            state = self._requests.get(request_id)
+            if state is None or state.unsettled is None:
+                continue
+            if not all(well for each, well in told if each == request_id) and state.known is not None:
+                state.known = min(state.known, state.unsettled)
+            state.unsettled = None
 
     def unstored(self, told: Sequence[Unstored]) -> None:
         """What workers did not store: what found no room is tried again, what failed is not, nor what is behind it."""
@@ -203,6 +221,8 @@ class Matching:
     ) -> StorePlan | None:
         state = self._requests.get(request_id)
         if state is None or (state.known is None and not self._answered(state)) or not state.storable:
+            return None
+        if state.unsettled is not None:
             return None
         request = state.request
         # A load that failed takes vLLM back: what was stored behind it in that step was not kept.

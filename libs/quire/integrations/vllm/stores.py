@@ -27,14 +27,13 @@ _AT_ONCE: Final = 16
 
 @dataclass(slots=True, eq=False)
 class _Store:
-    """One request's of a step. `produced`: layers in staging memory; on the client's loop: `wake`, `verdict`."""
+    """One request's of a step. `produced`: layers in staging memory; `wake`: on the client's loop, there are more."""
 
     plan: StorePlan
     memory: Buffer
     layers: Bytes
     copied: set[int] = field(default_factory=set)
     produced: int = 0
-    verdict: bool | None = None
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -77,18 +76,15 @@ class Stores:
         self._client.spawn(self._run(store))
 
     def layer(self, layer: int) -> None:
-        """The layer's new blocks are computed. All but the last one may be read at once."""
+        """The layer's new blocks are computed."""
         for store in self._step:
             self._copy(store, layer)
 
-    def finish_step(self, spoiled: set[str]) -> None:
-        """The step is over. What requests in `spoiled` computed is not kept."""
+    def finish_step(self) -> None:
+        """The step is over: vLLM may reuse its blocks."""
         for store in self._step:
-            good = store.plan.request_id not in spoiled
-            if good:
-                for layer in range(self._blocks.num_layers):  # of blocks that earlier steps computed, if none ran
-                    self._copy(store, layer)
-            self._client.post(_verdict(store, good))
+            for layer in range(self._blocks.num_layers):  # of blocks that earlier steps computed, if none ran
+                self._copy(store, layer)
         self._step = []
 
     def unstored(self) -> list[Unstored]:
@@ -100,8 +96,9 @@ class Stores:
             return
         self._blocks.take(layer, store.plan.blocks, store.layers[layer])
         store.copied.add(layer)
-        if len(store.copied) < self._blocks.num_layers and layer == len(store.copied) - 1:
-            self._client.post(_produced(store, layer + 1))
+        while store.produced in store.copied:
+            store.produced += 1
+        self._client.post(store.wake.set)
 
     # ---- on the client's loop
 
@@ -118,8 +115,7 @@ class Stores:
         self._count("stored_blocks", stored)
         if stored < len(plan.blocks):
             self._count("unstored_blocks", len(plan.blocks) - stored)
-            if store.verdict:  # what was spoiled vLLM computes again
-                self._unstored.append(Unstored(request_id=plan.request_id, first=plan.first, later=False))
+            self._unstored.append(Unstored(request_id=plan.request_id, first=plan.first, later=False))
 
     async def _store(self, store: _Store) -> int:
         plan, client = store.plan, self._client.asynchronous
@@ -129,21 +125,19 @@ class Stores:
                 plan.namespaces[shard], plan.keys[shard], plan.first, store.memory, durability=self._durability
             )
             for layer in range(self._blocks.num_layers):
-                while store.produced <= layer and store.verdict is None:
-                    store.wake.clear()
-                    await store.wake.wait()
-                if store.verdict is False:
-                    return 0
+                await self._layers(store, layer + 1)
                 session.layer_produced(layer)
             await session.finish()
             return len(plan.blocks)
         finally:
-            while store.verdict is None:  # the step still copies into the memory
-                store.wake.clear()
-                await store.wake.wait()
-            if session is not None and store.verdict is False:
-                session.abandon()
+            await self._layers(store, self._blocks.num_layers)  # until then the step copies into the memory
             await self._give_back(store, session)
+
+    async def _layers(self, store: _Store, count: int) -> None:
+        while store.produced < count:
+            store.wake.clear()
+            if store.produced < count:
+                await store.wake.wait()
 
     async def _give_back(self, store: _Store, session: object) -> None:
         """Once no node reads the memory. That of a node which stays silent stays lent."""
@@ -156,19 +150,3 @@ class Stores:
             except (DeadlineExceeded, PeerLost):
                 await asyncio.sleep(_QUIET_S)
         self._pool.give_back(store.memory)
-
-
-def _produced(store: _Store, layers: int) -> Callable[[], None]:
-    def tell() -> None:
-        store.produced = max(store.produced, layers)
-        store.wake.set()
-
-    return tell
-
-
-def _verdict(store: _Store, good: bool) -> Callable[[], None]:
-    def tell() -> None:
-        store.verdict = good
-        store.wake.set()
-
-    return tell
