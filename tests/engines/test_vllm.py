@@ -279,6 +279,7 @@ def _never_unsettled(quire: Engine) -> None:
 
     def at_once(request_id: str, *rest: Any) -> Any:
         matching._requests[request_id].unsettled = None
+        matching._shaky.clear()
         return store(request_id, *rest)
 
     matching._store = at_once
@@ -342,12 +343,16 @@ def test_layerwise_loads_are_avoided_where_vllm_recomputes_wrongly() -> None:
     from quire.integrations.vllm.settings import Settings
     from quire.model.errors import ConfigInvalid
 
-    runners = {version: SimpleNamespace(use_v2_model_runner=version == 2) for version in (1, 2)}
+    plain = SimpleNamespace(async_scheduling=False)
+    runners = {version: SimpleNamespace(use_v2_model_runner=version == 2, scheduler_config=plain) for version in (1, 2)}
     by_itself, layerwise = Settings(gateway="g:1"), Settings(gateway="g:1", load="layerwise")
-    assert [_asynchronous(runners[version], by_itself) for version in (1, 2)] == [False, True]
+    assert [_asynchronous(runners[version], by_itself) for version in (1, 2)] == [True, True]
     assert not _asynchronous(runners[1], layerwise)
     with pytest.raises(ConfigInvalid, match="49250"):
         _asynchronous(runners[2], layerwise)
+    ahead = SimpleNamespace(use_v2_model_runner=False, scheduler_config=SimpleNamespace(async_scheduling=True))
+    with pytest.raises(ConfigInvalid, match="asynchronous scheduling"):
+        _asynchronous(ahead, layerwise)
 
 
 def test_the_runner_that_this_vllm_chose_is_told_by_its_configuration(tiny_model: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -104,6 +105,11 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 load_blocks_max=_load_blocks_max(self._settings, vllm_config, kv_cache_config),
                 count=self._count,
             )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A store that is dropped is a miss later, and nothing worse."""
+        return False
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
@@ -318,6 +324,10 @@ def _check(config: Any, settings: Settings, transfer: Any) -> None:
             '"kv_load_failure_policy": "recompute" in --kv-transfer-config, or allow_failing in its extra config',
             field="kv_load_failure_policy",
         )
+    if transfer.kv_role != "kv_both":
+        raise ConfigInvalid(f"{transfer.kv_role}: QuireConnector both stores and loads; kv_both", field="kv_role")
+    if config.lora_config is not None:
+        raise ConfigInvalid("adapters are known by name only, not by their weights: not supported", field="enable_lora")
     parallel = config.parallel_config
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
@@ -334,15 +344,23 @@ def _check(config: Any, settings: Settings, transfer: Any) -> None:
 
 
 def _asynchronous(config: Any, settings: Settings) -> bool:
-    """vLLM's second model runner computes wrongly after a failed layerwise load (vllm 49250): there it is avoided."""
-    second_runner = bool(getattr(config, "use_v2_model_runner", False))
-    if settings.load == "layerwise" and second_runner:
+    """Raises `ConfigInvalid` for layerwise loads where vLLM would keep a token that was computed behind a failed one.
+
+    Its V2 model runner recomputes wrongly (vllm 49250); with asynchronous scheduling the next step is planned before
+    the failure is heard of; with speculative decoding it is told a step too late.
+    """
+    unfit = {
+        "vLLM's V2 model runner (vllm 49250)": getattr(config, "use_v2_model_runner", False),
+        "asynchronous scheduling": getattr(config.scheduler_config, "async_scheduling", False),
+        "speculative decoding": getattr(config, "speculative_config", None) is not None,
+    }
+    names = ", ".join(name for name, there in unfit.items() if there)
+    if settings.load == "layerwise" and names:
         raise ConfigInvalid(
-            "layerwise loads that fail are recomputed wrongly by vLLM's V2 model runner (vllm 49250); use async, or "
-            "VLLM_USE_V2_MODEL_RUNNER=0",
+            f"layerwise loads that fail are recomputed wrongly with {names}; use async",
             field="kv_connector_extra_config.load",
         )
-    return settings.load == "async" or second_runner
+    return settings.load != "layerwise"
 
 
 def _block_bytes(kv_cache_config: Any) -> int:
@@ -384,7 +402,13 @@ def _engine(config: Any) -> dict[str, Any]:
         "quantization": str(model.quantization),
         "model dtype": str(model.dtype),
         "hash": str(cache.prefix_caching_hash_algo),
-        "rope": str(getattr(model.hf_config, "rope_scaling", None)),
+        "config": _without_paths(model.hf_config.to_dict()),
+        "max_model_len": model.max_model_len,
         "load format": str(config.load_config.load_format),
         "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
     }
+
+
+def _without_paths(config: dict[str, Any]) -> str:
+    """The model's configuration with all overrides, the same wherever it lies."""
+    return json.dumps({name: each for name, each in config.items() if "path" not in name}, sort_keys=True, default=str)

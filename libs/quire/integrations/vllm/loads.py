@@ -138,7 +138,8 @@ class Loads:
         staging = None
         if not straight:
             staging = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
-            straight = staging is None and self._direct is not None
+            # Not layer by layer: vLLM itself would wait for a node that has fallen silent.
+            straight = staging is None and self._direct is not None and self._zero_copy != "never" and plan.asynchronous
         load = Load(plan, found, staging, time.monotonic())
         if plan.asynchronous:
             self._asynchronous[plan.request_id] = load
@@ -187,6 +188,9 @@ class Loads:
                 "vLLM waits for a storage node that may still write to its blocks", load=load.plan.request_id
             )
             self._give_up(load)
+        if load.failed:
+            # Attention has run without some layers of every block, and others may share what did arrive.
+            load.missing = set(load.plan.blocks)
         self._conclude(load)
 
     def _conclude(self, load: Load) -> None:
@@ -241,8 +245,9 @@ class Loads:
             elif load.orphan():
                 self._report(load, set(load.plan.blocks))
             elif load.late or time.monotonic() - load.begun_s > self._timeout_s:
-                self._give_up(load)
-                self._note_late(load)
+                if not load.noted:
+                    self._give_up(load)
+                    self._note_late(load)
                 continue
             else:
                 continue

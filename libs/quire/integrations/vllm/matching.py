@@ -80,6 +80,7 @@ class Matching:
         self._requests: dict[str, _Request] = {}
         self._plan = StepPlan()
         self._away_until_s, self._failures = 0.0, 0
+        self._shaky: dict[str, set[int]] = {}
         self._worth = Worth()
         self._step: tuple[float, int] | None = None
 
@@ -149,7 +150,9 @@ class Matching:
             )
         )
         state.found = ()  # the lease is the load's from here on
-        state.unsettled = None if self._asynchronous else first
+        if not self._asynchronous:
+            state.unsettled = first
+            self._shaky[request.request_id] = set(block_ids[first : first + count])
 
     def ended(self) -> None:
         """The step that was planned last has run."""
@@ -166,6 +169,7 @@ class Matching:
     def settled(self, told: Sequence[tuple[str, bool]]) -> None:
         """How layerwise loads went, by every worker: where one shard misses blocks, what all of them computed goes."""
         for request_id in {each for each, _ in told}:
+            self._shaky.pop(request_id, None)
             state = self._requests.get(request_id)
             if state is None or state.unsettled is None:
                 continue
@@ -234,6 +238,9 @@ class Matching:
             until, len(request.block_hashes) // self._hashes_per_block, KEYS_MAX, first + self._store_blocks_max
         )
         if until <= first:
+            return None
+        before = set(blocks_of(request_id)[:until])
+        if any(before & shaky for shaky in self._shaky.values()):  # another request's load, which may fail
             return None
         blocks = tuple(blocks_of(request_id)[first:until])
         if len(blocks) < until - first:
