@@ -202,6 +202,8 @@ def test_what_was_reset_is_not_found(tiny_model: Path, engine_cluster: LocalClus
         ({}, {"enable_prefix_caching": False}, "enable_prefix_caching"),
         ({"laod": "async"}, {}, "laod"),
         ({"load": "never"}, {}, "layerwise"),
+        ({}, {"kv_role": "kv_producer"}, "kv_both"),
+        ({}, {"enable_lora": True}, "enable_lora"),
     ],
 )
 def test_what_cannot_work_is_refused_at_start(
@@ -250,6 +252,30 @@ def test_the_comparison_of_tokens_sees_blocks_that_did_not_arrive(
 
 
 @pytest.mark.parametrize("fault", [False, True])
+def test_requests_that_share_a_failed_load_are_computed_and_stored_again(
+    tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any], fault: bool
+) -> None:
+    """Two at once: the second takes the first's blocks before they have arrived. `fault`: it stores behind them."""
+    pair, answers = PROMPTS[6:], expected["several"][6:]
+    with engine(tiny_model, engine_cluster.gateway_address, {"load": "layerwise"}) as quire:
+        quire.tokens(PROMPT[:256])
+        _stored(quire, 8)
+        quire.forget()
+        for tensor in _caches(quire):
+            tensor.zero_()
+        if fault:
+            quire.scheduler._matching.settled = lambda told: None
+            _never_unsettled(quire)
+        with _Lost(quire):
+            assert [answer for answer, _ in quire.batch(pair)] == answers
+        time.sleep(1.0)  # both have been stored, or what the rule kept back was not
+    with engine(tiny_model, engine_cluster.gateway_address) as other:
+        again = other.batch(pair)
+        assert [cached for _, cached in again] == [(len(prompt) - 1) // BLOCK * BLOCK for prompt in pair]
+        assert ([answer for answer, _ in again] == answers) is not fault
+
+
+@pytest.mark.parametrize("fault", [False, True])
 def test_what_was_computed_behind_a_failed_load_is_not_stored(
     tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any], fault: bool
 ) -> None:
@@ -278,8 +304,7 @@ def _never_unsettled(quire: Engine) -> None:
     store = matching._store
 
     def at_once(request_id: str, *rest: Any) -> Any:
-        matching._requests[request_id].unsettled = None
-        matching._shaky.clear()
+        matching._unsettled.clear()
         return store(request_id, *rest)
 
     matching._store = at_once
@@ -307,12 +332,18 @@ def test_two_shards(tiny_model: Path, engine_cluster: LocalCluster, tmp_path: Pa
 def test_little_staging_memory_makes_it_slower_and_nothing_else(
     tiny_model: Path, engine_cluster: LocalCluster, expected: dict[str, Any], load: str, zero_copy: str
 ) -> None:
-    """Room for eight blocks of 31: they are stored over several steps; loads go straight, or take what fits."""
+    """Room for eight blocks of 31: they are stored over several steps; loads go straight, or take what fits.
+
+    One step's blocks are still on their way when the next one's begin.
+    """
+    straight = load == "async" and zero_copy == "async"
     extra = {"load": load, "zero_copy": zero_copy, "staging_bytes": 8 * 4 * 16384}
     with engine(tiny_model, engine_cluster.gateway_address, extra) as quire:
         for _ in range(12):
             assert quire.tokens(PROMPT, 80)[0] == expected["long"]
-            if quire.figures().get("loaded_blocks", 0) == (WHOLE // BLOCK if zero_copy == "async" else 4):
+            figures = quire.figures()
+            assert "unstored_blocks" not in figures
+            if figures.get("loaded_blocks", 0) == (WHOLE // BLOCK if straight else 4):
                 break
             time.sleep(0.2)
             quire.forget()
@@ -339,20 +370,23 @@ def test_sliding_windows_are_refused(tmp_path: Path) -> None:
 
 def test_layerwise_loads_are_avoided_where_vllm_recomputes_wrongly() -> None:
     """vllm 49250: the V2 model runner, after a layerwise load that failed."""
-    from quire.integrations.vllm.connector import _asynchronous
+    from quire.integrations.vllm.engine import asynchronous
     from quire.integrations.vllm.settings import Settings
     from quire.model.errors import ConfigInvalid
 
     plain = SimpleNamespace(async_scheduling=False)
     runners = {version: SimpleNamespace(use_v2_model_runner=version == 2, scheduler_config=plain) for version in (1, 2)}
     by_itself, layerwise = Settings(gateway="g:1"), Settings(gateway="g:1", load="layerwise")
-    assert [_asynchronous(runners[version], by_itself) for version in (1, 2)] == [True, True]
-    assert not _asynchronous(runners[1], layerwise)
+    assert [asynchronous(runners[version], by_itself) for version in (1, 2)] == [True, True]
+    assert not asynchronous(runners[1], layerwise)
     with pytest.raises(ConfigInvalid, match="49250"):
-        _asynchronous(runners[2], layerwise)
+        asynchronous(runners[2], layerwise)
     ahead = SimpleNamespace(use_v2_model_runner=False, scheduler_config=SimpleNamespace(async_scheduling=True))
     with pytest.raises(ConfigInvalid, match="asynchronous scheduling"):
-        _asynchronous(ahead, layerwise)
+        asynchronous(ahead, layerwise)
+    guessing = SimpleNamespace(use_v2_model_runner=False, scheduler_config=plain, speculative_config=object())
+    with pytest.raises(ConfigInvalid, match="speculative decoding"):
+        asynchronous(guessing, layerwise)
 
 
 def test_the_runner_that_this_vllm_chose_is_told_by_its_configuration(tiny_model: Path) -> None:

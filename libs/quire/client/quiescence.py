@@ -41,6 +41,7 @@ class Quiescence:
         self._quiet = [False] * len(self.nodes)
         self._reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watches: list[Callable[[], None]] = []
+        self._given_up = False
 
     def connect(self) -> list[Peer]:
         """Watch the nodes' connections. Raises `PeerLost` for a node that cannot be reached; the others are watched."""
@@ -59,7 +60,9 @@ class Quiescence:
 
     def give_up(self) -> None:
         """Nodes may never say that they are quiet: they are so once no permit for the transfer can be used any more."""
-        when_unheard(self.all_quiet)
+        if not self._given_up:
+            self._given_up = True
+            when_unheard(self.all_quiet)
 
     def node(self, index: int) -> None:
         """This node is quiet."""

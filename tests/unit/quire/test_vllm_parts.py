@@ -113,8 +113,8 @@ class _World:
     now_s: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     counted: dict[str, float] = field(default_factory=dict)
-    store_blocks_max: int = 8
-    load_blocks_max: int = 8
+    staged_blocks_max: int = 8
+    direct: bool = True
 
     def __post_init__(self) -> None:
         client: Any = self.client
@@ -124,13 +124,14 @@ class _World:
             block_tokens=32,
             hash_tokens=32,
             asynchronous=False,
-            store_blocks_max=self.store_blocks_max,
-            load_blocks_max=self.load_blocks_max,
+            staged_blocks_max=self.staged_blocks_max,
             count=lambda name, value: self.counted.update({name: self.counted.get(name, 0) + value}),
             now_s=lambda: self.now_s,
         )
         shards = len(self.client.has)
-        self.matching.name([replace(SPACE, shard_index=at, shard_count=shards) for at in range(shards)])
+        self.matching.name(
+            [replace(SPACE, shard_index=at, shard_count=shards) for at in range(shards)], direct=self.direct
+        )
 
 
 def test_the_scheduler_is_never_held_up() -> None:
@@ -226,11 +227,12 @@ def test_blocks_are_stored_once_and_again_where_vllm_was_taken_back() -> None:
     assert stored(32, 40) == [(1, (2,))]
     assert stored(72, 10) == []
     assert stored(82, 51) == [(2, (3, 4))]
-    assert stored(32, 101) == [(1, (2, 3, 4))], "a load failed: what was computed behind it was thrown away"
+    world.matching.settled([("r", False)])
+    assert stored(133, 1) == [(0, (1, 2, 3, 4))], "a load failed: what Quire was to have it may not"
     request.block_hashes.append(b"e" * 32)
     request.num_tokens = 165
     blocks.append(5)
-    assert stored(133, 27) == [(4, (5,))], "what is generated too"
+    assert stored(134, 26) == [(4, (5,))], "what is generated too"
 
 
 def test_what_is_computed_behind_a_layerwise_load_is_stored_once_all_shards_have_it() -> None:
@@ -249,6 +251,24 @@ def test_what_is_computed_behind_a_layerwise_load_is_stored_once_all_shards_have
     assert stored() == []
     world.matching.settled([("r", True), ("r", False)])
     assert stored() == [0], "what Quire had is stored again, too: a shard of it is missing"
+
+
+def test_what_another_request_computes_behind_a_layerwise_load_waits_too() -> None:
+    """vLLM shares the blocks as soon as they are allocated, before they have arrived."""
+    world, loading, sharing = _World(_Client(1)), _Request("l"), _Request("s")
+    for request in (loading, sharing):
+        world.matching.arrived(request)
+    world.client.answer()
+    world.matching.matched(loading, 0)
+    world.matching.allocated(loading, [1, 2, 3, 4], 32)
+    assert world.matching.matched(sharing, 32) == (0, False), "vLLM has the block itself"
+
+    def stored(blocks: list[int]) -> list[str]:
+        return [each.request_id for each in world.matching.step([("s", 32, 101)], lambda _: blocks).stores]
+
+    assert stored([1, 5, 6, 7]) == []
+    world.matching.settled([("l", False)])
+    assert stored([1, 5, 6, 7]) == ["s"]
 
 
 def test_a_preempted_request_is_looked_up_again() -> None:
@@ -274,7 +294,7 @@ def test_what_is_cached_locally_and_not_in_quire_is_stored() -> None:
 
 
 def test_what_finds_no_room_is_stored_later_and_what_failed_is_not() -> None:
-    world, request = _World(_Client(0), store_blocks_max=3), _Request()
+    world, request = _World(_Client(0), staged_blocks_max=3), _Request()
     world.matching.arrived(request)
     world.client.answer()
 
@@ -290,7 +310,7 @@ def test_what_finds_no_room_is_stored_later_and_what_failed_is_not() -> None:
 
 
 def test_no_more_is_promised_than_there_is_room_to_land() -> None:
-    world, request = _World(_Client(9), load_blocks_max=2), _Request()
+    world, request = _World(_Client(9), staged_blocks_max=2, direct=False), _Request()
     world.matching.arrived(request)
     world.client.answer()
     assert world.matching.matched(request, 0) == (64, False)

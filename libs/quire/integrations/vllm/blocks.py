@@ -75,6 +75,7 @@ class KvBlocks:
         rows = self._rows[layer]
         index = torch.as_tensor(blocks, dtype=torch.int64, device=rows.device)
         rows.index_copy_(0, index, torch.from_numpy(out_of).to(rows.device))
+        torch.cuda.synchronize(rows.device)  # vLLM reads them on a stream of its own
 
 
 def kernel_of(layer: Any, spec: Any) -> str:

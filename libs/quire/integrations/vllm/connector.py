@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
-import vllm
 from vllm.config import get_layers_from_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -21,24 +18,29 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from quire.client import SyncClient
 from quire.integrations.vllm.blocks import KvBlocks, kernel_of
+from quire.integrations.vllm.engine import (
+    asynchronous,
+    check,
+    engine_of,
+    only_group,
+    staged_blocks_max,
+    staging_bytes,
+    weights_of,
+)
 from quire.integrations.vllm.loads import Loads
 from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.memory import StagingPool
-from quire.integrations.vllm.naming import BlockFormat, namespace_of, weights_digest
+from quire.integrations.vllm.naming import BlockFormat, namespace_of
 from quire.integrations.vllm.plan import StepPlan, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.stats import QuirePromMetrics, QuireStats
 from quire.integrations.vllm.stores import Stores
-from quire.model.errors import ConfigInvalid
-from quire.model.keys import KEYS_MAX
+from quire.integrations.vllm.worker import WorkerParts
 from quire.telemetry import logger
-
-_DIGEST_BYTES: Final = 32
-_STAGING_MIN: Final = 32 << 20
 
 
 @dataclass
@@ -50,16 +52,17 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class WorkerFormat(KVConnectorHandshakeMetadata):  # type: ignore[misc]
-    """What a worker tells the scheduler of its blocks, once."""
+    """What a worker tells the scheduler of its blocks, once. `direct`: loads need no staging memory."""
 
     format: BlockFormat
+    direct: bool
 
 
 @dataclass
 class StepReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """What workers tell the scheduler after a step.
 
-    `loaded`: blocks and seconds of each load that ended; `settled`: requests whose layerwise load did, and how.
+    `loaded`: blocks and seconds of each load that arrived; `settled`: requests whose load is over, and whether it did.
     """
 
     unstored: list[Unstored]
@@ -79,8 +82,8 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._settings = Settings.read(self._kv_transfer_config.kv_connector_extra_config)
-        self._group = _only_group(kv_cache_config)
-        _check(vllm_config, self._settings, self._kv_transfer_config)
+        self._group = only_group(kv_cache_config)
+        check(vllm_config, self._settings, self._kv_transfer_config)
         self._stats, self._stats_lock = QuireStats(), threading.Lock()
         self._client = SyncClient(
             self._settings.gateway,
@@ -94,15 +97,13 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
         self._stores: Stores | None = None
         if role is KVConnectorRole.SCHEDULER:
             spec, caches = self._group.kv_cache_spec, vllm_config.cache_config
-            staging = _staging_bytes(self._settings, vllm_config, kv_cache_config)
             self._matching = Matching(
                 settings=self._settings,
                 client=self._client,
                 block_tokens=spec.block_size,
                 hash_tokens=kv_cache_config.hash_block_size or caches.hash_block_size or spec.block_size,
-                asynchronous=_asynchronous(vllm_config, self._settings),
-                store_blocks_max=max(1, staging // 2 // _block_bytes(kv_cache_config)),
-                load_blocks_max=_load_blocks_max(self._settings, vllm_config, kv_cache_config),
+                asynchronous=asynchronous(vllm_config, self._settings),
+                staged_blocks_max=staged_blocks_max(self._settings, vllm_config, kv_cache_config),
                 count=self._count,
             )
 
@@ -119,11 +120,11 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         assert self._matching is not None, "the scheduler's"
-        formats = [each.format for _, each in sorted(metadata.items()) if isinstance(each, WorkerFormat)]
+        told = [each for _, each in sorted(metadata.items()) if isinstance(each, WorkerFormat)]
+        formats = [each.format for each in told]
         config, settings = self._vllm_config, self._settings
-        weights = settings.weights or _weights(config.model_config)
-        engine = _engine(config)
-        shards = 1 if formats[0].mla else len(formats)
+        weights = settings.weights or weights_of(config.model_config)
+        engine = engine_of(config)
         spaces = [
             namespace_of(
                 formats[shard],
@@ -132,12 +133,13 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
                 engine=engine,
                 tenant_salt=bytes.fromhex(settings.tenant_salt),
                 shard=shard,
-                shards=shards,
+                shards=len(formats),
             )
-            for shard in range(shards)
+            for shard in range(len(formats))
         ]
-        logger().info("blocks of this engine", namespace=spaces[0].digest().hex()[:16], shards=shards, weights=weights)
-        self._matching.name(spaces)
+        digest = spaces[0].digest().hex()[:16]
+        logger().info("blocks of this engine", namespace=digest, shards=len(formats), weights=weights)
+        self._matching.name(spaces, direct=all(each.direct for each in told))
 
     def on_new_request(self, request: Any) -> None:
         assert self._matching is not None, "the scheduler's"
@@ -205,31 +207,24 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
             slab_bytes=blocks.slab_bytes,
         )
         self._format.layout()
-        pool = StagingPool(self._client.allocate(_staging_bytes(settings, self._vllm_config, self._kv_cache_config)))
-        direct, whole = None, blocks.whole() if settings.zero_copy != "never" else None
-        if whole is not None:
-            everything, stride, offsets = whole
-            direct = self._client.register(everything), stride, offsets
-        elif settings.zero_copy != "never":
-            logger().info("vLLM's blocks are not one range of memory: loads are staged")
+        pool = StagingPool(self._client.allocate(staging_bytes(settings, self._vllm_config, self._kv_cache_config)))
+        direct = None
+        if settings.direct(asynchronous(self._vllm_config, settings)):
+            whole = blocks.whole()
+            if whole is not None:
+                everything, stride, offsets = whole
+                direct = self._client.register(everything), stride, offsets
+            else:
+                logger().info("vLLM's blocks are not one range of memory: loads are staged")
         shard = self._vllm_config.parallel_config.rank
-        self._loads = Loads(
-            client=self._client,
-            blocks=blocks,
-            pool=pool,
-            direct=direct,
-            zero_copy=settings.zero_copy,
-            timeout_s=settings.timeout_s,
-            shard=shard,
-            count=self._count,
-        )
-        self._stores = Stores(
-            client=self._client, blocks=blocks, pool=pool, durability=settings.level, shard=shard, count=self._count
-        )
+        parts = WorkerParts(client=self._client, blocks=blocks, pool=pool, shard=shard, count=self._count)
+        self._loads = Loads(parts, direct=direct, timeout_s=settings.timeout_s)
+        self._direct = direct is not None
+        self._stores = Stores(parts, settings.level)
         self._layer_of = blocks.layer_of
 
     def get_handshake_metadata(self) -> WorkerFormat:
-        return WorkerFormat(self._format)
+        return WorkerFormat(self._format, self._direct)
 
     def bind_connector_metadata(self, connector_metadata: StepMetadata) -> None:
         """Stores begin here: `start_load_kv` may come behind the forward pass."""
@@ -237,6 +232,7 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
         assert self._stores is not None and self._loads is not None, "the worker's"
         for request_id in connector_metadata.plan.abandoned:
             self._loads.abandon(request_id)
+            self._stores.finished(request_id)
         for plan in connector_metadata.plan.stores:
             self._stores.start(plan)
 
@@ -292,123 +288,6 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
     def shutdown(self) -> None:
         self._client.close()
 
-    def take_events(self) -> Iterable[Any]:
-        return ()
-
     def _count(self, name: str, value: float) -> None:
         with self._stats_lock:
             self._stats.add(name, value)
-
-
-def _only_group(kv_cache_config: Any) -> Any:
-    """Raises `ConfigInvalid` for hybrid models, and for attention that does not see the whole prefix."""
-    groups = kv_cache_config.kv_cache_groups
-    kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
-    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
-        raise ConfigInvalid(
-            f"this model's cache has {kinds}; QuireConnector serves full attention and MLA, in one group. "
-            "For hybrid models there is vLLM's own offloading",
-            field="kv_connector",
-        )
-    spec = groups[0].kv_cache_spec
-    if spec.sliding_window or spec.attention_chunk_size:
-        raise ConfigInvalid("sliding windows and chunked attention are not supported", field="kv_connector")
-    return groups[0]
-
-
-def _check(config: Any, settings: Settings, transfer: Any) -> None:
-    """Raises `ConfigInvalid`, naming vLLM's flag and what to give it."""
-    if transfer.kv_load_failure_policy != "recompute" and not settings.allow_failing:
-        raise ConfigInvalid(
-            f"is {transfer.kv_load_failure_policy!r}: a request whose blocks did not arrive would fail. Set "
-            '"kv_load_failure_policy": "recompute" in --kv-transfer-config, or allow_failing in its extra config',
-            field="kv_load_failure_policy",
-        )
-    if transfer.kv_role != "kv_both":
-        raise ConfigInvalid(f"{transfer.kv_role}: QuireConnector both stores and loads; kv_both", field="kv_role")
-    if config.lora_config is not None:
-        raise ConfigInvalid("adapters are known by name only, not by their weights: not supported", field="enable_lora")
-    parallel = config.parallel_config
-    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
-        if getattr(parallel, name, 1) > 1:
-            raise ConfigInvalid("more than 1 is not supported by QuireConnector", field=name)
-    algorithm = config.cache_config.prefix_caching_hash_algo
-    if not str(algorithm).startswith("sha256"):
-        raise ConfigInvalid(
-            f"{algorithm}: keys have {_DIGEST_BYTES} bytes, and strangers must not find two prompts with one of them; "
-            "give --prefix-caching-hash-algo sha256_cbor",
-            field="prefix_caching_hash_algo",
-        )
-    if not config.cache_config.enable_prefix_caching:
-        raise ConfigInvalid("is off: blocks have no hashes then", field="enable_prefix_caching")
-
-
-def _asynchronous(config: Any, settings: Settings) -> bool:
-    """Raises `ConfigInvalid` for layerwise loads where vLLM would keep a token that was computed behind a failed one.
-
-    Its V2 model runner recomputes wrongly (vllm 49250); with asynchronous scheduling the next step is planned before
-    the failure is heard of; with speculative decoding it is told a step too late.
-    """
-    unfit = {
-        "vLLM's V2 model runner (vllm 49250)": getattr(config, "use_v2_model_runner", False),
-        "asynchronous scheduling": getattr(config.scheduler_config, "async_scheduling", False),
-        "speculative decoding": getattr(config, "speculative_config", None) is not None,
-    }
-    names = ", ".join(name for name, there in unfit.items() if there)
-    if settings.load == "layerwise" and names:
-        raise ConfigInvalid(
-            f"layerwise loads that fail are recomputed wrongly with {names}; use async",
-            field="kv_connector_extra_config.load",
-        )
-    return settings.load != "layerwise"
-
-
-def _block_bytes(kv_cache_config: Any) -> int:
-    """Of a block in all layers of a worker."""
-    group = kv_cache_config.kv_cache_groups[0]
-    return int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
-
-
-def _staging_bytes(settings: Settings, config: Any, kv_cache_config: Any) -> int:
-    """As set, or twice what a step can compute, so that one is stored while the next one computes."""
-    if settings.staging_bytes:
-        return settings.staging_bytes
-    limits, spec = config.scheduler_config, kv_cache_config.kv_cache_groups[0].kv_cache_spec
-    blocks = int(limits.max_num_batched_tokens // spec.block_size + limits.max_num_seqs)
-    machine = (
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(config.parallel_config.tensor_parallel_size)
-    )
-    return max(_STAGING_MIN, min(2 * blocks * _block_bytes(kv_cache_config), machine // 8))
-
-
-def _load_blocks_max(settings: Settings, config: Any, kv_cache_config: Any) -> int:
-    """Without zero-copy a load must find room in staging memory, beside what is stored."""
-    if settings.zero_copy != "never":
-        return KEYS_MAX
-    return max(1, _staging_bytes(settings, config, kv_cache_config) // 2 // _block_bytes(kv_cache_config))
-
-
-def _weights(model: Any) -> str:
-    """Of a local folder the digest of its weights, else the name and the revision."""
-    folder = Path(model.model)
-    return weights_digest(folder) if folder.is_dir() else f"{model.model}@{model.revision or 'main'}"
-
-
-def _engine(config: Any) -> dict[str, Any]:
-    """What besides the workers' formats makes blocks differ, or the same tokens hash differently."""
-    model, cache = config.model_config, config.cache_config
-    return {
-        "vllm": ".".join(vllm.__version__.split(".")[:2]),
-        "quantization": str(model.quantization),
-        "model dtype": str(model.dtype),
-        "hash": str(cache.prefix_caching_hash_algo),
-        "config": _without_paths(model.hf_config.to_dict()),
-        "max_model_len": model.max_model_len,
-        "load format": str(config.load_config.load_format),
-        "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
-    }
-
-
-def _without_paths(config: dict[str, Any]) -> str:
-    """The model's configuration with all overrides, the same wherever it lies."""
-    return json.dumps({name: each for name, each in config.items() if "path" not in name}, sort_keys=True, default=str)

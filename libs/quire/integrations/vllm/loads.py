@@ -1,7 +1,7 @@
 """The worker's half of loads: chunks from storage nodes into vLLM's blocks, straight or by way of staging memory.
 
 A load ends when no storage node writes for it any more: until then vLLM keeps its blocks. One by way of staging memory
-that is given up ends at once: a silent node may write on, but not where anybody computes.
+that is given up ends at once: its memory is in quarantine until no node writes there any more.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from quire.client import Buffer, Delivery, Lookup, SyncClient
-from quire.integrations.vllm.blocks import KvBlocks
-from quire.integrations.vllm.memory import StagingPool
+from quire.client import Buffer, Delivery, Lookup
 from quire.integrations.vllm.plan import LoadPlan
+from quire.integrations.vllm.worker import WorkerParts
 from quire.integrations.vllm.worth import late
 from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import DeadlineExceeded, QuireError
@@ -35,7 +33,8 @@ _PAUSE_S: Final = 0.001
 class Load:
     """One request's. `arrived`: layers that are complete; `ended`: no node writes any more; `missing`: block ids.
 
-    `copying`: it goes from staging memory to vLLM's blocks; `orphaned`: given up while nodes may write to that memory.
+    `copying`: it goes from staging memory to vLLM's blocks; `quarantined`: given up while a node may write to its
+    staging memory.
     """
 
     plan: LoadPlan
@@ -47,7 +46,7 @@ class Load:
     ended: bool = False
     abandoned: bool = False
     copying: bool = False
-    orphaned: bool = False
+    quarantined: bool = False
     copied: int = 0
     noted: bool = False
     delivered_s: float = 0.0
@@ -78,49 +77,44 @@ class Load:
             return self.changed.wait_for(lambda: self.ended, timeout_s)
 
     def note(self, *, arrived: int | None = None, failed: bool = False, ended: bool = False) -> bool:
-        """Something happened on the client's loop; whether the load is an orphan."""
+        """Something happened on the client's loop; whether the load is in quarantine."""
         with self.changed:
             self.arrived = arrived if arrived is not None else self.arrived
             self.failed, self.ended = self.failed or failed, self.ended or ended
             self.changed.notify_all()
-            return self.orphaned
+            return self.quarantined
 
     def begin_copy(self) -> bool:
         """Whether vLLM still waits for what arrived."""
         with self.changed:
-            self.copying = not self.orphaned
+            self.copying = not self.quarantined
             return self.copying
 
-    def orphan(self) -> bool:
-        """Give up one in staging memory that has failed; whether it had not ended, and is not being copied."""
+    def quarantine(self) -> bool:
+        """Leave the memory of a staged load that failed to its nodes; False where it has ended, or is being copied."""
         with self.changed:
-            self.orphaned = self.staging is not None and self.failed and not self.ended and not self.copying
-            return self.orphaned
+            self.quarantined = self.staging is not None and self.failed and not self.ended and not self.copying
+            return self.quarantined
 
 
 class Loads:
-    """Of one worker. `direct`: vLLM's blocks as one registered range, with layer stride and offsets of blocks."""
+    """Of one worker. `direct`: vLLM's blocks as one registered range, with layer stride and offsets of blocks.
+
+    Without it every load is staged.
+    """
 
     def __init__(
         self,
+        parts: WorkerParts,
         *,
-        client: SyncClient,
-        blocks: KvBlocks,
-        pool: StagingPool,
         direct: tuple[Buffer, int, np.ndarray[tuple[int], np.dtype[np.int64]]] | None,
-        zero_copy: str,
         timeout_s: float,
-        shard: int,
-        count: Callable[[str, float], None],
     ) -> None:
-        self._client = client
-        self._blocks = blocks
-        self._pool = pool
+        self._client, self._blocks, self._pool = parts.client, parts.blocks, parts.pool
+        self._shard = parts.shard
+        self._count = parts.count
         self._direct = direct
-        self._zero_copy = zero_copy
         self._timeout_s = timeout_s
-        self._shard = shard
-        self._count = count
         self._layerwise: list[Load] = []
         self._asynchronous: dict[str, Load] = {}
         self._bad: set[int] = set()
@@ -130,22 +124,15 @@ class Loads:
 
     def start(self, plan: LoadPlan) -> None:
         """Have it delivered. What has no room to land in counts as missing."""
-        straight = self._direct is not None and self._zero_copy in (
-            "always",
-            "async" if plan.asynchronous else "always",
-        )
-        found = plan.found[min(self._shard, len(plan.found) - 1)]
         staging = None
-        if not straight:
+        if self._direct is None:
             staging = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
-            # Not layer by layer: vLLM itself would wait for a node that has fallen silent.
-            straight = staging is None and self._direct is not None and self._zero_copy != "never" and plan.asynchronous
-        load = Load(plan, found, staging, time.monotonic())
+        load = Load(plan, plan.found[self._shard], staging, time.monotonic())
         if plan.asynchronous:
             self._asynchronous[plan.request_id] = load
         else:
             self._layerwise.append(load)
-        if not straight and staging is None:
+        if self._direct is None and staging is None:
             logger().warning("no staging memory for a load", blocks=len(plan.blocks))
             load.missing = set(plan.blocks)
             load.note(failed=True, ended=True)
@@ -170,23 +157,20 @@ class Loads:
         self.layer(self._blocks.num_layers - 1)
         for load in self._layerwise:
             self._settle(load)
-            self._settled.append((load.plan.request_id, not load.failed and not load.missing))
         self._layerwise = []
 
     def settled(self) -> list[tuple[str, bool]]:
-        """Requests whose layerwise load is over, and whether it went well, since this was last asked."""
+        """Requests whose load is over, and whether all of it arrived, since this was last asked."""
         settled, self._settled = self._settled, []
         return settled
 
     def _settle(self, load: Load) -> None:
         """Of one that vLLM waits for."""
         while not load.end(_STAGED_QUIET_S if load.staging is not None and load.failed else self._timeout_s):
-            if load.orphan():  # its memory is lent until every node is quiet; nobody touches vLLM's blocks
+            if load.quarantine():  # no node writes to vLLM's blocks; the staging memory waits
                 self._report(load, set(load.plan.blocks))
                 return
-            logger().error(
-                "vLLM waits for a storage node that may still write to its blocks", load=load.plan.request_id
-            )
+            logger().error("vLLM waits: a storage node may still write to its blocks", request=load.plan.request_id)
             self._give_up(load)
         if load.failed:
             # Attention has run without some layers of every block, and others may share what did arrive.
@@ -203,6 +187,7 @@ class Loads:
 
     def _report(self, load: Load, missing: set[int]) -> None:
         self._bad |= missing
+        self._settled.append((load.plan.request_id, not missing))
         if not missing and not load.noted:
             self._times.append((len(load.plan.blocks), (load.delivered_s or time.monotonic()) - load.begun_s))
         self._count("failed_blocks", len(missing))
@@ -226,7 +211,7 @@ class Loads:
     # ---- beside the steps
 
     def abandon(self, request_id: str) -> None:
-        """Nobody waits for it any more. It is reported as received once it has ended."""
+        """Its request is over. It is reported as received once it has ended."""
         load = self._asynchronous.get(request_id)
         if load is not None:
             self._give_up(load)
@@ -242,7 +227,7 @@ class Loads:
         for request_id, load in list(self._asynchronous.items()):
             if load.ended:
                 self._conclude(load)
-            elif load.orphan():
+            elif load.quarantine():
                 self._report(load, set(load.plan.blocks))
             elif load.late or time.monotonic() - load.begun_s > self._timeout_s:
                 if not load.noted:
@@ -334,7 +319,7 @@ class Loads:
             return _missing(plan, summary.outcomes)
 
     async def _quiet(self, load: Load) -> None:
-        """Wait until no node writes to the load's memory. Staged memory of one that never says so stays lent."""
+        """Wait until no node writes to the load's memory."""
         while load.delivery is not None:
             try:
                 await load.delivery.quiesced(_QUIET_S)

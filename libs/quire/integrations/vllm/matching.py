@@ -30,10 +30,11 @@ _AWAY_S_MAX: Final = 30.0
 
 @dataclass(slots=True)
 class _Request:
-    """One that vLLM has. `known`: chunks from the start that Quire has, None while that is open.
+    """One that vLLM has. `known`: chunks from the start that Quire has, None while that is open; `looked_up`: those it
+    had when it was asked, the others this engine has stored since.
 
-    `storable`: whether that is known; behind chunks that may be missing nothing can be stored. `unsettled`: the first
-    chunk of a layerwise load of which no worker has told how it went: what is computed behind it may have to go.
+    `storable`: whether that is known; behind chunks that may be missing nothing can be stored. `load_first`: the first
+    chunk of its last load.
     """
 
     request: Any
@@ -41,9 +42,10 @@ class _Request:
     asked_s: float = 0.0
     found: tuple[Lookup, ...] = ()
     known: int | None = None
+    looked_up: int = 0
     storable: bool = False
     promised: tuple[int, int] = (0, 0)
-    unsettled: int | None = None
+    load_first: int = 0
     preemptions: int = 0
     keys: list[tuple[bytes, ...]] = field(default_factory=list)
 
@@ -51,7 +53,7 @@ class _Request:
 class Matching:
     """`block_tokens`: of vLLM's blocks; `hash_tokens`: of its hashes, as many or a part. `count`: tells figures.
 
-    `store_blocks_max`, `load_blocks_max`: how many a worker has room for at once, of one request.
+    `staged_blocks_max`: how many of one request a worker has room for in staging memory.
     """
 
     def __init__(
@@ -62,8 +64,7 @@ class Matching:
         block_tokens: int,
         hash_tokens: int,
         asynchronous: bool,
-        store_blocks_max: int,
-        load_blocks_max: int,
+        staged_blocks_max: int,
         count: Callable[[str, float], None],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -72,23 +73,29 @@ class Matching:
         self._block_tokens = block_tokens
         self._hashes_per_block = block_tokens // hash_tokens
         self._asynchronous = asynchronous
-        self._store_blocks_max = store_blocks_max
-        self._load_blocks_max = load_blocks_max
+        self._store_blocks_max = self._load_blocks_max = staged_blocks_max
         self._count = count
         self._now_s = now_s
         self._namespaces: tuple[Namespace, ...] = ()
         self._requests: dict[str, _Request] = {}
         self._plan = StepPlan()
         self._away_until_s, self._failures = 0.0, 0
-        self._shaky: dict[str, set[int]] = {}
+        # Blocks of layerwise loads of which no worker has told yet how they went: what any request computes behind them
+        # may have to go.
+        self._unsettled: dict[str, set[int]] = {}
         self._worth = Worth()
         self._step: tuple[float, int] | None = None
 
     # ---- what vLLM tells
 
-    def name(self, namespaces: Sequence[Namespace]) -> None:
-        """What this engine's blocks are called, one for each shard. Before that everything is a miss."""
+    def name(self, namespaces: Sequence[Namespace], *, direct: bool) -> None:
+        """What this engine's blocks are called, one for each shard; `direct`: loads need no staging memory.
+
+        Before that everything is a miss.
+        """
         self._namespaces = tuple(namespaces)
+        if direct:
+            self._load_blocks_max = KEYS_MAX
 
     def arrived(self, request: Any) -> None:
         """A new request: ask for its prefix."""
@@ -150,9 +157,9 @@ class Matching:
             )
         )
         state.found = ()  # the lease is the load's from here on
+        state.load_first = first
         if not self._asynchronous:
-            state.unsettled = first
-            self._shaky[request.request_id] = set(block_ids[first : first + count])
+            self._unsettled[request.request_id] = set(block_ids[first : first + count])
 
     def ended(self) -> None:
         """The step that was planned last has run."""
@@ -167,15 +174,12 @@ class Matching:
             self._worth.loaded(blocks, seconds)
 
     def settled(self, told: Sequence[tuple[str, bool]]) -> None:
-        """How layerwise loads went, by every worker: where one shard misses blocks, what all of them computed goes."""
-        for request_id in {each for each, _ in told}:
-            self._shaky.pop(request_id, None)
+        """How loads went, by worker. What did not arrive in one shard is stored again in all of them."""
+        for request_id, arrived in told:
+            self._unsettled.pop(request_id, None)
             state = self._requests.get(request_id)
-            if state is None or state.unsettled is None:
-                continue
-            if not all(well for each, well in told if each == request_id) and state.known is not None:
-                state.known = min(state.known, state.unsettled)
-            state.unsettled = None
+            if state is not None and state.known is not None and not arrived:
+                state.known = min(state.known, state.load_first)
 
     def unstored(self, told: Sequence[Unstored]) -> None:
         """What workers did not store: what found no room is tried again, what failed is not, nor what is behind it."""
@@ -226,11 +230,7 @@ class Matching:
         state = self._requests.get(request_id)
         if state is None or (state.known is None and not self._answered(state)) or not state.storable:
             return None
-        if state.unsettled is not None:
-            return None
-        request = state.request
-        # A load that failed takes vLLM back: what was stored behind it in that step was not kept.
-        first = state.known = min(state.known or 0, computed // self._block_tokens)
+        request, first = state.request, state.known or 0
         until = (computed + tokens) // self._block_tokens
         if not self._settings.store_output:
             until = min(until, request.num_prompt_tokens // self._block_tokens)
@@ -239,19 +239,17 @@ class Matching:
         )
         if until <= first:
             return None
-        before = set(blocks_of(request_id)[:until])
-        if any(before & shaky for shaky in self._shaky.values()):  # another request's load, which may fail
-            return None
-        blocks = tuple(blocks_of(request_id)[first:until])
-        if len(blocks) < until - first:
+        blocks = tuple(blocks_of(request_id)[:until])
+        if len(blocks) < until or any(not unsettled.isdisjoint(blocks) for unsettled in self._unsettled.values()):
             return None
         state.known = until
         return StorePlan(
             request_id=request_id,
             namespaces=self._namespaces,
             keys=self._keys(state, until),
+            known=state.looked_up,
             first=first,
-            blocks=blocks,
+            blocks=blocks[first:],
         )
 
     # ---- look-ups
@@ -285,7 +283,8 @@ class Matching:
         self._count("lookups", 1)
         self._failures = 0
         state.found, state.asking = state.asking.result(), None
-        state.known, state.storable = min(len(each.keys) for each in state.found), True
+        state.known = state.looked_up = min(len(each.keys) for each in state.found)
+        state.storable = True
         if not state.known:
             self._give_back(state)
         return True

@@ -26,11 +26,15 @@ class LoadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePlan:
-    """Chunks from `first` on of a prefix, one in each of `blocks`; `keys` are those of all of it, shard by shard."""
+    """Chunks from `first` on of a prefix, one in each of `blocks`; `keys` are those of all of it, shard by shard.
+
+    `known`: chunks from the start that Quire had when it was asked.
+    """
 
     request_id: str
     namespaces: tuple[Namespace, ...]
     keys: tuple[ChunkKeys, ...]
+    known: int
     first: int
     blocks: tuple[int, ...]
 
@@ -46,7 +50,7 @@ class Unstored:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step's. `abandoned`: requests whose loads nobody waits for any more; `idle`: there is nothing to compute."""
+    """One step's. `abandoned`: requests that are over; `idle`: there is nothing to compute."""
 
     loads: list[LoadPlan] = field(default_factory=list)
     stores: list[StorePlan] = field(default_factory=list)

@@ -21,10 +21,10 @@ class Settings:
     `gateway`: host:port. `load`: "layerwise" computes the first layers while later ones arrive, "async" lets other
     requests compute while all arrive; "auto" is async: with it vLLM uses no block before all of it is there.
     `zero_copy`: which loads storage nodes write straight into vLLM's blocks; others are staged and copied, which lets
-    a load be given up at once while a silent node may still write; an async one that finds no staging memory goes
-    straight, but with "never". `durability`: of what is stored. `store`: whether this engine stores, `store_output`
-    also what it generates. `staging_bytes`: registered memory for stores and staged loads, 0 for twice what a step
-    can compute, at most an eighth of the machine's; what finds no room is stored later, while its request runs.
+    a load be given up at once while a silent node may still write. `durability`: of what is stored. `store`: whether
+    this engine stores, `store_output` also what it generates. `staging_bytes`: registered memory for stores and staged
+    loads, 0 for twice what a step can compute, at most an eighth of the machine's; what finds no room is stored later,
+    while its request runs.
     `lookup_timeout_s`: for how long a request waits for a look-up. `away_s`: for how long Quire is left alone after
     it did not answer. `cut_off`: compute what would come later than computing it. `model`, `weights`: name them;
     empty for the folder's name and the digest of its weights. `tenant_salt`: hexadecimal. `allow_failing`: accept
@@ -76,6 +76,10 @@ class Settings:
             if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):  # type: ignore[arg-type]
                 raise ConfigInvalid(f"{value!r} is no {known[name]}", field=f"{_FLAG}.{name}")
         return cls(**{"gateway": "", **extra})
+
+    def direct(self, asynchronous: bool) -> bool:
+        """Whether loads may go straight into vLLM's blocks; a layerwise one then has vLLM wait for a silent node."""
+        return self.zero_copy == "always" or (self.zero_copy == "async" and asynchronous)
 
     @property
     def level(self) -> Durability:

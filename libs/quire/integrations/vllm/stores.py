@@ -1,7 +1,7 @@
 """The worker's half of stores: blocks that were computed, copied layer by layer into staging memory, and sent from it.
 
 The forward pass pays for the copy of a layer's new blocks and for nothing else: placement, transfer and acknowledgement
-happen on the client's loop. vLLM may reuse its blocks at once. What finds no room in staging memory is not stored.
+happen on the client's loop. vLLM may reuse its blocks at once. What finds no room in staging memory is stored later.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from quire.client import Buffer, SyncClient
-from quire.integrations.vllm.blocks import Bytes, KvBlocks
-from quire.integrations.vllm.memory import StagingPool
+from quire.client import Buffer
+from quire.integrations.vllm.blocks import Bytes
 from quire.integrations.vllm.plan import StorePlan, Unstored
+from quire.integrations.vllm.worker import WorkerParts
 from quire.model.durability import Durability
 from quire.model.errors import DeadlineExceeded, PeerLost, QuireError
 from quire.telemetry import logger
@@ -27,11 +26,17 @@ _AT_ONCE: Final = 16
 
 @dataclass(slots=True, eq=False)
 class _Store:
-    """One request's of a step. `produced`: layers in staging memory; `wake`: on the client's loop, there are more."""
+    """One request's of a step. `produced`: layers in staging memory; `wake`: on the client's loop, there are more.
+
+    `before`: the request's last store; until it is `over`, no node knows the chunks that this one goes on from.
+    """
 
     plan: StorePlan
     memory: Buffer
     layers: Bytes
+    before: _Store | None
+    stored: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
     copied: set[int] = field(default_factory=set)
     produced: int = 0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -40,40 +45,39 @@ class _Store:
 class Stores:
     """Of one worker."""
 
-    def __init__(
-        self,
-        *,
-        client: SyncClient,
-        blocks: KvBlocks,
-        pool: StagingPool,
-        durability: Durability,
-        shard: int,
-        count: Callable[[str, float], None],
-    ) -> None:
-        self._client = client
-        self._blocks = blocks
-        self._pool = pool
+    def __init__(self, parts: WorkerParts, durability: Durability) -> None:
+        self._client, self._blocks, self._pool = parts.client, parts.blocks, parts.pool
+        self._shard = parts.shard
+        self._count = parts.count
         self._durability = durability
-        self._shard = shard
-        self._count = count
         self._step: list[_Store] = []
         self._room = threading.Semaphore(_AT_ONCE)
         self._unstored: deque[Unstored] = deque()
+        self._last: dict[str, _Store] = {}
+        self._until: dict[str, int] = {}
 
     def start(self, plan: StorePlan) -> None:
-        """Of the step that begins."""
-        num_layers, slab = self._blocks.num_layers, self._blocks.slab_bytes
-        memory = None
-        if self._room.acquire(blocking=False):
-            memory = self._pool.take(len(plan.blocks) * num_layers * slab)
-            if memory is None:
-                self._room.release()
+        """Of the step that begins. What all shards have alike the first of them stores."""
+        if self._shard and plan.namespaces[self._shard] == plan.namespaces[0]:
+            return
+        until = max(self._until.get(plan.request_id, 0), plan.known)
+        memory = (
+            self._room_for(plan) if plan.first <= until else None
+        )  # else planned before this was known to be left out
         if memory is None:
+            self._until[plan.request_id] = min(until, plan.first)
             self._unstored.append(Unstored(request_id=plan.request_id, first=plan.first, later=True))
             return
-        store = _Store(plan, memory, memory.layers(num_layers, len(plan.blocks), slab))
+        layers = memory.layers(self._blocks.num_layers, len(plan.blocks), self._blocks.slab_bytes)
+        store = _Store(plan, memory, layers, self._last.get(plan.request_id))
+        self._last[plan.request_id], self._until[plan.request_id] = store, plan.first + len(plan.blocks)
         self._step.append(store)
         self._client.spawn(self._run(store))
+
+    def finished(self, request_id: str) -> None:
+        """Nothing more of this request will be stored."""
+        self._last.pop(request_id, None)
+        self._until.pop(request_id, None)
 
     def layer(self, layer: int) -> None:
         """The layer's new blocks are computed."""
@@ -90,6 +94,14 @@ class Stores:
     def unstored(self) -> list[Unstored]:
         """What was not stored, since this was last asked."""
         return [self._unstored.popleft() for _ in range(len(self._unstored))]
+
+    def _room_for(self, plan: StorePlan) -> Buffer | None:
+        if not self._room.acquire(blocking=False):
+            return None
+        memory = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
+        if memory is None:
+            self._room.release()
+        return memory
 
     def _copy(self, store: _Store, layer: int) -> None:
         if layer in store.copied:
@@ -112,6 +124,8 @@ class Stores:
             logger().error("a store broke off", exc_info=error)
         finally:
             self._room.release()
+            store.stored = bool(stored)
+            store.over.set()
         self._count("stored_blocks", stored)
         if stored < len(plan.blocks):
             self._count("unstored_blocks", len(plan.blocks) - stored)
@@ -119,11 +133,11 @@ class Stores:
 
     async def _store(self, store: _Store) -> int:
         plan, client = store.plan, self._client.asynchronous
-        shard, session = min(self._shard, len(plan.namespaces) - 1), None
+        space, keys, session = plan.namespaces[self._shard], plan.keys[self._shard], None
         try:
-            session = await client.store(
-                plan.namespaces[shard], plan.keys[shard], plan.first, store.memory, durability=self._durability
-            )
+            if not await self._continues(store):
+                return 0
+            session = await client.store(space, keys, plan.first, store.memory, durability=self._durability)
             for layer in range(self._blocks.num_layers):
                 await self._layers(store, layer + 1)
                 session.layer_produced(layer)
@@ -133,6 +147,14 @@ class Stores:
             await self._layers(store, self._blocks.num_layers)  # until then the step copies into the memory
             await self._give_back(store, session)
 
+    async def _continues(self, store: _Store) -> bool:
+        """Whether what the store goes on from is stored, once that is known."""
+        before, store.before = store.before, None
+        if before is None:
+            return True
+        await before.over.wait()
+        return before.stored or store.plan.first <= before.plan.first
+
     async def _layers(self, store: _Store, count: int) -> None:
         while store.produced < count:
             store.wake.clear()
@@ -140,7 +162,7 @@ class Stores:
                 await store.wake.wait()
 
     async def _give_back(self, store: _Store, session: object) -> None:
-        """Once no node reads the memory. That of a node which stays silent stays lent."""
+        """Once no node reads the memory."""
         while store.memory.is_busy:
             try:
                 if session is None:

@@ -24,6 +24,11 @@ from quire_tools.bench.report import Report, Row, median, percentile
 from quire_tools.local import LocalCluster
 
 _SETTLE_S: Final = 20.0
+_TITLES: Final = {
+    "computed": "vLLM alone, computed",
+    "computed again": "vLLM alone, computed: the prompts of the restart",
+    "local": "vLLM alone, in its own prefix cache",
+}
 
 
 @dataclass(slots=True)
@@ -156,7 +161,7 @@ def _fill(report: Report, seen: dict[str, _Seen], asked: _Prompts, per_token: in
             "p99 ms": percentile(each.seconds, 0.99) * 1e3,
             "cached tokens": float(np.mean(each.cached)),
         }
-        title = {"computed": "vLLM alone, computed", "local": "vLLM alone, in its own prefix cache"}.get(name, name)
+        title = _TITLES.get(name, name)
         report.rows.append(Row({"what": title}, measured, base * 1e3, base / median(each.seconds)))
     tokens = len(asked.later[0])
     report.notes += [

@@ -112,7 +112,7 @@ def vllm_engine(
         transfer = KVTransferConfig(
             kv_connector="QuireConnector",
             kv_connector_module_path="quire.integrations.vllm",
-            kv_role="kv_both",
+            kv_role=settings.pop("kv_role", "kv_both"),
             kv_load_failure_policy=settings.pop("kv_load_failure_policy", "recompute"),
             kv_connector_extra_config={"gateway": gateway, **(extra or {})},
         )

@@ -1,7 +1,7 @@
 """The bare device, as a baseline: blocks of ordinary files, read or written by nothing but a way of I/O.
 
-The ways are this project's own `BlockIO` by io_uring and by threads, and fio where it is installed (C, io_uring): the
-quickest counts, so that nobody is measured against their own Python alone.
+The ways are this project's own `BlockIO` by io_uring and by threads, and fio where it is installed (C, io_uring). The
+quickest counts: a baseline in the same Python alone would flatter what is measured.
 """
 
 from __future__ import annotations

@@ -1,0 +1,130 @@
+"""What vLLM is configured to be: whether the connector serves it, and what follows from that."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import vllm
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+from quire.integrations.vllm.naming import weights_digest
+from quire.integrations.vllm.settings import Settings
+from quire.model.errors import ConfigInvalid
+
+_DIGEST_BYTES: Final = 32
+_STAGING_MIN: Final = 32 << 20
+
+
+def only_group(kv_cache_config: Any) -> Any:
+    """Raises `ConfigInvalid` for hybrid models, and for attention that does not see the whole prefix."""
+    groups = kv_cache_config.kv_cache_groups
+    kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
+    if len(groups) != 1 or not isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
+        raise ConfigInvalid(
+            f"this model's cache has {kinds}; QuireConnector serves full attention and MLA, in one group. "
+            "For hybrid models there is vLLM's own offloading",
+            field="kv_connector",
+        )
+    spec = groups[0].kv_cache_spec
+    if spec.sliding_window or spec.attention_chunk_size:
+        raise ConfigInvalid("sliding windows and chunked attention are not supported", field="kv_connector")
+    return groups[0]
+
+
+def check(config: Any, settings: Settings, transfer: Any) -> None:
+    """Raises `ConfigInvalid`, naming vLLM's flag and what to give it."""
+    if transfer.kv_load_failure_policy != "recompute" and not settings.allow_failing:
+        raise ConfigInvalid(
+            f"is {transfer.kv_load_failure_policy!r}: a request whose blocks did not arrive would fail. Set "
+            '"kv_load_failure_policy": "recompute" in --kv-transfer-config, or allow_failing in its extra config',
+            field="kv_load_failure_policy",
+        )
+    if transfer.kv_role != "kv_both":
+        raise ConfigInvalid(f"{transfer.kv_role}: QuireConnector both stores and loads; kv_both", field="kv_role")
+    if config.lora_config is not None:
+        raise ConfigInvalid("adapters are known by name only, not by their weights: not supported", field="enable_lora")
+    parallel = config.parallel_config
+    for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            raise ConfigInvalid("more than 1 is not supported by QuireConnector", field=name)
+    algorithm = config.cache_config.prefix_caching_hash_algo
+    if not str(algorithm).startswith("sha256"):
+        raise ConfigInvalid(
+            f"{algorithm}: keys have {_DIGEST_BYTES} bytes, and strangers must not find two prompts with one of them; "
+            "give --prefix-caching-hash-algo sha256_cbor",
+            field="prefix_caching_hash_algo",
+        )
+    if not config.cache_config.enable_prefix_caching:
+        raise ConfigInvalid("is off: blocks have no hashes then", field="enable_prefix_caching")
+
+
+def asynchronous(config: Any, settings: Settings) -> bool:
+    """Raises `ConfigInvalid` for layerwise loads where vLLM would keep a token that was computed behind a failed one.
+
+    Its V2 model runner recomputes wrongly (vllm 49250); with asynchronous scheduling the next step is planned before
+    the failure is heard of; with speculative decoding it is told a step too late.
+    """
+    unfit = {
+        "vLLM's V2 model runner (vllm 49250)": getattr(config, "use_v2_model_runner", False),
+        "asynchronous scheduling": getattr(config.scheduler_config, "async_scheduling", False),
+        "speculative decoding": getattr(config, "speculative_config", None) is not None,
+    }
+    names = ", ".join(name for name, there in unfit.items() if there)
+    if settings.load == "layerwise" and names:
+        raise ConfigInvalid(
+            f"layerwise loads that fail are recomputed wrongly with {names}; use async",
+            field="kv_connector_extra_config.load",
+        )
+    return settings.load != "layerwise"
+
+
+def block_bytes(kv_cache_config: Any) -> int:
+    """Of a block in all layers of a worker."""
+    group = kv_cache_config.kv_cache_groups[0]
+    return int(group.kv_cache_spec.page_size_bytes) * len(group.layer_names)
+
+
+def staging_bytes(settings: Settings, config: Any, kv_cache_config: Any) -> int:
+    """As set, or twice what a step can compute, so that one is stored while the next one computes."""
+    if settings.staging_bytes:
+        return settings.staging_bytes
+    limits, spec = config.scheduler_config, kv_cache_config.kv_cache_groups[0].kv_cache_spec
+    blocks = int(limits.max_num_batched_tokens // spec.block_size + limits.max_num_seqs)
+    machine = (
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(config.parallel_config.tensor_parallel_size)
+    )
+    return max(_STAGING_MIN, min(2 * blocks * block_bytes(kv_cache_config), machine // 8))
+
+
+def staged_blocks_max(settings: Settings, config: Any, kv_cache_config: Any) -> int:
+    """How many blocks loads, or stores, of one request may have in staging memory, beside the other half."""
+    return max(1, staging_bytes(settings, config, kv_cache_config) // 2 // block_bytes(kv_cache_config))
+
+
+def weights_of(model: Any) -> str:
+    """Of a local folder the digest of its weights, else the name and the revision."""
+    folder = Path(model.model)
+    return weights_digest(folder) if folder.is_dir() else f"{model.model}@{model.revision or 'main'}"
+
+
+def engine_of(config: Any) -> dict[str, Any]:
+    """What besides the workers' formats makes blocks differ, or the same tokens hash differently."""
+    model, cache = config.model_config, config.cache_config
+    return {
+        "vllm": ".".join(vllm.__version__.split(".")[:2]),
+        "quantization": str(model.quantization),
+        "model dtype": str(model.dtype),
+        "hash": str(cache.prefix_caching_hash_algo),
+        "config": _without_paths(model.hf_config.to_dict()),
+        "max_model_len": model.max_model_len,
+        "load format": str(config.load_config.load_format),
+        "seed": model.seed if str(config.load_config.load_format) == "dummy" else 0,
+    }
+
+
+def _without_paths(config: dict[str, Any]) -> str:
+    """The model's configuration with all overrides, the same wherever it lies."""
+    return json.dumps({name: each for name, each in config.items() if "path" not in name}, sort_keys=True, default=str)
