@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from quire.client import Buffer, Lookup
+from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.matching import Matching
-from quire.integrations.vllm.memory import StagingPool
 from quire.integrations.vllm.naming import BlockFormat, namespace_of, weights_digest
 from quire.integrations.vllm.plan import Unstored
 from quire.integrations.vllm.settings import Settings

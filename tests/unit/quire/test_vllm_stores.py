@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quire.client import Buffer
-from quire.integrations.vllm.memory import StagingPool
+from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.plan import StorePlan
 from quire.integrations.vllm.stores import Stores
 from quire.integrations.vllm.worker import WorkerParts

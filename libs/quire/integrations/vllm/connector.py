@@ -21,6 +21,7 @@ from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.kv_cache_interface import MLAAttentionSpec
 
 from quire.client import SyncClient
+from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.blocks import KvBlocks, kernel_of
 from quire.integrations.vllm.engine import (
     asynchronous,
@@ -33,7 +34,6 @@ from quire.integrations.vllm.engine import (
 )
 from quire.integrations.vllm.loads import Loads
 from quire.integrations.vllm.matching import Matching
-from quire.integrations.vllm.memory import StagingPool
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
 from quire.integrations.vllm.plan import StepPlan, Unstored
 from quire.integrations.vllm.settings import Settings

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from quire.client import Lookup, SyncClient
+from quire.integrations.absence import Absence
 from quire.integrations.vllm.plan import LoadPlan, StepPlan, StorePlan, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.worth import Worth
@@ -25,7 +26,6 @@ from quire.telemetry import logger
 
 _LEASE_MS: Final = 60_000
 _FRESH_S: Final = 30.0
-_AWAY_S_MAX: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Matching:
         self._namespaces: tuple[Namespace, ...] = ()
         self._requests: dict[str, _Request] = {}
         self._plan = StepPlan()
-        self._away_until_s, self._failures = 0.0, 0
+        self._absence = Absence(settings.away_s, now_s)
         # Blocks of layerwise loads of which no worker has told yet how they went: what any request computes behind them
         # may have to go.
         self._unsettled: dict[str, set[int]] = {}
@@ -260,7 +260,7 @@ class Matching:
         if not chunks:
             state.known, state.storable = 0, True
             return
-        if self._now_s() < self._away_until_s:
+        if self._absence:
             return  # `_answered` makes it a miss
         asked = zip(self._namespaces, self._keys(state, chunks), strict=True)
         state.asking = self._client.spawn(_look_up(self._client, list(asked)))
@@ -281,7 +281,7 @@ class Matching:
             self._failed(state, str(error))
             return True
         self._count("lookups", 1)
-        self._failures = 0
+        self._absence.answered()
         state.found, state.asking = state.asking.result(), None
         state.known = state.looked_up = min(len(each.keys) for each in state.found)
         state.storable = True
@@ -292,9 +292,7 @@ class Matching:
     def _failed(self, state: _Request, why: str) -> None:
         state.asking, state.known = None, 0
         self._count("failed_lookups", 1)
-        away_s = min(_AWAY_S_MAX, self._settings.away_s * 2**self._failures)
-        self._failures = min(self._failures + 1, 8)
-        self._away_until_s = self._now_s() + away_s
+        away_s = self._absence.failed()
         logger().warning("Quire does not answer look-ups; vLLM goes on without it", error=why, for_s=away_s)
 
     def _keys(self, state: _Request, chunks: int) -> tuple[ChunkKeys, ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final
 
+from quire.integrations.settings import check_common, read_settings
 from quire.model.durability import Durability
 from quire.model.errors import ConfigInvalid
 
@@ -31,7 +32,7 @@ class Settings:
     vLLM's `kv_load_failure_policy=fail`.
     """
 
-    gateway: str
+    gateway: str = ""
     load: str = "auto"
     zero_copy: str = "async"
     durability: str = "memory"
@@ -50,32 +51,15 @@ class Settings:
     allow_failing: bool = False
 
     def __post_init__(self) -> None:
-        if not self.gateway:
-            raise ConfigInvalid("there is none; give HOST:PORT of Quire's gateway", field=f"{_FLAG}.gateway")
-        for name, allowed in (("load", LOADS), ("zero_copy", ZERO_COPY), ("durability", _levels())):
+        check_common(self, _FLAG)
+        for name, allowed in (("load", LOADS), ("zero_copy", ZERO_COPY)):
             if getattr(self, name) not in allowed:
                 raise ConfigInvalid(f"{getattr(self, name)!r}; {', '.join(allowed)}", field=f"{_FLAG}.{name}")
-        for name in ("lookup_timeout_s", "timeout_s", "away_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigInvalid(f"{getattr(self, name)} is not positive", field=f"{_FLAG}.{name}")
-        if self.staging_bytes < 0:
-            raise ConfigInvalid(f"{self.staging_bytes} is negative", field=f"{_FLAG}.staging_bytes")
-        try:
-            bytes.fromhex(self.tenant_salt)
-        except ValueError:
-            raise ConfigInvalid("not hexadecimal", field=f"{_FLAG}.tenant_salt") from None
 
     @classmethod
     def read(cls, extra: Mapping[str, Any]) -> Settings:
         """Raises `ConfigInvalid` for a name that means nothing here."""
-        known = {each.name: each.type for each in fields(cls)}
-        for name, value in extra.items():
-            if name not in known:
-                raise ConfigInvalid(f"means nothing; there are {', '.join(known)}", field=f"{_FLAG}.{name}")
-            wanted = {"str": str, "bool": bool, "int": int, "float": (int, float)}[str(known[name])]
-            if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):  # type: ignore[arg-type]
-                raise ConfigInvalid(f"{value!r} is no {known[name]}", field=f"{_FLAG}.{name}")
-        return cls(**{"gateway": "", **extra})
+        return read_settings(cls, extra, _FLAG)
 
     def direct(self, asynchronous: bool) -> bool:
         """Whether loads may go straight into vLLM's blocks; a layerwise one then has vLLM wait for a silent node."""
@@ -85,7 +69,3 @@ class Settings:
     def level(self) -> Durability:
         """`durability` as the SDK has it."""
         return Durability[self.durability.upper()]
-
-
-def _levels() -> tuple[str, ...]:
-    return tuple(each.name.lower() for each in Durability)

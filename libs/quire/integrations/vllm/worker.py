@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.client import SyncClient
+from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.blocks import KvBlocks
-from quire.integrations.vllm.memory import StagingPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,9 +104,7 @@ def vllm_engine(
     model: Path, gateway: str = "", extra: Mapping[str, Any] | None = None, **settings: Any
 ) -> Iterator[Engine]:
     """With Quire, or without a gateway vLLM alone. `extra`: kv_connector_extra_config; `settings`: of `vllm.LLM`."""
-    from vllm import LLM
     from vllm.config import KVTransferConfig
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     transfer = None
     if gateway:
@@ -116,6 +115,22 @@ def vllm_engine(
             kv_load_failure_policy=settings.pop("kv_load_failure_policy", "recompute"),
             kv_connector_extra_config={"gateway": gateway, **(extra or {})},
         )
+    with any_vllm(model, transfer, **settings) as made:
+        try:
+            yield made
+        finally:
+            if gateway:
+                made.scheduler.shutdown()
+                made.worker.shutdown()
+
+
+@contextmanager
+def any_vllm(model: Path, transfer: Any, **settings: Any) -> Iterator[Engine]:
+    """With a `KVTransferConfig` of any kind, or None."""
+    from vllm import LLM
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    _hide_llvmlite()
     arguments: dict[str, Any] = {
         "dtype": "float32",
         "enforce_eager": True,
@@ -132,9 +147,25 @@ def vllm_engine(
     try:
         yield made
     finally:
-        if gateway:
-            made.scheduler.shutdown()
-            made.worker.shutdown()
         made.llm.llm_engine.engine_core.shutdown()
         del made.llm
         cleanup_dist_env_and_memory()
+
+
+def _hide_llvmlite() -> None:
+    """vLLM 0.32's CPU worker looks at every loaded module's values, and trips over llvmlite's, which LMCache loads."""
+    from vllm.triton_utils import dispatcher
+
+    rebind = dispatcher._rebind_kernels
+    if hasattr(rebind, "without_llvmlite"):
+        return
+
+    def without_llvmlite(overrides: Any) -> None:
+        hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith("llvmlite")}
+        try:
+            rebind(overrides)
+        finally:
+            sys.modules.update(hidden)
+
+    setattr(without_llvmlite, "without_llvmlite", True)  # noqa: B010
+    setattr(dispatcher, "_rebind_kernels", without_llvmlite)  # noqa: B010

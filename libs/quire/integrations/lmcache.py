@@ -1,0 +1,382 @@
+"""LMCache's second level on Quire: a plug-in for the LMCache server.
+
+    lmcache server --l2-adapter '{"type": "plugin", "module_path": "quire.integrations.lmcache",
+        "class_name": "QuireL2Adapter", "adapter_params": {"gateway": "HOST:PORT"}}' ...
+
+Storage nodes read from and write to LMCache's own memory, which is registered once. Whatever fails costs its own
+objects: they are misses, or not stored. What is loaded counts as there only once no node writes to its memory any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+from lmcache.lmcache_native import Bitmap
+from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
+from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
+from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
+from lmcache.v1.memory_management import MemoryObj
+
+from quire.client import Buffer, Lookup, SyncClient
+from quire.integrations.absence import Absence
+from quire.integrations.objects import Objects, Owner, Place, address_of, memory_at
+from quire.integrations.settings import check_common, read_settings
+from quire.integrations.staging import StagingPool
+from quire.model.durability import Durability
+from quire.model.errors import QuireError, ResourceExhausted
+from quire.telemetry import logger
+
+_FLAG: Final = "adapter_params"
+_LEASE_MS: Final = 60_000
+_FRESH_S: Final = 30.0
+_SIZES_MAX: Final = 4
+_STAGING_BYTES: Final = 64 << 20
+_LOOK_S: Final = 0.005
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LmcacheSettings:
+    """Raises `ConfigInvalid`, naming the setting, for values that make no sense.
+
+    `gateway`: host:port. `durability`: of what is stored. `lookup_timeout_s`: for how long a look-up may take, else
+    it is a miss; `away_s`: for how long Quire is left alone then. `weights`: names what the model's name does not, for
+    one that changes under its name. `zero_copy`: loads go straight into LMCache's memory; then one from a storage node
+    that falls silent ends only when the node can write there no more. Without it loads are staged, and end after
+    `timeout_s` in any case. `staging_bytes`: registered memory for these, and for objects outside of LMCache's arena.
+    `tenant_salt`: hexadecimal.
+    """
+
+    gateway: str = ""
+    durability: str = "memory"
+    weights: str = ""
+    lookup_timeout_s: float = 1.0
+    timeout_s: float = 20.0
+    away_s: float = 2.0
+    zero_copy: bool = True
+    staging_bytes: int = _STAGING_BYTES
+    tenant_salt: str = ""
+    token: str = ""
+    zone: str = ""
+
+    def __post_init__(self) -> None:
+        check_common(self, _FLAG)
+
+
+class _Ends(Generic[Result]):
+    """Tasks of one kind that have ended, and the descriptor that says so."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._ended: dict[int, Result] = {}
+        self._open = True
+
+    def add(self, task: int, result: Result) -> None:
+        with self._lock:
+            if self._open:
+                self._ended[task] = result
+                os.eventfd_write(self.fd, 1)
+
+    def take(self, task: int) -> Result | None:
+        with self._lock:
+            return self._ended.pop(task, None)
+
+    def take_all(self) -> dict[int, Result]:
+        with self._lock:
+            ended, self._ended = self._ended, {}
+            return ended
+
+    def close(self) -> None:
+        with self._lock:
+            self._open = False
+            os.close(self.fd)
+
+
+class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
+    """One LMCache server's. Raises `ConfigInvalid` for settings that make no sense."""
+
+    def __init__(self, params: dict[str, Any], l1_memory_desc: L1MemoryDesc | None = None) -> None:
+        super().__init__(0)
+        self._settings = settings = read_settings(LmcacheSettings, params, _FLAG)
+        self._client = SyncClient(
+            settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token
+        )
+        self._client.start()
+        self._arena: Buffer | None = None
+        if l1_memory_desc is not None:
+            length = l1_memory_desc.stable_registration_size or l1_memory_desc.size
+            self._arena = self._client.register(memory_at(l1_memory_desc.ptr, length))
+        self._pool = StagingPool(self._client.allocate(settings.staging_bytes or _STAGING_BYTES))
+        self._objects = Objects(self._client.asynchronous, Durability[settings.durability.upper()])
+        self._version = f"lmcache {'.'.join(version('lmcache').split('.')[:2])}/{settings.weights}"
+        self._absence = Absence(settings.away_s)
+        self._lock = threading.Lock()
+        self._tasks = 0
+        self._held: dict[ObjectKey, list[tuple[Place, Lookup, float]]] = {}
+        self._sizes: dict[tuple[str, int], dict[int, None]] = {}
+        self._running: set[asyncio.Task[Any]] = set()
+        self._stored: _Ends[L2StoreResult] = _Ends()
+        self._found: _Ends[Bitmap] = _Ends()
+        self._loaded: _Ends[Bitmap] = _Ends()
+
+    # ---- what LMCache asks
+
+    def get_store_event_fd(self) -> int:
+        return self._stored.fd
+
+    def get_lookup_and_lock_event_fd(self) -> int:
+        return self._found.fd
+
+    def get_load_event_fd(self) -> int:
+        return self._loaded.fd
+
+    def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
+        return self._submit(self._store(keys, objects), self._stored, L2StoreResult(False, 0))
+
+    def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
+        return self._stored.take_all()
+
+    def submit_lookup_and_lock_task(
+        self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]
+    ) -> int:
+        return self._submit(self._look_up(keys, group_layout_descs), self._found, Bitmap(len(keys)))
+
+    def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
+        return self._found.take(task_id)
+
+    def submit_unlock(self, keys: list[ObjectKey]) -> None:
+        with self._lock:
+            held = [self._held[key].pop() for key in keys if self._held.get(key)]
+            for key in keys:
+                if not self._held.get(key, True):
+                    del self._held[key]
+        for _, found, _ in held:
+            self._client.spawn(self._objects.let_go(found))
+
+    def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
+        return self._submit(self._load(keys, objects), self._loaded, Bitmap(len(keys)))
+
+    def query_load_result(self, task_id: int) -> Bitmap | None:
+        return self._loaded.take(task_id)
+
+    def delete(self, keys: list[ObjectKey]) -> None:
+        self._client.spawn(self._delete(keys))
+
+    def report_status(self) -> dict[str, Any]:
+        return {
+            "is_healthy": not self._absence,
+            "gateway": self._settings.gateway,
+            "registered": self._arena is not None,
+        }
+
+    def close(self) -> None:
+        self._client.close()
+        for each in (self._stored, self._found, self._loaded):
+            each.close()
+
+    # ---- on the client's loop
+
+    def _submit(self, work: Coroutine[Any, Any, Result], ends: _Ends[Result], failed: Result) -> int:
+        with self._lock:
+            self._tasks += 1
+            task = self._tasks
+
+        async def run() -> None:
+            result = failed
+            try:
+                result = await work
+            except Exception as error:  # LMCache's threads wait for every task's end
+                logger().error("a task of LMCache broke off", exc_info=error)
+            finally:
+                ends.add(task, result)
+
+        self._client.spawn(run())
+        return task
+
+    async def _look_up(self, keys: Sequence[ObjectKey], descs: dict[int, MemoryLayoutDesc]) -> Bitmap:
+        found = Bitmap(len(keys))
+        if self._absence:
+            return found
+        looking = [asyncio.ensure_future(self._find(key, self._sizes_of(key, descs))) for key in keys]
+        done, late = await asyncio.wait(looking, timeout=self._settings.lookup_timeout_s) if looking else ((), ())
+        for each in late:
+            each.cancel()
+        errors = [str(each.exception()) for each in done if each.exception() is not None]
+        if late or errors:
+            away_s = self._absence.failed()
+            logger().warning(
+                "Quire does not answer look-ups; LMCache goes on without it",
+                error=(errors or ["no answer in time"])[0],
+                for_s=away_s,
+            )
+        else:
+            self._absence.answered()
+        hits = []
+        for at, (key, each) in enumerate(zip(keys, looking, strict=True)):
+            if each in done and each.exception() is None and each.result():
+                found.set(at)
+                hits.append(key)
+        self._notify_keys_accessed(hits)
+        return found
+
+    async def _find(self, key: ObjectKey, sizes: Iterable[int]) -> bool:
+        for size in sizes:
+            place = self._place(key, size)
+            lookup = await self._objects.find(place, _LEASE_MS)
+            if lookup is not None:
+                with self._lock:
+                    self._held.setdefault(key, []).append((place, lookup, time.monotonic()))
+                return True
+        return False
+
+    async def _load(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> Bitmap:
+        loaded = Bitmap(len(keys))
+        works = [self._load_one(key, each) for key, each in zip(keys, objects, strict=True)]
+        for at, end in enumerate(await asyncio.gather(*works, return_exceptions=True)):
+            if end is True:
+                loaded.set(at)
+            elif end is not False:
+                logger().warning("an object was not loaded", key=keys[at].chunk_hash.hex(), error=str(end))
+        return loaded
+
+    async def _load_one(self, key: ObjectKey, memory: MemoryObj) -> bool:
+        address, size = address_of(memory.byte_array)
+        place = self._place(key, size)
+        with self._lock:
+            self._learn(key, size)
+            held = [
+                found
+                for where, found, since_s in self._held.get(key, [])
+                if where == place and time.monotonic() - since_s < _FRESH_S
+            ]
+        found = held[0] if held else await self._objects.find(place, _LEASE_MS)
+        if found is None:
+            return False
+        try:
+            own = self._own(address, size) if self._settings.zero_copy else None
+            if own is not None:
+                return await self._objects.get(found, own)
+            return await self._load_staged(found, address, size)
+        finally:
+            if not held:
+                await self._objects.let_go(found)
+
+    async def _load_staged(self, found: Lookup, address: int, size: int) -> bool:
+        """A silent node is waited for by the staging memory, not by LMCache."""
+        part, wanted = await self._staged(size), True
+
+        async def arrive() -> bool:
+            try:
+                if not await self._objects.get(found, part) or not wanted:
+                    return False
+                memory_at(address, size)[:] = _bytes_of(part, size)
+                return True
+            finally:
+                self._pool.give_back(part)
+
+        arriving = self._started(arrive())
+        done, _ = await asyncio.wait([arriving], timeout=self._settings.timeout_s)
+        wanted = False
+        return bool(done) and arriving.result()
+
+    async def _store(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> L2StoreResult:
+        works = [self._store_one(key, each) for key, each in zip(keys, objects, strict=True)]
+        ends = await asyncio.gather(*works, return_exceptions=True)
+        stored = [(key, end) for key, end in zip(keys, ends, strict=True) if isinstance(end, int)]
+        errors = [end for end in ends if isinstance(end, BaseException)]
+        if errors:
+            logger().warning("objects were not stored", objects=len(errors), error=str(errors[0]))
+        self._notify_keys_stored([key for key, _ in stored], [size for _, size in stored])
+        return L2StoreResult(not errors, sum(size for _, size in stored))
+
+    async def _store_one(self, key: ObjectKey, memory: MemoryObj) -> int:
+        """Its size."""
+        address, size = address_of(memory.byte_array)
+        with self._lock:
+            self._learn(key, size)
+        place, own = self._place(key, size), self._own(address, size)
+        if own is not None:
+            await self._objects.put(place, own)
+            return size
+        part = await self._staged(size)
+        try:
+            _bytes_of(part, size)[:] = memory_at(address, size)
+            await self._objects.put(place, part)
+        finally:
+            self._pool.give_back(part)
+        return size
+
+    async def _delete(self, keys: Sequence[ObjectKey]) -> None:
+        gone: list[tuple[ObjectKey, int]] = []
+        for key in keys:
+            for size in self._sizes_of(key, {}):
+                try:
+                    if await self._objects.drop(self._place(key, size)):
+                        gone.append((key, size))
+                except QuireError as error:
+                    logger().warning("an object was not dropped", key=key.chunk_hash.hex(), error=str(error))
+        self._notify_keys_deleted([key for key, _ in gone], [size for _, size in gone])
+
+    # ---- names and memory
+
+    def _place(self, key: ObjectKey, size: int) -> Place:
+        owner = Owner(
+            model=key.model_name, version=self._version, tenant_salt=bytes.fromhex(self._settings.tenant_salt)
+        )
+        name = f"{key.kv_rank}/{key.object_group_id}/{key.cache_salt}/".encode() + key.chunk_hash
+        return owner.place(hashlib.sha256(name).digest(), size)
+
+    def _learn(self, key: ObjectKey, size: int) -> None:
+        sizes = self._sizes.setdefault((key.model_name, key.object_group_id), {})
+        sizes.pop(size, None)
+        sizes[size] = None
+        if len(sizes) > _SIZES_MAX:
+            del sizes[next(iter(sizes))]
+
+    def _sizes_of(self, key: ObjectKey, descs: dict[int, MemoryLayoutDesc]) -> list[int]:
+        """How large it may be: as objects of its group were, the last one first, or as LMCache lays it out."""
+        with self._lock:
+            sizes = list(reversed(self._sizes.get((key.model_name, key.object_group_id), {})))
+        desc = descs.get(key.object_group_id)
+        told = sum(
+            shape.numel() * dtype.itemsize for shape, dtype in zip(desc.shapes, desc.dtypes, strict=True)
+        ) if desc is not None else 0  # fmt: skip
+        return sizes if not told or told in sizes else [*sizes, told]
+
+    def _own(self, address: int, size: int) -> Buffer | None:
+        """A part of LMCache's arena, where the memory is one."""
+        if self._arena is None:
+            return None
+        start = address - self._arena.target().address
+        return self._arena.part(start, size) if 0 <= start <= self._arena.length - size else None
+
+    async def _staged(self, size: int) -> Buffer:
+        """Staging memory, once there is room."""
+        until_s = time.monotonic() + self._settings.timeout_s
+        while (part := self._pool.take(size)) is None:
+            if time.monotonic() > until_s:
+                raise ResourceExhausted(f"no staging memory for {size} bytes; raise {_FLAG}.staging_bytes")
+            await asyncio.sleep(_LOOK_S)
+        return part
+
+    def _started(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+
+def _bytes_of(part: Buffer, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    assert part.view is not None, "host memory"
+    return part.view[:size]

@@ -1,0 +1,45 @@
+"""What users set for an integration: names and types checked, so that a misspelt one is not ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final, TypeVar
+
+from quire.model.durability import Durability
+from quire.model.errors import ConfigInvalid
+
+Made = TypeVar("Made")
+LEVELS: Final = tuple(each.name.lower() for each in Durability)
+
+
+def read_settings(kind: type[Made], given: Mapping[str, Any], flag: str) -> Made:
+    """A dataclass of str, bool, int and float. Raises `ConfigInvalid`, naming `flag` and the setting."""
+    known = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigInvalid(f"means nothing; there are {', '.join(known)}", field=f"{flag}.{name}")
+        wanted = {"str": str, "bool": bool, "int": int, "float": (int, float)}[str(known[name])]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):  # type: ignore[arg-type]
+            raise ConfigInvalid(f"{value!r} is no {known[name]}", field=f"{flag}.{name}")
+    return kind(**given)
+
+
+def check_common(settings: Any, flag: str) -> None:
+    """What all integrations have: `gateway`, `durability`, `staging_bytes`, `tenant_salt` and times in seconds.
+
+    Raises `ConfigInvalid`.
+    """
+    if not settings.gateway:
+        raise ConfigInvalid("there is none; give HOST:PORT of Quire's gateway", field=f"{flag}.gateway")
+    if settings.durability not in LEVELS:
+        raise ConfigInvalid(f"{settings.durability!r}; {', '.join(LEVELS)}", field=f"{flag}.durability")
+    for name in ("lookup_timeout_s", "timeout_s", "away_s"):
+        if not getattr(settings, name) > 0:
+            raise ConfigInvalid(f"{getattr(settings, name)} is not positive", field=f"{flag}.{name}")
+    if settings.staging_bytes < 0:
+        raise ConfigInvalid(f"{settings.staging_bytes} is negative", field=f"{flag}.staging_bytes")
+    try:
+        bytes.fromhex(settings.tenant_salt)
+    except ValueError:
+        raise ConfigInvalid("not hexadecimal", field=f"{flag}.tenant_salt") from None
