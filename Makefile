@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-engines test-s3 fuzz test-containers chaos soak simulate explore mutations check format settings proto bench clean
+.PHONY: demo test test-engines test-engines-short test-s3 fuzz test-containers chaos soak simulate explore mutations check format settings proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,8 +44,23 @@ $(ENGINES_STAMP): pyproject.toml tests/engines/requirements.txt tests/engines/vl
 	$(ENGINES)/bin/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(ENGINES_STAMP)
 
-test-engines: $(ENGINES_STAMP) ## real vLLM with Quire's connector: its tokens, whatever happens to the cache
+# LMCache and SGLang, on top of it: LMCache's numba breaks vLLM's server.
+MORE := $(ENGINES)-more
+MORE_STAMP := $(MORE)/.installed
+$(MORE_STAMP): $(ENGINES_STAMP) tests/engines/more.txt
+	$(PYTHON) -m venv $(MORE)
+	$(MORE)/bin/python -m pip install --disable-pip-version-check --no-deps -r tests/engines/more.txt
+	$(MORE)/bin/python -c "import site, sys; print(f'import site; site.addsitedir({sys.argv[1]!r})', \
+	  file=open(site.getsitepackages()[0] + '/engines.pth', 'w'))" \
+	  "$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
+	touch $(MORE_STAMP)
+
+test-engines: $(MORE_STAMP) ## real vLLM, LMCache and SGLang with Quire: their tokens, whatever happens to the cache
 	$(ENGINES)/bin/python -m pytest tests/engines
+	$(MORE)/bin/python -m pytest tests/engines/test_lmcache.py tests/engines/test_hicache.py
+
+test-engines-short: $(ENGINES_STAMP) ## of vLLM what CI runs
+	$(ENGINES)/bin/python -m pytest tests/engines/test_vllm.py -k 'cold_and_warm or share_a_failed or killed_in_the'
 
 SECONDS ?= 300
 SEED ?= $(shell date +%s)

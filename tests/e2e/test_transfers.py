@@ -72,8 +72,9 @@ async def test_known_chunks_are_skipped_and_the_rest_appended(cluster: LocalClus
 
 
 @pytest.mark.usefixtures("each_way")
+@pytest.mark.parametrize("lease_ttl_ms", [60_000, 0])
 @pytest.mark.parametrize(("matching", "first"), [(700, 0), (35, 0), (35, 30), (35, 35), (0, 0)])
-async def test_retrieved_in_one_exchange(cluster: LocalCluster, matching: int, first: int) -> None:
+async def test_retrieved_in_one_exchange(cluster: LocalCluster, matching: int, first: int, lease_ttl_ms: int) -> None:
     """What matches lies where it would if all of it did; what does not is left alone; the lease can be given back."""
     async with QuireClient(cluster.gateway_address) as client:
         namespace, chunks = fresh_namespace(), 700
@@ -86,7 +87,9 @@ async def test_retrieved_in_one_exchange(cluster: LocalCluster, matching: int, f
         buffer = client.allocate(layout.payload_bytes(chunks - first))
         assert buffer.view is not None
         buffer.view[:] = 0xEE
-        retrieval = await client.retrieve(namespace, keys, buffer, first_chunk=first, order=DeliveryOrder.LAYERWISE)
+        retrieval = await client.retrieve(
+            namespace, keys, buffer, first_chunk=first, order=DeliveryOrder.LAYERWISE, lease_ttl_ms=lease_ttl_ms
+        )
         assert retrieval.found.matched_chunks == matching
         got = buffer.layers(layout.num_layers, chunks - first, layout.slice_bytes)
         if retrieval.delivery is not None:
@@ -97,7 +100,7 @@ async def test_retrieved_in_one_exchange(cluster: LocalCluster, matching: int, f
             await retrieval.delivery.quiesced(10)
         assert (retrieval.delivery is None) == (matching == first)
         assert (got[:, matching - first :] == 0xEE).all()
-        assert await client.release(retrieval.found) == bool(matching)
+        assert await client.release(retrieval.found) == bool(matching and lease_ttl_ms)
         buffer.close()
 
 
@@ -106,8 +109,6 @@ async def test_a_retrieval_that_is_refused_leaves_its_buffer_alone(cluster: Loca
         namespace = fresh_namespace()
         keys = some_keys(namespace, 4)
         buffer = client.allocate(namespace.layout.payload_bytes(4))
-        with pytest.raises(InvalidRequest, match="lease_ttl_ms"):
-            await client.retrieve(namespace, keys, buffer, lease_ttl_ms=0)
         with pytest.raises(InvalidRequest, match="lease_ttl_ms"):
             await client.retrieve(namespace, keys, buffer, lease_ttl_ms=1 << 31)
         with pytest.raises(TargetInvalid):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from quire.client import SyncClient
+from quire.model.nodes import Role
 from quire_tools.bench.engines.vllm import any_vllm
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
@@ -23,6 +29,8 @@ pytest.importorskip("lmcache", reason="LMCache is not installed here: `make test
 
 LMCACHE = str(Path(sys.executable).parent / "lmcache")
 CHUNK = 64
+TOKEN_BYTES = 4 * 2 * 2 * 32 * 4  # layers, K and V, heads, dimension, float32
+SIZE, OBJECTS = 96 << 10, 8
 
 
 def _plugin(gateway: str, **params: Any) -> dict[str, Any]:
@@ -39,6 +47,113 @@ def test_its_own_verification_passes(engine_cluster: LocalCluster) -> None:
     assert told.returncode == 0, told.stderr[-3000:]
     assert "All 16 keys data verified OK" in told.stdout
     assert told.stdout.count("Total success:                                                32") == 2
+
+
+class _Adapter:
+    """The plug-in, as LMCache's controllers use it: tasks, and descriptors that say when they have ended."""
+
+    def __init__(self, gateway: str, **params: Any) -> None:
+        from lmcache.v1.distributed.internal_api import L1MemoryDesc
+
+        from quire.integrations.lmcache import QuireL2Adapter
+
+        self.memory = np.zeros(OBJECTS * SIZE, dtype=np.uint8)
+        desc = L1MemoryDesc(self.memory.ctypes.data, self.memory.nbytes, 4096)
+        self.plugin = QuireL2Adapter({"gateway": gateway, **params}, desc)
+
+    def objects(self, outside: np.ndarray[Any, np.dtype[np.uint8]] | None = None) -> list[Any]:
+        memory = self.memory if outside is None else outside
+        return [SimpleNamespace(byte_array=memory[at * SIZE :][:SIZE].data) for at in range(OBJECTS)]
+
+    def store(self, keys: list[Any], objects: list[Any]) -> bool:
+        task = self.plugin.submit_store_task(keys, objects)
+        return bool(self._ended(self.plugin.get_store_event_fd(), self.plugin.pop_completed_store_tasks)[task] >= 0)
+
+    def found(self, keys: list[Any]) -> int:
+        task = self.plugin.submit_lookup_and_lock_task(keys, {})
+        fd = self.plugin.get_lookup_and_lock_event_fd()
+        return int(self._ended(fd, lambda: self.plugin.query_lookup_and_lock_result(task)).popcount())
+
+    def load(self, keys: list[Any], objects: list[Any]) -> int:
+        task = self.plugin.submit_load_task(keys, objects)
+        fd = self.plugin.get_load_event_fd()
+        return int(self._ended(fd, lambda: self.plugin.query_load_result(task)).popcount())
+
+    def _ended(self, fd: int, ask: Callable[[], Any]) -> Any:
+        assert select.select([fd], [], [], 30)[0], "the task's end"
+        os.eventfd_read(fd)
+        return ask()
+
+
+@pytest.fixture
+def adapter(engine_cluster: LocalCluster, request: pytest.FixtureRequest) -> Iterator[_Adapter]:
+    made = _Adapter(engine_cluster.gateway_address, **getattr(request, "param", {}))
+    yield made
+    made.plugin.close()
+
+
+def _keys(model: str = "m") -> list[Any]:
+    from lmcache.v1.distributed.api import ObjectKey
+
+    return [ObjectKey(bytes([at]) * 32, model, 0) for at in range(OBJECTS)]
+
+
+@pytest.mark.parametrize("adapter", [{}, {"zero_copy": False}], indirect=True)
+def test_what_was_stored_is_loaded(adapter: _Adapter) -> None:
+    """Into LMCache's own memory and into other; a key of another model, or of another size, is not there."""
+    wanted = np.random.default_rng(0).integers(0, 256, OBJECTS * SIZE, dtype=np.uint8)
+    adapter.memory[:] = wanted
+    assert adapter.found(_keys()) == 0
+    assert adapter.store(_keys()[:4], adapter.objects()[:4])
+    adapter.memory[:] = 0
+    outside = wanted.copy()
+    assert adapter.store(_keys()[4:], adapter.objects(outside)[4:])
+    assert adapter.found(_keys()) == OBJECTS and adapter.found(_keys("other")) == 0
+    assert adapter.load(_keys(), adapter.objects()) == OBJECTS
+    assert np.array_equal(adapter.memory, wanted)
+    outside[:] = 0
+    assert adapter.load(_keys(), adapter.objects(outside)) == OBJECTS
+    assert np.array_equal(outside, wanted)
+    half = [SimpleNamespace(byte_array=each.byte_array[: SIZE // 2]) for each in adapter.objects()]
+    assert adapter.load(_keys(), half) == 0
+    adapter.plugin.delete(_keys()[:2])
+    until(lambda: adapter.found(_keys()) == OBJECTS - 2, "two are gone")
+
+
+def test_a_node_that_was_killed_costs_its_objects(adapter: _Adapter, engine_cluster: LocalCluster) -> None:
+    assert adapter.store(_keys(), adapter.objects())
+    os.kill(engine_cluster.pid("storage-0"), signal.SIGKILL)
+    assert adapter.load(_keys(), adapter.objects()) == 0
+    assert not adapter.store(_keys("other"), adapter.objects())
+
+
+@pytest.mark.parametrize("adapter", [{"zero_copy": False, "timeout_s": 1.0}], indirect=True)
+def test_a_node_that_hangs_is_not_waited_for_where_loads_are_staged(
+    adapter: _Adapter, engine_cluster: LocalCluster
+) -> None:
+    adapter.memory[:] = 7
+    assert adapter.store(_keys(), adapter.objects())
+    pid = engine_cluster.pid("storage-0")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        adapter.memory[:] = 3
+        began_s = time.monotonic()
+        assert adapter.load(_keys(), adapter.objects()) == 0
+        assert time.monotonic() - began_s < 10
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    time.sleep(0.5)
+    assert (adapter.memory == 3).all(), "what comes late comes to staging memory"
+
+
+@pytest.mark.parametrize("adapter", [{"lookup_timeout_s": 0.3, "away_s": 0.2, "timeout_s": 1.0}], indirect=True)
+def test_a_gateway_that_is_away_is_left_alone_and_used_again(adapter: _Adapter, engine_cluster: LocalCluster) -> None:
+    assert adapter.store(_keys(), adapter.objects())
+    engine_cluster.kill("gateway")
+    assert adapter.found(_keys()) == 0 and not adapter.plugin.report_status()["is_healthy"]
+    assert not adapter.store(_keys("other"), adapter.objects()) and adapter.load(_keys(), adapter.objects()) == 0
+    engine_cluster.restart("gateway")
+    until(lambda: adapter.found(_keys()) == OBJECTS, "it is used again", 20)
 
 
 @contextmanager
@@ -69,6 +184,14 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("localhost", port)) == 0
 
 
+def _until_used(gateway: str, length: int) -> None:
+    with SyncClient(gateway) as client:
+        until(
+            lambda: sum(node.used_bytes for node in client.status() if node.role is Role.STORAGE) >= length,
+            "it is in Quire",
+        )
+
+
 def test_tokens_come_back_after_the_servers_restart(
     tiny_model: Path, engine_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -87,6 +210,8 @@ def test_tokens_come_back_after_the_servers_restart(
             )
             with any_vllm(tiny_model, transfer) as vllm:
                 seen.append(vllm.tokens(PROMPT))
-            time.sleep(3)  # LMCache stores behind the answer
+                if turn == "first":  # LMCache stores behind the answer
+                    stored = (len(PROMPT) - 1) // CHUNK * CHUNK * TOKEN_BYTES
+                    _until_used(engine_cluster.gateway_address, stored)
     assert [answer for answer, _ in seen] == [expected, expected]
     assert [cached for _, cached in seen] == [0, (len(PROMPT) - 1) // CHUNK * CHUNK]

@@ -246,7 +246,8 @@ class QuireClient:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
 
         As `lookup`, then `fetch` of what matched, or is advised, behind `first_chunk`. The buffer has room for all of
-        `keys` from there on, whatever matches: slices lie as if all of them were delivered.
+        `keys` from there on, whatever matches: slices lie as if all of them were delivered. Without a lease (0) what
+        is evicted meanwhile is missing in the end; nodes hold what they have begun to deliver.
 
         Raises what `lookup` and `fetch` raise. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent: if
         the answer was lost, nodes may be writing.

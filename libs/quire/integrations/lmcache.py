@@ -13,9 +13,9 @@ import asyncio
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Final, Generic, TypeVar
 
@@ -26,21 +26,18 @@ from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
-from quire.client import Buffer, Lookup, SyncClient
+from quire.client import Buffer, SyncClient
 from quire.integrations.absence import Absence
 from quire.integrations.objects import Objects, Owner, Place, address_of, memory_at
 from quire.integrations.settings import check_common, read_settings
-from quire.integrations.staging import StagingPool
+from quire.integrations.staging import StagingPool, staged
 from quire.model.durability import Durability
-from quire.model.errors import QuireError, ResourceExhausted
+from quire.model.errors import QuireError
 from quire.telemetry import logger
 
 _FLAG: Final = "adapter_params"
-_LEASE_MS: Final = 60_000
-_FRESH_S: Final = 30.0
 _SIZES_MAX: Final = 4
 _STAGING_BYTES: Final = 64 << 20
-_LOOK_S: Final = 0.005
 
 Result = TypeVar("Result")
 
@@ -123,9 +120,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._absence = Absence(settings.away_s)
         self._lock = threading.Lock()
         self._tasks = 0
-        self._held: dict[ObjectKey, list[tuple[Place, Lookup, float]]] = {}
         self._sizes: dict[tuple[str, int], dict[int, None]] = {}
-        self._running: set[asyncio.Task[Any]] = set()
         self._stored: _Ends[L2StoreResult] = _Ends()
         self._found: _Ends[Bitmap] = _Ends()
         self._loaded: _Ends[Bitmap] = _Ends()
@@ -156,13 +151,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return self._found.take(task_id)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        with self._lock:
-            held = [self._held[key].pop() for key in keys if self._held.get(key)]
-            for key in keys:
-                if not self._held.get(key, True):
-                    del self._held[key]
-        for _, found, _ in held:
-            self._client.spawn(self._objects.let_go(found))
+        """Nothing is locked: a node holds what it delivers, and what is evicted before that is a miss then."""
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         return self._submit(self._load(keys, objects), self._loaded, Bitmap(len(keys)))
@@ -208,7 +197,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         found = Bitmap(len(keys))
         if self._absence:
             return found
-        looking = [asyncio.ensure_future(self._find(key, self._sizes_of(key, descs))) for key in keys]
+        looking = [asyncio.ensure_future(self._has(key, self._sizes_of(key, descs))) for key in keys]
         done, late = await asyncio.wait(looking, timeout=self._settings.lookup_timeout_s) if looking else ((), ())
         for each in late:
             each.cancel()
@@ -230,13 +219,9 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         self._notify_keys_accessed(hits)
         return found
 
-    async def _find(self, key: ObjectKey, sizes: Iterable[int]) -> bool:
+    async def _has(self, key: ObjectKey, sizes: Iterable[int]) -> bool:
         for size in sizes:
-            place = self._place(key, size)
-            lookup = await self._objects.find(place, _LEASE_MS)
-            if lookup is not None:
-                with self._lock:
-                    self._held.setdefault(key, []).append((place, lookup, time.monotonic()))
+            if await self._objects.has(self._place(key, size)):
                 return True
         return False
 
@@ -253,42 +238,18 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     async def _load_one(self, key: ObjectKey, memory: MemoryObj) -> bool:
         address, size = address_of(memory.byte_array)
         place = self._place(key, size)
-        with self._lock:
-            self._learn(key, size)
-            held = [
-                found
-                for where, found, since_s in self._held.get(key, [])
-                if where == place and time.monotonic() - since_s < _FRESH_S
-            ]
-        found = held[0] if held else await self._objects.find(place, _LEASE_MS)
-        if found is None:
-            return False
-        try:
-            own = self._own(address, size) if self._settings.zero_copy else None
-            if own is not None:
-                return await self._objects.get(found, own)
-            return await self._load_staged(found, address, size)
-        finally:
-            if not held:
-                await self._objects.let_go(found)
+        self._learn(key, size)
+        own = self._own(address, size) if self._settings.zero_copy else None
+        if own is not None:
+            return await self._objects.get(place, own)
 
-    async def _load_staged(self, found: Lookup, address: int, size: int) -> bool:
-        """A silent node is waited for by the staging memory, not by LMCache."""
-        part, wanted = await self._staged(size), True
-
-        async def arrive() -> bool:
-            try:
-                if not await self._objects.get(found, part) or not wanted:
-                    return False
+        def take(part: Buffer, arrived: bool) -> None:
+            if arrived:
                 memory_at(address, size)[:] = _bytes_of(part, size)
-                return True
-            finally:
-                self._pool.give_back(part)
 
-        arriving = self._started(arrive())
-        done, _ = await asyncio.wait([arriving], timeout=self._settings.timeout_s)
-        wanted = False
-        return bool(done) and arriving.result()
+        limit_s = self._settings.timeout_s
+        arrived = await staged(self._pool, size, limit_s, partial(self._objects.get, place), take)
+        return arrived is True
 
     async def _store(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> L2StoreResult:
         works = [self._store_one(key, each) for key, each in zip(keys, objects, strict=True)]
@@ -303,13 +264,12 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     async def _store_one(self, key: ObjectKey, memory: MemoryObj) -> int:
         """Its size."""
         address, size = address_of(memory.byte_array)
-        with self._lock:
-            self._learn(key, size)
+        self._learn(key, size)
         place, own = self._place(key, size), self._own(address, size)
         if own is not None:
             await self._objects.put(place, own)
             return size
-        part = await self._staged(size)
+        part = await self._pool.take_soon(size, self._settings.timeout_s)
         try:
             _bytes_of(part, size)[:] = memory_at(address, size)
             await self._objects.put(place, part)
@@ -338,6 +298,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return owner.place(hashlib.sha256(name).digest(), size)
 
     def _learn(self, key: ObjectKey, size: int) -> None:
+        """On the client's loop, as everything that uses it."""
         sizes = self._sizes.setdefault((key.model_name, key.object_group_id), {})
         sizes.pop(size, None)
         sizes[size] = None
@@ -346,8 +307,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _sizes_of(self, key: ObjectKey, descs: dict[int, MemoryLayoutDesc]) -> list[int]:
         """How large it may be: as objects of its group were, the last one first, or as LMCache lays it out."""
-        with self._lock:
-            sizes = list(reversed(self._sizes.get((key.model_name, key.object_group_id), {})))
+        sizes = list(reversed(self._sizes.get((key.model_name, key.object_group_id), {})))
         desc = descs.get(key.object_group_id)
         told = sum(
             shape.numel() * dtype.itemsize for shape, dtype in zip(desc.shapes, desc.dtypes, strict=True)
@@ -360,21 +320,6 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             return None
         start = address - self._arena.target().address
         return self._arena.part(start, size) if 0 <= start <= self._arena.length - size else None
-
-    async def _staged(self, size: int) -> Buffer:
-        """Staging memory, once there is room."""
-        until_s = time.monotonic() + self._settings.timeout_s
-        while (part := self._pool.take(size)) is None:
-            if time.monotonic() > until_s:
-                raise ResourceExhausted(f"no staging memory for {size} bytes; raise {_FLAG}.staging_bytes")
-            await asyncio.sleep(_LOOK_S)
-        return part
-
-    def _started(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        task = asyncio.ensure_future(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        return task
 
 
 def _bytes_of(part: Buffer, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:

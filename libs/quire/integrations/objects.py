@@ -9,30 +9,29 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import hashlib
-from collections.abc import Coroutine
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from quire.client import Buffer, Delivery, Lookup, QuireClient
+from quire.client import Buffer, Delivery, QuireClient
 from quire.client.store import StoreSession
 from quire.model.durability import Durability
-from quire.model.errors import DeadlineExceeded, InvalidRequest, PeerLost, QuireError
+from quire.model.errors import DeadlineExceeded, InvalidRequest, PeerLost
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.telemetry import logger
 
-Ended = TypeVar("Ended")
 PIECE_BYTES: Final = 8 << 20
 _PIECES_MAX: Final = 1024
 _ROWS_MAX, _COLUMNS_MAX = 8192, 16384
 _AT_ONCE: Final = 16
 _QUIET_S: Final = 5.0
-_LOOK_S: Final = 1.0
+_LOOK_S: Final = 0.02
 
 
 @lru_cache(maxsize=256)
@@ -42,15 +41,21 @@ def layout_of(size: int) -> tuple[KvLayout, int]:
     Raises `InvalidRequest` for a size that cannot be cut evenly.
     """
     for pieces in range(max(1, -(-size // PIECE_BYTES)), _PIECES_MAX + 1):
-        if size % pieces:
-            continue
-        length = size // pieces
-        for columns in range(min(length, _COLUMNS_MAX), 0, -1):
-            if length // columns > _ROWS_MAX:
-                break
-            if length % columns == 0:
-                return KvLayout(1, length // columns, 1, columns, Dtype.FP8_E4M3, Attention.MLA), pieces
+        layout = plain_layout(1, size // pieces) if size % pieces == 0 else None
+        if layout is not None:
+            return layout, pieces
     raise InvalidRequest(f"an object of {size} bytes cannot be cut into equal pieces of at most {PIECE_BYTES}")
+
+
+@lru_cache(maxsize=256)
+def plain_layout(num_layers: int, slice_bytes: int) -> KvLayout | None:
+    """Of chunks whose slices are plain bytes, so many in each layer. None for a length that no layout has."""
+    for columns in range(min(slice_bytes, _COLUMNS_MAX), 0, -1):
+        if slice_bytes // columns > _ROWS_MAX:
+            return None
+        if slice_bytes % columns == 0:
+            return KvLayout(num_layers, slice_bytes // columns, 1, columns, Dtype.FP8_E4M3, Attention.MLA)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,62 +95,82 @@ class Objects:
         self._durability = durability
         self._room = asyncio.Semaphore(_AT_ONCE)
 
-    async def find(self, place: Place, lease_ttl_ms: int) -> Lookup | None:
-        """The object, leased, where all of it is there. Raises what `QuireClient.lookup` raises."""
-        found = await self._client.lookup(place.namespace, place.keys, lease_ttl_ms=lease_ttl_ms)
-        if len(found.keys) == len(place.keys):
-            return found
-        await self.let_go(found)
-        return None
+    async def has(self, place: Place) -> bool:
+        """Whether all of it is there. It is not leased: it may be gone when it is wanted, as from any cache.
 
-    async def get(self, found: Lookup, memory: Buffer) -> bool:
-        """Have it written; whether all of it was. Ends when no node writes to the memory any more."""
-        await self._client.reach()
+        Raises what `QuireClient.lookup` raises.
+        """
+        found = await self._client.lookup(place.namespace, place.keys, lease_ttl_ms=0)
+        return len(found.keys) == len(place.keys)
+
+    async def get(self, place: Place, memory: Buffer) -> bool:
+        """Have it written; whether all of it was. Ends when no node writes to the memory any more.
+
+        Raises what `QuireClient.retrieve` raises.
+        """
         async with self._room:
-            delivery = await self._client.fetch(found, memory, chunk_count=len(found.keys))
-            summary = await _ended(delivery, delivery.summary())
-            return summary.usable_chunks == len(found.keys)
+            count = await retrieve_into(self._client, place.namespace, place.keys, memory)
+        return count == len(place.keys)
 
     async def put(self, place: Place, memory: Buffer) -> None:
         """Store it; ends when no node reads the memory any more. Raises what `QuireClient.store` raises."""
+        session = None
         async with self._room:
-            session = await self._client.store(
-                place.namespace, place.keys, 0, memory, durability=self._durability, complete=True
-            )
-            await _ended(session, session.finish())
+            try:
+                session = await self._client.store(
+                    place.namespace, place.keys, 0, memory, durability=self._durability, complete=True
+                )
+                await session.finish()
+            finally:
+                await until_idle(memory, session)
 
     async def drop(self, place: Place) -> bool:
         """Whether it is gone: what somebody has leased stays."""
         return await self._client.evict(place.namespace, place.keys) == len(place.keys)
 
-    async def let_go(self, found: Lookup) -> None:
-        """Give the lease back; one that cannot be runs out."""
-        try:
-            await self._client.release(found)
-        except QuireError as error:
-            logger().debug("a lease stays until it runs out", error=str(error))
 
+async def retrieve_into(
+    client: QuireClient,
+    namespace: Namespace,
+    keys: ChunkKeys,
+    memory: Buffer,
+    *,
+    first_chunk: int = 0,
+    layer_stride: int = 0,
+    chunk_offsets: npt.ArrayLike | None = None,
+) -> int:
+    """How many chunks arrived, from `first_chunk` on, once no node writes to the memory any more.
 
-async def _ended(transfer: Delivery | StoreSession, end: Coroutine[Any, Any, Ended]) -> Ended:
-    """What the transfer ended with, once no node touches its memory any more."""
+    Raises what `QuireClient.retrieve` raises, no earlier: where the answer was lost, nodes may be writing.
+    """
+    delivery = None
     try:
-        return await end
-    except BaseException as error:
-        logger().warning("a transfer failed; its memory is kept until no node can touch it", error=repr(error))
-        transfer.abandon()
-        raise
+        retrieval = await client.retrieve(
+            namespace,
+            keys,
+            memory,
+            first_chunk=first_chunk,
+            lease_ttl_ms=0,
+            layer_stride=layer_stride,
+            chunk_offsets=chunk_offsets,
+        )
+        delivery = retrieval.delivery
+        return (await delivery.summary()).usable_chunks if delivery is not None else 0
     finally:
-        await quiet(transfer)
+        await until_idle(memory, delivery)
 
 
-async def quiet(transfer: Delivery | StoreSession) -> None:
-    """Wait until no node touches the transfer's memory: a silent one may do so for as long as its permit is valid."""
-    while True:
+async def until_idle(memory: Buffer, transfer: Delivery | StoreSession | None) -> None:
+    """Wait until no node touches the memory: a silent one may do so for as long as its permit is valid."""
+    if transfer is not None and sys.exc_info()[0] is not None:
+        transfer.abandon()
+    while memory.is_busy:
         try:
-            await transfer.quiesced(_QUIET_S)
-            return
+            if transfer is not None:
+                await transfer.quiesced(_QUIET_S)
         except (DeadlineExceeded, PeerLost) as error:
             logger().warning("waiting for a storage node that may still use this memory", error=str(error))
+        if memory.is_busy:
             await asyncio.sleep(_LOOK_S)
 
 

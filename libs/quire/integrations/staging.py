@@ -1,12 +1,23 @@
-"""Registered memory that stores and staged loads share: a first-fit pool over one range."""
+"""Registered memory that stores and staged loads share: a first-fit pool over one range.
+
+What a storage node may still touch stays out of it; the engine's own memory is never waited for then.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final, TypeVar
 
 from quire.client import Buffer
+from quire.model.errors import ResourceExhausted
 
-_ALIGN = 4096
+Arrived = TypeVar("Arrived")
+_ALIGN: Final = 4096
+_LOOK_S: Final = 0.005
+_running: Final[set[asyncio.Task[Any]]] = set()
 
 
 class StagingPool:
@@ -27,6 +38,25 @@ class StagingPool:
                     return self._part(start, length)
         return None
 
+    async def take_soon(self, length: int, timeout_s: float) -> Buffer:
+        """Once there is room. Raises `ResourceExhausted`."""
+        until_s = time.monotonic() + timeout_s
+        while (part := self.take(length)) is None:
+            if time.monotonic() > until_s:
+                raise ResourceExhausted(f"no staging memory for {length} bytes; raise staging_bytes")
+            await asyncio.sleep(_LOOK_S)
+        return part
+
+    def give_back_when_idle(self, part: Buffer) -> None:
+        """On a loop: once no node touches it."""
+
+        async def wait() -> None:
+            while part.is_busy:
+                await asyncio.sleep(_LOOK_S)
+            self.give_back(part)
+
+        _beside(wait())
+
     def give_back(self, part: Buffer) -> None:
         """Memory that no node touches any more."""
         start = part.target().address - self._buffer.target().address
@@ -40,6 +70,42 @@ class StagingPool:
 
     def _part(self, start: int, length: int) -> Buffer:
         return self._buffer.part(start, length)
+
+
+async def staged(
+    pool: StagingPool,
+    length: int,
+    timeout_s: float,
+    arrive: Callable[[Buffer], Awaitable[Arrived]],
+    take: Callable[[Buffer, Arrived], None],
+) -> Arrived | None:
+    """What `arrive` brings into staging memory, taken from there; None where it does not come in time.
+
+    `arrive` ends when no node writes to the memory any more; until then the pool is without it. Raises what it raises.
+    """
+    part, wanted = await pool.take_soon(length, timeout_s), True
+
+    async def run() -> Arrived:
+        try:
+            arrived = await arrive(part)
+            if wanted:
+                take(part, arrived)
+            return arrived
+        finally:
+            pool.give_back(part)
+
+    running = _beside(run())
+    done, _ = await asyncio.wait([running], timeout=timeout_s)
+    wanted = False
+    return running.result() if done else None
+
+
+def _beside(work: Coroutine[Any, Any, Arrived]) -> asyncio.Task[Arrived]:
+    """A task that goes on though nothing waits for it."""
+    task = asyncio.ensure_future(work)
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return task
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -14,10 +14,11 @@ import pytest
 from quire.client import Buffer, Lookup
 from quire.integrations.staging import StagingPool
 from quire.integrations.vllm.matching import Matching
-from quire.integrations.vllm.naming import BlockFormat, namespace_of, weights_digest
+from quire.integrations.vllm.naming import BlockFormat, namespace_of
 from quire.integrations.vllm.plan import Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.worth import Cost, Worth, late
+from quire.integrations.weights import weights_digest
 from quire.model.errors import ConfigInvalid, NodeUnavailable, QuireError
 from quire.model.hashing import Namespace, engine_keys
 from quire.model.keys import ChunkKeys

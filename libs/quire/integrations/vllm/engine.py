@@ -10,8 +10,8 @@ from typing import Any, Final
 import vllm
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from quire.integrations.vllm.naming import weights_digest
 from quire.integrations.vllm.settings import Settings
+from quire.integrations.weights import weights_digest
 from quire.model.errors import ConfigInvalid
 
 _DIGEST_BYTES: Final = 32

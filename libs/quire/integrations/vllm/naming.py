@@ -6,10 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
-
-import blake3
 
 from quire.model.errors import ConfigInvalid
 from quire.model.hashing import Namespace
@@ -23,7 +20,6 @@ _DTYPES: Final = {
     "float8_e5m2": Dtype.FP8_E5M2,
     "uint8": Dtype.FP8_E4M3,
 }
-_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,23 +58,6 @@ class BlockFormat:
                 field="kv_cache_dtype",
             )
         return layout
-
-
-def weights_digest(folder: Path) -> str:
-    """Of all weight files, whole: a fine-tuned copy has the same names and sizes.
-
-    Raises `ConfigInvalid` where there are none.
-    """
-    files = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
-    if not files:
-        raise ConfigInvalid(
-            f"{folder} has no weights that can be told apart; name them", field="kv_connector_extra_config.weights"
-        )
-    digest = hashlib.sha256()
-    for path in files:
-        hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-        digest.update(path.name.encode() + hasher.update_mmap(path).digest())
-    return digest.hexdigest()[:32]
 
 
 def namespace_of(

@@ -738,7 +738,9 @@ class RetrieveRequest(_message.Message):
     """Also report each layer in this stream."""
     @_builtins.property
     def lookup(self) -> Global___LookupRequest:
-        """What is wanted, and for how long it is to be leased."""
+        """What is wanted, and for how long it is to be leased. Without a lease what is evicted before its node has begun with
+        it is missing in the end.
+        """
 
     @_builtins.property
     def descriptor(self) -> _common_pb2.Descriptor:

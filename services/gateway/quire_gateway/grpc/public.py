@@ -168,8 +168,6 @@ class GatewayServicer(GatewayServiceServicer):
     async def Retrieve(self, request: pb.RetrieveRequest, context: Any) -> AsyncIterator[pb.RetrieveResponse]:
         """What was found goes out before any node is asked: a client that has not heard of it knows of no node."""
         principal = await self._admission.caller(context)
-        if not request.lookup.lease_ttl_ms:
-            raise InvalidRequest("what is delivered is leased", field="lookup.lease_ttl_ms")
         question = await _question(request.lookup)
         wanted = convert.descriptor_from(request.descriptor, question.keys)
         delivery_id = convert.transfer_id_from(request.delivery_id, "delivery_id")
@@ -178,7 +176,7 @@ class GatewayServicer(GatewayServiceServicer):
             found = await self._lookups.lookup(question)
             take = found.advice.chunks if found.advice is not None else found.matched_chunks
             yield pb.RetrieveResponse(found=_found(found))
-            if found.lease is None or take <= wanted.first_chunk:
+            if take <= wanted.first_chunk:
                 return
             advised_us = round(found.advice.window_s * 1e6) if found.advice is not None else 0
             fetch = FetchCall(
