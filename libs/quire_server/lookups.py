@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind
 
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
-from quire.model.index import Match, Pin
+from quire.model.index import ChunkRecord, Match, Pin, records
 from quire.model.keys import ChunkKeys
 from quire.model.lease import Lease, LeaseSigner
 from quire.model.nodes import Location, Node, NodeAddress
@@ -28,7 +28,7 @@ from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tally, tracer
 from quire_server.clock import Clock
 from quire_server.core.advice import Advice, advise
-from quire_server.core.placement import addresses_of, newcomer_rate, readable_ranges
+from quire_server.core.placement import addresses_of, newcomer_rate, readable_each, readable_ranges
 from quire_server.picture import Picture
 
 _REDIS: Final = {"db.system.name": "redis"}
@@ -40,6 +40,7 @@ class LookupIndex(Protocol):
     """What look-ups need of the index; see `quire_server.redis.PrefixIndex`."""
 
     async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match: ...
+    async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]: ...
     async def unpin(self, bucket: bytes, key: bytes, lease_id: bytes) -> bool: ...
 
 
@@ -54,7 +55,10 @@ class LookupSettings:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a client wants to know. `prompt_tokens` and `device` ask for advice."""
+    """What a client wants to know. `prompt_tokens` and `device` ask for advice.
+
+    `unchained`: the keys are no prefix, each stands for itself; then without lease and advice.
+    """
 
     namespace: Namespace
     keys: ChunkKeys
@@ -62,12 +66,14 @@ class Question:
     client: Location = _NOWHERE
     prompt_tokens: int = 0
     device: str = ""
+    unchained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
     """A look-up's answer: which chunks from the start can be read, where, and the lease on them, signed: `token`.
 
+    Of keys that are no prefix `there` says which can be read; `ranges` count those.
     `tenant`: whose namespace it is, and what that tenant gets of the links.
     """
 
@@ -78,6 +84,7 @@ class Found:
     token: bytes = b""
     index_us: int = 0
     advice: Advice | None = None
+    there: Sequence[int] = ()
 
     @property
     def matched_chunks(self) -> int:
@@ -153,6 +160,8 @@ class Lookups:
 
     async def lookup(self, question: Question) -> Found:
         """The longest prefix that can be read, from the replicas nearest to the client; with a lifetime, leased."""
+        if question.unchained:
+            return await self._lookup_each(question)
         keys, ttl_ms = question.keys.distinct(), question.lease_ttl_ms
         if ttl_ms > self._settings.lease_ttl_ms_max:
             raise InvalidRequest(f"{ttl_ms} ms, {self._settings.lease_ttl_ms_max} at most", field="lease_ttl_ms")
@@ -173,6 +182,28 @@ class Lookups:
         self._events["given"] += 1
         self._note(lease)
         return replace(found, lease=lease, token=self._signer.sign(lease))
+
+    async def _lookup_each(self, question: Question) -> Found:
+        """Of keys that are no prefix."""
+        keys = question.keys.distinct()
+        if question.lease_ttl_ms:
+            raise InvalidRequest("only prefixes are leased", field="lease_ttl_ms")
+        roots, live, started = (
+            records(keys, 0, len(keys), unchained=True),
+            self._picture.storage_nodes(),
+            time.perf_counter_ns(),
+        )
+        with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
+            holders = await self._index.holders(roots)
+        there, ranges = readable_each(holders, live, keys, question.client)
+        if len(there) < sum(map(bool, holders)):  # a holder is dead, or has joined since the picture was taken
+            await self._picture.refresh()
+            live = self._picture.storage_nodes()
+            there, ranges = readable_each(holders, live, keys, question.client)
+        self._count(question.namespace, len(there), len(keys))
+        index_us = (time.perf_counter_ns() - started) // 1000
+        tenant = self._picture.tenant(question.namespace)
+        return Found(ranges, addresses_of(ranges, live), tenant, index_us=index_us, there=tuple(there))
 
     async def _readable(self, question: Question, keys: ChunkKeys, pin: Pin | None) -> _Readable:
         """The part of `keys` that can be read; its last chunk is pinned."""

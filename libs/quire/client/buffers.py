@@ -46,10 +46,11 @@ class Loan:
         """Whether a slice of one overlaps a slice of the other. Of two with different strides only extents are seen."""
         if self.stop <= other.start or other.stop <= self.start:
             return False
-        if self.stride != other.stride or self.stride == 0:
+        flat = self.num_layers == other.num_layers == 1
+        if not flat and (self.stride != other.stride or self.stride == 0):
             return True
         # Slices of one stride repeat alike in every layer: they meet in a layer or not at all, if layers do not.
-        if (
+        if not flat and (
             max(self.offsets[-1] + self.slice_bytes, other.offsets[-1] + other.slice_bytes)
             - min(self.start, other.start)
             > self.stride

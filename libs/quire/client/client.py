@@ -144,23 +144,31 @@ class QuireClient:
         lease_ttl_ms: int = 60_000,
         prompt_tokens: int = 0,
         device: str = "",
+        unchained: bool = False,
     ) -> Lookup:
         """The longest cached prefix, leased for `lease_ttl_ms` (0: no lease, and no side effect).
 
         With the length of the whole prompt and the device that computes, where the cluster has a profile of it: also
         how much of the prefix to take (see `Advice`); a fetch of it then takes so much, and knows its compute window.
+        `unchained`: the keys are no prefix, each stands for itself, and was stored so; without lease and advice.
 
         Raises `KeysInvalid` for a key that comes twice, `InvalidRequest` for a lifetime beyond the cluster's,
         `NotAllowed` for another tenant's salt, `TooManyRequests` with `retry_after_s`, `Unavailable`,
         `DeadlineExceeded`: without an answer compute the prefix.
         """
-        request = self._lookup_request(namespace, keys, lease_ttl_ms, prompt_tokens, device)
+        request = self._lookup_request(namespace, keys, lease_ttl_ms, prompt_tokens, device, unchained)
         with tracer().start_as_current_span(names.CLIENT_LOOKUP):
             response = await call(self._stub.Lookup, request, timeout_s=self._timeout_s)
         return lookup_of(namespace, keys, response)
 
     def _lookup_request(
-        self, namespace: Namespace, keys: ChunkKeys, lease_ttl_ms: int, prompt_tokens: int, device: str
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        lease_ttl_ms: int,
+        prompt_tokens: int,
+        device: str,
+        unchained: bool,
     ) -> pb.LookupRequest:
         return pb.LookupRequest(
             namespace=convert.namespace_to(namespace),
@@ -170,6 +178,7 @@ class QuireClient:
             zone=self._location.zone,
             prompt_tokens=prompt_tokens,
             device=device,
+            unchained=unchained,
         )
 
     async def fetch(
@@ -242,12 +251,14 @@ class QuireClient:
         compute_window_us: int | None = None,
         layer_stride: int = 0,
         chunk_offsets: npt.ArrayLike | None = None,
+        unchained: bool = False,
     ) -> Retrieval:
         """Look up, lease and have delivered, in one exchange: layers are on their way when this returns.
 
         As `lookup`, then `fetch` of what matched, or is advised, behind `first_chunk`. The buffer has room for all of
         `keys` from there on, whatever matches: slices lie as if all of them were delivered. Without a lease (0) what
-        is evicted meanwhile is missing in the end; nodes hold what they have begun to deliver.
+        is evicted meanwhile is missing in the end; nodes hold what they have begun to deliver. `unchained`: as for
+        `lookup`; those that are there are delivered, each to the place that it would have with all of them.
 
         Raises what `lookup` and `fetch` raise. After `DeadlineExceeded` or `Unavailable` the buffer may stay lent: if
         the answer was lost, nodes may be writing.
@@ -267,7 +278,7 @@ class QuireClient:
         await self.reach()
         transfer_id = os.urandom(16)
         request = pb.RetrieveRequest(
-            lookup=self._lookup_request(namespace, keys, lease_ttl_ms, prompt_tokens, device),
+            lookup=self._lookup_request(namespace, keys, lease_ttl_ms, prompt_tokens, device, unchained),
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
             compute_window_us=window_us,
@@ -306,6 +317,7 @@ class QuireClient:
         durability: Durability = Durability.LOCAL,
         on_existing: OnExisting = OnExisting.SKIP,
         complete: bool = False,
+        unchained: bool = False,
     ) -> StoreSession:
         """Store chunks from `first_chunk` on; `keys` are those of the whole prefix, whose chunks before are stored.
 
@@ -313,7 +325,8 @@ class QuireClient:
         stays lent until the session has quiesced. `durability`: what an acknowledged chunk survives (see `Durability`).
         `on_existing`: SKIP leaves what is stored under a key as it is, VERIFY reads the bytes and compares. `complete`:
         all layers are in the buffer, and none will be announced; what is written to drives is then written while the
-        chunks behind it are read.
+        chunks behind it are read. `unchained`: the keys are no prefix, each chunk stands for itself; some of them may
+        be stored already, wherever they are among them.
 
         Raises `InvalidRequest`, `KeysInvalid`, `TargetInvalid` for a buffer that is too small or lent, `NotAllowed`,
         `NoStorageNode`, `TooManyRequests` with `retry_after_s`, `PeerLost`, `DeadlineExceeded`: nothing is stored then.
@@ -330,6 +343,7 @@ class QuireClient:
             durability=convert.durability_to(durability),
             on_existing=convert.on_existing_to(on_existing),
             source_complete=complete,
+            unchained=unchained,
         )
         try:
             return await self._start_store(request, buffer, namespace.layout.payload_bytes(chunks))

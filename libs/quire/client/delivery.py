@@ -20,17 +20,22 @@ from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
 from quire.wire.convert import outcome_from
+from quire.wire.v1 import gateway_pb2 as pb
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSummary:
-    """How a delivery ended. `usable_chunks` from the first on are complete in every layer; `outcomes` by node."""
+    """How a delivery ended. `usable_chunks` from the first on are complete in every layer; `outcomes` by node.
+
+    `delivered`: for each chunk of the delivery a byte, 1 where all of it is there.
+    """
 
     usable_chunks: int
     bytes_moved: int
     outcomes: tuple[NodeOutcome, ...]
+    delivered: bytes = b""
 
 
 class Delivery:
@@ -100,6 +105,11 @@ class Delivery:
             await self._quiescence.wait(timeout_s)
         elif self._loan.is_open:
             raise DeadlineExceeded(f"no word from the gateway within {timeout_s} s")
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether a storage node may still touch the buffer."""
+        return self._loan.is_open
 
     async def cancel(self, timeout_s: float = 10.0) -> None:
         """Give up. The buffer may be reused when this returns: until then a node might still write to it.
@@ -184,7 +194,7 @@ class Delivery:
                         if kind == "node":
                             self._node_ended(outcome_from(response.node))
                         elif kind == "summary":
-                            return self._ended(response.summary.usable_chunks, response.summary.bytes)
+                            return self._ended(response.summary)
             if self._empty:
                 return FetchSummary(0, 0, ())
             raise InternalError("the gateway's answers ended without a summary")
@@ -214,13 +224,13 @@ class Delivery:
         self._loan.end()
         self._on_quiesced()
 
-    def _ended(self, usable: int, moved: int) -> FetchSummary:
+    def _ended(self, summary: pb.FetchSummary) -> FetchSummary:
         if not any(outcome.error_code for outcome in self._outcomes):
             # Every node has flushed everything: a message that is still on its way brings no news.
             for layer in range(self.num_layers):
                 self._missing[layer] = min(1, self._missing[layer])
                 self._stripe(layer, None)
-        return FetchSummary(usable, moved, tuple(self._outcomes))
+        return FetchSummary(summary.usable_chunks, summary.bytes, tuple(self._outcomes), summary.delivered)
 
     def _node_ended(self, outcome: NodeOutcome) -> None:
         self._outcomes.append(outcome)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The longest cached prefix of what was asked: `keys` of its chunks.
+    """The longest cached prefix of what was asked: `keys` of its chunks; `there`: which of those asked for they are.
 
     `lease` (empty for none) is over all of them; `ranges` say which storage node delivers which, `addresses` how each
     of these is reached by the data plane.
@@ -48,6 +48,7 @@ class Lookup:
     addresses: Mapping[str, bytes]
     index_us: int
     advice: Advice | None = None
+    there: Sequence[int] = ()
 
     @property
     def matched_chunks(self) -> int:
@@ -67,14 +68,18 @@ class Lookup:
 
 def lookup_of(namespace: Namespace, keys: ChunkKeys, response: pb.LookupResponse) -> Lookup:
     """The gateway's answer to a look-up of `keys`."""
+    there: Sequence[int] = range(response.matched_chunks)
+    if response.found:
+        there = [at for at, found in enumerate(response.found) if found]
     return Lookup(
         namespace,
-        keys.run(0, response.matched_chunks),
+        keys.pick(there) if response.found else keys.run(0, response.matched_chunks),
         response.lease,
         convert.ranges_from(response.ranges),
         {node.node_id: node.worker_address for node in convert.addresses_from(response.nodes)},
         response.index_us,
         _advice(response.advice) if response.HasField("advice") else None,
+        there,
     )
 
 

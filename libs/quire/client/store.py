@@ -96,6 +96,11 @@ class StoreSession:
             raise error
         return summary
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether a storage node may still touch the buffer."""
+        return self._loan.is_open
+
     async def cancel(self, timeout_s: float = 10.0) -> None:
         """Give up. The buffer may be reused when this returns: until then a node might still store what it reads there.
 

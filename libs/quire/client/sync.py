@@ -140,10 +140,18 @@ class SyncClient:
         lease_ttl_ms: int = 60_000,
         prompt_tokens: int = 0,
         device: str = "",
+        unchained: bool = False,
     ) -> Lookup:
         """As `QuireClient.lookup`."""
         return self.run(
-            self._client.lookup(namespace, keys, lease_ttl_ms=lease_ttl_ms, prompt_tokens=prompt_tokens, device=device)
+            self._client.lookup(
+                namespace,
+                keys,
+                lease_ttl_ms=lease_ttl_ms,
+                prompt_tokens=prompt_tokens,
+                device=device,
+                unchained=unchained,
+            )
         )
 
     def fetch(
@@ -185,6 +193,7 @@ class SyncClient:
         compute_window_us: int | None = None,
         layer_stride: int = 0,
         chunk_offsets: npt.ArrayLike | None = None,
+        unchained: bool = False,
     ) -> SyncRetrieval:
         """As `QuireClient.retrieve`."""
         retrieving = self._client.retrieve(
@@ -199,6 +208,7 @@ class SyncClient:
             compute_window_us=compute_window_us,
             layer_stride=layer_stride,
             chunk_offsets=chunk_offsets,
+            unchained=unchained,
         )
         retrieval = self.run(retrieving)
         delivery = SyncDelivery(self, retrieval.delivery) if retrieval.delivery is not None else None
@@ -214,6 +224,7 @@ class SyncClient:
         durability: Durability = Durability.LOCAL,
         on_existing: OnExisting = OnExisting.SKIP,
         complete: bool = False,
+        unchained: bool = False,
     ) -> SyncStoreSession:
         """As `QuireClient.store`."""
         session = self.run(
@@ -225,6 +236,7 @@ class SyncClient:
                 durability=durability,
                 on_existing=on_existing,
                 complete=complete,
+                unchained=unchained,
             )
         )
         return SyncStoreSession(self, session)
@@ -272,6 +284,11 @@ class SyncDelivery:
         """For how long layers were waited for, in all."""
         return self.delivery.stall_s
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether a storage node may still touch the buffer."""
+        return self.delivery.is_lent
+
     def layer(self, layer: int) -> None:
         """Return when `layer` is complete in the buffer. Raises why it will never be."""
         # The last layer ends the count of stalls, which the delivery's loop sends to the storage nodes.
@@ -302,6 +319,11 @@ class SyncStoreSession:
     def known_chunks(self) -> int:
         """How many chunks from the start were stored already."""
         return self._session.known_chunks
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether a storage node may still touch the buffer."""
+        return self._session.is_lent
 
     def layer_produced(self, layer: int) -> None:
         """The layer of all chunks is in the buffer: storage nodes may read it now."""

@@ -13,10 +13,10 @@ import asyncio
 import hashlib
 import os
 import threading
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
+from itertools import accumulate
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
@@ -38,6 +38,7 @@ from quire.telemetry import logger
 _FLAG: Final = "adapter_params"
 _SIZES_MAX: Final = 4
 _STAGING_BYTES: Final = 64 << 20
+_DIRECT_BYTES_MIN: Final = 4 << 20
 
 Result = TypeVar("Result")
 
@@ -98,6 +99,17 @@ class _Ends(Generic[Result]):
         with self._lock:
             self._open = False
             os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The `at`-th object of a task: where it is in Quire and in memory. `offset`: in LMCache's arena, if there."""
+
+    at: int
+    place: Place
+    address: int
+    size: int
+    offset: int | None
 
 
 class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
@@ -197,85 +209,90 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         found = Bitmap(len(keys))
         if self._absence:
             return found
-        looking = [asyncio.ensure_future(self._has(key, self._sizes_of(key, descs))) for key in keys]
-        done, late = await asyncio.wait(looking, timeout=self._settings.lookup_timeout_s) if looking else ((), ())
-        for each in late:
-            each.cancel()
-        errors = [str(each.exception()) for each in done if each.exception() is not None]
-        if late or errors:
+        try:
+            there = await asyncio.wait_for(self._have(keys, descs), self._settings.lookup_timeout_s)
+        except (QuireError, TimeoutError) as error:
             away_s = self._absence.failed()
-            logger().warning(
-                "Quire does not answer look-ups; LMCache goes on without it",
-                error=(errors or ["no answer in time"])[0],
-                for_s=away_s,
-            )
-        else:
-            self._absence.answered()
-        hits = []
-        for at, (key, each) in enumerate(zip(keys, looking, strict=True)):
-            if each in done and each.exception() is None and each.result():
-                found.set(at)
-                hits.append(key)
-        self._notify_keys_accessed(hits)
+            logger().warning("Quire does not answer; LMCache goes on without it", error=repr(error), for_s=away_s)
+            return found
+        self._absence.answered()
+        for at in there:
+            found.set(at)
+        self._notify_keys_accessed([keys[at] for at in there])
         return found
 
-    async def _has(self, key: ObjectKey, sizes: Iterable[int]) -> bool:
-        for size in sizes:
-            if await self._objects.has(self._place(key, size)):
-                return True
-        return False
+    async def _have(self, keys: Sequence[ObjectKey], descs: dict[int, MemoryLayoutDesc]) -> list[int]:
+        """Which of them are there, in the one size or another."""
+        asked = [(at, size) for at, key in enumerate(keys) for size in self._sizes_of(key, descs)]
+        have = await self._objects.have([self._place(keys[at], size) for at, size in asked])
+        return sorted({at for (at, _), there in zip(asked, have, strict=True) if there})
 
     async def _load(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> Bitmap:
-        loaded = Bitmap(len(keys))
-        works = [self._load_one(key, each) for key, each in zip(keys, objects, strict=True)]
-        for at, end in enumerate(await asyncio.gather(*works, return_exceptions=True)):
-            if end is True:
-                loaded.set(at)
-            elif end is not False:
-                logger().warning("an object was not loaded", key=keys[at].chunk_hash.hex(), error=str(end))
+        loaded, parts = Bitmap(len(keys)), self._parts(keys, objects)
+        own = [each for each in parts if each.offset is not None and self._settings.zero_copy]
+        ends = await asyncio.gather(
+            *([self._load_own(own)] if own else []),
+            *(self._load_staged(each) for each in self._batches([each for each in parts if each not in own])),
+            return_exceptions=True,
+        )
+        for end in ends:
+            if isinstance(end, BaseException):
+                logger().warning("objects were not loaded", error=repr(end))
+            else:
+                for at in end:
+                    loaded.set(at)
         return loaded
 
-    async def _load_one(self, key: ObjectKey, memory: MemoryObj) -> bool:
-        address, size = address_of(memory.byte_array)
-        place = self._place(key, size)
-        self._learn(key, size)
-        own = self._own(address, size) if self._settings.zero_copy else None
-        if own is not None:
-            return await self._objects.get(place, own)
+    async def _load_own(self, parts: Sequence[_Part]) -> list[int]:
+        """Straight into LMCache's memory; which arrived."""
+        assert self._arena is not None, "they lie in it"
+        offsets = [each.offset or 0 for each in parts]
+        arrived = await self._objects.get([each.place for each in parts], self._arena, offsets)
+        return [each.at for each, there in zip(parts, arrived, strict=True) if there]
 
-        def take(part: Buffer, arrived: bool) -> None:
-            if arrived:
-                memory_at(address, size)[:] = _bytes_of(part, size)
+    async def _load_staged(self, parts: Sequence[_Part]) -> list[int]:
+        """A silent node is waited for by the staging memory, not by LMCache."""
+        offsets = [0, *accumulate(each.size for each in parts)]
 
-        limit_s = self._settings.timeout_s
-        arrived = await staged(self._pool, size, limit_s, partial(self._objects.get, place), take)
-        return arrived is True
+        def take(memory: Buffer, arrived: list[bool]) -> None:
+            for each, start, there in zip(parts, offsets, arrived, strict=False):
+                if there:
+                    memory_at(each.address, each.size)[:] = _bytes_of(memory, start, each.size)
+
+        async def arrive(memory: Buffer) -> list[bool]:
+            return await self._objects.get([each.place for each in parts], memory, offsets[:-1])
+
+        arrived = await staged(self._pool, offsets[-1], self._settings.timeout_s, arrive, take)
+        return [each.at for each, there in zip(parts, arrived or (), strict=False) if there]
 
     async def _store(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> L2StoreResult:
-        works = [self._store_one(key, each) for key, each in zip(keys, objects, strict=True)]
+        parts = self._parts(keys, objects)
+        runs, rest = _runs(parts)
+        works = [self._store_own(each) for each in runs] + [self._store_staged(each) for each in self._batches(rest)]
         ends = await asyncio.gather(*works, return_exceptions=True)
-        stored = [(key, end) for key, end in zip(keys, ends, strict=True) if isinstance(end, int)]
         errors = [end for end in ends if isinstance(end, BaseException)]
+        stored = [each for end in ends if not isinstance(end, BaseException) for each in end]
         if errors:
-            logger().warning("objects were not stored", objects=len(errors), error=str(errors[0]))
-        self._notify_keys_stored([key for key, _ in stored], [size for _, size in stored])
-        return L2StoreResult(not errors, sum(size for _, size in stored))
+            logger().warning("objects were not stored", objects=len(parts) - len(stored), error=repr(errors[0]))
+        self._notify_keys_stored([keys[each.at] for each in stored], [each.size for each in stored])
+        return L2StoreResult(not errors, sum(each.size for each in stored))
 
-    async def _store_one(self, key: ObjectKey, memory: MemoryObj) -> int:
-        """Its size."""
-        address, size = address_of(memory.byte_array)
-        self._learn(key, size)
-        place, own = self._place(key, size), self._own(address, size)
-        if own is not None:
-            await self._objects.put(place, own)
-            return size
-        part = await self._pool.take_soon(size, self._settings.timeout_s)
+    async def _store_own(self, parts: Sequence[_Part]) -> Sequence[_Part]:
+        """Out of LMCache's memory, where they follow each other."""
+        assert self._arena is not None, "they lie in it"
+        source = self._arena.part(parts[0].offset or 0, sum(each.size for each in parts))
+        await self._objects.put([each.place for each in parts], source)
+        return parts
+
+    async def _store_staged(self, parts: Sequence[_Part]) -> Sequence[_Part]:
+        memory = await self._pool.take_soon(sum(each.size for each in parts), self._settings.timeout_s)
         try:
-            _bytes_of(part, size)[:] = memory_at(address, size)
-            await self._objects.put(place, part)
+            for at, each in enumerate(parts):
+                _bytes_of(memory, at * each.size, each.size)[:] = memory_at(each.address, each.size)
+            await self._objects.put([each.place for each in parts], memory.part(0, len(parts) * parts[0].size))
         finally:
-            self._pool.give_back(part)
-        return size
+            self._pool.give_back(memory)
+        return parts
 
     async def _delete(self, keys: Sequence[ObjectKey]) -> None:
         gone: list[tuple[ObjectKey, int]] = []
@@ -314,14 +331,40 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         ) if desc is not None else 0  # fmt: skip
         return sizes if not told or told in sizes else [*sizes, told]
 
-    def _own(self, address: int, size: int) -> Buffer | None:
-        """A part of LMCache's arena, where the memory is one."""
-        if self._arena is None:
-            return None
-        start = address - self._arena.target().address
-        return self._arena.part(start, size) if 0 <= start <= self._arena.length - size else None
+    def _parts(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> list[_Part]:
+        parts = []
+        for at, (key, memory) in enumerate(zip(keys, objects, strict=True)):
+            address, size = address_of(memory.byte_array)
+            self._learn(key, size)
+            start = address - self._arena.target().address if self._arena is not None else -1
+            inside = self._arena is not None and 0 <= start <= self._arena.length - size
+            parts.append(_Part(at, self._place(key, size), address, size, start if inside else None))
+        return parts
+
+    def _batches(self, parts: Sequence[_Part]) -> list[list[_Part]]:
+        """Of one size each, and of a part of the staging memory at most."""
+        batches: list[list[_Part]] = []
+        most = (self._settings.staging_bytes or _STAGING_BYTES) // 4
+        for each in sorted(parts, key=lambda part: part.size):
+            if not batches or batches[-1][0].size != each.size or (len(batches[-1]) + 1) * each.size > most:
+                batches.append([])
+            batches[-1].append(each)
+        return batches
 
 
-def _bytes_of(part: Buffer, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    assert part.view is not None, "host memory"
-    return part.view[:size]
+def _runs(parts: Sequence[_Part]) -> tuple[list[list[_Part]], list[_Part]]:
+    """Those of one size that follow each other in LMCache's arena, where that is worth a request; and the others."""
+    runs: list[list[_Part]] = []
+    for each in sorted((each for each in parts if each.offset is not None), key=lambda part: part.address):
+        last = runs[-1][-1] if runs else None
+        if last is None or last.size != each.size or last.address + last.size != each.address:
+            runs.append([])
+        runs[-1].append(each)
+    long = [run for run in runs if len(run) == len(parts) or len(run) * run[0].size >= _DIRECT_BYTES_MIN]
+    taken = {each.at for run in long for each in run}
+    return long, [each for each in parts if each.at not in taken]
+
+
+def _bytes_of(memory: Buffer, start: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    assert memory.view is not None, "host memory"
+    return memory.view[start : start + size]

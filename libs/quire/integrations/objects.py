@@ -1,7 +1,8 @@
 """Objects of any bytes under names of their own, for engines that bring both: LMCache, SGLang, vLLM's tiers.
 
-An object is a prefix of its own: pieces of one size that follow each other in memory, so that a large one is read from
-several drives and written in one delivery. Its size is part of its name: bytes of another size are never found.
+An object of up to 8 MiB is a chunk that stands for itself: many are asked for, delivered or stored in one request. A
+larger one is a prefix of its own: pieces of one size that follow each other in memory. The size of an object is part of
+its name: bytes of another size are never found.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import ctypes
 import hashlib
 import sys
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -30,6 +32,7 @@ PIECE_BYTES: Final = 8 << 20
 _PIECES_MAX: Final = 1024
 _ROWS_MAX, _COLUMNS_MAX = 8192, 16384
 _AT_ONCE: Final = 16
+_TOGETHER_MAX, _TOGETHER_BYTES = 256, 64 << 20
 _QUIET_S: Final = 5.0
 _LOOK_S: Final = 0.02
 
@@ -95,38 +98,105 @@ class Objects:
         self._durability = durability
         self._room = asyncio.Semaphore(_AT_ONCE)
 
-    async def has(self, place: Place) -> bool:
-        """Whether all of it is there. It is not leased: it may be gone when it is wanted, as from any cache.
+    async def have(self, places: Sequence[Place]) -> list[bool]:
+        """Which are there. They are not leased: one may be gone when it is wanted, as from any cache.
 
         Raises what `QuireClient.lookup` raises.
         """
-        found = await self._client.lookup(place.namespace, place.keys, lease_ttl_ms=0)
-        return len(found.keys) == len(place.keys)
+        there = [False] * len(places)
 
-    async def get(self, place: Place, memory: Buffer) -> bool:
-        """Have it written; whether all of it was. Ends when no node writes to the memory any more.
+        async def look_up(group: list[int]) -> None:
+            space, keys = _together(places, group)
+            found = await self._client.lookup(space, keys, lease_ttl_ms=0, unchained=len(group) > 1)
+            if len(group) == 1:
+                there[group[0]] = len(found.keys) == len(keys)
+            for at in found.there if len(group) > 1 else ():
+                there[group[at]] = True
 
-        Raises what `QuireClient.retrieve` raises.
+        await asyncio.gather(*(look_up(group) for group in _groups(places)))
+        return there
+
+    async def get(self, places: Sequence[Place], memory: Buffer, offsets: Sequence[int]) -> list[bool]:
+        """Have each written to its offset in the memory; which are there now.
+
+        Ends when no node writes to the memory any more. Raises what `QuireClient.retrieve` raises.
         """
-        async with self._room:
-            count = await retrieve_into(self._client, place.namespace, place.keys, memory)
-        return count == len(place.keys)
+        arrived = [False] * len(places)
 
-    async def put(self, place: Place, memory: Buffer) -> None:
-        """Store it; ends when no node reads the memory any more. Raises what `QuireClient.store` raises."""
-        session = None
-        async with self._room:
-            try:
-                session = await self._client.store(
-                    place.namespace, place.keys, 0, memory, durability=self._durability, complete=True
+        async def retrieve(group: list[int]) -> None:
+            space, keys = _together(places, group)
+            length = space.layout.chunk_bytes
+            if len(group) == 1:
+                target = memory.part(offsets[group[0]], length * len(keys))
+                async with self._room:
+                    mask = await retrieve_into(self._client, space, keys, target)
+                arrived[group[0]] = sum(mask) == len(keys)
+                return
+            base = min(offsets[at] for at in group)
+            target = memory.part(base, max(offsets[at] for at in group) - base + length)
+            async with self._room:
+                mask = await retrieve_into(
+                    self._client,
+                    space,
+                    keys,
+                    target,
+                    chunk_offsets=[offsets[at] - base for at in group],
+                    unchained=True,
                 )
-                await session.finish()
-            finally:
-                await until_idle(memory, session)
+            for at, there in zip(group, mask, strict=True):
+                arrived[at] = bool(there)
+
+        await _all(retrieve(group) for group in _groups(places))
+        return arrived
+
+    async def put(self, places: Sequence[Place], memory: Buffer) -> None:
+        """Store those that lie in the memory, one behind the other; all of one size.
+
+        Ends when no node reads the memory any more. Raises what `QuireClient.store` raises.
+        """
+        groups = _groups(places)
+        length = memory.length // max(1, len(places))
+
+        async def store(group: list[int]) -> None:
+            space, keys = _together(places, group)
+            source, session = memory.part(group[0] * length, len(group) * length), None
+            async with self._room:
+                try:
+                    session = await self._client.store(
+                        space, keys, 0, source, durability=self._durability, complete=True, unchained=len(group) > 1
+                    )
+                    await session.finish()
+                finally:
+                    await until_idle(source, session)
+
+        await _all(store(group) for group in groups)
 
     async def drop(self, place: Place) -> bool:
         """Whether it is gone: what somebody has leased stays."""
         return await self._client.evict(place.namespace, place.keys) == len(place.keys)
+
+
+def _groups(places: Sequence[Place]) -> list[list[int]]:
+    """Of what can be asked for at once: chunks of one namespace that stand for themselves; each larger object alone."""
+    groups: dict[object, list[int]] = {}
+    for at, place in enumerate(places):
+        groups.setdefault(place.namespace if len(place.keys) == 1 else at, []).append(at)
+    cut = []
+    for each in groups.values():
+        step = max(1, min(_TOGETHER_MAX, _TOGETHER_BYTES // places[each[0]].namespace.layout.chunk_bytes))
+        cut += [each[at : at + step] for at in range(0, len(each), step)]
+    return cut
+
+
+def _together(places: Sequence[Place], group: Sequence[int]) -> tuple[Namespace, ChunkKeys]:
+    return places[group[0]].namespace, ChunkKeys(b"".join(places[at].keys.packed for at in group))
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """To the end of each; then the first one's error."""
+    for end in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(end, BaseException):
+            raise end
 
 
 async def retrieve_into(
@@ -138,12 +208,13 @@ async def retrieve_into(
     first_chunk: int = 0,
     layer_stride: int = 0,
     chunk_offsets: npt.ArrayLike | None = None,
-) -> int:
-    """How many chunks arrived, from `first_chunk` on, once no node writes to the memory any more.
+    unchained: bool = False,
+) -> bytes:
+    """Which chunks arrived, 1 byte for each from `first_chunk` on, once no node writes to the memory any more.
 
     Raises what `QuireClient.retrieve` raises, no earlier: where the answer was lost, nodes may be writing.
     """
-    delivery = None
+    delivery, arrived = None, bytearray(len(keys) - first_chunk)
     try:
         retrieval = await client.retrieve(
             namespace,
@@ -153,25 +224,32 @@ async def retrieve_into(
             lease_ttl_ms=0,
             layer_stride=layer_stride,
             chunk_offsets=chunk_offsets,
+            unchained=unchained,
         )
         delivery = retrieval.delivery
-        return (await delivery.summary()).usable_chunks if delivery is not None else 0
+        if delivery is not None:
+            there = [at for at in retrieval.found.there if at >= first_chunk]
+            for at, mark in zip(there, (await delivery.summary()).delivered, strict=True):
+                arrived[at - first_chunk] = mark
+        return bytes(arrived)
     finally:
         await until_idle(memory, delivery)
 
 
 async def until_idle(memory: Buffer, transfer: Delivery | StoreSession | None) -> None:
-    """Wait until no node touches the memory: a silent one may do so for as long as its permit is valid."""
+    """Wait until no node touches the memory for the transfer: a silent one may for as long as its permit is valid.
+
+    None for one of which nothing is known but that it has the memory.
+    """
     if transfer is not None and sys.exc_info()[0] is not None:
         transfer.abandon()
-    while memory.is_busy:
+    while transfer.is_lent if transfer is not None else memory.is_busy:
         try:
             if transfer is not None:
                 await transfer.quiesced(_QUIET_S)
         except (DeadlineExceeded, PeerLost) as error:
             logger().warning("waiting for a storage node that may still use this memory", error=str(error))
-        if memory.is_busy:
-            await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_LOOK_S if transfer is None or transfer.is_lent else 0)
 
 
 def address_of(memory: Any) -> tuple[int, int]:

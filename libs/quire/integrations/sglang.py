@@ -302,7 +302,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
         offsets: npt.NDArray[np.int64] | None = None,
     ) -> int:
         """How many arrived, from `first` on, once no node writes any more."""
-        return await retrieve_into(
+        mask = await retrieve_into(
             self._client.asynchronous,
             self._space,
             chain,
@@ -311,6 +311,7 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
             layer_stride=stride,
             chunk_offsets=offsets,
         )
+        return len(mask) if all(mask) else mask.index(0)
 
     async def _set(self, chain: ChunkKeys, first: int, offsets: npt.NDArray[np.int64]) -> None:
         layout = self._pages.layout

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
@@ -180,6 +181,18 @@ class Descriptor:
         stride = self.layer_stride if take is None else self.stride
         return replace(
             self, keys=self.keys.run(0, matched), chunk_count=chunks, layer_stride=stride, chunk_offsets=offsets
+        )
+
+    def pick(self, indexes: Sequence[int]) -> Descriptor:
+        """The same of some of its delivered chunks alone, at the same places; `indexes` count from `first_chunk`."""
+        offsets = self.offsets()[list(indexes)]
+        return replace(
+            self,
+            keys=self.keys.pick(self.first_chunk + index for index in indexes),
+            first_chunk=0,
+            chunk_count=len(indexes),
+            layer_stride=self.stride,
+            chunk_offsets=offsets.astype("<u8").tobytes(),
         )
 
     def to_header(self) -> str:

@@ -100,8 +100,13 @@ class ObjectMark(Enum):
     DELETING = 3
 
 
-def records(keys: ChunkKeys, first: int, count: int) -> list[ChunkRecord]:
-    """Index records of chunks first … first+count-1 of a chain whose keys from the start are `keys`."""
+def records(keys: ChunkKeys, first: int, count: int, *, unchained: bool = False) -> list[ChunkRecord]:
+    """Index records of chunks first … first+count-1 of a chain whose keys from the start are `keys`.
+
+    `unchained`: of chunks that have no parent, each in a bucket of its own.
+    """
+    if unchained:
+        return [ChunkRecord(key, b"", key, b"") for key in keys.run(first, count)]
     made = []
     for index in range(first, first + count):
         parent, parent_bucket = (keys.at(index - 1), keys.bucket_of(index - 1)) if index else (b"", b"")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,6 +46,10 @@ class ChunkKeys:
         if first < 0 or count < 0 or first + count > len(self):
             raise KeysInvalid(f"[{first}, {first + count}) is not within {len(self)} keys", field="chunk_keys")
         return ChunkKeys(self.packed[first * KEY_BYTES : (first + count) * KEY_BYTES])
+
+    def pick(self, indexes: Iterable[int]) -> ChunkKeys:
+        """Those of some chunks."""
+        return ChunkKeys(b"".join(self.at(index) for index in indexes))
 
     def distinct(self) -> ChunkKeys:
         """These keys. Raises `KeysInvalid` where one appears twice, which no request may contain."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from quire.model.index import OBJECT_TIER, Match
+from quire.model.index import OBJECT_TIER, Match, PlacedRun
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.model.nodes import Location, Node, NodeAddress, SchedulerInfo, StorageInfo
 from quire.model.ranges import ChunkRange
@@ -48,6 +48,17 @@ def readable_ranges(
             break
         first += run.count
     return ranges
+
+
+def readable_each(
+    holders: Sequence[Sequence[str]], live: Mapping[str, Node], keys: ChunkKeys, client: Location = _NOWHERE
+) -> tuple[list[int], list[ChunkRange]]:
+    """Which of chunks that are no prefix can be read, by what the index says of each; and where, counting those."""
+    there = [
+        at for at, names in enumerate(holders) if any(name in live for name in names) or (OBJECT_TIER in names and live)
+    ]
+    match = Match(tuple(PlacedRun(1, tuple(holders[at])) for at in there))
+    return there, readable_ranges(match, live, keys.pick(there), client)
 
 
 def placed_ranges(keys: ChunkKeys, first: int, nodes: Sequence[Node]) -> list[ChunkRange]:

@@ -7,9 +7,10 @@ each a Redis hash named by the key that opens it, so that a popular root does no
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final, cast
 
 import redis.asyncio as redis
@@ -27,6 +28,7 @@ _CHANGES_KEY: Final = "quire:changes"
 _DUE_KEY: Final = "quire:objects-due"
 _REBUILD_KEY: Final = "quire:rebuild"
 _SCANNED: Final = 64
+_AT_ONCE: Final = 16
 _PRUNE_MS: Final = 10_000
 _DROPS_TTL_S: Final = 30 * 24 * 3600
 _OBJECT_MARKS: Final = {ord("1"): ObjectMark.LISTED, ord("0"): ObjectMark.GONE, ord("!"): ObjectMark.DELETING}
@@ -88,9 +90,15 @@ class PrefixIndex:
         0 for a chunk whose parent is not indexed, because indexing it would break the closure, and for the object tier
         where the object is being deleted.
         """
+        groups = [(bucket, list(group)) for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket)]
         generations: list[int] = []
-        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
-            generations += await self._register_bucket(node_id, bucket, list(group), now_ms)
+        if not any(group[0].parent for _, group in groups):  # roots wait for nothing
+            for at in range(0, len(groups), _AT_ONCE):
+                part = (self._register_bucket(node_id, *each, now_ms) for each in groups[at : at + _AT_ONCE])
+                generations += chain.from_iterable(await asyncio.gather(*part))
+            return generations
+        for bucket, group in groups:
+            generations += await self._register_bucket(node_id, bucket, group, now_ms)
         return generations
 
     async def unregister(

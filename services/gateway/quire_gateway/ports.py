@@ -88,7 +88,13 @@ class Allocator(Protocol):
     """The orchestrator, as far as values of Quire pass to it; plain requests are forwarded as they are."""
 
     async def allocate(
-        self, namespace: Namespace, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        first: int,
+        durability: Durability,
+        on_existing: OnExisting,
+        unchained: bool,
     ) -> Allocated:
         """Where to store the unknown chunks."""
 

@@ -73,7 +73,10 @@ class FetchCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCall:
-    """A store as the client asked for it; `keys`: the whole prefix; the source holds those from `first` on."""
+    """A store as the client asked for it; `keys`: the whole prefix; the source holds those from `first` on.
+
+    `unchained`: the keys are no prefix, each chunk stands for itself.
+    """
 
     namespace: Namespace
     keys: ChunkKeys
@@ -84,6 +87,7 @@ class StoreCall:
     on_existing: OnExisting
     source_complete: bool = False
     tenant: str = ""
+    unchained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,7 @@ class Gateway:
         outcomes: list[NodeOutcome] = []
         with self._transfer():
             placed = await self._allocator.allocate(
-                store.namespace, store.keys, store.first, store.durability, store.on_existing
+                store.namespace, store.keys, store.first, store.durability, store.on_existing, store.unchained
             )
             yield Placement(placed.ranges, placed.nodes, placed.known_chunks)
             addresses = {node.node_id: node.grpc_address for node in placed.nodes}
@@ -190,7 +194,11 @@ class Gateway:
             yield _failed(share, error)
 
     async def _ingest(self, store: StoreCall, share: NodeShare) -> AsyncIterator[NodeOutcome]:
-        chunks = [record for each in share.ranges for record in records(store.keys, each.first, each.count)]
+        chunks = [
+            record
+            for each in share.ranges
+            for record in records(store.keys, each.first, each.count, unchained=store.unchained)
+        ]
         part = IngestPart(
             namespace=store.namespace,
             store_id=store.store_id,

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import InvalidRequest, QuireError
-from quire.model.index import Match
+from quire.model.index import Match, PlacedRun, records
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import NodeAddress
+from quire.model.nodes import Node, NodeAddress
 from quire.model.ranges import ChunkRange, clip
 from quire.telemetry import logger
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.core.eviction import in_object
 from quire_orchestrator.errors import NoDurableNode
 from quire_orchestrator.ports import ChunkHolder, Index
-from quire_server.core.placement import addresses_of, placed_ranges, readable_ranges
+from quire_server.core.placement import (
+    addresses_of,
+    placed_ranges,
+    readable_each,
+    readable_ranges,
+    rendezvous,
+)
 
 
 class Allocation:
@@ -29,9 +36,18 @@ class Allocation:
         self._holders = holders
 
     async def allocate(
-        self, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
+        self,
+        keys: ChunkKeys,
+        first: int,
+        durability: Durability,
+        on_existing: OnExisting,
+        *,
+        unchained: bool = False,
     ) -> tuple[list[ChunkRange], list[NodeAddress], int]:
-        """Nodes for the chunks that are not stored, how they are reached, and how many from the start are stored."""
+        """Nodes for the chunks that are not stored, how they are reached, and how many are stored, from the start on.
+
+        `unchained`: the keys are no prefix; those that are stored may lie anywhere among them.
+        """
         keys.distinct()
         live = self._cluster.storage_nodes()  # the same ones to the end, though one may leave meanwhile
         nodes = list(live.values())
@@ -41,6 +57,8 @@ class Allocation:
             raise NoDurableNode("two storage nodes are needed, one is alive")
         if first > len(keys):
             raise InvalidRequest(f"{first}, but there are {len(keys)} keys", field="first_chunk")
+        if unchained:
+            return await self._allocate_each(keys, first, durability, on_existing, live)
         match = await self._index.match(keys)
         readable = readable_ranges(match, live, keys)
         if durability is not Durability.MEMORY:
@@ -55,6 +73,32 @@ class Allocation:
             placed = [*clip(readable, first, known), *placed]
         return placed, addresses_of(placed, live), known
 
+    async def _allocate_each(
+        self, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting, live: Mapping[str, Node]
+    ) -> tuple[list[ChunkRange], list[NodeAddress], int]:
+        """The new ones together at the node with the strongest claim on the first of them."""
+        if first or on_existing is OnExisting.VERIFY:
+            raise InvalidRequest("chunks that are no prefix are stored whole, and not compared", field="first_chunk")
+        holders = await self._index.holders(records(keys, 0, len(keys), unchained=True))
+        there, readable = readable_each(holders, live, keys)
+        known = set(there)
+        if durability is not Durability.MEMORY:
+            found = keys.pick(there)
+            match = Match(tuple(PlacedRun(1, tuple(holders[at])) for at in there))
+            marks = [await self._marks(each, in_object(match), found, durability) for each in readable]
+            known = {at for at, mark in zip(there, chain.from_iterable(marks), strict=True) if mark}
+        new = [at for at in range(len(keys)) if at not in known]
+        if not new:
+            return [], [], len(known)
+        node = rendezvous(keys.at(new[0]), live.values())[0]
+        placed: list[ChunkRange] = []
+        for at in new:
+            if placed and placed[-1].stop == at:
+                placed[-1] = replace(placed[-1], count=placed[-1].count + 1)
+            else:
+                placed.append(ChunkRange(node.node_id, at, 1))
+        return placed, addresses_of(placed, live), len(known)
+
     async def _raised(
         self, match: Match, readable: Sequence[ChunkRange], keys: ChunkKeys, durability: Durability
     ) -> list[ChunkRange]:
@@ -62,26 +106,28 @@ class Allocation:
 
         What the object tier has is as durable as anything can be asked to be.
         """
-        live = self._cluster.storage_nodes()
         safe = in_object(match)
-
-        async def marks(each: ChunkRange) -> list[bool]:
-            mine = safe[each.first : each.stop]
-            if all(mine):
-                return mine
-            try:
-                part = keys.run(each.first, each.count)
-                raised = await self._holders.raise_level(live[each.node_id], part, durability)
-                return [now or before for now, before in zip(raised, mine, strict=True)]
-            except (QuireError, KeyError) as error:
-                logger().warning("chunks could not be made durable", node=each.node_id, error=str(error))
-                return mine
-
+        marks = await asyncio.gather(*(self._marks(each, safe, keys, durability) for each in readable))
         raised: list[ChunkRange] = []
-        for each, mine in zip(readable, await asyncio.gather(*map(marks, readable)), strict=True):
+        for each, mine in zip(readable, marks, strict=True):
             count = mine.index(False) if False in mine else each.count
             if count:
                 raised.append(replace(each, count=count))
             if count < each.count:
                 break
         return raised
+
+    async def _marks(
+        self, each: ChunkRange, safe: Sequence[bool], keys: ChunkKeys, durability: Durability
+    ) -> list[bool]:
+        """Which chunks of a range are as durable as is asked for, now; `safe`: those that the object tier has."""
+        mine = list(safe[each.first : each.stop])
+        if all(mine):
+            return mine
+        try:
+            node = self._cluster.storage_nodes()[each.node_id]
+            raised = await self._holders.raise_level(node, keys.run(each.first, each.count), durability)
+            return [now or before for now, before in zip(raised, mine, strict=True)]
+        except (QuireError, KeyError) as error:
+            logger().warning("chunks could not be made durable", node=each.node_id, error=str(error))
+            return mine

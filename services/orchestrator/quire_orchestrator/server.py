@@ -50,6 +50,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             request.first_chunk,
             convert.durability_from(request.durability),
             convert.on_existing_from(request.on_existing),
+            unchained=request.unchained,
         )
         return orchestrator_pb2.AllocateResponse(
             ranges=convert.ranges_to(ranges), nodes=convert.addresses_to(nodes, grpc=True), known_chunks=known

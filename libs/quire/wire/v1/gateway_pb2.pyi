@@ -551,6 +551,7 @@ class LookupRequest(_message.Message):
     ZONE_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     DEVICE_FIELD_NUMBER: _builtins.int
+    UNCHAINED_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Either block keys, 32 bytes each, concatenated, in prefix order ..."""
     lease_ttl_ms: _builtins.int
@@ -563,6 +564,8 @@ class LookupRequest(_message.Message):
     """Tokens of the whole prompt. With `device` it asks for advice: is fetching faster than computing? 0 for none."""
     device: _builtins.str
     """What computes, e.g. "a100-80gb": with the namespace's model it names a compute profile."""
+    unchained: _builtins.bool
+    """The keys are no prefix: each stands for itself, and was stored so. Without lease and advice."""
     @_builtins.property
     def namespace(self) -> _common_pb2.Namespace:
         """Whose prefix."""
@@ -582,10 +585,11 @@ class LookupRequest(_message.Message):
         zone: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
         device: _builtins.str = ...,
+        unchained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "device", b"device", "host", b"host", "lease_ttl_ms", b"lease_ttl_ms", "namespace", b"namespace", "prompt_tokens", b"prompt_tokens", "tokens", b"tokens", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "device", b"device", "host", b"host", "lease_ttl_ms", b"lease_ttl_ms", "namespace", b"namespace", "prompt_tokens", b"prompt_tokens", "tokens", b"tokens", "unchained", b"unchained", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -602,6 +606,7 @@ class LookupResponse(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     INDEX_US_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
     matched_chunks: _builtins.int
     """Chunks that can be read, from the start of the prefix."""
     lease: _builtins.bytes
@@ -610,6 +615,8 @@ class LookupResponse(_message.Message):
     """When the lease expires, milliseconds since the Unix epoch."""
     index_us: _builtins.int
     """Time spent in Redis, microseconds."""
+    found: _builtins.bytes
+    """Of keys that are no prefix: for each, 1 byte, whether it can be read. `ranges` count those that can."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChunkRange]:
         """Which storage node delivers which of the matched chunks."""
@@ -632,10 +639,11 @@ class LookupResponse(_message.Message):
         nodes: _abc.Iterable[_common_pb2.NodeAddress] | None = ...,
         index_us: _builtins.int = ...,
         advice: Global___Advice | None = ...,
+        found: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "index_us", b"index_us", "lease", b"lease", "lease_expires_ms", b"lease_expires_ms", "matched_chunks", b"matched_chunks", "nodes", b"nodes", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "found", b"found", "index_us", b"index_us", "lease", b"lease", "lease_expires_ms", b"lease_expires_ms", "matched_chunks", b"matched_chunks", "nodes", b"nodes", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -895,6 +903,7 @@ class StoreRequest(_message.Message):
     DURABILITY_FIELD_NUMBER: _builtins.int
     ON_EXISTING_FIELD_NUMBER: _builtins.int
     SOURCE_COMPLETE_FIELD_NUMBER: _builtins.int
+    UNCHAINED_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys of the whole prefix up to the last chunk to store, 32 bytes each, concatenated."""
     first_chunk: _builtins.int
@@ -907,6 +916,8 @@ class StoreRequest(_message.Message):
     """What to do with chunks that are stored already."""
     source_complete: _builtins.bool
     """Every layer lies in `source` already: none will be announced."""
+    unchained: _builtins.bool
+    """The keys are no prefix: each chunk stands for itself."""
     @_builtins.property
     def namespace(self) -> _common_pb2.Namespace:
         """Whose prefix."""
@@ -926,10 +937,11 @@ class StoreRequest(_message.Message):
         durability: _common_pb2.Durability.ValueType = ...,
         on_existing: _common_pb2.OnExisting.ValueType = ...,
         source_complete: _builtins.bool = ...,
+        unchained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability", "first_chunk", b"first_chunk", "namespace", b"namespace", "on_existing", b"on_existing", "source", b"source", "source_complete", b"source_complete", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability", "first_chunk", b"first_chunk", "namespace", b"namespace", "on_existing", b"on_existing", "source", b"source", "source_complete", b"source_complete", "store_id", b"store_id", "unchained", b"unchained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

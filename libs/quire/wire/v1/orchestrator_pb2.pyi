@@ -28,6 +28,7 @@ class AllocateRequest(_message.Message):
     FIRST_CHUNK_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     ON_EXISTING_FIELD_NUMBER: _builtins.int
+    UNCHAINED_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys of the whole prefix, 32 bytes each, concatenated."""
     first_chunk: _builtins.int
@@ -36,6 +37,8 @@ class AllocateRequest(_message.Message):
     """What an acknowledgement must mean."""
     on_existing: _common_pb2.OnExisting.ValueType
     """VERIFY places known chunks too, at a node that holds them."""
+    unchained: _builtins.bool
+    """The keys are no prefix: each chunk stands for itself."""
     @_builtins.property
     def namespace(self) -> _common_pb2.Namespace:
         """Whose prefix."""
@@ -48,10 +51,11 @@ class AllocateRequest(_message.Message):
         first_chunk: _builtins.int = ...,
         durability: _common_pb2.Durability.ValueType = ...,
         on_existing: _common_pb2.OnExisting.ValueType = ...,
+        unchained: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability", "first_chunk", b"first_chunk", "namespace", b"namespace", "on_existing", b"on_existing"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability", "first_chunk", b"first_chunk", "namespace", b"namespace", "on_existing", b"on_existing", "unchained", b"unchained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

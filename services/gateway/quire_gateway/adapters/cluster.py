@@ -34,7 +34,13 @@ class GrpcAllocator:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
     async def allocate(
-        self, namespace: Namespace, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting
+        self,
+        namespace: Namespace,
+        keys: ChunkKeys,
+        first: int,
+        durability: Durability,
+        on_existing: OnExisting,
+        unchained: bool,
     ) -> Allocated:
         request = orchestrator_pb2.AllocateRequest(
             namespace=convert.namespace_to(namespace),
@@ -42,6 +48,7 @@ class GrpcAllocator:
             first_chunk=first,
             durability=convert.durability_to(durability),
             on_existing=convert.on_existing_to(on_existing),
+            unchained=unchained,
         )
         response = await call(self._stub.Allocate, request, timeout_s=self._config.control_timeout_s)
         ranges, nodes = convert.ranges_from(response.ranges), convert.addresses_from(response.nodes)

@@ -73,7 +73,8 @@ class GatewayServicer(GatewayServiceServicer):
     async def Lookup(self, request: pb.LookupRequest, context: Any) -> pb.LookupResponse:
         principal = await self._admission.caller(context)
         with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
-            return _found(await self._lookups.lookup(await _question(request)))
+            question = await _question(request)
+            return _found(await self._lookups.lookup(question), question)
 
     async def Release(self, request: pb.ReleaseRequest, context: Any) -> pb.ReleaseResponse:
         principal = await self._admission.caller(context)
@@ -170,20 +171,23 @@ class GatewayServicer(GatewayServiceServicer):
         principal = await self._admission.caller(context)
         question = await _question(request.lookup)
         wanted = convert.descriptor_from(request.descriptor, question.keys)
+        if question.unchained and wanted.chunks < len(wanted.keys):
+            raise InvalidRequest("of keys that are no prefix all are delivered", field="descriptor.first_chunk")
         delivery_id = convert.transfer_id_from(request.delivery_id, "delivery_id")
         payload, salt = wanted.payload_bytes, request.lookup.namespace.tenant_salt
         with self._admission.admit(principal, Need(salt=salt, payload=payload, memory=payload)):
             found = await self._lookups.lookup(question)
             take = found.advice.chunks if found.advice is not None else found.matched_chunks
-            yield pb.RetrieveResponse(found=_found(found))
+            yield pb.RetrieveResponse(found=_found(found, question))
             if take <= wanted.first_chunk:
                 return
+            descriptor = wanted.pick(found.there) if question.unchained else wanted.among(found.matched_chunks, take)
             advised_us = round(found.advice.window_s * 1e6) if found.advice is not None else 0
             fetch = FetchCall(
                 found=found,
                 lease=found.token,
                 delivery_id=delivery_id,
-                descriptor=wanted.among(found.matched_chunks, take),
+                descriptor=descriptor,
                 compute_window_us=request.compute_window_us or min(_WINDOW_US_MAX, advised_us),
                 layers_in_stream=request.layers_in_stream,
             )
@@ -203,6 +207,7 @@ class GatewayServicer(GatewayServiceServicer):
             on_existing=convert.on_existing_from(request.on_existing),
             source_complete=request.source_complete,
             tenant=tenant_name(request.namespace.tenant_salt),
+            unchained=request.unchained,
         )
         payload = store.namespace.layout.payload_bytes(max(0, len(store.keys) - store.first))
         need = Need(write=True, salt=request.namespace.tenant_salt, payload=payload, memory=payload)
@@ -224,11 +229,15 @@ async def _question(request: pb.LookupRequest) -> Question:
     else:
         keys = ChunkKeys(request.chunk_keys)
     where = Location(request.host, request.zone)
-    return Question(namespace, keys, request.lease_ttl_ms, where, request.prompt_tokens, request.device)
+    return Question(
+        namespace, keys, request.lease_ttl_ms, where, request.prompt_tokens, request.device, request.unchained
+    )
 
 
-def _found(found: Found) -> pb.LookupResponse:
+def _found(found: Found, question: Question) -> pb.LookupResponse:
+    there = set(found.there)
     return pb.LookupResponse(
+        found=bytes(at in there for at in range(len(question.keys))) if question.unchained else b"",
         matched_chunks=found.matched_chunks,
         lease=found.token,
         lease_expires_ms=found.lease.expires_ms if found.lease is not None else 0,

@@ -41,7 +41,10 @@ class _Lost:
 async def test_an_error_comes_when_no_node_can_touch_the_memory(what: str) -> None:
     lost: Any = _Lost()
     memory = Buffer.allocate(MemoryTransport(), 4096)
-    working = asyncio.ensure_future(getattr(Objects(lost, Durability.MEMORY), what)(PLACE, memory))
+    objects = Objects(lost, Durability.MEMORY)
+    working = asyncio.ensure_future(
+        objects.get([PLACE], memory, [0]) if what == "get" else objects.put([PLACE], memory)
+    )
     await asyncio.sleep(0.1)
     assert memory.is_busy and not working.done()
     lost.quiet.set()
