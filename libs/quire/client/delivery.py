@@ -200,7 +200,8 @@ class Delivery:
             raise InternalError("the gateway's answers ended without a summary")
         except QuireError as error:
             self._fail(error)
-            turned_down = not self._outcomes and error.answered and not isinstance(error, InternalError)
+            answered = not self._outcomes and error.answered and not isinstance(error, InternalError)
+            turned_down = answered or error.unsent
             if self._quiescence is None:
                 self._end_unplaced(turned_down)
             elif turned_down:

@@ -141,7 +141,7 @@ class StoreSession:
             complete = True
             return summary
         except QuireError as error:
-            turned_down = error.answered and not isinstance(error, InternalError)
+            turned_down = error.unsent or (error.answered and not isinstance(error, InternalError))
             if not self._placed.done():
                 self._placed.set_exception(error)
             raise

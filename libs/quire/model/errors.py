@@ -48,6 +48,8 @@ class QuireError(Exception):
         self.retry_after_s = retry_after_s
         self.answered = False
         """Whether the other side said so itself, and not the connection to it."""
+        self.unsent = False
+        """Whether nothing of the request has left this process: nothing will come of it."""
 
     @classmethod
     def code(cls) -> str:

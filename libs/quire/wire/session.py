@@ -21,7 +21,7 @@ from grpc.aio import AioRpcError, Metadata
 from quire.model.errors import NodeUnavailable
 from quire.telemetry import background
 from quire.wire.credentials import AUTHORIZATION, authorization
-from quire.wire.status import said
+from quire.wire.status import said, unsent
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.version import SPOKEN
 
@@ -150,7 +150,7 @@ class _Answers:
                 if response.last:
                     return
         except TimeoutError:
-            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no end within {timeout} s") from None
+            raise session.late(number, f"no end within {timeout} s") from None
         finally:
             session.forget(number)
 
@@ -173,6 +173,7 @@ class _Session:
         self._waiting: dict[int, asyncio.Queue[Any]] = {}
         self._unheard: deque[pb.SessionRequest] = deque()
         self._outgoing: deque[pb.SessionRequest] = deque()
+        self._written: set[int] = set()
         self._stream: Any = None
         self._writing = False
         self._token = b""
@@ -191,7 +192,7 @@ class _Session:
             async with asyncio.timeout(timeout):
                 response = await coming.get()
         except TimeoutError:
-            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer within {timeout} s") from None
+            raise self.late(number, f"no answer within {timeout} s") from None
         finally:
             self.forget(number)
         if isinstance(response, Exception):
@@ -215,8 +216,14 @@ class _Session:
         self._wanted.set()
         return number, coming
 
+    def late(self, number: int, why: str) -> AioRpcError:
+        """The error of a request whose time is over."""
+        error = _error(grpc.StatusCode.DEADLINE_EXCEEDED, why)
+        return error if number in self._written else unsent(error)
+
     def forget(self, number: int) -> None:
         """Its answers are not wanted any more; where there was none yet, the gateway is told."""
+        self._written.discard(number)
         if self._waiting.pop(number, None) is None:
             return
         self._unheard = deque(each for each in self._unheard if each.id != number)
@@ -233,6 +240,8 @@ class _Session:
         try:
             while self._outgoing and (stream := self._stream) is not None:
                 message = self._outgoing.popleft()
+                if message.id in self._waiting:
+                    self._written.add(message.id)
                 message.received = self._confirmed = self._received
                 try:
                     await stream.write(message)
@@ -368,7 +377,9 @@ class _Session:
         self._unheard.clear()
         self._outgoing.clear()
         for number, coming in waiting.items():
-            coming.put_nowait(_NotHeard() if number in unheard else error)
+            known = error if number in self._written else unsent(error)
+            coming.put_nowait(_NotHeard() if number in unheard else known)
+        self._written.clear()
 
 
 def _as_broken(error: AioRpcError) -> AioRpcError:

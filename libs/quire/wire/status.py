@@ -11,6 +11,7 @@ from quire.model import errors
 _CODE_KEY: Final = "quire-error"
 _FIELD_KEY: Final = "quire-error-field"
 _RETRY_KEY: Final = "retry-after-ms"
+_UNSENT_KEY: Final = "quire-unsent"
 
 # The most specific class that is listed decides.
 _STATUS: Final[dict[type[errors.QuireError], grpc.StatusCode]] = {
@@ -55,6 +56,12 @@ def said(error: grpc.aio.AioRpcError) -> str:
     return str(dict(error.trailing_metadata() or ()).get(_CODE_KEY, ""))
 
 
+def unsent(error: grpc.aio.AioRpcError) -> grpc.aio.AioRpcError:
+    """The same, of a request of which nothing has left this process."""
+    trailers = grpc.aio.Metadata(*(error.trailing_metadata() or ()), (_UNSENT_KEY, "1"))
+    return grpc.aio.AioRpcError(error.code(), grpc.aio.Metadata(), trailers, error.details())
+
+
 def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
     """The error that a call ended with, as the server raised it."""
     trailers: dict[str, Any] = dict(error.trailing_metadata() or ())
@@ -66,7 +73,14 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
         made = errors.by_code(str(trailers[_CODE_KEY]))(message, field=field, retry_after_s=retry_after_s)
         made.answered = True
         return made
-    match error.code():
+    made = _bare_error(error.code(), details)
+    made.unsent = _UNSENT_KEY in trailers
+    return made
+
+
+def _bare_error(code: grpc.StatusCode, details: str) -> errors.QuireError:
+    """Of a call that no server of ours has answered."""
+    match code:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded(details)
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
@@ -80,4 +94,4 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return errors.InvalidRequest(details)
         case _:
-            return errors.InternalError(f"{error.code().name}: {details}")
+            return errors.InternalError(f"{code.name}: {details}")

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 import quire.client.quiescence as quiescence_module
+from quire.client import QuireClient
 from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
 from quire.client.retrieval import first_of, retrieved
 from quire.model.errors import DeadlineExceeded, NodeUnavailable, NotAllowed, QuireError
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
 from quire.transport.memory import MemoryTransport
+from quire_tools.local.ports import free_ports
 
 
 async def _retrieve(error: QuireError, *, answered: bool) -> tuple[Buffer, Delivery]:
@@ -65,3 +70,29 @@ async def test_an_answer_that_was_lost_keeps_the_buffer_lent(
         while buffer.is_busy:
             await asyncio.sleep(0.02)
     buffer.close()
+
+
+@pytest.mark.parametrize("what", ["retrieve", "store"])
+@pytest.mark.parametrize("session", [True, False])
+async def test_what_never_left_this_process_gives_the_buffer_back(
+    what: str, session: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No gateway listens. A call by itself cannot tell that from an answer that was lost, and keeps the buffer."""
+
+    async def there() -> None:
+        """As it was found to be before the gateway went away."""
+
+    namespace = Namespace("m", "w", KvLayout(1, 16, 1, 16, Dtype.FP16))
+    keys = ChunkKeys(bytes(range(32)))
+    (port,) = free_ports(1)
+    client = QuireClient(f"127.0.0.1:{port}", transport=MemoryTransport(), timeout_s=2.0, session=session)
+    await client.start()
+    monkeypatch.setattr(client, "reach", there)
+    buffer = client.allocate(4096)
+    with pytest.raises(QuireError) as refused:
+        if what == "retrieve":
+            await client.retrieve(namespace, keys, buffer)
+        else:
+            await client.store(namespace, keys, 0, buffer, complete=True)
+    assert refused.value.unsent is session and buffer.is_busy is not session
+    await client.close()
