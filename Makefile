@@ -57,7 +57,7 @@ $(MORE_STAMP): $(ENGINES_STAMP) tests/engines/more.txt
 
 test-engines: $(MORE_STAMP) ## real vLLM, LMCache and SGLang with Quire: their tokens, whatever happens to the cache
 	$(ENGINES)/bin/python -m pytest tests/engines
-	$(MORE)/bin/python -m pytest tests/engines/test_lmcache.py tests/engines/test_hicache.py
+	$(MORE)/bin/python -m pytest tests/engines/test_lmcache.py tests/engines/test_hicache.py tests/engines/test_sglang.py
 
 test-engines-short: $(ENGINES_STAMP) ## of vLLM what CI runs
 	$(ENGINES)/bin/python -m pytest tests/engines/test_vllm.py -k 'cold_and_warm or share_a_failed or killed_in_the'

@@ -11,14 +11,10 @@ threads are never raised at: whatever fails is a miss, or not stored.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from importlib.metadata import version
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -34,8 +30,8 @@ from quire.client import Buffer, SyncClient
 from quire.integrations.absence import Absence
 from quire.integrations.objects import memory_at, plain_layout, retrieve_into
 from quire.integrations.settings import check_common, read_settings
+from quire.integrations.sglang.naming import namespace_of
 from quire.integrations.staging import StagingPool, staged
-from quire.integrations.weights import weights_digest
 from quire.model.durability import Durability
 from quire.model.errors import ConfigInvalid, QuireError
 from quire.model.hashing import Namespace, engine_keys
@@ -223,17 +219,12 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def _namespace(self, pool: Any) -> Namespace:
         config, settings = self._config, self._settings
-        model = str(config.model_name or "")
-        weights = settings.weights or (weights_digest(Path(model)) if Path(model).is_dir() else "")
-        if not weights:
-            raise ConfigInvalid(f"{model} is no folder whose weights could be told apart", field=f"{_FLAG}.weights")
         ranks = {
             each.name: getattr(config, each.name)
             for each in fields(config)
             if each.name.endswith(("_rank", "_size")) and each.name not in ("tp_rank", "tp_size", "dp_rank")
         }
         told = {
-            "sglang": ".".join(version("sglang").split(".")[:2]),
             "layout": pool.layout,
             "dtype": str(pool.dtype),
             "page_size": pool.page_size,
@@ -241,15 +232,14 @@ class QuireHiCache(HiCacheStorage):  # type: ignore[misc]
             "heads": [getattr(pool, name, 0) for name in ("head_num", "head_dim", "layer_num", "kv_cache_dim")],
             **ranks,
         }
-        form = hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:32]
-        same = config.is_mla_model  # the latents of all ranks are one rank's
-        return Namespace(
-            Path(model).name,
-            f"{weights}/{form}",
+        return namespace_of(
+            str(config.model_name or ""),
+            settings.weights,
             self._pages.layout,
-            bytes.fromhex(settings.tenant_salt),
-            shard_index=0 if same else config.tp_rank,
-            shard_count=1 if same else config.tp_size,
+            told,
+            tenant_salt=bytes.fromhex(settings.tenant_salt),
+            shard=(0, 1) if config.is_mla_model else (config.tp_rank, config.tp_size),  # of MLA all have the same
+            flag=f"{_FLAG}.weights",
         )
 
     def _chain(self, keys: Sequence[str], extra_info: HiCacheStorageExtraInfo | None) -> tuple[ChunkKeys, int]:

@@ -1,0 +1,39 @@
+"""The namespace of an SGLang: everything that decides what bytes its pages have for the same tokens."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from quire.integrations.weights import weights_digest
+from quire.model.errors import ConfigInvalid
+from quire.model.hashing import Namespace
+from quire.model.layout import KvLayout
+
+
+def namespace_of(
+    model: str,
+    weights: str,
+    layout: KvLayout,
+    told: Mapping[str, Any],
+    *,
+    tenant_salt: bytes,
+    shard: tuple[int, int],
+    flag: str,
+) -> Namespace:
+    """`weights`: as set, empty for the digest of those in the model's folder; `told`: what else makes pages differ;
+    `shard`: rank, of how many.
+
+    Raises `ConfigInvalid` where the weights cannot be told apart.
+    """
+    weights = weights or (weights_digest(Path(model)) if Path(model).is_dir() else "")
+    if not weights:
+        raise ConfigInvalid(f"{model} is no folder whose weights could be told apart; name them", field=flag)
+    all_of_it = {"sglang": ".".join(version("sglang").split(".")[:2]), **told}
+    form = hashlib.sha256(json.dumps(all_of_it, sort_keys=True, default=str).encode()).hexdigest()[:32]
+    rank, ranks = shard
+    return Namespace(Path(model).name, f"{weights}/{form}", layout, tenant_salt, shard_index=rank, shard_count=ranks)
