@@ -16,59 +16,33 @@ import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from itertools import accumulate
 from typing import Any, Final, Generic, TypeVar
 
-import numpy as np
 from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.internal_api import L1MemoryDesc, L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.memory_management import MemoryObj
 
-from quire.client import Buffer, SyncClient
 from quire.integrations.absence import Absence
-from quire.integrations.objects import Objects, Owner, Place, address_of, memory_at
-from quire.integrations.settings import check_common, read_settings
-from quire.integrations.staging import StagingPool, staged
-from quire.model.durability import Durability
+from quire.integrations.objects import Owner, Place, address_of, memory_at
+from quire.integrations.settings import read_settings
+from quire.integrations.transfers import ObjectSettings, ObjectTransfers, Part
 from quire.model.errors import QuireError
 from quire.telemetry import logger
 
 _FLAG: Final = "adapter_params"
 _SIZES_MAX: Final = 4
-_STAGING_BYTES: Final = 64 << 20
-_DIRECT_BYTES_MIN: Final = 4 << 20
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LmcacheSettings:
-    """Raises `ConfigInvalid`, naming the setting, for values that make no sense.
-
-    `gateway`: host:port. `durability`: of what is stored. `lookup_timeout_s`: for how long a look-up may take, else
-    it is a miss; `away_s`: for how long Quire is left alone then. `weights`: names what the model's name does not, for
-    one that changes under its name. `zero_copy`: loads go straight into LMCache's memory; then one from a storage node
-    that falls silent ends only when the node can write there no more. Without it loads are staged, and end after
-    `timeout_s` in any case. `staging_bytes`: registered memory for these, and for objects outside of LMCache's arena.
-    `tenant_salt`: hexadecimal.
-    """
-
-    gateway: str = ""
-    durability: str = "memory"
-    weights: str = ""
-    lookup_timeout_s: float = 1.0
-    timeout_s: float = 20.0
-    away_s: float = 2.0
-    zero_copy: bool = True
-    staging_bytes: int = _STAGING_BYTES
-    tenant_salt: str = ""
-    token: str = ""
-    zone: str = ""
+class LmcacheSettings(ObjectSettings):
+    """Raises `ConfigInvalid`, naming the setting, for values that make no sense."""
 
     def __post_init__(self) -> None:
-        check_common(self, _FLAG)
+        self.check(_FLAG)
 
 
 class _Ends(Generic[Result]):
@@ -101,33 +75,18 @@ class _Ends(Generic[Result]):
             os.close(self.fd)
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The `at`-th object of a task: where it is in Quire and in memory. `offset`: in LMCache's arena, if there."""
-
-    at: int
-    place: Place
-    address: int
-    size: int
-    offset: int | None
-
-
 class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """One LMCache server's. Raises `ConfigInvalid` for settings that make no sense."""
 
     def __init__(self, params: dict[str, Any], l1_memory_desc: L1MemoryDesc | None = None) -> None:
         super().__init__(0)
         self._settings = settings = read_settings(LmcacheSettings, params, _FLAG)
-        self._client = SyncClient(
-            settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token
-        )
-        self._client.start()
-        self._arena: Buffer | None = None
+        arena = None
         if l1_memory_desc is not None:
             length = l1_memory_desc.stable_registration_size or l1_memory_desc.size
-            self._arena = self._client.register(memory_at(l1_memory_desc.ptr, length))
-        self._pool = StagingPool(self._client.allocate(settings.staging_bytes or _STAGING_BYTES))
-        self._objects = Objects(self._client.asynchronous, Durability[settings.durability.upper()])
+            arena = memory_at(l1_memory_desc.ptr, length)
+        self._transfers = ObjectTransfers(settings, arena)
+        self._client, self._objects = self._transfers.client, self._transfers.objects
         self._version = f"lmcache {'.'.join(version('lmcache').split('.')[:2])}/{settings.weights}"
         self._absence = Absence(settings.away_s)
         self._lock = threading.Lock()
@@ -178,11 +137,11 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return {
             "is_healthy": not self._absence,
             "gateway": self._settings.gateway,
-            "registered": self._arena is not None,
+            "registered": self._transfers.registered,
         }
 
     def close(self) -> None:
-        self._client.close()
+        self._transfers.close()
         for each in (self._stored, self._found, self._loaded):
             each.close()
 
@@ -228,71 +187,16 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return sorted({at for (at, _), there in zip(asked, have, strict=True) if there})
 
     async def _load(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> Bitmap:
-        loaded, parts = Bitmap(len(keys)), self._parts(keys, objects)
-        own = [each for each in parts if each.offset is not None and self._settings.zero_copy]
-        ends = await asyncio.gather(
-            *([self._load_own(own)] if own else []),
-            *(self._load_staged(each) for each in self._batches([each for each in parts if each not in own])),
-            return_exceptions=True,
-        )
-        for end in ends:
-            if isinstance(end, BaseException):
-                logger().warning("objects were not loaded", error=repr(end))
-            else:
-                for at in end:
-                    loaded.set(at)
+        loaded = Bitmap(len(keys))
+        for at in await self._transfers.load(self._parts(keys, objects)):
+            loaded.set(at)
         return loaded
-
-    async def _load_own(self, parts: Sequence[_Part]) -> list[int]:
-        """Straight into LMCache's memory; which arrived."""
-        assert self._arena is not None, "they lie in it"
-        offsets = [each.offset or 0 for each in parts]
-        arrived = await self._objects.get([each.place for each in parts], self._arena, offsets)
-        return [each.at for each, there in zip(parts, arrived, strict=True) if there]
-
-    async def _load_staged(self, parts: Sequence[_Part]) -> list[int]:
-        """A silent node is waited for by the staging memory, not by LMCache."""
-        offsets = [0, *accumulate(each.size for each in parts)]
-
-        def take(memory: Buffer, arrived: list[bool]) -> None:
-            for each, start, there in zip(parts, offsets, arrived, strict=False):
-                if there:
-                    memory_at(each.address, each.size)[:] = _bytes_of(memory, start, each.size)
-
-        async def arrive(memory: Buffer) -> list[bool]:
-            return await self._objects.get([each.place for each in parts], memory, offsets[:-1])
-
-        arrived = await staged(self._pool, offsets[-1], self._settings.timeout_s, arrive, take)
-        return [each.at for each, there in zip(parts, arrived or (), strict=False) if there]
 
     async def _store(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> L2StoreResult:
         parts = self._parts(keys, objects)
-        runs, rest = _runs(parts)
-        works = [self._store_own(each) for each in runs] + [self._store_staged(each) for each in self._batches(rest)]
-        ends = await asyncio.gather(*works, return_exceptions=True)
-        errors = [end for end in ends if isinstance(end, BaseException)]
-        stored = [each for end in ends if not isinstance(end, BaseException) for each in end]
-        if errors:
-            logger().warning("objects were not stored", objects=len(parts) - len(stored), error=repr(errors[0]))
+        stored = await self._transfers.store(parts)
         self._notify_keys_stored([keys[each.at] for each in stored], [each.size for each in stored])
-        return L2StoreResult(not errors, sum(each.size for each in stored))
-
-    async def _store_own(self, parts: Sequence[_Part]) -> Sequence[_Part]:
-        """Out of LMCache's memory, where they follow each other."""
-        assert self._arena is not None, "they lie in it"
-        source = self._arena.part(parts[0].offset or 0, sum(each.size for each in parts))
-        await self._objects.put([each.place for each in parts], source)
-        return parts
-
-    async def _store_staged(self, parts: Sequence[_Part]) -> Sequence[_Part]:
-        memory = await self._pool.take_soon(sum(each.size for each in parts), self._settings.timeout_s)
-        try:
-            for at, each in enumerate(parts):
-                _bytes_of(memory, at * each.size, each.size)[:] = memory_at(each.address, each.size)
-            await self._objects.put([each.place for each in parts], memory.part(0, len(parts) * parts[0].size))
-        finally:
-            self._pool.give_back(memory)
-        return parts
+        return L2StoreResult(len(stored) == len(parts), sum(each.size for each in stored))
 
     async def _delete(self, keys: Sequence[ObjectKey]) -> None:
         gone: list[tuple[ObjectKey, int]] = []
@@ -331,40 +235,10 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         ) if desc is not None else 0  # fmt: skip
         return sizes if not told or told in sizes else [*sizes, told]
 
-    def _parts(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> list[_Part]:
+    def _parts(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> list[Part]:
         parts = []
         for at, (key, memory) in enumerate(zip(keys, objects, strict=True)):
             address, size = address_of(memory.byte_array)
             self._learn(key, size)
-            start = address - self._arena.target().address if self._arena is not None else -1
-            inside = self._arena is not None and 0 <= start <= self._arena.length - size
-            parts.append(_Part(at, self._place(key, size), address, size, start if inside else None))
+            parts.append(Part(at, self._place(key, size), address, size))
         return parts
-
-    def _batches(self, parts: Sequence[_Part]) -> list[list[_Part]]:
-        """Of one size each, and of a part of the staging memory at most."""
-        batches: list[list[_Part]] = []
-        most = (self._settings.staging_bytes or _STAGING_BYTES) // 4
-        for each in sorted(parts, key=lambda part: part.size):
-            if not batches or batches[-1][0].size != each.size or (len(batches[-1]) + 1) * each.size > most:
-                batches.append([])
-            batches[-1].append(each)
-        return batches
-
-
-def _runs(parts: Sequence[_Part]) -> tuple[list[list[_Part]], list[_Part]]:
-    """Those of one size that follow each other in LMCache's arena, where that is worth a request; and the others."""
-    runs: list[list[_Part]] = []
-    for each in sorted((each for each in parts if each.offset is not None), key=lambda part: part.address):
-        last = runs[-1][-1] if runs else None
-        if last is None or last.size != each.size or last.address + last.size != each.address:
-            runs.append([])
-        runs[-1].append(each)
-    long = [run for run in runs if len(run) == len(parts) or len(run) * run[0].size >= _DIRECT_BYTES_MIN]
-    taken = {each.at for run in long for each in run}
-    return long, [each for each in parts if each.at not in taken]
-
-
-def _bytes_of(memory: Buffer, start: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    assert memory.view is not None, "host memory"
-    return memory.view[start : start + size]

@@ -66,6 +66,7 @@ def _message(grant: Grant) -> pb.Grant:
         rate_bytes_per_s=grant.rate_bytes_per_s,
         epoch=grant.epoch,
         epoch_left_ms=max(1, int(grant.left_s * 1000)),
+        credit_bytes_per_s=grant.credit_bytes_per_s,
     )
 
 

@@ -112,11 +112,15 @@ class AdmissionRequest:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A rate in bytes per second, for `left_s`; 0: wait, and renew."""
+    """A rate in bytes per second, for `left_s`; 0: wait, and renew.
+
+    `credit_bytes_per_s`: what this node may send of deliveries that have no rate yet, together.
+    """
 
     delivery: str
     rate_bytes_per_s: int
     left_s: float
+    credit_bytes_per_s: int = 0
 
 
 class RateSource(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 from quire.model.errors import InvalidRequest, QuireError, ResourceExhausted
 from quire.telemetry import background, counter, logger, meter, names
 from quire_storage.core.pacing import Credit, Pacer
-from quire_storage.ports import AdmissionRequest, Clock, RateSource
+from quire_storage.ports import AdmissionRequest, Clock, Grant, RateSource
 
 _RENEW_S_MIN = 0.005
 _RENEW_S_ALONE, _RENEW_S_ALONE_MAX = 0.1, 1.0
@@ -21,7 +21,7 @@ _RETRY_S = 0.025
 _GRACE_S = 0.3
 _ASKING_MAX = 16
 _REMEMBERED_MAX = 4096
-_CREDIT_SHARE, _CREDIT_S = 0.25, 0.02
+_CREDIT_SHARE_ALONE = 0.25
 _SHARES = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
 
 
@@ -74,7 +74,7 @@ class Rates:
         self._epoch_left_s = _RENEW_S_ALONE
         self._answered_s = -math.inf
         self._fallen_back = False
-        self._credit = Credit(_CREDIT_SHARE * link_bytes_per_s, _CREDIT_S * link_bytes_per_s, clock.monotonic_s())
+        self._credit = Credit()
         self.advanced_bytes = 0
         self._pacing = meter().create_histogram(
             names.PACING,
@@ -96,7 +96,7 @@ class Rates:
 
     def begin(self, request: AdmissionRequest, advance_bytes: int) -> Allowance:
         """No rate yet: `ask` for it, once. Until it is there, as much of `advance_bytes` may leave as the credit of
-        this node's new deliveries has: no more than a quarter of its link, over time, and the rate makes up for it.
+        this node's new deliveries has: the scheduler says how much of the link, and the rate makes up for it.
         """
         now_s = self._clock.monotonic_s()
         advance_bytes = self._credit.take(advance_bytes, now_s)
@@ -203,7 +203,7 @@ class Rates:
         if allowance.finished:  # while the question was on its way
             self._spawn(self._tell_finished(allowance.request.delivery))
             return True
-        self._grant(allowance, grant.rate_bytes_per_s)
+        self._grant(allowance, grant)
         self._epoch_left_s = grant.left_s
         return True
 
@@ -235,7 +235,7 @@ class Rates:
             granted.add(grant.delivery)
             self._epoch_left_s = grant.left_s
             if (allowance := self._running.get(grant.delivery)) is not None and allowance.scheduled:
-                self._grant(allowance, grant.rate_bytes_per_s)
+                self._grant(allowance, grant)
         # A leader that is new, or that was thought gone, does not know these.
         unknown = [
             allowance
@@ -263,10 +263,11 @@ class Rates:
 
     # ---- rates
 
-    def _grant(self, allowance: Allowance, rate_bytes_per_s: int) -> None:
+    def _grant(self, allowance: Allowance, grant: Grant) -> None:
+        self._credit.set_rate(grant.credit_bytes_per_s, self._clock.monotonic_s())
         allowance.scheduled = True
-        allowance.granted = rate_bytes_per_s
-        allowance.set_rate(rate_bytes_per_s, self._clock.monotonic_s())
+        allowance.granted = grant.rate_bytes_per_s
+        allowance.set_rate(grant.rate_bytes_per_s, self._clock.monotonic_s())
 
     def _fall_back(self, error: QuireError | None = None) -> None:
         if not self._fallen_back:
@@ -277,6 +278,7 @@ class Rates:
                 deliveries=len(self._running),
                 error=str(error or ""),
             )
+        self._credit.set_rate(_CREDIT_SHARE_ALONE * self._link_bytes_per_s, self._clock.monotonic_s())
         self._fallbacks.add(1)
         for allowance in self._running.values():
             allowance.scheduled = False

@@ -180,3 +180,12 @@ def test_demands_must_make_sense(field: str, value: object) -> None:
     values: dict[str, object] = {"delivery": "d", "bytes_per_layer": 1, "compute_window_s": 0.1, "layers_left": 1}
     with pytest.raises(DemandInvalid, match=field):
         Demand(**(values | {field: value}))  # type: ignore[arg-type]
+
+
+def test_the_credit_of_all_nodes_is_a_quarter_of_the_link() -> None:
+    """Shared among the nodes that used it within a minute."""
+    link = LinkEpochs(_BUDGET, 1.0, Equal())
+    assert link.admit(_demand("storage-0/a"), 10.1).credit_bytes_per_s == _BUDGET // 4
+    assert link.admit(_demand("storage-1/a"), 10.2).credit_bytes_per_s == _BUDGET // 8
+    assert link.renew({"storage-0/a": 30}, 10.3)[0].credit_bytes_per_s == _BUDGET // 8
+    assert link.admit(_demand("storage-0/b"), 71.0).credit_bytes_per_s == _BUDGET // 4, "the other one is silent"

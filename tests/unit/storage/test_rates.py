@@ -21,7 +21,7 @@ class Scheduler:
     """Grants `rate` to whom it knows; everything it was told is in `heard`."""
 
     def __init__(self) -> None:
-        self.rate = 1_000_000
+        self.rate = self.credit = 1_000_000
         self.away = False
         self.known: set[str] = set()
         self.heard: list[tuple[object, ...]] = []
@@ -34,11 +34,11 @@ class Scheduler:
         self._check()
         self.known.add(request.delivery)
         self.heard.append(("admit", request.delivery, layers_left, held_bytes_per_s))
-        return Grant(request.delivery, self.rate, 0.1)
+        return Grant(request.delivery, self.rate, 0.1, self.credit)
 
     async def renew(self, layers_left: dict[str, int]) -> list[Grant]:
         self._check()
-        return [Grant(name, self.rate, 0.1) for name in layers_left if name in self.known]
+        return [Grant(name, self.rate, 0.1, self.credit) for name in layers_left if name in self.known]
 
     async def finish(self, delivery: str) -> None:
         self._check()
@@ -52,6 +52,13 @@ def _request(name: str, window_us: int = 500) -> AdmissionRequest:
     return AdmissionRequest(
         delivery=name, bytes_per_layer=1000, compute_window_us=window_us, layers=8, tenant=TenantPolicy()
     )
+
+
+async def _told(scheduler: Scheduler, clock: FakeClock) -> Rates:
+    """Those of a node that has heard of the scheduler before."""
+    rates = Rates(scheduler, clock, 4_000_000)
+    rates.finish(await _admit(rates, _request("before")))
+    return rates
 
 
 async def _admit(rates: Rates, request: AdmissionRequest) -> Allowance:
@@ -269,7 +276,7 @@ async def test_chunkwise_deliveries_share_the_port_and_not_the_pool() -> None:
 async def test_the_first_bytes_leave_on_credit_and_the_rate_makes_up_for_them() -> None:
     """While the scheduler is asked; what was sent ahead of the rate is waited for once there is one."""
     clock, scheduler = FakeClock(), Scheduler()
-    rates = Rates(scheduler, clock, 4_000_000)
+    rates = await _told(scheduler, clock)
     allowance = rates.begin(_request("a"), 1000)
     async with asyncio.timeout(1):
         for _ in range(4):
@@ -289,9 +296,9 @@ async def test_the_first_bytes_leave_on_credit_and_the_rate_makes_up_for_them() 
 
 
 async def test_the_credit_of_new_deliveries_is_bounded_together() -> None:
-    """A burst has 20 ms of the link among all of them, and then a quarter of it."""
+    """A burst has 80 ms of what the scheduler said, among all of them."""
     clock = FakeClock()
-    rates = Rates(Scheduler(), clock, 4_000_000)
+    rates = await _told(Scheduler(), clock)
     burst = [rates.begin(_request(str(number)), 30_000) for number in range(20)]
     advances = [each.pacer.advance_bytes for each in burst]
     assert advances == [30_000, 30_000, 20_000] + [0] * 17
@@ -305,9 +312,9 @@ async def test_the_credit_of_new_deliveries_is_bounded_together() -> None:
 
 
 async def test_under_a_flood_of_short_deliveries_the_link_keeps_its_budget() -> None:
-    """Each sends its first layer ahead and ends before it has made up for it: together a quarter of the link."""
+    """Each sends its first layer ahead and ends before it has made up for it: together what the scheduler said."""
     clock = FakeClock()
-    rates = Rates(Scheduler(), clock, 4_000_000)
+    rates = await _told(Scheduler(), clock)
     sent = 0
     for number in range(2000):
         allowance = rates.begin(_request(str(number)), 5_000)
@@ -316,5 +323,32 @@ async def test_under_a_flood_of_short_deliveries_the_link_keeps_its_budget() -> 
         sent += ahead
         rates.finish(allowance)
         await clock.advance(0.001)
-    assert sent <= 0.25 * 4_000_000 * 2.0 + 0.02 * 4_000_000
+    assert sent <= 1_000_000 * 2.0 + 80_000
+    await rates.close()
+
+
+async def test_without_a_word_of_the_scheduler_nothing_leaves_on_credit() -> None:
+    """The link may be narrower than this node's own part in `link_bytes_per_s`; what is said later holds at once."""
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000_000)
+    assert rates.begin(_request("a"), 30_000).pacer.advance_bytes == 0
+    scheduler.credit = 100_000
+    rates.finish(await _admit(rates, _request("b")))
+    assert rates.begin(_request("c"), 30_000).pacer.advance_bytes == 8_000
+    scheduler.credit = 50_000  # another node has come
+    rates.finish(await _admit(rates, _request("d")))
+    await clock.advance(1)
+    assert rates.begin(_request("e"), 30_000).pacer.advance_bytes == 4_000
+    await rates.close()
+
+
+async def test_without_a_scheduler_the_credit_is_a_part_of_what_the_node_takes_by_itself() -> None:
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    scheduler.away = True
+    asking = asyncio.create_task(rates.ask(rates.begin(_request("a"), 30_000)))
+    for _ in range(20):
+        await clock.advance(0.1)
+    await asking
+    assert rates.begin(_request("b"), 100_000).pacer.advance_bytes == 80_000
     await rates.close()

@@ -3,7 +3,8 @@
 Sizes, and with them rates, are scaled by one factor: a slice has a 64th of the bytes of Llama 3.1 8B's. The layers,
 the chunks of 64 tokens and the windows of Table A8 are the paper's; `speed` shortens windows and raises rates alike.
 A request's TTFT is the time until its last layer's window ends; what it adds is against the same request alone on a
-link without a limit, in the same run.
+link without a limit, in the same run. What the link carried at most in any second (of `speed` 1) is looked at too: new
+deliveries send their first layers before they have rates, and the sum must stay within the budget.
 """
 
 from __future__ import annotations
@@ -40,6 +41,16 @@ _EPOCH_MS: Final = 100
 _UNLIMITED: Final = 100_000_000_000
 
 
+@dataclass(frozen=True, slots=True)
+class _Consumed:
+    """`arrivals`: when each layer was there, monotonic seconds."""
+
+    ttft_s: float
+    rate_bytes_per_s: float
+    layer_bytes: int
+    arrivals: list[float]
+
+
 @dataclass(slots=True)
 class _Stored:
     """A request's prefix in the cluster, and where it is delivered to."""
@@ -68,24 +79,24 @@ def run_live(
             scale = speed / _FACTOR
             status.update(f"workload {workload.name}: alone")
             alone = _run(workload, "equal", _UNLIMITED, speed, 1, together=False)[0]
-            base = sum(ttft for ttft, _ in alone)
+            base = sum(each.ttft_s for each in alone)
             rates: dict[str, Array] = {}
             cases = [(name, name.removesuffix(_AT_ONCE), name.endswith(_AT_ONCE)) for name in policies]
             for label, policy, at_once in cases:
                 status.update(f"workload {workload.name}: {label}")
                 tries = rounds if policy == "adaptive" else 1
-                runs = _run(
-                    workload, policy, int(workload.budget * scale), speed, tries, together=True, at_once=at_once
-                )
+                budget = int(workload.budget * scale)
+                runs = _run(workload, policy, budget, speed, tries, together=True, at_once=at_once)
                 settled = runs[-max(1, tries // 2) :]
-                added = median([sum(ttft for ttft, _ in each) - base for each in settled]) * speed * 1e3
-                mean = np.array([rate for _, rate in settled[-1]]) / scale
+                added = median([sum(one.ttft_s for one in each) - base for each in settled]) * speed * 1e3
+                mean = np.array([each.rate_bytes_per_s for each in settled[-1]]) / scale
                 rates[label] = mean
                 measured = {
                     **{
                         f"{request.name}, Gbps": rate / GBPS
                         for request, rate in zip(workload.requests, mean.tolist(), strict=True)
                     },
+                    "most in a second, of the link": max(_peak(each, 1.0 / speed) for each in runs) / budget * speed,
                     "added TTFT, ms": added,
                     "Table A12, ms": paper.published_added_ms(workload.name, label),
                 }
@@ -112,8 +123,8 @@ def _run(
     *,
     together: bool,
     at_once: bool = False,
-) -> list[list[tuple[float, float]]]:
-    """By round and request: TTFT in seconds, and the mean rate of its delivery."""
+) -> list[list[_Consumed]]:
+    """By round and request."""
     settings = {
         "QUIRE_SCHEDULER_LINKS": f"default={link_bytes_per_s}",
         "QUIRE_SCHEDULER_POLICY": policy,
@@ -132,9 +143,17 @@ def _run(
         return list(uvloop.run(_rounds(cluster.gateway_address, workload, speed, rounds, together=together)))
 
 
+def _peak(round_: list[_Consumed], window_s: float) -> float:
+    """The most bytes that arrived in any window of this length; a layer counts when it is complete."""
+    came = sorted((at, each.layer_bytes) for each in round_ for at in each.arrivals)
+    times = np.array([at for at, _ in came])
+    upto = np.concatenate([[0], np.cumsum([size for _, size in came])])
+    return float((upto[np.searchsorted(times, times + window_s)] - upto[:-1]).max())
+
+
 async def _rounds(
     gateway: str, workload: Workload, speed: float, rounds: int, *, together: bool
-) -> list[list[tuple[float, float]]]:
+) -> list[list[_Consumed]]:
     results = []
     async with QuireClient(gateway, timeout_s=300) as client:
         stored = [await _store(client, request) for request in workload.requests]
@@ -159,8 +178,8 @@ async def _store(client: QuireClient, request: Request) -> _Stored:
     return _Stored(request, await client.lookup(namespace, keys, lease_ttl_ms=300_000), buffer)
 
 
-async def _consume(client: QuireClient, stored: _Stored, speed: float) -> tuple[float, float]:
-    """Take layer after layer, computing for the window of each; TTFT, and the mean rate from first to last layer."""
+async def _consume(client: QuireClient, stored: _Stored, speed: float) -> _Consumed:
+    """Take layer after layer, computing for the window of each; the rate is the mean from first to last layer."""
     window_s = stored.request.window_ms / 1e3 / speed
     started = time.monotonic()
     delivery = await client.fetch(
@@ -174,4 +193,6 @@ async def _consume(client: QuireClient, stored: _Stored, speed: float) -> tuple[
     timing = await consume(arrival, delivery.num_layers, window_s, started)
     await delivery.summary()
     await delivery.quiesced(30)
-    return timing.ttft_s, stored.request.bytes_per_layer / _FACTOR / max(timing.layer_s, 1e-9)
+    size = stored.request.bytes_per_layer // _FACTOR
+    arrivals = [each / 1e9 for each in delivery.arrived_ns]
+    return _Consumed(timing.ttft_s, size / max(timing.layer_s, 1e-9), size, arrivals)

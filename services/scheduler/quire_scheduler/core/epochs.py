@@ -6,6 +6,9 @@ of what is not granted if that is more (its first layer is waited for, whatever 
 need be with nothing until the next epoch. What a finished delivery frees is there for newcomers at once, and for those
 that run at the next epoch; with `at_once` every rate is computed anew whenever a delivery comes or goes. A delivery
 that is not renewed for two epochs is forgotten: its storage node is gone.
+
+What nodes send while they ask for the rates of new deliveries is a quarter of the budget, shared among the nodes that
+used the link within a minute: the rates then make up for it.
 """
 
 from __future__ import annotations
@@ -19,16 +22,22 @@ from quire_scheduler.core.tenants import allocate, allocate_last
 
 _FORGET_EPOCHS = 2
 _LOOK_AGAIN_S = 0.01
+_CREDIT_SHARE = 0.25
+_NODE_USES_LINK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A rate, good for `left_s`; 0 bytes per second: wait, and renew."""
+    """A rate, good for `left_s`; 0 bytes per second: wait, and renew.
+
+    `credit_bytes_per_s`: what its node may send, for all deliveries that have no rate yet.
+    """
 
     delivery: str
     rate_bytes_per_s: int
     epoch: int
     left_s: float
+    credit_bytes_per_s: int = 0
 
 
 @dataclass(slots=True)
@@ -63,6 +72,7 @@ class LinkEpochs:
         self._quiet_until_s = -math.inf if quiet_from_s is None else quiet_from_s + epoch_s
         self._epoch = 0
         self._admitted: dict[str, _Admitted] = {}
+        self._nodes: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._admitted)
@@ -124,7 +134,14 @@ class LinkEpochs:
         left_s = (self._epoch + 1) * self._epoch_s - now_s
         if self._at_once:
             left_s = min(left_s, _LOOK_AGAIN_S)
-        return Grant(delivery, entry.rate, self._epoch, left_s)
+        return Grant(delivery, entry.rate, self._epoch, left_s, self._credit(delivery, now_s))
+
+    def _credit(self, delivery: str, now_s: float) -> int:
+        """Of the node whose delivery it is."""
+        self._nodes[delivery.partition("/")[0]] = now_s
+        if len(self._nodes) > 1:
+            self._nodes = {name: seen for name, seen in self._nodes.items() if now_s - seen < _NODE_USES_LINK_S}
+        return int(_CREDIT_SHARE * self.budget_bytes_per_s / len(self._nodes))
 
     def advance(self, now_s: float) -> None:
         """Begin the epoch that it is time for; every other method does that first."""

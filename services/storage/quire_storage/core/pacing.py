@@ -5,20 +5,30 @@ from __future__ import annotations
 import math
 
 _CATCH_UP_S = 0.02
+_BURST_S = 0.08
 
 
 class Credit:
-    """What new deliveries may send before they have rates, together: `rate_bytes_per_s`, `burst_bytes` at once."""
+    """What new deliveries may send before they have rates, together: at the rate that was set, 80 ms worth at once.
 
-    def __init__(self, rate_bytes_per_s: float, burst_bytes: float, now_s: float) -> None:
-        self._rate = rate_bytes_per_s
-        self._burst_bytes = self._left_bytes = burst_bytes
-        self._at_s = now_s
+    Nothing until it is set.
+    """
+
+    def __init__(self) -> None:
+        self._rate = self._burst_bytes = self._left_bytes = self._at_s = 0.0
+
+    def set_rate(self, rate_bytes_per_s: float, now_s: float) -> None:
+        """From now on. The first one comes with its burst."""
+        if rate_bytes_per_s == self._rate:
+            return
+        self._fill(now_s)
+        burst_bytes = _BURST_S * rate_bytes_per_s
+        self._left_bytes = min(self._left_bytes, burst_bytes) if self._rate else burst_bytes
+        self._rate, self._burst_bytes = rate_bytes_per_s, burst_bytes
 
     def take(self, wanted_bytes: int, now_s: float) -> int:
         """So many bytes, or what is left."""
-        self._left_bytes = min(self._burst_bytes, self._left_bytes + (now_s - self._at_s) * self._rate)
-        self._at_s = now_s
+        self._fill(now_s)
         taken = int(min(wanted_bytes, self._left_bytes))
         self._left_bytes -= taken
         return taken
@@ -26,6 +36,10 @@ class Credit:
     def give_back(self, unused_bytes: int) -> None:
         """Of what was taken."""
         self._left_bytes = min(self._burst_bytes, self._left_bytes + unused_bytes)
+
+    def _fill(self, now_s: float) -> None:
+        self._left_bytes = min(self._burst_bytes, self._left_bytes + (now_s - self._at_s) * self._rate)
+        self._at_s = now_s
 
 
 class Pacer:

@@ -1,0 +1,196 @@
+"""Objects between Quire and memory that belongs to an engine: straight, where that memory is registered, or staged.
+
+For engines that have chunks of bytes under names of their own: LMCache, vLLM's tiers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.client import Buffer, SyncClient
+from quire.integrations.objects import Objects, Place, memory_at
+from quire.integrations.settings import check_common
+from quire.integrations.staging import StagingPool, staged
+from quire.model.durability import Durability
+from quire.model.errors import DeadlineExceeded
+from quire.telemetry import logger
+
+_STAGING_BYTES: Final = 64 << 20
+_DIRECT_BYTES_MIN: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectSettings:
+    """What a user sets for an engine that has objects. Raises `ConfigInvalid` for values that make no sense.
+
+    `gateway`: host:port. `durability`: of what is stored. `lookup_timeout_s`: for how long a look-up may take, else
+    it is a miss; `away_s`: for how long Quire is left alone then. `weights`: names what the model's name does not, for
+    one that changes under its name. `zero_copy`: straight into and out of the engine's memory; then a transfer with a
+    storage node that falls silent ends only when the node can touch it no more. Without it transfers are staged, and
+    end after `timeout_s` in any case. `staging_bytes`: registered memory for these, and for what lies outside of the
+    engine's registered memory; 0 for 64 MiB. `tenant_salt`: hexadecimal.
+    """
+
+    gateway: str = ""
+    durability: str = "memory"
+    weights: str = ""
+    lookup_timeout_s: float = 1.0
+    timeout_s: float = 20.0
+    away_s: float = 2.0
+    zero_copy: bool = True
+    staging_bytes: int = 0
+    tenant_salt: str = ""
+    token: str = ""
+    zone: str = ""
+
+    def check(self, flag: str) -> None:
+        """`flag`: the engine's, for error messages."""
+        check_common(self, flag)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The `at`-th object of a task: where it is in Quire, and in this process's memory."""
+
+    at: int
+    place: Place
+    address: int
+    size: int
+
+
+class ObjectTransfers:
+    """Over one client. `arena`: the engine's memory, to be registered once; None for one that must not be."""
+
+    def __init__(self, settings: ObjectSettings, arena: npt.NDArray[np.uint8] | None) -> None:
+        self._settings = settings
+        self.client = SyncClient(
+            settings.gateway, timeout_s=settings.timeout_s, zone=settings.zone, token=settings.token
+        )
+        self.client.start()
+        self._arena = self.client.register(arena) if arena is not None else None
+        self._staging_bytes = settings.staging_bytes or _STAGING_BYTES
+        self._pool = StagingPool(self.client.allocate(self._staging_bytes))
+        self.objects = Objects(self.client.asynchronous, Durability[settings.durability.upper()])
+
+    @property
+    def registered(self) -> bool:
+        """Whether the engine's memory is read and written by storage nodes themselves."""
+        return self._arena is not None
+
+    def close(self) -> None:
+        """Stop every transfer; nothing touches the engine's memory afterwards."""
+        self.client.close()
+
+    async def load(self, parts: Sequence[Part]) -> list[int]:
+        """Which arrived. Whatever fails is a miss; nothing writes to the engine's memory any more."""
+        own = [each for each in parts if self._offset(each) is not None and self._settings.zero_copy]
+        taken = {each.at for each in own}
+        ends = await asyncio.gather(
+            *([self._load_own(own)] if own else []),
+            *(self._load_staged(each) for each in self._batches([each for each in parts if each.at not in taken])),
+            return_exceptions=True,
+        )
+        loaded: list[int] = []
+        for end in ends:
+            if isinstance(end, BaseException):
+                logger().warning("objects were not loaded", error=repr(end))
+            else:
+                loaded += end
+        return loaded
+
+    async def store(self, parts: Sequence[Part]) -> list[Part]:
+        """Those that were stored. Nothing reads the engine's memory any more."""
+        runs, rest = self._runs(parts) if self._settings.zero_copy else ([], list(parts))
+        works = [self._store_own(each) for each in runs] + [self._store_staged(each) for each in self._batches(rest)]
+        ends = await asyncio.gather(*works, return_exceptions=True)
+        errors = [end for end in ends if isinstance(end, BaseException)]
+        stored = [each for end in ends if not isinstance(end, BaseException) for each in end]
+        if errors:
+            logger().warning("objects were not stored", objects=len(parts) - len(stored), error=repr(errors[0]))
+        return stored
+
+    # ----
+
+    def _offset(self, part: Part) -> int | None:
+        """In the engine's registered memory."""
+        if self._arena is None:
+            return None
+        start = part.address - self._arena.target().address
+        return start if 0 <= start <= self._arena.length - part.size else None
+
+    async def _load_own(self, parts: Sequence[Part]) -> list[int]:
+        """Straight into the engine's memory."""
+        assert self._arena is not None, "they lie in it"
+        offsets = [self._offset(each) or 0 for each in parts]
+        arrived = await self.objects.get([each.place for each in parts], self._arena, offsets)
+        return [each.at for each, there in zip(parts, arrived, strict=True) if there]
+
+    async def _load_staged(self, parts: Sequence[Part]) -> list[int]:
+        """A silent node is waited for by the staging memory, not by the engine."""
+        offsets = [0, *accumulate(each.size for each in parts)]
+
+        def take(memory: Buffer, arrived: list[bool]) -> None:
+            for each, start, there in zip(parts, offsets, arrived, strict=False):
+                if there:
+                    memory_at(each.address, each.size)[:] = _bytes_of(memory, start, each.size)
+
+        async def arrive(memory: Buffer) -> list[bool]:
+            return await self.objects.get([each.place for each in parts], memory, offsets[:-1])
+
+        arrived = await staged(self._pool, offsets[-1], self._settings.timeout_s, arrive, take)
+        return [each.at for each, there in zip(parts, arrived or (), strict=False) if there]
+
+    async def _store_own(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Out of the engine's memory, where they follow each other."""
+        assert self._arena is not None, "they lie in it"
+        source = self._arena.part(self._offset(parts[0]) or 0, sum(each.size for each in parts))
+        await self.objects.put([each.place for each in parts], source)
+        return parts
+
+    async def _store_staged(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """A silent node is waited for by the staging memory, as for loads."""
+
+        async def put(memory: Buffer) -> bool:
+            for at, each in enumerate(parts):
+                _bytes_of(memory, at * each.size, each.size)[:] = memory_at(each.address, each.size)
+            await self.objects.put([each.place for each in parts], memory.part(0, len(parts) * parts[0].size))
+            return True
+
+        length, timeout_s = sum(each.size for each in parts), self._settings.timeout_s
+        if not await staged(self._pool, length, timeout_s, put, lambda *_: None):
+            raise DeadlineExceeded(f"not stored within {timeout_s:g} s")
+        return parts
+
+    def _batches(self, parts: Sequence[Part]) -> list[list[Part]]:
+        """Of one size each, and of a part of the staging memory at most."""
+        batches: list[list[Part]] = []
+        most = self._staging_bytes // 4
+        for each in sorted(parts, key=lambda part: part.size):
+            if not batches or batches[-1][0].size != each.size or (len(batches[-1]) + 1) * each.size > most:
+                batches.append([])
+            batches[-1].append(each)
+        return batches
+
+    def _runs(self, parts: Sequence[Part]) -> tuple[list[list[Part]], list[Part]]:
+        """Those of one size that follow each other in the engine's memory, where that is worth a request; the rest."""
+        runs: list[list[Part]] = []
+        for each in sorted((each for each in parts if self._offset(each) is not None), key=lambda part: part.address):
+            last = runs[-1][-1] if runs else None
+            if last is None or last.size != each.size or last.address + last.size != each.address:
+                runs.append([])
+            runs[-1].append(each)
+        long = [run for run in runs if len(run) == len(parts) or len(run) * run[0].size >= _DIRECT_BYTES_MIN]
+        taken = {each.at for run in long for each in run}
+        return long, [each for each in parts if each.at not in taken]
+
+
+def _bytes_of(memory: Buffer, start: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    assert memory.view is not None, "host memory"
+    return memory.view[start : start + size]

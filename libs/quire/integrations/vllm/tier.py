@@ -1,0 +1,231 @@
+"""vLLM's own offloading on Quire: a secondary tier under its memory tier.
+
+    --kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": {
+        "spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": 10737418240, "secondary_tiers": [
+            {"type": "QuireTier", "module_path": "quire.integrations.vllm.tier", "gateway": "HOST:PORT"}]}}'
+
+vLLM names chunks, with the group of layers that they are of, so that the state of hybrid models is offloaded, too: a
+chunk stands for itself. vLLM's scheduler is never held up: what is not known yet is asked for again, what fails is a
+miss or not stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import queue
+import threading
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import vllm
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    Medium,
+    OffloadingEvent,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from quire.integrations.absence import Absence
+from quire.integrations.objects import Owner, address_of, memory_at
+from quire.integrations.settings import read_settings
+from quire.integrations.transfers import ObjectSettings, ObjectTransfers, Part
+from quire.integrations.weights import weights_digest
+from quire.model.errors import QuireError
+from quire.telemetry import logger
+
+_FLAG: Final = "secondary_tiers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSettings(ObjectSettings):
+    """Raises `ConfigInvalid`, naming the setting, for values that make no sense.
+
+    `enable_kv_events`: what is stored here is told by vLLM's KV events. `locality`: "LOCAL" or "REMOTE", for these.
+    `weights`: empty for the digest of those in the model's folder.
+    """
+
+    zero_copy: bool = False
+    enable_kv_events: bool = False
+    locality: str = Locality.REMOTE.value
+
+    def __post_init__(self) -> None:
+        self.check(_FLAG)
+
+
+class QuireTier(SecondaryTierManager):  # type: ignore[misc]
+    """One engine's. Raises `ConfigInvalid` for settings that make no sense."""
+
+    medium = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        **params: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self._settings = settings = read_settings(TierSettings, params, _FLAG)
+        self.locality = Locality(settings.locality)
+        self._owner = _owner(offloading_spec, settings)
+        self._address, length = address_of(primary_kv_view)
+        arena = memory_at(self._address, length) if settings.zero_copy else None
+        self._transfers = ObjectTransfers(settings, arena)
+        self._lookups = _Lookups(tier_type, self)
+        self._absence = Absence(settings.away_s)
+        self._ended: queue.SimpleQueue[tuple[JobResult, list[OffloadKey], list[OffloadKey]]] = queue.SimpleQueue()
+        self._running = 0
+        self._idle = threading.Condition()
+        self._tells = settings.enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
+        self._events: list[OffloadingEvent] = []
+
+    # ---- what vLLM asks
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        found = self._lookups.lookup(key, req_context)
+        if found is None:
+            return LookupResult.RETRY
+        return LookupResult.HIT if found else LookupResult.MISS
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        self._lookups.flush()
+
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._lookups.cleanup(req_context.req_id)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        self._begin(job_metadata, self._transfers.load)
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        async def store(parts: Sequence[Part]) -> list[int]:
+            return [each.at for each in await self._transfers.store(parts)]
+
+        self._begin(job_metadata, store)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        results: list[JobResult] = []
+        while True:
+            try:
+                result, stored, missing = self._ended.get_nowait()
+            except queue.Empty:
+                return results
+            self._lookups.mark_miss(missing)
+            if stored and self._tells:
+                self._events.append(OffloadingEvent(stored, self.medium, removed=False, locality=self.locality))
+            results.append(result)
+
+    def take_events(self) -> Iterable[OffloadingEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def drain_jobs(self) -> None:
+        with self._idle:
+            self._idle.wait_for(lambda: not self._running)
+
+    def shutdown(self) -> None:
+        self._lookups.shutdown()
+        self._transfers.close()
+
+    # ---- looking up, in a thread of vLLM's
+
+    def have(self, keys: Sequence[OffloadKey]) -> list[bool]:
+        """Which are there; none where Quire does not answer."""
+        nothing = [False] * len(keys)
+        if self._absence:
+            return nothing
+        places = [self._owner.place(bytes(key), self.block_size_bytes) for key in keys]
+        look_up = asyncio.wait_for(self._transfers.objects.have(places), self._settings.lookup_timeout_s)
+        try:
+            there = self._transfers.client.run(look_up)
+        except (QuireError, TimeoutError, RuntimeError) as error:  # the loop has ended with the engine
+            away_s = self._absence.failed()
+            logger().warning("Quire does not answer; vLLM goes on without it", error=repr(error), for_s=away_s)
+            return nothing
+        self._absence.answered()
+        return there
+
+    # ---- on the client's loop
+
+    def _begin(self, job: TransferJob, transfer: Any) -> None:
+        with self._idle:
+            self._running += 1
+        self._transfers.client.spawn(self._run(job, transfer))
+
+    async def _run(self, job: TransferJob, transfer: Any) -> None:
+        keys, ends = list(job.keys), list[int]()
+        size = self.block_size_bytes
+        began_s = asyncio.get_running_loop().time()
+        try:
+            parts = [
+                Part(at, self._owner.place(bytes(key), size), self._address + int(chunk) * size, size)
+                for at, (key, chunk) in enumerate(zip(keys, job.chunk_ids, strict=True))
+            ]
+            ends = await transfer(parts)
+        except Exception as error:  # vLLM waits for every job's end
+            logger().error("a job of vLLM's tier broke off", exc_info=error)
+        finally:
+            self._end(job, keys, ends, asyncio.get_running_loop().time() - began_s)
+
+    def _end(self, job: TransferJob, keys: list[OffloadKey], ends: Collection[int], took_s: float) -> None:
+        good = [keys[at] for at in sorted(ends)]
+        result = JobResult(
+            job.job_id,
+            success=len(good) == len(keys),
+            successful_keys=good if job.is_promotion and good else None,
+            transfer_time=took_s,
+            transfer_bytes=len(good) * self.block_size_bytes,
+        )
+        stored = [] if job.is_promotion else good
+        missing = [key for at, key in enumerate(keys) if at not in set(ends)] if job.is_promotion else []
+        self._ended.put((result, stored, missing))
+        with self._idle:
+            self._running -= 1
+            self._idle.notify_all()
+
+
+class _Lookups(AsyncLookupManager):  # type: ignore[misc]
+    """vLLM's own: it keeps what is known for as long as a request asks."""
+
+    def __init__(self, tier_type: str, tier: QuireTier) -> None:
+        self._tier = tier
+        super().__init__(tier_type)
+
+    def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
+        return self._tier.have(keys)
+
+
+def _owner(spec: Any, settings: TierSettings) -> Owner:
+    """Everything that decides a chunk's bytes, as far as vLLM tells its tiers."""
+    config, model = spec.config, Path(spec.config.model.name)
+    weights = settings.weights or (weights_digest(model) if model.is_dir() else "")
+    parallel = config.parallel
+    told = {
+        "vllm": ".".join(vllm.__version__.split(".")[:2]),
+        "platform": f"{current_platform.device_name}/{current_platform.get_cpu_architecture().name}",
+        "dtype": str(config.model.dtype),
+        "tokens": [config.cache.tokens_per_hash, spec.blocks_per_chunk],
+        "groups": [[group.tokens_per_block, *group.layer_names] for group in config.groups],
+        "parallel": [parallel.tp_size, parallel.pp_size, parallel.pcp_size, parallel.dcp_size],
+        "layout": [str(config.kv_cache_layout), config.canonical_layout, config.replicated_layout],
+    }
+    form = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    return Owner(
+        model=model.name if model.is_dir() else str(config.model.name),
+        version=f"vllm tier {weights}/{form}",
+        tenant_salt=bytes.fromhex(settings.tenant_salt),
+    )

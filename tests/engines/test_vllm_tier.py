@@ -1,0 +1,167 @@
+"""Quire as a tier of vLLM's own offloading: real vLLM, its manager and its region; greedy tokens are vLLM's alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire_tools.bench.engines.vllm import any_vllm, make_model
+from quire_tools.local import LocalCluster
+from tests.engines.engine import BLOCK, OTHER, PROMPT, Engine, engine, until
+
+WHOLE = (len(PROMPT) - 1) // BLOCK * BLOCK
+
+
+@contextmanager
+def _tiered(
+    model: Path, gateway: str, rows: int = 256, engine_settings: dict[str, Any] | None = None, **params: Any
+) -> Iterator[Engine]:
+    """vLLM with a memory tier of so many chunks, and Quire under it."""
+    from vllm.config import KVTransferConfig
+
+    tier = {"type": "QuireTier", "module_path": "quire.integrations.vllm.tier", "gateway": gateway, **params}
+    transfer = KVTransferConfig(
+        kv_connector="OffloadingConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={
+            "spec_name": "CpuTieringSpec",
+            "spec_module_path": "tests.engines.cpu_tiering",
+            "cpu_bytes_to_use": rows * BLOCK * 4 * 2 * 2 * 32 * 4,
+            "block_size": BLOCK,
+            "secondary_tiers": [tier],
+        },
+    )
+    with any_vllm(model, transfer, **(engine_settings or {})) as made:
+        try:
+            yield Engine(made.llm, {})
+        finally:
+            made.scheduler.shutdown()
+            made.worker.shutdown()
+
+
+def _tier(tiered: Engine) -> Any:
+    return tiered.scheduler.connector_scheduler.manager.secondary_tiers[0]
+
+
+def _settle(tiered: Engine) -> None:
+    """vLLM hears of the end of a store with its next step."""
+    tiered.tokens([9] * 5, 2)
+    _tier(tiered).drain_jobs()
+    tiered.tokens([8] * 5, 2)
+
+
+@pytest.fixture(scope="session")
+def alone(tiny_model: Path) -> dict[str, list[int]]:
+    with engine(tiny_model) as vllm:
+        return {"prompt": vllm.tokens(PROMPT)[0], "other": vllm.tokens(OTHER)[0]}
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_an_engine_finds_what_another_one_offloaded(
+    tiny_model: Path, engine_cluster: LocalCluster, alone: dict[str, list[int]], zero_copy: bool
+) -> None:
+    with _tiered(tiny_model, engine_cluster.gateway_address, zero_copy=zero_copy) as first:
+        assert first.tokens(PROMPT) == (alone["prompt"], 0)
+        _settle(first)
+    with _tiered(tiny_model, engine_cluster.gateway_address, zero_copy=zero_copy) as second:
+        assert second.tokens(PROMPT) == (alone["prompt"], WHOLE)
+        assert second.tokens(OTHER) == (alone["other"], 700 // BLOCK * BLOCK)
+
+
+def test_the_state_of_a_hybrid_model_comes_back(
+    tmp_path_factory: pytest.TempPathFactory, engine_cluster: LocalCluster
+) -> None:
+    """Every second layer sees 96 tokens: two groups of layers, each with its own chunks."""
+    model = make_model(tmp_path_factory.mktemp("hybrid"), window=96)
+    hybrid = {"disable_hybrid_kv_cache_manager": False}
+    with any_vllm(model, None, **hybrid) as vllm:
+        expected, _ = vllm.tokens(PROMPT)
+    for cached in (0, WHOLE):
+        with _tiered(model, engine_cluster.gateway_address, engine_settings=hybrid) as tiered:
+            core: Any = tiered.llm.llm_engine.engine_core
+            assert len(core.engine_core.scheduler.kv_cache_config.kv_cache_groups) == 2
+            assert tiered.tokens(PROMPT) == (expected, cached)
+            _settle(tiered)
+
+
+def test_what_the_memory_tier_has_no_room_for_is_in_quire(
+    tiny_model: Path, engine_cluster: LocalCluster, alone: dict[str, list[int]]
+) -> None:
+    """It has room for one of these prompts; vLLM's own cache is forgotten."""
+    with _tiered(tiny_model, engine_cluster.gateway_address, rows=WHOLE // BLOCK + 4) as tiered:
+        for prompt in (PROMPT, [*range(2, 202), *PROMPT[200:]], PROMPT):
+            tiered.tokens(prompt)
+            _settle(tiered)
+            tiered.forget()
+        assert tiered.tokens(PROMPT) == (alone["prompt"], WHOLE)
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_a_node_killed_in_the_middle_costs_a_recompute(
+    tiny_model: Path, engine_cluster: LocalCluster, alone: dict[str, list[int]], zero_copy: bool
+) -> None:
+    with _tiered(tiny_model, engine_cluster.gateway_address) as first:
+        first.tokens(PROMPT)
+        _settle(first)
+    params: dict[str, Any] = {"zero_copy": zero_copy, "timeout_s": 3.0}
+    with _tiered(tiny_model, engine_cluster.gateway_address, **params) as second:
+        tier, killed = _tier(second), list[int]()
+        submit = tier.submit_load
+
+        def kill_first(job: Any) -> None:
+            if not killed:
+                killed.append(engine_cluster.pid("storage-0"))
+                os.kill(killed[0], signal.SIGKILL)
+            submit(job)
+
+        tier.submit_load = kill_first
+        assert second.tokens(PROMPT)[0] == alone["prompt"]
+        assert killed
+
+
+def test_a_node_that_stands_still_costs_the_timeout(
+    tiny_model: Path, engine_cluster: LocalCluster, alone: dict[str, list[int]]
+) -> None:
+    with _tiered(tiny_model, engine_cluster.gateway_address) as first:
+        first.tokens(PROMPT)
+        _settle(first)
+    with _tiered(tiny_model, engine_cluster.gateway_address, timeout_s=2.0) as second:
+        tier, node = _tier(second), engine_cluster.pid("storage-0")
+        submit = tier.submit_load
+
+        def stop_first(job: Any) -> None:
+            os.kill(node, signal.SIGSTOP)
+            submit(job)
+
+        tier.submit_load = stop_first
+        try:
+            began = time.monotonic()
+            assert second.tokens(PROMPT) == (alone["prompt"], 0)
+            assert time.monotonic() - began < 30
+        finally:
+            os.kill(node, signal.SIGCONT)
+
+
+def test_a_gateway_that_is_away_costs_nothing_but_the_hits(
+    tiny_model: Path, tmp_path: Path, alone: dict[str, list[int]]
+) -> None:
+    with (
+        LocalCluster(tmp_path / "c", decoders=0, arena_bytes=128 << 20, drive_bytes=128 << 20) as cluster,
+        _tiered(tiny_model, cluster.gateway_address, lookup_timeout_s=0.5, away_s=0.2) as tiered,
+    ):
+        cluster.kill("gateway")
+        assert tiered.tokens(PROMPT) == (alone["prompt"], 0)
+        tiered.forget()
+        assert tiered.tokens(PROMPT)[0] == alone["prompt"]
+        cluster.restart("gateway")
+        until(lambda: not _tier(tiered)._absence, "it is asked again")
+        assert tiered.tokens(OTHER)[0] == alone["other"]
+        _settle(tiered)
+        tiered.forget()
