@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-engines test-engines-short test-s3 fuzz test-containers chaos soak simulate explore mutations check format settings proto bench clean
+.PHONY: demo demo-vllm test test-engines test-engines-short test-s3 fuzz test-containers chaos soak simulate explore mutations check format settings proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -55,9 +55,12 @@ $(MORE_STAMP): $(ENGINES_STAMP) tests/engines/more.txt
 	  "$$($(ENGINES)/bin/python -c 'import site; print(site.getsitepackages()[0])')"
 	touch $(MORE_STAMP)
 
+demo-vllm: $(ENGINES_STAMP) ## two vLLM processes share a prefix through Quire; then a storage node dies
+	$(ENGINES)/bin/quire demo-vllm
+
 test-engines: $(MORE_STAMP) ## real vLLM, LMCache and SGLang with Quire: their tokens, whatever happens to the cache
 	$(ENGINES)/bin/python -m pytest tests/engines
-	$(MORE)/bin/python -m pytest tests/engines/test_lmcache.py tests/engines/test_hicache.py tests/engines/test_sglang.py
+	$(MORE)/bin/python -m pytest tests/engines/test_lmcache.py tests/engines/test_hicache.py tests/engines/test_sglang.py tests/engines/test_nixl.py
 
 test-engines-short: $(ENGINES_STAMP) ## of vLLM what CI runs
 	$(ENGINES)/bin/python -m pytest tests/engines/test_vllm.py -k 'cold_and_warm or share_a_failed or killed_in_the'

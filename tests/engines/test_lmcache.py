@@ -98,7 +98,7 @@ def _keys(model: str = "m") -> list[Any]:
     return [ObjectKey(bytes([at]) * 32, model, 0) for at in range(OBJECTS)]
 
 
-@pytest.mark.parametrize("adapter", [{}, {"zero_copy": False}], indirect=True)
+@pytest.mark.parametrize("adapter", [{}, {"zero_copy": True}], indirect=True)
 def test_what_was_stored_is_loaded(adapter: _Adapter) -> None:
     """Into LMCache's own memory and into other; a key of another model, or of another size, is not there."""
     wanted = np.random.default_rng(0).integers(0, 256, OBJECTS * SIZE, dtype=np.uint8)
@@ -127,7 +127,7 @@ def test_a_node_that_was_killed_costs_its_objects(adapter: _Adapter, engine_clus
     assert not adapter.store(_keys("other"), adapter.objects())
 
 
-@pytest.mark.parametrize("adapter", [{"zero_copy": False, "timeout_s": 1.0}], indirect=True)
+@pytest.mark.parametrize("adapter", [{"timeout_s": 1.0}], indirect=True)
 def test_a_node_that_hangs_is_not_waited_for_where_loads_are_staged(
     adapter: _Adapter, engine_cluster: LocalCluster
 ) -> None:

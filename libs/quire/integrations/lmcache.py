@@ -3,8 +3,9 @@
     lmcache server --l2-adapter '{"type": "plugin", "module_path": "quire.integrations.lmcache",
         "class_name": "QuireL2Adapter", "adapter_params": {"gateway": "HOST:PORT"}}' ...
 
-Storage nodes read from and write to LMCache's own memory, which is registered once. Whatever fails costs its own
-objects: they are misses, or not stored. What is loaded counts as there only once no node writes to its memory any more.
+Objects pass through staging memory; with `zero_copy` storage nodes read from and write to LMCache's own memory, which
+is registered once. Whatever fails costs its own objects: they are misses, or not stored. What is loaded counts as there
+only once no node writes to its memory any more.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ class QuireL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         super().__init__(0)
         self._settings = settings = read_settings(LmcacheSettings, params, _FLAG)
         arena = None
-        if l1_memory_desc is not None:
+        if l1_memory_desc is not None and settings.zero_copy:
             length = l1_memory_desc.stable_registration_size or l1_memory_desc.size
             arena = memory_at(l1_memory_desc.ptr, length)
         self._transfers = ObjectTransfers(settings, arena)

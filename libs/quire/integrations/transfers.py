@@ -44,7 +44,7 @@ class ObjectSettings:
     lookup_timeout_s: float = 1.0
     timeout_s: float = 20.0
     away_s: float = 2.0
-    zero_copy: bool = True
+    zero_copy: bool = False
     staging_bytes: int = 0
     tenant_salt: str = ""
     token: str = ""

@@ -264,6 +264,16 @@ def demo(
     Demo(folder, gateway).run()
 
 
+@app.command("demo-vllm")
+def demo_vllm(
+    folder: Annotated[Path, typer.Option(help="where the model and the logs go")] = Path("quire-demo-vllm"),
+) -> None:
+    """Two vLLM processes share a prefix; then a storage node dies (make demo-vllm installs vLLM for the CPU)."""
+    from quire_tools.cli.demo_vllm import DemoVllm
+
+    DemoVllm(folder).run()
+
+
 @bench_app.callback(invoke_without_command=True)
 def bench(
     context: typer.Context,

@@ -17,7 +17,7 @@ from quire.integrations.vllm.matching import Matching
 from quire.integrations.vllm.naming import BlockFormat, namespace_of
 from quire.integrations.vllm.plan import Unstored
 from quire.integrations.vllm.settings import Settings
-from quire.integrations.vllm.worth import Cost, Worth, late
+from quire.integrations.vllm.worth import Cost, LinkTime, Worth, late
 from quire.integrations.weights import weights_digest
 from quire.model.errors import ConfigInvalid, NodeUnavailable, QuireError
 from quire.model.hashing import Namespace, engine_keys
@@ -420,20 +420,36 @@ def test_costs_are_a_start_and_so_much_for_each() -> None:
 
 def test_what_takes_longer_to_load_is_computed_and_tried_again_with_a_little() -> None:
     worth = Worth()
-    assert worth.blocks(30, 960, 0.0) == 30, "nothing is known"
+    assert worth.load(30, 960), "nothing is known"
     for _ in range(3):
         worth.computed(1000, 1.0)
         worth.computed(10, 9.0)  # no prefill
         worth.loaded(30, 0.5)
-    assert worth.blocks(30, 960, 0.0) == 30
+    assert worth.load(30, 960)
     for _ in range(24):
         worth.loaded(30, 5.0)
-    first = worth.blocks(30, 960, 10.0)
-    assert first == 1 and worth.blocks(30, 960, 11.0) == 0
-    assert worth.blocks(30, 960, 12.1) == 1
+    assert not worth.load(30, 960)
+    assert worth.tried(30, 10.0) == 1 and worth.tried(30, 11.0) == 0, "a tenth of a second's worth, every two"
     for _ in range(24):
         worth.loaded(1, 0.01)
-    assert worth.blocks(30, 960, 12.2) == 30, "the link is free again"
+    assert worth.load(30, 960), "the link is free again"
+    assert [worth.tried(8, at) for at in (12.1, 14.2)] == [2, 8], "of two sizes, to know of an overhead"
+
+
+def test_loads_that_share_a_link_count_for_their_part() -> None:
+    now_s = [0.0]
+    link = LinkTime(lambda: now_s[0])
+    first = link.begin()
+    now_s[0] = 1.0
+    second = link.begin()
+    now_s[0] = 5.0
+    assert link.now_s() - first == 3.0 and link.now_s() - second == 2.0
+    link.end()
+    now_s[0] = 6.0
+    assert link.now_s() - first == 4.0
+    link.end()
+    now_s[0] = 9.0
+    assert link.begin() == 7.0, "it runs while nothing is loaded"
 
 
 def test_a_load_is_late_when_the_rest_takes_longer_than_computing_all() -> None:
@@ -455,11 +471,19 @@ def test_the_scheduler_learns_from_its_steps_and_from_loads() -> None:
     request = _Request()
     world.matching.arrived(request)
     world.client.answer()
-    assert world.matching.matched(request, 0) == (32, False), "one block, to see"
+    assert world.matching.matched(request, 0) == (0, False)
+    (tried,) = world.matching.step([], lambda _: []).tries
+    assert (tried.first, tried.count) == (0, 1), "one block, to see: no request waits for it"
     again = _Request("again")
     world.matching.arrived(again)
     world.client.answer()
-    assert world.matching.matched(again, 0) == (0, False) and world.counted["recomputed_blocks"] == 4
-    world.matching.allocated(request, [1, 2, 3, 4], 32)
+    assert world.matching.matched(again, 0) == (0, False) and world.counted["recomputed_blocks"] == 8
+    assert not world.matching.step([], lambda _: []).tries
+    world.matching.loaded([(1, 0.0001)] * 24)
+    third = _Request("third")
+    world.matching.arrived(third)
+    world.client.answer()
+    assert world.matching.matched(third, 0) == (128, False), "the link is free again"
+    world.matching.allocated(third, [1, 2, 3, 4], 128)
     (load,) = world.matching.step([], lambda _: []).loads
-    assert load.worth_s == pytest.approx(0.0032) and load.blocks == (1,)
+    assert load.worth_s == pytest.approx(0.0128)

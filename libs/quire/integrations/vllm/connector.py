@@ -240,6 +240,8 @@ class QuireConnector(KVConnectorBase_V1):  # type: ignore[misc]
         assert self._loads is not None, "the worker's"
         for plan in self._get_connector_metadata().plan.loads:
             self._loads.start(plan)
+        for tried in self._get_connector_metadata().plan.tries:
+            self._loads.try_out(tried)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         if self._loads is not None and layer_name in self._layer_of:

@@ -88,11 +88,12 @@ def block_bytes(kv_cache_config: Any) -> int:
 
 
 def staging_bytes(settings: Settings, config: Any, kv_cache_config: Any) -> int:
-    """As set, or twice what a step can compute, so that one is stored while the next one computes."""
+    """As set, or twice what a step can compute, so that one is stored while the next one computes, or a request has."""
     if settings.staging_bytes:
         return settings.staging_bytes
     limits, spec = config.scheduler_config, kv_cache_config.kv_cache_groups[0].kv_cache_spec
-    blocks = int(limits.max_num_batched_tokens // spec.block_size + limits.max_num_seqs)
+    tokens = max(limits.max_num_batched_tokens, config.model_config.max_model_len)
+    blocks = int(tokens // spec.block_size + limits.max_num_seqs)
     machine = (
         os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(config.parallel_config.tensor_parallel_size)
     )

@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from quire.client import Buffer, Delivery, Lookup
-from quire.integrations.vllm.plan import LoadPlan
+from quire.integrations.vllm.plan import LoadPlan, TryPlan
 from quire.integrations.vllm.worker import WorkerParts
-from quire.integrations.vllm.worth import late
+from quire.integrations.vllm.worth import LinkTime, late
 from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import DeadlineExceeded, QuireError
 from quire.model.outcome import NodeOutcome
@@ -40,7 +40,8 @@ class Load:
     plan: LoadPlan
     found: Lookup
     staging: Buffer | None
-    begun_s: float
+    link: LinkTime
+    begun_s: float = field(default_factory=time.monotonic)
     arrived: int = 0
     failed: bool = False
     ended: bool = False
@@ -49,10 +50,19 @@ class Load:
     quarantined: bool = False
     copied: int = 0
     noted: bool = False
-    delivered_s: float = 0.0
+    took_s: float = 0.0
+    _began: float = 0.0
     missing: set[int] = field(default_factory=set)
     delivery: Delivery | None = None
     changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __post_init__(self) -> None:
+        self._began = self.link.begin()
+
+    @property
+    def alone_s(self) -> float:
+        """For how long it has run, as if it had the link for itself."""
+        return self.link.now_s() - self._began
 
     def layer(self, layer: int, timeout_s: float) -> bool:
         """Wait for a layer; whether it came."""
@@ -68,8 +78,7 @@ class Load:
     @property
     def late(self) -> bool:
         """Whether computing its blocks is quicker than what is still missing."""
-        elapsed_s = time.monotonic() - self.begun_s
-        return late(elapsed_s, self.arrived, self.delivery.num_layers if self.delivery else 1, self.plan.worth_s)
+        return late(self.alone_s, self.arrived, self.delivery.num_layers if self.delivery else 1, self.plan.worth_s)
 
     def end(self, timeout_s: float) -> bool:
         """Wait until it has ended; whether it has."""
@@ -119,6 +128,8 @@ class Loads:
         self._asynchronous: dict[str, Load] = {}
         self._bad: set[int] = set()
         self._times: list[tuple[int, float]] = []
+        self._link = LinkTime(time.monotonic)
+        self._trying = False
         self._settled: list[tuple[str, bool]] = []
         self._news = threading.Event()
 
@@ -127,7 +138,7 @@ class Loads:
         staging = None
         if self._direct is None:
             staging = self._pool.take(len(plan.blocks) * self._blocks.num_layers * self._blocks.slab_bytes)
-        load = Load(plan, plan.found[self._shard], staging, time.monotonic())
+        load = Load(plan, plan.found[self._shard], staging, self._link)
         if plan.asynchronous:
             self._asynchronous[plan.request_id] = load
         else:
@@ -136,9 +147,20 @@ class Loads:
             logger().warning("no staging memory for a load", blocks=len(plan.blocks))
             load.missing = set(plan.blocks)
             load.note(failed=True, ended=True)
-            self._client.spawn(self._release(load))
+            self._link.end()
+            self._client.spawn(self._release(load.found))
             return
         self._client.spawn(self._run(load))
+
+    def try_out(self, plan: TryPlan) -> None:
+        """Deliver it to staging memory, for the time that it takes; one at a time, and where there is room."""
+        size = plan.count * self._blocks.num_layers * self._blocks.slab_bytes
+        staging = None if self._trying else self._pool.take(size)
+        if staging is None:
+            self._client.spawn(self._release(plan.found[self._shard]))
+            return
+        self._trying = True
+        self._client.spawn(self._try(plan, staging))
 
     # ---- layer by layer
 
@@ -189,7 +211,7 @@ class Loads:
         self._bad |= missing
         self._settled.append((load.plan.request_id, not missing))
         if not missing and not load.noted:
-            self._times.append((len(load.plan.blocks), (load.delivered_s or time.monotonic()) - load.begun_s))
+            self._times.append((len(load.plan.blocks), load.took_s or load.alone_s))
         self._count("failed_blocks", len(missing))
         self._count("loaded_blocks", len(load.plan.blocks) - len(missing))
         self._count("loads_s", time.monotonic() - load.begun_s)
@@ -250,8 +272,8 @@ class Loads:
         if load.noted:
             return
         load.noted = True
-        elapsed_s, layers = time.monotonic() - load.begun_s, self._blocks.num_layers
-        self._times.append((len(load.plan.blocks), elapsed_s * layers / max(load.arrived, 0.5)))
+        layers = self._blocks.num_layers
+        self._times.append((len(load.plan.blocks), load.alone_s * layers / max(load.arrived, 0.5)))
         self._count("late_blocks", len(load.plan.blocks))
 
     def missing(self) -> set[int]:
@@ -280,13 +302,15 @@ class Loads:
             load.missing = set(load.plan.blocks)
             logger().error("a load broke off", exc_info=error)
         load.note(failed=bool(load.missing))
-        await self._quiet(load)
+        self._link.end()
+        if load.delivery is not None:
+            await _quiet(load.delivery)
         if load.plan.asynchronous and not load.missing and load.begin_copy():
             await asyncio.get_running_loop().run_in_executor(None, self._copy, load, self._blocks.num_layers)
         if load.note(ended=True) and load.staging is not None:
             self._pool.give_back(load.staging)
         self._news.set()
-        await self._release(load)
+        await self._release(load.found)
 
     async def _deliver(self, load: Load) -> set[int]:
         """Blocks that did not arrive."""
@@ -308,7 +332,7 @@ class Loads:
             for layer in range(self._blocks.num_layers):
                 await delivery.layer(layer)
                 load.note(arrived=layer + 1)
-            load.delivered_s = time.monotonic()
+            load.took_s = load.alone_s
             return set()
         except QuireError as error:
             load.note(failed=True)
@@ -318,22 +342,42 @@ class Loads:
             summary = await delivery.summary()
             return _missing(plan, summary.outcomes)
 
-    async def _quiet(self, load: Load) -> None:
-        """Wait until no node writes to the load's memory."""
-        while load.delivery is not None:
-            try:
-                await load.delivery.quiesced(_QUIET_S)
-                return
-            except DeadlineExceeded:
-                continue
-            except asyncio.CancelledError:
-                return
-
-    async def _release(self, load: Load) -> None:
+    async def _try(self, plan: TryPlan, staging: Buffer) -> None:
+        began, delivery = self._link.begin(), None
         try:
-            await self._client.asynchronous.release(load.found)
+            async with asyncio.timeout(self._timeout_s):
+                delivery = await self._client.asynchronous.fetch(
+                    plan.found[self._shard], staging, first_chunk=plan.first, chunk_count=plan.count
+                )
+                await delivery.summary()
+            self._times.append((plan.count, self._link.now_s() - began))
+        except (QuireError, TimeoutError) as error:
+            logger().debug("a try failed", error=repr(error))
+            if delivery is not None:
+                delivery.abandon()
+        finally:
+            self._link.end()
+        self._trying = False
+        self._pool.give_back_when_idle(staging)
+        await self._release(plan.found[self._shard])
+
+    async def _release(self, found: Lookup) -> None:
+        try:
+            await self._client.asynchronous.release(found)
         except QuireError as error:
             logger().debug("a lease stays until it runs out", error=str(error))
+
+
+async def _quiet(delivery: Delivery) -> None:
+    """Wait until no node writes to its memory."""
+    while True:
+        try:
+            await delivery.quiesced(_QUIET_S)
+            return
+        except DeadlineExceeded:
+            continue
+        except asyncio.CancelledError:
+            return
 
 
 def _missing(plan: LoadPlan, outcomes: tuple[NodeOutcome, ...]) -> set[int]:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from quire.client import Lookup, SyncClient
 from quire.integrations.absence import Absence
-from quire.integrations.vllm.plan import LoadPlan, StepPlan, StorePlan, Unstored
+from quire.integrations.vllm.plan import LoadPlan, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.worth import Worth
 from quire.model.errors import QuireError
@@ -127,14 +127,21 @@ class Matching:
         count = min(min(state.known or 0, usable) - computed, self._load_blocks_max) if state.found else 0
         if count <= 0:
             return 0, False
-        if self._settings.cut_off and state.promised != (computed, count):
-            count = self._worth.blocks(count, count * self._block_tokens, self._now_s())
-            if not count:
-                self._count("recomputed_blocks", min(state.known or 0, usable) - computed)
-                self._give_back(state)
-                return 0, False
+        decided = not self._settings.cut_off or state.promised == (computed, count)
+        if not decided and not self._worth.load(count, count * self._block_tokens):
+            self._count("recomputed_blocks", min(state.known or 0, usable) - computed)
+            self._try(state, computed, count)
+            self._give_back(state)
+            return 0, False
         state.promised = (computed, count)
         return count * self._block_tokens, self._asynchronous
+
+    def _try(self, state: _Request, first: int, count: int) -> None:
+        """See now and then what loading takes by now."""
+        few = self._worth.tried(count, self._now_s())
+        if few:
+            self._plan.tries.append(TryPlan(found=state.found, first=first, count=few))
+            state.found = ()  # the lease is the try's
 
     def allocated(self, request: Any, block_ids: Sequence[int], tokens: int) -> None:
         """vLLM has blocks for the request, and wants `tokens` of what was promised, or nothing."""

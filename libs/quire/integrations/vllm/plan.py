@@ -25,6 +25,15 @@ class LoadPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TryPlan:
+    """So many chunks from `first` on, to be delivered for nothing but the time that it takes."""
+
+    found: tuple[Lookup, ...]
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorePlan:
     """Chunks from `first` on of a prefix, one in each of `blocks`; `keys` are those of all of it, shard by shard.
 
@@ -53,6 +62,7 @@ class StepPlan:
     """One step's. `abandoned`: requests that are over; `idle`: there is nothing to compute."""
 
     loads: list[LoadPlan] = field(default_factory=list)
+    tries: list[TryPlan] = field(default_factory=list)
     stores: list[StorePlan] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
     idle: bool = False

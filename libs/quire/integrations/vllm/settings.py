@@ -22,10 +22,11 @@ class Settings:
     `gateway`: host:port. `load`: "layerwise" computes the first layers while later ones arrive, "async" lets other
     requests compute while all arrive; "auto" is async: with it vLLM uses no block before all of it is there.
     `zero_copy`: which loads storage nodes write straight into vLLM's blocks; others are staged and copied, which lets
-    a load be given up at once while a silent node may still write. `durability`: of what is stored. `store`: whether
+    a load be given up at once while a silent node may still write: one that goes straight there waits for it.
+    `durability`: of what is stored. `store`: whether
     this engine stores, `store_output` also what it generates. `staging_bytes`: registered memory for stores and staged
-    loads, 0 for twice what a step can compute, at most an eighth of the machine's; what finds no room is stored later,
-    while its request runs.
+    loads, 0 for twice what a step can compute, or the longest request has, at most an eighth of the machine's; what
+    finds no room is stored later, while its request runs.
     `lookup_timeout_s`: for how long a request waits for a look-up. `away_s`: for how long Quire is left alone after
     it did not answer. `cut_off`: compute what would come later than computing it. `model`, `weights`: name them;
     empty for the folder's name and the digest of its weights. `tenant_salt`: hexadecimal. `allow_failing`: accept
@@ -34,7 +35,7 @@ class Settings:
 
     gateway: str = ""
     load: str = "auto"
-    zero_copy: str = "async"
+    zero_copy: str = "never"
     durability: str = "memory"
     store: bool = True
     store_output: bool = True

@@ -55,7 +55,6 @@ class TierSettings(ObjectSettings):
     `weights`: empty for the digest of those in the model's folder.
     """
 
-    zero_copy: bool = False
     enable_kv_events: bool = False
     locality: str = Locality.REMOTE.value
 

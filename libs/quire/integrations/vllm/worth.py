@@ -1,13 +1,16 @@
 """Load or compute: what either takes, as this engine has lately seen it.
 
 Nothing has to be configured: prefill steps tell what tokens cost, loads what blocks cost. Until both are known,
-everything is loaded. Where loading would take longer, a few blocks are loaded all the same now and then, so that it is
-noticed when the link is free again; they may cost a tenth of what the rest costs to compute.
+everything is loaded. Loads that share the link count for their part of the time: as many computations would share the
+engine. Where loading would take longer, a few blocks are delivered to staging memory now and then, which no request
+waits for, so that it is noticed when the link is free again.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -15,7 +18,8 @@ import numpy as np
 _KEPT: Final = 24
 _NEEDED: Final = 3
 _TRIED_EVERY_S: Final = 2.0
-_TRIED_SHARE: Final = 0.1
+_TRIED_S_MAX: Final = 0.1
+_TRIED_LESS: Final = 4
 _PREFILL_TOKENS_MIN: Final = 64
 LATE_S_MIN: Final = 0.02
 
@@ -43,12 +47,45 @@ class Cost:
         return start + slope * size
 
 
+class LinkTime:
+    """A clock that runs slower the more loads there are: what passes of it in a load is what that takes by itself."""
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._clock = now_s
+        self._lock = threading.Lock()
+        self._at_s, self._passed_s, self._loads = now_s(), 0.0, 0
+
+    def begin(self) -> float:
+        """A load begins; the time."""
+        with self._lock:
+            self._advance()
+            self._loads += 1
+            return self._passed_s
+
+    def end(self) -> None:
+        """A load has ended."""
+        with self._lock:
+            self._advance()
+            self._loads -= 1
+
+    def now_s(self) -> float:
+        """The time."""
+        with self._lock:
+            self._advance()
+            return self._passed_s
+
+    def _advance(self) -> None:
+        now_s = self._clock()
+        self._passed_s += (now_s - self._at_s) / max(1, self._loads)
+        self._at_s = now_s
+
+
 class Worth:
     """Of one engine. Sizes of loads are in blocks."""
 
     def __init__(self) -> None:
         self._computing, self._loading = Cost(), Cost()
-        self._tried_s = -_TRIED_EVERY_S
+        self._tried_s, self._tries = -_TRIED_EVERY_S, 0
 
     def computed(self, tokens: int, seconds: float) -> None:
         """A step without loads took so long."""
@@ -63,18 +100,22 @@ class Worth:
         """What these tokens cost to compute; 0 while that is not known."""
         return self._computing.seconds(tokens) or 0.0
 
-    def blocks(self, blocks: int, tokens: int, now_s: float) -> int:
-        """How many of `blocks`, whose tokens would be computed otherwise, to load."""
+    def load(self, blocks: int, tokens: int) -> bool:
+        """Whether to load so many blocks, whose tokens would be computed otherwise."""
         computing, loading = self._computing.seconds(tokens), self._loading.seconds(blocks)
-        if computing is None or loading is None or loading <= computing:
-            return blocks
+        return computing is None or loading is None or loading <= computing
+
+    def tried(self, blocks: int, now_s: float) -> int:
+        """How many of these, which are computed, to have delivered all the same, to see; mostly 0.
+
+        More and fewer in turns: what is known of one size says nothing of an overhead.
+        """
         if now_s - self._tried_s < _TRIED_EVERY_S:
             return 0
-        self._tried_s = now_s
-        few = blocks
-        while few and (self._loading.seconds(few) or 0.0) > _TRIED_SHARE * computing:
-            few //= 2
-        return few or 1
+        self._tried_s, self._tries = now_s, self._tries + 1
+        while blocks > 1 and (self._loading.seconds(blocks) or 0.0) > _TRIED_S_MAX:
+            blocks //= 2
+        return max(1, blocks // (_TRIED_LESS if self._tries % 2 == 0 else 1))
 
 
 def late(elapsed_s: float, arrived: int, layers: int, worth_s: float) -> bool:

@@ -19,7 +19,8 @@ import typer
 from rich.console import Console
 
 from quire.model.errors import InvalidRequest
-from quire_tools.bench.engines.vllm import BLOCK, Engine, make_model, prepare, vllm_engine
+from quire_tools.bench.engines import serving
+from quire_tools.bench.engines.vllm import BLOCK, Engine, make_model, require_vllm, vllm_engine
 from quire_tools.bench.report import Report, Row, median, percentile
 from quire_tools.local import LocalCluster
 
@@ -73,7 +74,7 @@ def _ask(engine: Engine, prompts: Sequence[list[int]], before_each: Callable[[],
 
 
 @contextmanager
-def _stored(engine: Engine, blocks: int) -> Iterator[None]:
+def stored(engine: Engine, blocks: int) -> Iterator[None]:
     """Returns once so many more blocks are acknowledged than before, or after a while."""
     count, seen = engine.worker._stores._count, [0.0]
 
@@ -93,7 +94,7 @@ def _with_quire(model: Path, gateway: str, load: str, prompts: _Prompts, setting
     extra = {"load": load, "cut_off": False}
     seen: dict[str, _Seen] = {}
     with vllm_engine(model, gateway, extra, **settings) as engine:
-        with _stored(engine, sum(len(each) // BLOCK for each in prompts.first)):
+        with stored(engine, sum(len(each) // BLOCK for each in prompts.first)):
             seen["cold"] = _ask(engine, prompts.first)
         seen["warm"] = _ask(engine, prompts.later, engine.forget)
     with vllm_engine(model, gateway, extra, **settings) as engine:
@@ -123,14 +124,7 @@ def _alone(model: Path, prompts: _Prompts, settings: dict[str, Any]) -> dict[str
 
 def run(tokens: int, hit: float, prompts: int, layers: int, hidden: int) -> Report:
     """Raises `InvalidRequest` without vLLM, or where an answer differs from the one that was computed."""
-    prepare()
-    try:
-        import vllm
-    except ImportError:
-        raise InvalidRequest(
-            "vLLM is not installed here; `make test-engines` makes an environment that has it", field="engine"
-        ) from None
-    baseline = {"name": f"vLLM {vllm.__version__} computing the whole prompt, same run", "unit": "ms"}
+    baseline = {"name": f"vLLM {require_vllm()} computing the whole prompt, same run", "unit": "ms"}
     report = Report("engines", baseline, tall=True)
     asked = _prompts(prompts, tokens, hit)
     heads = hidden // 64
@@ -177,10 +171,22 @@ def command(
     prompts: Annotated[int, typer.Option(help="how many")] = 8,
     layers: Annotated[int, typer.Option(help="of the model of random weights")] = 8,
     hidden: Annotated[int, typer.Option(help="its width; heads of 64")] = 512,
+    against: Annotated[
+        bool, typer.Option("--against", help="requests beside vLLM's disk connector and LMCache")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="with --against: requests of this trace (Mooncake's format)")
+    ] = None,
+    requests: Annotated[int, typer.Option(help="with --against: how many")] = 32,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
 ) -> None:
     """Time to first token of a real vLLM: prefixes computed, in its own cache, and from Quire, also after a restart."""
+    if against:
+        require_vllm()
+        asked = serving.from_trace(trace, requests, tokens) if trace else serving.conversations(requests, tokens)
+        serving.run(asked, "a trace" if trace else "conversations").show(json_file, plot)
+        return
     if not 2 * BLOCK <= tokens <= 4000 or not 0 < hit < 1 or hidden % 256 or min(prompts, layers, hidden) < 1:
         raise InvalidRequest(f"{tokens}, {hit}, {prompts}, {layers}, {hidden}", field="tokens, hit, …, hidden")
     run(tokens, hit, prompts, layers, hidden).show(json_file, plot)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from quire.model.errors import InvalidRequest
+
 BLOCK: Final = 32
 """Tokens: the CPU's kernels want a multiple of it."""
 _ENVIRONMENT: Final = {
@@ -26,6 +28,18 @@ def prepare() -> None:
     """Before vLLM is imported: one process, quiet, offline."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+
+
+def require_vllm() -> str:
+    """Its version, ready to be used. Raises `InvalidRequest` where it is not installed."""
+    prepare()
+    try:
+        import vllm
+    except ImportError:
+        raise InvalidRequest(
+            "vLLM is not installed here; `make test-engines` makes an environment that has it", field="engine"
+        ) from None
+    return str(vllm.__version__)
 
 
 def make_model(

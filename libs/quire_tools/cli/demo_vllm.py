@@ -1,0 +1,216 @@
+"""`quire demo-vllm`: two vLLM processes share a prefix through Quire; then a storage node dies while one loads.
+
+Real vLLM on this machine's CPU, a Llama of random weights: its compute is real, its words are not. Each engine is a
+process of its own that is asked over a pipe; greedy tokens with Quire have to be those of a third one without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from quire.client import SyncClient
+from quire.model.errors import InternalError
+from quire.model.nodes import Role
+from quire.transport import OFF
+from quire_tools.bench.engines.vllm import BLOCK, make_model, prepare, require_vllm, vllm_engine
+from quire_tools.local import LocalCluster
+
+_TOKENS: Final = 2048
+_SHARED: Final = 1792
+_ANSWER: Final = 8
+_KILL_AFTER_S: Final = 0.1
+_LINK_BYTES_PER_S: Final = 100_000_000
+_WIDTH: Final = 72
+_STORED_S: Final = 30.0
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What an engine did, for the time line. Seconds since the first step began."""
+
+    who: str
+    what: str
+    begun_s: float
+    took_s: float
+    cached: int
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One vLLM process."""
+
+    name: str
+    process: subprocess.Popen[str]
+    steps: list[_Step] = field(default_factory=list)
+
+    def ready(self) -> None:
+        self._hear()
+
+    def ask(self, prompt: Sequence[int], *, fresh: bool = False) -> dict[str, Any]:
+        """`tokens`, `cached` and `first_s`. `fresh`: what vLLM keeps itself is forgotten before."""
+        assert self.process.stdin is not None, "it was opened with one"
+        self.process.stdin.write(json.dumps({"prompt": list(prompt), "fresh": fresh}) + "\n")
+        self.process.stdin.flush()
+        return self._hear()
+
+    def _hear(self) -> dict[str, Any]:
+        """Raises `InternalError` where the process has ended."""
+        assert self.process.stdout is not None, "it was opened with one"
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise InternalError(f"{self.name} has ended with {self.process.wait()}")
+
+
+class DemoVllm:
+    """The whole demonstration, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._steps: list[_Step] = []
+        self._began_s = 0.0
+
+    def run(self) -> None:
+        """Raises `InvalidRequest` without vLLM, `SystemExit` when the tokens are wrong."""
+        require_vllm()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        os.environ["QUIRE_SHARED_MEMORY"] = OFF  # a delivery is to take a while, so that a node can be killed in it
+        settings = {"QUIRE_SCHEDULER_LINKS": f"default={_LINK_BYTES_PER_S}", "QUIRE_SHARED_MEMORY": OFF}
+        console.print(f"the link's budget is set to {_LINK_BYTES_PER_S / 1e6:.0f} MB/s, so that loads can be seen")
+        with ExitStack() as stack:
+            with console.status("a Llama of random weights; the cluster: redis, gateway, scheduler, 2 × storage, …"):
+                model = make_model(self._folder / "model", layers=8, hidden=512, heads=8, kv_heads=2)
+                cluster = stack.enter_context(
+                    LocalCluster(
+                        self._folder / "cluster", storage_nodes=2, decoders=0, arena_bytes=256 << 20, settings=settings
+                    )
+                )
+            with console.status("three vLLM processes start: two with Quire, one without, to compare; some 30 s"):
+                quire = cluster.gateway_address
+                asked = {"one": quire, "two": quire, "alone": ""}
+                engines = [stack.enter_context(self._engine(name, model, where)) for name, where in asked.items()]
+                for engine in engines:
+                    engine.ready()
+            self._tell(cluster, *engines)
+
+    def _tell(self, cluster: LocalCluster, one: _Engine, two: _Engine, alone: _Engine) -> None:
+        draw = np.random.default_rng(int.from_bytes(os.urandom(4)))  # nothing of a run before is in the store
+        first = draw.integers(2, 258, _TOKENS).tolist()
+        second, third = ([*first[:_SHARED], *draw.integers(2, 258, _TOKENS - _SHARED).tolist()] for _ in range(2))
+        self._began_s = time.monotonic()
+        self._ask(one, f"a prompt of {_TOKENS} tokens, computed", first)
+        node = _fullest(cluster)
+        reused = self._ask(two, f"another one, its first {_SHARED} from Quire", second)
+        computed = self._ask(alone, "the same, computed", second)
+        with _killed_soon(cluster, node):
+            hurt = self._ask(two, f"a third one, {node} is killed meanwhile", third, fresh=True)
+        right = self._ask(alone, "the same, computed", third, fresh=True)
+        self._draw()
+        console.print(
+            f"engine two had {reused['cached']} of {_TOKENS} tokens from Quire: its first token came after "
+            f"{reused['first_s'] * 1e3:.0f} ms; computing takes {computed['first_s'] * 1e3:.0f} ms"
+        )
+        console.print(f"with the node killed it took {hurt['first_s'] * 1e3:.0f} ms: what did not arrive was computed")
+        same = reused["tokens"] == computed["tokens"] and hurt["tokens"] == right["tokens"]
+        console.print(f"the same tokens with and without Quire: [bold]{'yes' if same else 'NO'}[/]")
+        if not same:
+            raise SystemExit("the tokens are wrong")
+
+    def _ask(self, engine: _Engine, what: str, prompt: Sequence[int], *, fresh: bool = False) -> dict[str, Any]:
+        begun_s = time.monotonic() - self._began_s
+        with console.status(f"engine {engine.name} {what}"):
+            answer = engine.ask(prompt, fresh=fresh)
+        self._steps.append(_Step(engine.name, what, begun_s, answer["first_s"], answer["cached"]))
+        return answer
+
+    def _draw(self) -> None:
+        """Each request's time to its first token: what was cached, and what was computed, as bars of one scale."""
+        table = Table("engine", "", "cached", "first token", "time")
+        longest = max(step.took_s for step in self._steps)
+        for step in self._steps:
+            length = max(1, round(_WIDTH * step.took_s / longest))
+            kept = round(length * step.cached / _TOKENS) if step.cached else 0
+            bar = Text("━" * kept, style="green") + Text("━" * (length - kept), style="red")
+            table.add_row(step.who, step.what, str(step.cached), f"{step.took_s * 1e3:.0f} ms", bar)
+        Console(highlight=False, width=max(console.width, _WIDTH + 90)).print(table)
+        console.print("[green]━[/] share of the prompt that was loaded or cached, [red]━[/] that was computed")
+
+    @contextmanager
+    def _engine(self, name: str, model: Path, gateway: str) -> Iterator[_Engine]:
+        command = [sys.executable, "-m", __name__, str(model), gateway]
+        with (self._folder / f"engine-{name}.log").open("w") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=dict(os.environ)
+            )
+            try:
+                yield _Engine(name, process)
+            finally:
+                process.kill()
+                process.wait()
+
+
+def _fullest(cluster: LocalCluster) -> str:
+    """The storage node that has most of what was stored, once all of it is there."""
+    blocks, until_s = _TOKENS // BLOCK, time.monotonic() + _STORED_S
+    with SyncClient(cluster.gateway_address) as client:
+        while True:
+            chunks = {node.node_id: node.stats["chunks"] for node in client.status() if node.role is Role.STORAGE}
+            if sum(chunks.values()) >= blocks:
+                return max(chunks, key=lambda name: chunks[name])
+            if time.monotonic() > until_s:
+                raise InternalError(f"{sum(chunks.values())} of {blocks} blocks were stored")
+            time.sleep(0.1)
+
+
+@contextmanager
+def _killed_soon(cluster: LocalCluster, name: str) -> Iterator[None]:
+    timer = threading.Timer(_KILL_AFTER_S, lambda: os.kill(cluster.pid(name), signal.SIGKILL))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+
+
+def serve(model: Path, gateway: str) -> None:
+    """An engine, without a gateway vLLM alone: a line of JSON in for each prompt, a line out for its answer."""
+    prepare()
+    # Here it is to be seen, though computing might be quicker.
+    settings = {"cut_off": False, "timeout_s": 5.0} if gateway else {}
+    out, room = sys.stdout, 4 * _TOKENS
+    with vllm_engine(
+        model, gateway, settings, max_model_len=_TOKENS + 2 * BLOCK, kv_cache_memory_bytes=room * 8192
+    ) as engine:
+        engine.tokens(list(range(2, 2 + 2 * BLOCK)), 1)  # what an engine does once
+        print("{}", file=out, flush=True)
+        for line in sys.stdin:
+            asked = json.loads(line)
+            if asked["fresh"]:
+                engine.forget()
+            began_s = time.perf_counter()
+            _, cached = engine.tokens(asked["prompt"], 1)
+            first_s = time.perf_counter() - began_s
+            tokens, _ = engine.tokens(asked["prompt"], _ANSWER)
+            print(json.dumps({"tokens": tokens, "cached": cached, "first_s": first_s}), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]), sys.argv[2])

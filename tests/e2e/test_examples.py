@@ -1,0 +1,73 @@
+"""The scripts in `examples/`, as their pages show them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire_server.redis import AccessKeys, connect
+from quire_tools.local import LocalCluster
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pipeline") / "tiny"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, pipeline: Path) -> Iterator[LocalCluster]:
+    write = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); import diffusers_latents as made, pathlib; "
+    subprocess.run(
+        [sys.executable, "-c", write + f"made.write_tiny_pipeline(pathlib.Path({str(pipeline)!r}))"],
+        check=True,
+        timeout=60,
+    )
+    settings = {"QUIRE_DECODER_MODELS": str(pipeline / "vae")}
+    with LocalCluster(tmp_path_factory.mktemp("examples"), arena_bytes=128 << 20, settings=settings) as running:
+        yield running
+
+
+def _run(name: str, *arguments: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_transformers(cluster: LocalCluster) -> None:
+    first, second = _run("transformers_prefix.py", cluster.gateway_address).splitlines()
+    assert first.startswith("0 tokens from Quire, 704 computed")
+    assert second.startswith("640 tokens from Quire, 64 computed")
+
+
+def test_diffusers(cluster: LocalCluster, pipeline: Path) -> None:
+    """A pipeline of diffusers' own, of random weights: what comes back is what its VAE makes of its latents."""
+    said = _run("diffusers_latents.py", cluster.gateway_address, str(pipeline), HF_HUB_OFFLINE="1")
+    assert "bytes of PNG" in said
+    assert (pipeline / "lighthouse.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_s3(cluster: LocalCluster) -> None:
+    async def make_key() -> tuple[str, str]:
+        redis = connect(cluster.redis_url)
+        keys = AccessKeys(redis, cluster.secret.encode())
+        made = await keys.create("example", ())
+        await redis.aclose()
+        return made.name, keys.secret(made)
+
+    name, secret = asyncio.run(make_key())
+    said = _run("s3_objects.py", f"http://{cluster.s3_address}", AWS_ACCESS_KEY_ID=name, AWS_SECRET_ACCESS_KEY=secret)
+    assert said.splitlines() == ["a range of it is right: True", "model/a.kv 1048576"]

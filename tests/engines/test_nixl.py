@@ -1,0 +1,56 @@
+"""NIXL's plug-in for object stores against the S3 frontend: no code of ours is between them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire_server.redis import AccessKeys, Buckets, connect
+from quire_tools.local import LocalCluster
+
+nixl = pytest.importorskip("nixl_cu12._api", reason="NIXL is not installed here: `make test-engines` installs it")
+
+BUCKET, NAMES = "states", ("first", "second")
+
+
+async def _access(cluster: LocalCluster) -> tuple[str, str]:
+    """A key, and a bucket that it may use."""
+    redis = connect(cluster.redis_url)
+    keys = AccessKeys(redis, cluster.secret.encode())
+    made = await keys.create("nixl", ())
+    assert await Buckets(redis).create("nixl", BUCKET, time.time())
+    await redis.aclose()
+    return made.name, keys.secret(made)
+
+
+def _transfer(agent: Any, operation: str, memory: list[np.ndarray[Any, Any]]) -> str:
+    local = agent.get_xfer_descs([(each.ctypes.data, each.nbytes, 0) for each in memory], "DRAM")
+    remote = agent.get_xfer_descs([(0, each.nbytes, at + 1) for at, each in enumerate(memory)], "OBJ")
+    handle = agent.initialize_xfer(operation, local, remote, "quire", backends=["OBJ"])
+    state, until_s = agent.transfer(handle), time.monotonic() + 20
+    while state not in ("DONE", "ERR") and time.monotonic() < until_s:
+        time.sleep(0.01)
+        state = agent.check_xfer_state(handle)
+    return str(state)
+
+
+def test_objects_come_back_as_they_were_written(engine_cluster: LocalCluster) -> None:
+    endpoint = f"http://{engine_cluster.s3_address}"
+    key, secret = asyncio.run(_access(engine_cluster))
+    agent = nixl.nixl_agent("quire", nixl.nixl_agent_config(backends=[]))
+    settings = {"access_key": key, "secret_key": secret, "bucket": BUCKET, "region": "us-east-1", "scheme": "http"}
+    agent.create_backend("OBJ", {**settings, "endpoint_override": endpoint, "use_virtual_addressing": "false"})
+    draw = np.random.default_rng(0)
+    stored = [draw.integers(0, 256, size, dtype=np.uint8) for size in (1 << 20, 300_000)]
+    loaded = [np.zeros_like(each) for each in stored]
+    for each in (*stored, *loaded):
+        agent.register_memory([(each.ctypes.data, each.nbytes, 0, "")], "DRAM", backends=["OBJ"])
+    objects = [(0, each.nbytes, at + 1, NAMES[at]) for at, each in enumerate(stored)]
+    agent.register_memory(objects, "OBJ", backends=["OBJ"])
+    assert _transfer(agent, "WRITE", stored) == "DONE"
+    assert _transfer(agent, "READ", loaded) == "DONE"
+    assert all(np.array_equal(*pair) for pair in zip(stored, loaded, strict=True))
