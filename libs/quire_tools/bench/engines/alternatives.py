@@ -62,7 +62,7 @@ def disk(model: Path, folder: Path, settings: Settings, room_bytes: int) -> Iter
 @contextmanager
 def lmcache_files(model: Path, folder: Path, settings: Settings, room_bytes: int) -> Iterator[Kept]:
     """LMCache's server over a folder. The server restarts with the engine."""
-    second = {"type": "fs", "base_path": str(folder)}
+    second = {"type": "fs_native", "base_path": str(folder)}
     yield Kept(lambda: _behind_lmcache(model, settings, second, room_bytes), lambda: _size(folder))
 
 
