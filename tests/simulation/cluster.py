@@ -36,6 +36,7 @@ from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
 from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.public import GatewayServicer
+from quire_gateway.retention import Retention
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.backends import WHOLE_BODIES, Backends
 from quire_orchestrator.adapters.storage import GrpcChunkHolder
@@ -411,6 +412,7 @@ class Cluster:
             admission=admission,
             lookups=lookups,
             orchestrator=stub,
+            retention=Retention(index, clock, config.retention_s_max),
             clock=clock,
         )
         add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "gateway", process)))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from functools import cached_property
 
+from quire.model.events import EventPage
 from quire.model.hashing import Namespace
 from quire.wire import convert
-from quire.wire.channels import ChannelPool, call
+from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.credentials import member_token
 from quire.wire.tls import Tls
 from quire.wire.v1 import gateway_pb2 as pb
@@ -42,6 +44,15 @@ class AdminClient:
         """Give a tenant its part of contended links: by weight, and never more than its cap (0 for none)."""
         request = pb.SetTenantRequest(tenant_salt=tenant_salt, weight=weight, cap_bytes_per_s=cap_bytes_per_s)
         await call(self._stub.SetTenant, request, timeout_s=self._timeout_s)
+
+    async def watch(self, after: str = "") -> AsyncGenerator[EventPage, None]:
+        """Chunks as they come and go, page by page, from now on or behind a cursor; the first page comes at once.
+
+        `lost` in a page: events before it are missing. Ends with the connection: begin again behind the last cursor.
+        Raises `InvalidRequest` for what is no cursor, `Unavailable`.
+        """
+        async for message in stream(self._stub.Watch, pb.WatchRequest(after=after), timeout_s=None):
+            yield EventPage(tuple(map(convert.event_from, message.events)), message.cursor, message.lost)
 
     async def set_theta(self, theta_bytes: int) -> None:
         """Have every storage node deliver payloads below `theta_bytes` chunkwise; 0: each by its own setting."""

@@ -396,6 +396,32 @@ class QuireClient:
         response = await call(self._stub.Evict, request, timeout_s=self._timeout_s)
         return int(response.evicted_chunks)
 
+    async def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
+        """Keep the longest stored prefix for so long, whoever needs space, and when this client is gone.
+
+        How many chunks that are. Again: a new time. Raises `InvalidRequest` for longer than the gateway allows,
+        `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
+        """
+        ttl_ms = max(1, round(seconds * 1000))
+        request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, ttl_ms=ttl_ms)
+        return int((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
+
+    async def end_retention(self, namespace: Namespace, keys: ChunkKeys) -> bool:
+        """What was retained of this prefix may go again; whether anything was. Raises as `retain`."""
+        request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed)
+        return bool((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
+
+    async def prefetch(self, namespace: Namespace, keys: ChunkKeys, *, within_s: float = 0.0) -> int:
+        """Have the longest stored prefix brought into storage nodes' memory; how many chunks lie there now.
+
+        `within_s`: when they are wanted; what is due earlier is read first. What there is no room for stays where it
+        is. Raises `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
+        """
+        request = pb.PrefetchRequest(
+            namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, within_ms=round(within_s * 1000)
+        )
+        return int((await call(self._stub.Prefetch, request, timeout_s=self._timeout_s)).chunks_in_memory)
+
     async def status(self) -> Sequence[Node]:
         """The members of the cluster. Raises `Unavailable`, `DeadlineExceeded`."""
         response = await call(self._stub.Status, pb.StatusRequest(), timeout_s=self._timeout_s)

@@ -253,6 +253,18 @@ class SyncClient:
         """Drop chunks from the end of a prefix; how many were dropped."""
         return self.run(self._client.evict(namespace, keys, keep_chunks=keep_chunks))
 
+    def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
+        """As `QuireClient.retain`."""
+        return self.run(self._client.retain(namespace, keys, seconds))
+
+    def end_retention(self, namespace: Namespace, keys: ChunkKeys) -> bool:
+        """As `QuireClient.end_retention`."""
+        return self.run(self._client.end_retention(namespace, keys))
+
+    def prefetch(self, namespace: Namespace, keys: ChunkKeys, *, within_s: float = 0.0) -> int:
+        """As `QuireClient.prefetch`."""
+        return self.run(self._client.prefetch(namespace, keys, within_s=within_s))
+
     def status(self) -> Sequence[Node]:
         """The members of the cluster."""
         return self.run(self._client.status())

@@ -268,6 +268,9 @@ class MemoryIndex:
             self.state.pins.pop(key, None)
         return held
 
+    async def unpin_all(self, keys: ChunkKeys, lease_id: bytes) -> int:
+        return sum([await self.unpin(keys.bucket_of(at), keys.at(at), lease_id) for at in range(len(keys))])
+
     async def pins(self, bucket: bytes) -> int:
         """Of all buckets together."""
         return sum(len(pins) for pins in self.state.pins.values())

@@ -88,8 +88,8 @@ async def call(method: Any, request: Any, *, timeout_s: float, again: bool = Tru
         span.end()
 
 
-async def stream(method: Any, request: Any, *, timeout_s: float) -> AsyncGenerator[Any, None]:
-    """A server-streaming call. Closing the generator early cancels it."""
+async def stream(method: Any, request: Any, *, timeout_s: float | None) -> AsyncGenerator[Any, None]:
+    """A server-streaming call, with a deadline or for ever. Closing the generator early cancels it."""
     span, metadata = _begin(method)
     responses = method(request, timeout=timeout_s, metadata=metadata)
     try:

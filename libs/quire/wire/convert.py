@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
+from quire.model.events import CacheEvent, EventKind
 from quire.model.hashing import Namespace
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
@@ -29,7 +30,7 @@ from quire.model.policy import NamespacePolicy
 from quire.model.ranges import ChunkRange
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.wire.v1 import common_pb2 as pb
-from quire.wire.v1 import images_pb2, orchestrator_pb2
+from quire.wire.v1 import gateway_pb2, images_pb2, orchestrator_pb2
 
 _DTYPES: Final = {
     pb.DTYPE_FP32: Dtype.FP32,
@@ -57,7 +58,10 @@ _DURABILITY: Final = {
     pb.DURABILITY_OBJECT: Durability.OBJECT,
 }
 _ON_EXISTING: Final = {pb.ON_EXISTING_SKIP: OnExisting.SKIP, pb.ON_EXISTING_VERIFY: OnExisting.VERIFY}
-
+_EVENT_KINDS: Final = {
+    gateway_pb2.CACHE_EVENT_KIND_STORED: EventKind.STORED,
+    gateway_pb2.CACHE_EVENT_KIND_REMOVED: EventKind.REMOVED,
+}
 
 Message = TypeVar("Message")
 Value = TypeVar("Value")
@@ -267,6 +271,29 @@ def _info_from(message: pb.Node) -> Info:
 
 def record_from(message: orchestrator_pb2.ChunkRecord) -> ChunkRecord:
     return ChunkRecord(message.key, message.parent, message.bucket, message.parent_bucket)
+
+
+def event_to(event: CacheEvent) -> gateway_pb2.CacheEvent:
+    return gateway_pb2.CacheEvent(
+        kind=_inverse(_EVENT_KINDS, event.kind),
+        holder=event.holder,
+        chunk_keys=event.keys.packed,
+        parent_keys=event.parents,
+        at_ms=event.at_ms,
+    )
+
+
+def event_from(message: gateway_pb2.CacheEvent) -> CacheEvent:
+    """Raises `InvalidRequest` for a kind that means nothing here."""
+    if message.kind not in _EVENT_KINDS:
+        raise InvalidRequest(f"{message.kind} is no kind of event", field="kind")
+    return CacheEvent(
+        kind=_EVENT_KINDS[message.kind],
+        holder=message.holder,
+        keys=ChunkKeys(message.chunk_keys),
+        parents=message.parent_keys,
+        at_ms=message.at_ms,
+    )
 
 
 def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:

@@ -3,6 +3,7 @@
 from quire_server.redis.access import AccessKeys
 from quire_server.redis.buckets import Buckets
 from quire_server.redis.connection import connect
+from quire_server.redis.events import CacheEvents
 from quire_server.redis.images import Images
 from quire_server.redis.index import PrefixIndex
 from quire_server.redis.leader import RedisLeaderLease
@@ -12,6 +13,7 @@ from quire_server.redis.policies import Policies
 __all__ = [
     "AccessKeys",
     "Buckets",
+    "CacheEvents",
     "Images",
     "Membership",
     "Policies",

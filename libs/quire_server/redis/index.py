@@ -305,6 +305,15 @@ class PrefixIndex:
         async with metadata_errors():
             return bool(await self._client.hdel(_pins_key(bucket), key + lease_id))
 
+    async def unpin_all(self, keys: ChunkKeys, lease_id: bytes) -> int:
+        """Give back what pins of this id are on any of the keys; how many were held."""
+        async with metadata_errors():
+            pipeline = self._client.pipeline(transaction=False)
+            for at in range(0, len(keys), BUCKET_CHUNKS):
+                part = keys.run(at, min(BUCKET_CHUNKS, len(keys) - at))
+                pipeline.hdel(_pins_key(keys.bucket_of(at)), *(key + lease_id for key in part))
+            return sum(await pipeline.execute())
+
     async def pins(self, bucket: bytes) -> int:
         """How many pins a bucket has; expired ones count for ten seconds more."""
         async with metadata_errors():

@@ -124,6 +124,62 @@ def lookup(
 
 
 @app.command()
+def retain(
+    file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
+    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    hours: Annotated[float, typer.Option(help="for how long; 0: no longer")] = 24.0,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Keep what is stored of a text's prefix, whoever needs space."""
+    from quire_tools.cli import prefixes
+
+    prefixes.retain(file, namespace, hours, cluster_commands.gateway_of(folder, gateway))
+
+
+@app.command()
+def prefetch(
+    file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
+    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    within_s: Annotated[float, typer.Option(help="when it is wanted; 0: at once")] = 0.0,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Bring what is stored of a text's prefix into memory."""
+    from quire_tools.cli import prefixes
+
+    prefixes.prefetch(file, namespace, within_s, cluster_commands.gateway_of(folder, gateway))
+
+
+@app.command()
+def drop(
+    file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
+    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    keep_chunks: Annotated[int, typer.Option(help="from the start, which stay")] = 0,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Drop what is stored of a text's prefix, from its end, but for what others extend, lease or retain."""
+    from quire_tools.cli import prefixes
+
+    prefixes.drop(file, namespace, keep_chunks, cluster_commands.gateway_of(folder, gateway))
+
+
+@app.command()
+def events(
+    after: Annotated[str, typer.Option(help="go on behind this cursor; from now on without")] = "",
+    zmq: Annotated[str, typer.Option(help="publish them as vLLM's KV events there, e.g. tcp://*:5557")] = "",
+    topic: Annotated[str, typer.Option(help="with --zmq: the topic")] = "",
+    folder: Folder = _FOLDER,
+    admin: Admin = "",
+) -> None:
+    """Chunks as they come and go, one JSON a line, until Ctrl-C."""
+    from quire_tools.cli.events import follow
+
+    follow(folder, admin, after, zmq, topic)
+
+
+@app.command()
 def policy(
     namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
     ttl_s: Annotated[int, typer.Option(help="seconds after which a stored chunk goes; 0 for never")] = 0,

@@ -108,6 +108,9 @@ class StorageNodes(Protocol):
     async def ingest(self, address: str, part: IngestPart) -> NodeOutcome:
         """One node's part of a store."""
 
+    async def prefetch(self, address: str, keys: ChunkKeys, within_ms: int) -> int:
+        """Have chunks brought into a node's memory; how many are there now."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRoute:

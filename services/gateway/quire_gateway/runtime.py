@@ -135,6 +135,18 @@ class Gateway:
         mask = delivered_mask(outcomes, descriptor.first_chunk, descriptor.chunks)
         yield FetchSummary(mask, usable_chunks(mask), sum(outcome.bytes_moved for outcome in outcomes))
 
+    async def prefetch(self, found: Readable, keys: ChunkKeys, within_ms: int) -> int:
+        """Have what was found brought into the memory of the nodes that would deliver it; how much of it is there."""
+        with self._transfer():
+            of_node: dict[str, bytes] = {}
+            for each in found.ranges:
+                of_node[each.node_id] = of_node.get(each.node_id, b"") + keys.run(each.first, each.count).packed
+            asked = (
+                self._nodes.prefetch(found.addresses[node_id], ChunkKeys(mine), within_ms)
+                for node_id, mine in of_node.items()
+            )
+            return sum(await asyncio.gather(*asked))
+
     async def store(self, store: StoreCall) -> AsyncIterator[Placement | NodeOutcome | StoreSummary]:
         """The placement first, so that the client can announce its layers; then outcomes; the summary last."""
         source_chunks = len(store.keys) - store.first

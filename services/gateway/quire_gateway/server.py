@@ -42,6 +42,7 @@ from quire_gateway.keyring import KeyRing
 from quire_gateway.latents import LatentGateway
 from quire_gateway.leases import Leases
 from quire_gateway.own_memory import OwnMemory
+from quire_gateway.retention import Retention
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.access import CHUNKS_BUCKET, LATENTS_BUCKET, Authenticator
 from quire_gateway.s3.backend import Backend
@@ -50,11 +51,12 @@ from quire_gateway.s3.frontend import S3Frontend
 from quire_gateway.s3.rdma import RdmaRequests
 from quire_gateway.s3.reserved import ChunkBackend, LatentBackend
 from quire_gateway.single import SingleReads
+from quire_gateway.watching import Watching
 from quire_server.clock import Clock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.lookups import Lookups, LookupSettings
 from quire_server.picture import View
-from quire_server.redis import AccessKeys, Buckets, Membership, Policies, PrefixIndex, connect
+from quire_server.redis import AccessKeys, Buckets, CacheEvents, Membership, Policies, PrefixIndex, connect
 from quire_server.service import member_tls, run_service, serve_member
 
 
@@ -95,6 +97,8 @@ def _listeners(
     latents: LatentGateway,
     admission: Admission,
     lookups: Lookups,
+    retention: Retention,
+    watching: Watching,
     channels: ChannelPool,
 ) -> tuple[Server, list[Server], Sessions]:
     """The members' frontend; others: clients' over TLS, the operators'; and the sessions at these."""
@@ -107,6 +111,7 @@ def _listeners(
         admission=admission,
         lookups=lookups,
         orchestrator=orchestrator,
+        retention=retention,
         clock=SystemClock(),
     )
     requests_max = config.requests_max + config.sessions_max
@@ -121,7 +126,7 @@ def _listeners(
         others.append(clients)
     if config.admin_listen:
         operators = Server(config.admin_listen, ["quire.v1.AdminService"], tls=tls)
-        add_AdminServiceServicer_to_server(AdminServicer(config, admission, orchestrator), operators.grpc)
+        add_AdminServiceServicer_to_server(AdminServicer(config, admission, orchestrator, watching), operators.grpc)
         others.append(operators)
     return members, others, servicer.sessions
 
@@ -185,6 +190,8 @@ async def serve(config: GatewayConfig) -> None:
         latents=latents,
         admission=admission,
         lookups=lookups,
+        retention=Retention(PrefixIndex(redis, cluster=config.redis_cluster), clock, config.retention_s_max),
+        watching=Watching(CacheEvents(redis, 0), clock),
         channels=channels,
     )
     transport = data_plane(OFF)

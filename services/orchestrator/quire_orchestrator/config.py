@@ -27,6 +27,9 @@ class OrchestratorConfig(ServiceConfig):
     )
     heartbeat_ms: int = setting(1000, "how often members report", minimum=50)
     member_ttl_ms: int = setting(3000, "after how long without a report a member counts as dead", minimum=100)
+    events_kept: int = setting(
+        8192, "cache events kept for those that watch, of up to 256 chunks each; 0: none are told", minimum=0
+    )
     object_grace_ms: int = setting(60_000, "how long an object that nothing lists is kept", minimum=1000)
     object_deletion_ms: int = setting(120_000, "longest time that deleting such an object may take", minimum=100)
     node_lost_ms: int = setting(600_000, "how long a node is away before what it held is withdrawn", minimum=100)

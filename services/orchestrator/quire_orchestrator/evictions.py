@@ -9,6 +9,7 @@ from quire.model.errors import InvalidRequest, QuireError
 from quire.model.index import OBJECT_TIER, ChunkRecord, Evicted, records
 from quire.model.keys import ChunkKeys
 from quire.telemetry import logger
+from quire_orchestrator.announcements import Announcements
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.eviction import drops, has_objects
@@ -21,8 +22,16 @@ class Evictions:
     """Nodes are told to drop what left the index; objects are deleted after a time of grace."""
 
     def __init__(
-        self, *, config: OrchestratorConfig, index: Index, cluster: Cluster, holders: ChunkHolder, clock: Clock
+        self,
+        *,
+        config: OrchestratorConfig,
+        index: Index,
+        cluster: Cluster,
+        holders: ChunkHolder,
+        announcements: Announcements,
+        clock: Clock,
     ) -> None:
+        self._announcements = announcements
         self._config = config
         self._index = index
         self._cluster = cluster
@@ -60,6 +69,8 @@ class Evictions:
         """Out of the index, and off every node but the one that asks. One that is away hears of it when it is back."""
         now_ms = self._clock.now_ms()
         evicted = await self._index.evict(chunks, now_ms, now_ms + self._config.object_grace_ms)
+        for holder in {node for gone in evicted.removed for node in gone.nodes}:
+            self._announcements.removed(holder, [gone.record for gone in evicted.removed if holder in gone.nodes])
         orders = drops(evicted, asking)
         await asyncio.gather(*(self._drop(node_id, mine) for node_id, mine in orders.items()))
         return evicted
@@ -105,7 +116,9 @@ class Evictions:
             while more and name not in self._cluster.live:
                 page, cursor = await self._index.holdings(name, cursor)
                 more = cursor != 0
-                await self._index.unregister(name, [record for record, _ in page], self._clock.now_ms())
+                lost = [record for record, _ in page]
+                await self._index.unregister(name, lost, self._clock.now_ms())
+                self._announcements.removed(name, lost)
                 gone += len(page)
             logger().warning("a node is gone for good: what it held is withdrawn", node=name, chunks=gone)
         return gone

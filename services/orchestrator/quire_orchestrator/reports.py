@@ -8,6 +8,7 @@ from opentelemetry.trace import SpanKind
 
 from quire.model.index import OBJECT_TIER, ChunkRecord, Listing, ObjectMark
 from quire.telemetry import logger, names, tracer
+from quire_orchestrator.announcements import Announcements
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.ports import Clock, Index
@@ -18,7 +19,16 @@ _REDIS = {"db.system.name": "redis"}
 class Reports:
     """Every method is one request."""
 
-    def __init__(self, *, config: OrchestratorConfig, index: Index, cluster: Cluster, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        config: OrchestratorConfig,
+        index: Index,
+        cluster: Cluster,
+        announcements: Announcements,
+        clock: Clock,
+    ) -> None:
+        self._announcements = announcements
         self._config = config
         self._index = index
         self._cluster = cluster
@@ -27,11 +37,16 @@ class Reports:
     async def commit(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[int]:
         """Index replicas; the generations of their entries, 0 where the parent is not indexed."""
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
-            return await self._index.register(node_id, chunks, self._clock.now_ms())
+            generations = await self._index.register(node_id, chunks, self._clock.now_ms())
+        self._announcements.stored(node_id, [each for each, there in zip(chunks, generations, strict=True) if there])
+        return generations
 
     async def commit_objects(self, chunks: Sequence[ChunkRecord], generations: Sequence[int]) -> list[ObjectMark]:
         """List the object tier in these very entries."""
-        return await self._index.add_objects(chunks, generations)
+        marks = await self._index.add_objects(chunks, generations)
+        listed = [each for each, mark in zip(chunks, marks, strict=True) if mark is ObjectMark.LISTED]
+        self._announcements.stored(OBJECT_TIER, listed)
+        return marks
 
     async def expect_objects(self, chunks: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
         """Objects are about to be written, or no entry lists them: they are deleted after the time of grace, unless
@@ -49,7 +64,9 @@ class Reports:
         where so many other nodes are.
         """
         now_ms, only = self._clock.now_ms(), only_in_object
-        return await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, others_min=others_min)
+        out = await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, others_min=others_min)
+        self._announcements.removed(node_id, [each for each, gone in zip(chunks, out, strict=True) if gone])
+        return out
 
     async def count_change(self, node_id: str) -> None:
         """What a node has reported is done: it is answered next."""

@@ -7,6 +7,7 @@ from collections import Counter
 from quire.model.nodes import Role
 from quire.model.profile import Profiles
 from quire_orchestrator.allocation import Allocation
+from quire_orchestrator.announcements import Announcements, EventLog
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.evictions import Evictions
@@ -28,7 +29,10 @@ class Orchestrator:
         policies: PolicyBook,
         holders: ChunkHolder,
         clock: Clock,
+        events: EventLog | None = None,
     ) -> None:
+        """`events`: where it is said what comes and goes; None for nowhere."""
+        self.announcements = announcements = Announcements(events, clock)
         self.policies = Policies(policies)
         self.cluster = cluster = Cluster(
             config=config, index=index, members=members, policies=self.policies, holders=holders, clock=clock
@@ -36,8 +40,10 @@ class Orchestrator:
         settings = LookupSettings(secret=config.cluster_secret)
         self.lookups = Lookups(settings=settings, index=index, picture=cluster, profiles=Profiles(None), clock=clock)
         self.allocation = Allocation(index=index, cluster=cluster, holders=holders)
-        self.evictions = Evictions(config=config, index=index, cluster=cluster, holders=holders, clock=clock)
-        self.reports = Reports(config=config, index=index, cluster=cluster, clock=clock)
+        self.evictions = Evictions(
+            config=config, index=index, cluster=cluster, holders=holders, announcements=announcements, clock=clock
+        )
+        self.reports = Reports(config=config, index=index, cluster=cluster, announcements=announcements, clock=clock)
 
     @property
     def stats(self) -> dict[str, float]:
@@ -52,3 +58,4 @@ class Orchestrator:
     async def close(self) -> None:
         await self.evictions.close()
         await self.cluster.close()
+        await self.announcements.close()

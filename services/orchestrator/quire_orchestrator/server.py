@@ -24,7 +24,7 @@ from quire_orchestrator.runtime import Orchestrator
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server, until_signalled
 from quire_server.lookups import Found, Question
-from quire_server.redis import Images, Membership, Policies, PrefixIndex, connect
+from quire_server.redis import CacheEvents, Images, Membership, Policies, PrefixIndex, connect
 from quire_server.service import member_tls, run_service, stop_within_s
 from quire_server.telemetry import publish
 
@@ -242,6 +242,7 @@ async def serve(config: OrchestratorConfig) -> None:
         policies=Policies(redis),
         holders=GrpcChunkHolder(channels),
         clock=SystemClock(),
+        events=CacheEvents(redis, config.events_kept) if config.events_kept else None,
     )
     server = Server(
         config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max, tls=member_tls(config)

@@ -24,6 +24,7 @@ from quire_storage.integrity import Integrity
 from quire_storage.object_store import ObjectStore
 from quire_storage.pool import Pool, PoolSettings
 from quire_storage.ports import Ports
+from quire_storage.prefetch import Prefetches
 from quire_storage.produced import ProducedLayers
 from quire_storage.rates import Rates
 from quire_storage.reconciler import Reconciler
@@ -159,6 +160,7 @@ class StorageNode:
             index=self._ports.index,
             spawn=self._spawn,
         )
+        self.prefetches = Prefetches(reading, self._parts.promotions, self._clock)
         self.requests = Requests(
             config=config, tiers=tiers, stores=self._stores, replicator=self._replicator, spawn=self._spawn
         )

@@ -103,6 +103,10 @@ class StorageServicer(StorageServiceServicer):
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
         return pb.DescribeResponse(headers=self._node.requests.describe(ChunkKeys(request.chunk_keys)))
 
+    async def Prefetch(self, request: pb.PrefetchChunksRequest, context: Any) -> pb.PrefetchChunksResponse:
+        there = await self._node.prefetches.prefetch(ChunkKeys(request.chunk_keys), request.within_ms / 1000)
+        return pb.PrefetchChunksResponse(in_memory=bytes(there))
+
     async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.ReplicateResponse:
         kept = await self._node.requests.replicate(convert.node_from(request.source), ChunkKeys(request.chunk_keys))
         return pb.ReplicateResponse(kept=bytes(kept))

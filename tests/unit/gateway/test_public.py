@@ -45,6 +45,7 @@ def _servicer(clock: FakeClock, gateway: Any = None) -> public.GatewayServicer:
         admission=Admission(config, nothing, clock),
         lookups=lookups,
         orchestrator=nothing,
+        retention=nothing,
         clock=clock,
     )
 

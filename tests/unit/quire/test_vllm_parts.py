@@ -453,11 +453,13 @@ def test_loads_that_share_a_link_count_for_their_part() -> None:
 
 
 def test_a_load_is_late_when_the_rest_takes_longer_than_computing_all() -> None:
-    assert not late(10.0, 1, 4, 0.0), "what computing takes is not known"
-    assert not late(0.01, 0, 4, 0.001), "too soon to say"
-    assert late(1.1, 0, 4, 1.0) and not late(0.9, 0, 4, 1.0)
-    assert late(0.5, 1, 4, 1.4) and not late(0.5, 1, 4, 1.6)
-    assert not late(9.0, 4, 4, 1.0), "it is there"
+    assert not late(10.0, 0.1, 1, 4, 0.0), "what computing takes is not known"
+    assert not late(0.01, 0.0, 0, 4, 0.001), "too soon to say"
+    assert late(1.1, 0.0, 0, 4, 1.0) and not late(0.9, 0.0, 0, 4, 1.0)
+    assert not late(0.5, 0.4, 1, 4, 0.2), "how fast layers follow is not known yet"
+    assert late(0.7, 0.4, 1, 4, 0.2)
+    assert late(0.9, 0.4, 2, 4, 0.9) and not late(0.9, 0.4, 2, 4, 1.1)
+    assert not late(9.0, 0.1, 4, 4, 1.0), "it is there"
 
 
 def test_the_scheduler_learns_from_its_steps_and_from_loads() -> None:

@@ -384,6 +384,20 @@ def test_a_store_without_memory_waits_and_fails_when_it_is_told_to() -> None:
     assert isinstance(world.answers[much], PoolFull)
 
 
+def test_memory_that_is_full_makes_room_where_there_is_no_drive() -> None:
+    """Also after a reservation had looked for copies that lie elsewhere too: that hid those that lie here alone."""
+    world = World(drives=0, objects=False, arena_slabs=1)
+    _stored(world, 0, 4, Durability.MEMORY)
+    for first in (8, 16):
+        transfer = world.ticket()
+        world.post(ev.Reserved(transfer, chunk_of(first).shape, 4))
+        while transfer not in world.answers:
+            world.end(_operation(world, "ask"))
+        assert isinstance(world.answers[transfer], list)
+        world.post(ev.ReservationEnded(transfer))
+        _stored(world, first, 4, Durability.MEMORY)
+
+
 def test_a_full_pool_refuses_a_store_that_nothing_makes_space_for() -> None:
     world = World(drives=1, objects=False, arena_slabs=4, drive_slabs=1)
     world.leased |= {chunk_of(number).key for number in range(4)}

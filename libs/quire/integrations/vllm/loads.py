@@ -51,6 +51,7 @@ class Load:
     copied: int = 0
     noted: bool = False
     took_s: float = 0.0
+    first_s: float = 0.0
     _began: float = 0.0
     missing: set[int] = field(default_factory=set)
     delivery: Delivery | None = None
@@ -78,7 +79,13 @@ class Load:
     @property
     def late(self) -> bool:
         """Whether computing its blocks is quicker than what is still missing."""
-        return late(self.alone_s, self.arrived, self.delivery.num_layers if self.delivery else 1, self.plan.worth_s)
+        return late(
+            self.alone_s,
+            self.first_s,
+            self.arrived,
+            self.delivery.num_layers if self.delivery else 1,
+            self.plan.worth_s,
+        )
 
     def end(self, timeout_s: float) -> bool:
         """Wait until it has ended; whether it has."""
@@ -89,6 +96,7 @@ class Load:
         """Something happened on the client's loop; whether the load is in quarantine."""
         with self.changed:
             self.arrived = arrived if arrived is not None else self.arrived
+            self.first_s = self.alone_s if arrived == 1 else self.first_s
             self.failed, self.ended = self.failed or failed, self.ended or ended
             self.changed.notify_all()
             return self.quarantined

@@ -118,9 +118,13 @@ class Worth:
         return max(1, blocks // (_TRIED_LESS if self._tries % 2 == 0 else 1))
 
 
-def late(elapsed_s: float, arrived: int, layers: int, worth_s: float) -> bool:
-    """Whether what is missing of a load comes later than computing it all, which takes `worth_s`; 0: not known."""
+def late(elapsed_s: float, first_s: float, arrived: int, layers: int, worth_s: float) -> bool:
+    """Whether what is missing of a load comes later than computing it all, which takes `worth_s`; 0: not known.
+
+    `first_s`: when the first layer was there. What comes before it says nothing of how fast layers follow each other.
+    """
     if not worth_s or elapsed_s < LATE_S_MIN or arrived >= layers:
         return False
-    missing_s = elapsed_s / arrived * (layers - arrived) if arrived else elapsed_s
-    return missing_s > worth_s
+    if arrived < 2:
+        return elapsed_s - first_s > worth_s
+    return (elapsed_s - first_s) / (arrived - 1) * (layers - arrived) > worth_s

@@ -330,6 +330,17 @@ class IndexContract:
         assert not await _pin(index, keys, b"l", 1000), "what is gone cannot be pinned"
         assert await index.pins(keys.bucket_of(0)) == 0
 
+    async def test_all_pins_of_an_id_are_given_back_at_once(self, index: Index) -> None:
+        """Wherever they are on the keys; of other ids none."""
+        keys = chain(300)
+        await _register(index, "a", records(keys, 0, 300))
+        for count in (10, 280, 300):
+            assert await _pin(index, keys.run(0, count), b"r", 5000) == count
+        assert await _pin(index, keys.run(0, 5), b"l", 5000) == 5
+        assert await index.unpin_all(keys, b"r" * 16) == 3
+        assert await index.unpin_all(keys, b"r" * 16) == 0
+        assert len(await _evict(index, keys, 0, now_ms=0)) == 295, "what the lease is on stays"
+
     async def test_what_matched_is_pinned_in_the_same_step(self, index: Index) -> None:
         """Evicted between a match and a pin, a lease had to be opened again."""
         keys = chain(300)

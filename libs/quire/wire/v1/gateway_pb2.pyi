@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from quire.wire.v1 import common_pb2 as _common_pb2
 from quire.wire.v1 import images_pb2 as _images_pb2
 import builtins as _builtins
@@ -19,6 +20,29 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _CacheEventKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CacheEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheEventKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CACHE_EVENT_KIND_UNSPECIFIED: _CacheEventKind.ValueType  # 0
+    """Not said."""
+    CACHE_EVENT_KIND_STORED: _CacheEventKind.ValueType  # 1
+    """The holder has the chunks."""
+    CACHE_EVENT_KIND_REMOVED: _CacheEventKind.ValueType  # 2
+    """It has them no more."""
+
+class CacheEventKind(_CacheEventKind, metaclass=_CacheEventKindEnumTypeWrapper): ...
+
+CACHE_EVENT_KIND_UNSPECIFIED: CacheEventKind.ValueType  # 0
+"""Not said."""
+CACHE_EVENT_KIND_STORED: CacheEventKind.ValueType  # 1
+"""The holder has the chunks."""
+CACHE_EVENT_KIND_REMOVED: CacheEventKind.ValueType  # 2
+"""It has them no more."""
+Global___CacheEventKind: _TypeAlias = CacheEventKind  # noqa: Y015
 
 @_typing.final
 class SessionRequest(_message.Message):
@@ -46,6 +70,8 @@ class SessionRequest(_message.Message):
     LIST_IMAGES_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     RETRIEVE_FIELD_NUMBER: _builtins.int
+    RETAIN_FIELD_NUMBER: _builtins.int
+    PREFETCH_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """Chosen by the client, counting up from 1; its answers have the same. 0 for what is about the session itself."""
     received: _builtins.int
@@ -116,6 +142,14 @@ class SessionRequest(_message.Message):
     def retrieve(self) -> Global___RetrieveRequest:
         """As the method `Retrieve`."""
 
+    @_builtins.property
+    def retain(self) -> Global___RetainRequest:
+        """As the method `Retain`."""
+
+    @_builtins.property
+    def prefetch(self) -> Global___PrefetchRequest:
+        """As the method `Prefetch`."""
+
     def __init__(
         self,
         *,
@@ -139,12 +173,14 @@ class SessionRequest(_message.Message):
         list_images: _images_pb2.ListImagesRequest | None = ...,
         status: Global___StatusRequest | None = ...,
         retrieve: Global___RetrieveRequest | None = ...,
+        retain: Global___RetainRequest | None = ...,
+        prefetch: Global___PrefetchRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "list_images", b"list_images", "lookup", b"lookup", "put_latent", b"put_latent", "release", b"release", "renew", b"renew", "request", b"request", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "list_images", b"list_images", "lookup", b"lookup", "prefetch", b"prefetch", "put_latent", b"put_latent", "release", b"release", "renew", b"renew", "request", b"request", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "id", b"id", "list_images", b"list_images", "lookup", b"lookup", "put_latent", b"put_latent", "received", b"received", "release", b"release", "renew", b"renew", "request", b"request", "retrieve", b"retrieve", "status", b"status", "store", b"store", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "close", b"close", "delete_image", b"delete_image", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "id", b"id", "list_images", b"list_images", "lookup", b"lookup", "prefetch", b"prefetch", "put_latent", b"put_latent", "received", b"received", "release", b"release", "renew", b"renew", "request", b"request", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "store", b"store", "timeout_ms", b"timeout_ms", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve"]  # noqa: Y015
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["renew", "cancel", "close", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
 
@@ -176,6 +212,8 @@ class SessionResponse(_message.Message):
     LIST_IMAGES_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     RETRIEVE_FIELD_NUMBER: _builtins.int
+    RETAIN_FIELD_NUMBER: _builtins.int
+    PREFETCH_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """The request that it answers; 0 for what is about the session itself."""
     number: _builtins.int
@@ -248,6 +286,14 @@ class SessionResponse(_message.Message):
     def retrieve(self) -> Global___RetrieveResponse:
         """Of `Retrieve`, one of several."""
 
+    @_builtins.property
+    def retain(self) -> Global___RetainResponse:
+        """Of `Retain`."""
+
+    @_builtins.property
+    def prefetch(self) -> Global___PrefetchResponse:
+        """Of `Prefetch`."""
+
     def __init__(
         self,
         *,
@@ -271,12 +317,14 @@ class SessionResponse(_message.Message):
         list_images: _images_pb2.ListImagesResponse | None = ...,
         status: Global___StatusResponse | None = ...,
         retrieve: Global___RetrieveResponse | None = ...,
+        retain: Global___RetainResponse | None = ...,
+        prefetch: Global___PrefetchResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "opened", b"opened", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "opened", b"opened", "prefetch", b"prefetch", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "heard", b"heard", "id", b"id", "last", b"last", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "number", b"number", "opened", b"opened", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "heard", b"heard", "id", b"id", "last", b"last", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "number", b"number", "opened", b"opened", "prefetch", b"prefetch", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "leaving", "error", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "leaving", "error", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
@@ -415,6 +463,94 @@ class SessionError(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionError: _TypeAlias = SessionError  # noqa: Y015
+
+@_typing.final
+class WatchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_FIELD_NUMBER: _builtins.int
+    after: _builtins.str
+    """Go on behind the event that this cursor is of. Empty: from now on."""
+    def __init__(
+        self,
+        *,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
+
+@_typing.final
+class WatchResponse(_message.Message):
+    """The first message comes at once, without events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.str
+    """To go on behind them."""
+    lost: _builtins.bool
+    """Events that came behind the cursor before may be missing: ask for what matters."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheEvent]:
+        """In order."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___CacheEvent] | None = ...,
+        cursor: _builtins.str = ...,
+        lost: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "events", b"events", "lost", b"lost"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
+
+@_typing.final
+class CacheEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    PARENT_KEYS_FIELD_NUMBER: _builtins.int
+    AT_MS_FIELD_NUMBER: _builtins.int
+    kind: Global___CacheEventKind.ValueType
+    """What has happened."""
+    holder: _builtins.str
+    """The storage node, or "@object" for the object tier."""
+    chunk_keys: _builtins.bytes
+    """Keys of the chunks, 32 bytes each, concatenated."""
+    parent_keys: _builtins.bytes
+    """Of stored ones, the key before each, 32 bytes each, concatenated; zeros for none."""
+    at_ms: _builtins.int
+    """When, milliseconds since the Unix epoch."""
+    def __init__(
+        self,
+        *,
+        kind: Global___CacheEventKind.ValueType = ...,
+        holder: _builtins.str = ...,
+        chunk_keys: _builtins.bytes = ...,
+        parent_keys: _builtins.bytes = ...,
+        at_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_ms", b"at_ms", "chunk_keys", b"chunk_keys", "holder", b"holder", "kind", b"kind", "parent_keys", b"parent_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CacheEvent: _TypeAlias = CacheEvent  # noqa: Y015
 
 @_typing.final
 class SetPolicyRequest(_message.Message):
@@ -1082,6 +1218,114 @@ class ReleaseResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
+
+@_typing.final
+class RetainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    chunk_keys: _builtins.bytes
+    """Keys of a prefix, 32 bytes each, concatenated."""
+    ttl_ms: _builtins.int
+    """For how long, milliseconds. 0: what of this tenant's retentions is on any of the keys ends."""
+    @_builtins.property
+    def namespace(self) -> _common_pb2.Namespace:
+        """Whose prefix."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _common_pb2.Namespace | None = ...,
+        chunk_keys: _builtins.bytes = ...,
+        ttl_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "namespace", b"namespace", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetainRequest: _TypeAlias = RetainRequest  # noqa: Y015
+
+@_typing.final
+class RetainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    UNTIL_MS_FIELD_NUMBER: _builtins.int
+    chunks: _builtins.int
+    """Chunks from the start that are kept now; with ttl_ms 0 how many retentions ended."""
+    until_ms: _builtins.int
+    """Until when, milliseconds since the Unix epoch."""
+    def __init__(
+        self,
+        *,
+        chunks: _builtins.int = ...,
+        until_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "until_ms", b"until_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetainResponse: _TypeAlias = RetainResponse  # noqa: Y015
+
+@_typing.final
+class PrefetchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: _builtins.int
+    CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    WITHIN_MS_FIELD_NUMBER: _builtins.int
+    chunk_keys: _builtins.bytes
+    """Keys of a prefix, 32 bytes each, concatenated."""
+    within_ms: _builtins.int
+    """When they are wanted, milliseconds from now: drives read what is due earlier first. 0 for at once."""
+    @_builtins.property
+    def namespace(self) -> _common_pb2.Namespace:
+        """Whose prefix."""
+
+    def __init__(
+        self,
+        *,
+        namespace: _common_pb2.Namespace | None = ...,
+        chunk_keys: _builtins.bytes = ...,
+        within_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "namespace", b"namespace", "within_ms", b"within_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchRequest: _TypeAlias = PrefetchRequest  # noqa: Y015
+
+@_typing.final
+class PrefetchResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MATCHED_CHUNKS_FIELD_NUMBER: _builtins.int
+    CHUNKS_IN_MEMORY_FIELD_NUMBER: _builtins.int
+    matched_chunks: _builtins.int
+    """Chunks from the start that can be read."""
+    chunks_in_memory: _builtins.int
+    """How many of these lie in memory now."""
+    def __init__(
+        self,
+        *,
+        matched_chunks: _builtins.int = ...,
+        chunks_in_memory: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks_in_memory", b"chunks_in_memory", "matched_chunks", b"matched_chunks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchResponse: _TypeAlias = PrefetchResponse  # noqa: Y015
 
 @_typing.final
 class EvictRequest(_message.Message):

@@ -71,6 +71,16 @@ class GatewayServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.FromString,
                 _registered_method=True)
+        self.Retain = channel.unary_unary(
+                '/quire.v1.GatewayService/Retain',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.RetainRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.RetainResponse.FromString,
+                _registered_method=True)
+        self.Prefetch = channel.unary_unary(
+                '/quire.v1.GatewayService/Prefetch',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.PrefetchRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.PrefetchResponse.FromString,
+                _registered_method=True)
         self.PutLatent = channel.unary_unary(
                 '/quire.v1.GatewayService/PutLatent',
                 request_serializer=quire_dot_v1_dot_images__pb2.PutLatentRequest.SerializeToString,
@@ -167,6 +177,20 @@ class GatewayServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Retain(self, request, context):
+        """Keep the longest indexed prefix until a time, whoever asks for space; or keep it no longer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prefetch(self, request, context):
+        """Bring the longest readable prefix into storage nodes' memory, if it is not there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutLatent(self, request, context):
         """Store a latent record out of the client's memory and catalogue it as an image.
         """
@@ -253,6 +277,16 @@ def add_GatewayServiceServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.EvictRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.EvictResponse.SerializeToString,
+            ),
+            'Retain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retain,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.RetainRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.RetainResponse.SerializeToString,
+            ),
+            'Prefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.PrefetchRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.PrefetchResponse.SerializeToString,
             ),
             'PutLatent': grpc.unary_unary_rpc_method_handler(
                     servicer.PutLatent,
@@ -491,6 +525,60 @@ class GatewayService:
             _registered_method=True)
 
     @staticmethod
+    def Retain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/Retain',
+            quire_dot_v1_dot_gateway__pb2.RetainRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.RetainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.GatewayService/Prefetch',
+            quire_dot_v1_dot_gateway__pb2.PrefetchRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.PrefetchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def PutLatent(request,
             target,
             options=(),
@@ -705,6 +793,11 @@ class AdminServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
                 _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/quire.v1.AdminService/Watch',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.WatchRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.WatchResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -732,6 +825,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """Chunks as they come and go, of all namespaces, for as long as the caller listens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -749,6 +849,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetTheta,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.WatchRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.WatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -833,6 +938,33 @@ class AdminService:
             '/quire.v1.AdminService/SetTheta',
             quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.SetThetaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.AdminService/Watch',
+            quire_dot_v1_dot_gateway__pb2.WatchRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.WatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -57,6 +57,10 @@ class GatewayServiceStub:
     """Give a lease back before it expires."""
     Evict: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
+    Retain: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.RetainRequest, _gateway_pb2.RetainResponse]
+    """Keep the longest indexed prefix until a time, whoever asks for space; or keep it no longer."""
+    Prefetch: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PrefetchRequest, _gateway_pb2.PrefetchResponse]
+    """Bring the longest readable prefix into storage nodes' memory, if it is not there."""
     PutLatent: _grpc.UnaryUnaryMultiCallable[_images_pb2.PutLatentRequest, _images_pb2.PutLatentResponse]
     """Store a latent record out of the client's memory and catalogue it as an image."""
     GetLatent: _grpc.UnaryUnaryMultiCallable[_images_pb2.GetLatentRequest, _images_pb2.GetLatentResponse]
@@ -100,6 +104,10 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     """Give a lease back before it expires."""
     Evict: _aio.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]  # type: ignore[assignment]
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
+    Retain: _aio.UnaryUnaryMultiCallable[_gateway_pb2.RetainRequest, _gateway_pb2.RetainResponse]  # type: ignore[assignment]
+    """Keep the longest indexed prefix until a time, whoever asks for space; or keep it no longer."""
+    Prefetch: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PrefetchRequest, _gateway_pb2.PrefetchResponse]  # type: ignore[assignment]
+    """Bring the longest readable prefix into storage nodes' memory, if it is not there."""
     PutLatent: _aio.UnaryUnaryMultiCallable[_images_pb2.PutLatentRequest, _images_pb2.PutLatentResponse]  # type: ignore[assignment]
     """Store a latent record out of the client's memory and catalogue it as an image."""
     GetLatent: _aio.UnaryUnaryMultiCallable[_images_pb2.GetLatentRequest, _images_pb2.GetLatentResponse]  # type: ignore[assignment]
@@ -184,6 +192,22 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         """Drop chunks; only those that no indexed chunk extends and no lease pins."""
 
     @_abc_1.abstractmethod
+    def Retain(
+        self,
+        request: _gateway_pb2.RetainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.RetainResponse, _abc.Awaitable[_gateway_pb2.RetainResponse]]:
+        """Keep the longest indexed prefix until a time, whoever asks for space; or keep it no longer."""
+
+    @_abc_1.abstractmethod
+    def Prefetch(
+        self,
+        request: _gateway_pb2.PrefetchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.PrefetchResponse, _abc.Awaitable[_gateway_pb2.PrefetchResponse]]:
+        """Bring the longest readable prefix into storage nodes' memory, if it is not there."""
+
+    @_abc_1.abstractmethod
     def PutLatent(
         self,
         request: _images_pb2.PutLatentRequest,
@@ -254,6 +278,8 @@ class AdminServiceStub:
     """Say what a tenant gets of contended links."""
     SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+    Watch: _grpc.UnaryStreamMultiCallable[_gateway_pb2.WatchRequest, _gateway_pb2.WatchResponse]
+    """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -266,6 +292,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Say what a tenant gets of contended links."""
     SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+    Watch: _aio.UnaryStreamMultiCallable[_gateway_pb2.WatchRequest, _gateway_pb2.WatchResponse]  # type: ignore[assignment]
+    """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The admin frontend, at an address of its own. Callers show that they know the cluster's secret."""
@@ -293,5 +321,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.SetThetaResponse, _abc.Awaitable[_gateway_pb2.SetThetaResponse]]:
         """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
+
+    @_abc_1.abstractmethod
+    def Watch(
+        self,
+        request: _gateway_pb2.WatchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gateway_pb2.WatchResponse], _abc.AsyncIterator[_gateway_pb2.WatchResponse]]:
+        """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

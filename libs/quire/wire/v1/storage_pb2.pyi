@@ -379,6 +379,50 @@ class DescribeResponse(_message.Message):
 Global___DescribeResponse: _TypeAlias = DescribeResponse  # noqa: Y015
 
 @_typing.final
+class PrefetchChunksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    WITHIN_MS_FIELD_NUMBER: _builtins.int
+    chunk_keys: _builtins.bytes
+    """Keys, 32 bytes each, concatenated."""
+    within_ms: _builtins.int
+    """When they are wanted, milliseconds from now; 0 for at once."""
+    def __init__(
+        self,
+        *,
+        chunk_keys: _builtins.bytes = ...,
+        within_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "within_ms", b"within_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchChunksRequest: _TypeAlias = PrefetchChunksRequest  # noqa: Y015
+
+@_typing.final
+class PrefetchChunksResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IN_MEMORY_FIELD_NUMBER: _builtins.int
+    in_memory: _builtins.bytes
+    """For each key, in order: 1 if the chunk lies in memory now."""
+    def __init__(
+        self,
+        *,
+        in_memory: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_memory", b"in_memory"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchChunksResponse: _TypeAlias = PrefetchChunksResponse  # noqa: Y015
+
+@_typing.final
 class ReplicateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -65,6 +65,11 @@ class StorageServiceStub:
                 request_serializer=quire_dot_v1_dot_storage__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_storage__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.Prefetch = channel.unary_unary(
+                '/quire.v1.StorageService/Prefetch',
+                request_serializer=quire_dot_v1_dot_storage__pb2.PrefetchChunksRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.PrefetchChunksResponse.FromString,
+                _registered_method=True)
         self.Replicate = channel.unary_unary(
                 '/quire.v1.StorageService/Replicate',
                 request_serializer=quire_dot_v1_dot_storage__pb2.ReplicateRequest.SerializeToString,
@@ -119,6 +124,13 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prefetch(self, request, context):
+        """Bring chunks that are here, or in the object tier, into memory. For gateways.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Replicate(self, request, context):
         """Pull chunks from another storage node, keep them on disk, and index this node as a holder.
         """
@@ -158,6 +170,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=quire_dot_v1_dot_storage__pb2.DescribeRequest.FromString,
                     response_serializer=quire_dot_v1_dot_storage__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Prefetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.PrefetchChunksRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.PrefetchChunksResponse.SerializeToString,
             ),
             'Replicate': grpc.unary_unary_rpc_method_handler(
                     servicer.Replicate,
@@ -328,6 +345,33 @@ class StorageService:
             '/quire.v1.StorageService/Describe',
             quire_dot_v1_dot_storage__pb2.DescribeRequest.SerializeToString,
             quire_dot_v1_dot_storage__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.StorageService/Prefetch',
+            quire_dot_v1_dot_storage__pb2.PrefetchChunksRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.PrefetchChunksResponse.FromString,
             options,
             channel_credentials,
             insecure,

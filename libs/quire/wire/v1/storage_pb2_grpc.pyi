@@ -47,6 +47,8 @@ class StorageServiceStub:
     """Make chunks that are here durable at a level, without their bytes being sent again."""
     Describe: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]
     """Shape, place in the index and checksums of chunks that are here. For other storage nodes."""
+    Prefetch: _grpc.UnaryUnaryMultiCallable[_storage_pb2.PrefetchChunksRequest, _storage_pb2.PrefetchChunksResponse]
+    """Bring chunks that are here, or in the object tier, into memory. For gateways."""
     Replicate: _grpc.UnaryUnaryMultiCallable[_storage_pb2.ReplicateRequest, _storage_pb2.ReplicateResponse]
     """Pull chunks from another storage node, keep them on disk, and index this node as a holder."""
 
@@ -69,6 +71,8 @@ class StorageServiceAsyncStub(StorageServiceStub):
     """Make chunks that are here durable at a level, without their bytes being sent again."""
     Describe: _aio.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]  # type: ignore[assignment]
     """Shape, place in the index and checksums of chunks that are here. For other storage nodes."""
+    Prefetch: _aio.UnaryUnaryMultiCallable[_storage_pb2.PrefetchChunksRequest, _storage_pb2.PrefetchChunksResponse]  # type: ignore[assignment]
+    """Bring chunks that are here, or in the object tier, into memory. For gateways."""
     Replicate: _aio.UnaryUnaryMultiCallable[_storage_pb2.ReplicateRequest, _storage_pb2.ReplicateResponse]  # type: ignore[assignment]
     """Pull chunks from another storage node, keep them on disk, and index this node as a holder."""
 
@@ -124,6 +128,14 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.DescribeResponse, _abc.Awaitable[_storage_pb2.DescribeResponse]]:
         """Shape, place in the index and checksums of chunks that are here. For other storage nodes."""
+
+    @_abc_1.abstractmethod
+    def Prefetch(
+        self,
+        request: _storage_pb2.PrefetchChunksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.PrefetchChunksResponse, _abc.Awaitable[_storage_pb2.PrefetchChunksResponse]]:
+        """Bring chunks that are here, or in the object tier, into memory. For gateways."""
 
     @_abc_1.abstractmethod
     def Replicate(

@@ -18,7 +18,7 @@ from quire.client import SyncClient
 from quire.model.errors import InternalError
 from quire.model.nodes import Role
 from quire_tools.bench.engines.vllm import Engine, any_vllm, vllm_engine
-from quire_tools.bench.peers.stores import redis_server
+from quire_tools.bench.peers.stores import redis_server, redis_used_bytes
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
 
@@ -69,16 +69,13 @@ def lmcache_files(model: Path, folder: Path, settings: Settings, room_bytes: int
 @contextmanager
 def lmcache_redis(model: Path, folder: Path, settings: Settings, room_bytes: int) -> Iterator[Kept]:
     """LMCache's server over Redis. The server restarts with the engine."""
-    import redis
-
     with redis_server(folder) as address:
         host, _, port = address.rpartition(":")
         second = {"type": "resp", "host": host, "port": int(port)}
-        asked = redis.Redis(host=host, port=int(port))
-        base = float(asked.info("memory")["used_memory"])
+        base = redis_used_bytes(address)
         yield Kept(
             lambda: _behind_lmcache(model, settings, second, room_bytes),
-            lambda: float(asked.info("memory")["used_memory"]) - base,
+            lambda: redis_used_bytes(address) - base,
         )
 
 

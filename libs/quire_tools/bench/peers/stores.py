@@ -294,6 +294,14 @@ def redis_server(folder: Path) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
+def redis_used_bytes(address: str) -> float:
+    """What it has in memory."""
+    import redis
+
+    host, _, port = address.rpartition(":")
+    return float(redis.Redis(host=host, port=int(port)).info("memory")["used_memory"])
+
+
 @contextmanager
 def mooncake_servers(folder: Path, segment_bytes: int) -> Iterator[tuple[str, int]]:
     """A master, and a process that lends its memory; the master's address, and a port for a client."""

@@ -104,6 +104,11 @@ class GrpcStorageNodes:
         )
         return convert.outcome_from(response.outcome)
 
+    async def prefetch(self, address: str, keys: ChunkKeys, within_ms: int) -> int:
+        request = storage_pb2.PrefetchChunksRequest(chunk_keys=keys.packed, within_ms=within_ms)
+        response = await call(self._stub(address).Prefetch, request, timeout_s=self._config.transfer_timeout_s)
+        return sum(response.in_memory)
+
     def _permit(self, request: Any, tenant: str) -> None:
         permit(self._permits, request, tenant, self._clock.now_ms() + round(self._config.transfer_timeout_s * 1000))
 

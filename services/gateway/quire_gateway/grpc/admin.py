@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
+from quire.wire import convert
 from quire.wire.channels import call
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import (
@@ -12,12 +15,20 @@ from quire.wire.v1.gateway_pb2_grpc import (
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
+from quire_gateway.watching import Watching
 
 
 class AdminServicer(AdminServiceServicer):
     """For operators, who know the cluster's secret. Requests go on to the orchestrator as they are."""
 
-    def __init__(self, config: GatewayConfig, admission: Admission, orchestrator: OrchestratorServiceStub) -> None:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        admission: Admission,
+        orchestrator: OrchestratorServiceStub,
+        watching: Watching,
+    ) -> None:
+        self._watching = watching
         self._timeout_s = config.control_timeout_s
         self._admission = admission
         self._orchestrator = orchestrator
@@ -33,6 +44,13 @@ class AdminServicer(AdminServiceServicer):
     async def SetTheta(self, request: pb.SetThetaRequest, context: Any) -> pb.SetThetaResponse:
         response: pb.SetThetaResponse = await self._forward(self._orchestrator.SetTheta, request, context)
         return response
+
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.WatchResponse]:
+        with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
+            async with contextlib.aclosing(self._watching.follow(request.after)) as pages:  # type: ignore[type-var]
+                async for page in pages:
+                    events = map(convert.event_to, page.events)
+                    yield pb.WatchResponse(events=events, cursor=page.cursor, lost=page.lost)
 
     async def _forward(self, method: Any, request: Any, context: Any) -> Any:
         with self._admission.admit(await self._admission.caller(context), Need(operator=True)):

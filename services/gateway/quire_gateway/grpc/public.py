@@ -27,6 +27,7 @@ from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.images import ImageGateway
 from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import LayerArrived
+from quire_gateway.retention import Retention
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
 from quire_server.clock import Clock
 from quire_server.core.advice import Advice
@@ -51,6 +52,7 @@ class GatewayServicer(GatewayServiceServicer):
         admission: Admission,
         lookups: Lookups,
         orchestrator: OrchestratorServiceStub,
+        retention: Retention,
         clock: Clock,
     ) -> None:
         self._timeout_s = config.control_timeout_s
@@ -60,6 +62,7 @@ class GatewayServicer(GatewayServiceServicer):
         self._admission = admission
         self._lookups = lookups
         self._orchestrator = orchestrator
+        self._retention = retention
         self._clock = clock
         self._leases = LeaseSigner(config.cluster_secret.encode())
         self.sessions = Sessions(config=config, methods=self, admission=admission, release=lookups.release, clock=clock)
@@ -87,6 +90,23 @@ class GatewayServicer(GatewayServiceServicer):
         with self._admission.admit(principal, Need(write=True, salt=request.namespace.tenant_salt)):
             response: pb.EvictResponse = await self._forward(self._orchestrator.Evict, request)
             return response
+
+    async def Retain(self, request: pb.RetainRequest, context: Any) -> pb.RetainResponse:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need(write=True, salt=request.namespace.tenant_salt)):
+            namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
+            if not request.ttl_ms:
+                return pb.RetainResponse(chunks=await self._retention.end(namespace, keys))
+            chunks, until_ms = await self._retention.retain(namespace, keys, request.ttl_ms)
+            return pb.RetainResponse(chunks=chunks, until_ms=until_ms)
+
+    async def Prefetch(self, request: pb.PrefetchRequest, context: Any) -> pb.PrefetchResponse:
+        principal = await self._admission.caller(context)
+        with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
+            keys = ChunkKeys(request.chunk_keys)
+            found = await self._lookups.lookup(Question(convert.namespace_from(request.namespace), keys))
+            there = await self._gateway.prefetch(found, keys, request.within_ms)
+            return pb.PrefetchResponse(matched_chunks=found.matched_chunks, chunks_in_memory=there)
 
     async def PutLatent(self, request: images_pb2.PutLatentRequest, context: Any) -> images_pb2.PutLatentResponse:
         principal = await self._admission.caller(context)

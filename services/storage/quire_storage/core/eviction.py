@@ -140,6 +140,13 @@ class LeafArc(Forest):
             mine[key] = None
             mine.move_to_end(key, last=False)
 
+    def look_again(self) -> bool:
+        """Put all that was set aside back in its order; whether there was any."""
+        aside = list(self._aside)
+        for key in reversed(aside):
+            self.release(key)
+        return bool(aside)
+
     def coldest(self) -> Iterator[bytes]:
         """Keys in about the order in which they would go."""
         return chain(self._aside, self._lists[0], self._lists[1])

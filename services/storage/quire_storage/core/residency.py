@@ -261,6 +261,8 @@ class Residency:
         A slab of another shape is emptied whole or not at all: one slot less of it would not help.
         """
         slots, skipped = self.ledger.slots, list[bytes]()
+        if self.pool is None and not self._objects:  # nothing lies elsewhere too
+            return slots.available(shape) >= count
         while slots.available(shape) < count and len(skipped) < _SLABS_TRIED:
             key = self.in_memory.victim(self._kept_in_memory)
             if key is None:
@@ -1104,6 +1106,8 @@ class Residency:
         wanted = next(iter(self._reservations.values()))
         needed = wanted.shape.slot_bytes * (wanted.count - self.ledger.slots.available(wanted.shape))
         victims = self._victims(self.in_memory, self._kept_as_last, needed)
+        if not victims and self.in_memory.look_again():  # `_clear_memory` has no eye for what lies here alone
+            victims = self._victims(self.in_memory, self._kept_as_last, needed)
         if victims:
             self._ask_for(victims, self.in_memory)
 

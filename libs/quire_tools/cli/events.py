@@ -1,0 +1,101 @@
+"""`quire events`: chunks as they come and go, as JSON, or published as vLLM's KV events."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from quire.client import AdminClient
+from quire.model.errors import ConfigInvalid
+from quire.model.events import CacheEvent, EventKind, EventPage
+from quire.model.index import OBJECT_TIER
+from quire.model.keys import KEY_BYTES
+from quire_tools.cli.cluster import as_operator
+
+_NOT_KNOWN: Final[tuple[list[int], int, None]] = ([], 0, None)  # token ids, block size, LoRA
+_NO_EXTRAS: Final = (None,) * 5
+_LOCALITY: Final = "REMOTE"
+_NO_PARENT: Final = bytes(KEY_BYTES)
+console = Console(highlight=False, soft_wrap=True)
+
+
+def follow(folder: Path, admin: str, after: str, zmq: str, topic: str) -> None:
+    """Until Ctrl-C."""
+    tell = publisher(zmq, topic) if zmq else _print
+
+    async def work(operator: AdminClient) -> None:
+        async for page in operator.watch(after):
+            tell(page)
+
+    as_operator(folder, admin, work)
+
+
+def _print(page: EventPage) -> None:
+    if page.lost:
+        console.print(json.dumps({"lost": True, "cursor": page.cursor}))
+    for event in page.events:
+        told = {
+            "kind": event.kind.name.lower(),
+            "holder": event.holder,
+            "at_ms": event.at_ms,
+            "keys": [key.hex() for key in event.keys],
+            "parents": [parent.hex() for parent in _parents(event)],
+            "cursor": page.cursor,
+        }
+        console.print(json.dumps(told))
+
+
+def publisher(address: str, topic: str = "") -> Callable[[EventPage], None]:
+    """Sends pages to a ZMQ socket that it binds, as vLLM's publisher does: topic, number, a batch in MessagePack.
+
+    Where events were lost all blocks count as gone. Raises `ConfigInvalid` without pyzmq and msgspec.
+    """
+    try:
+        import msgspec
+        import zmq
+    except ImportError as error:
+        raise ConfigInvalid(f"{error}: pip install 'quire[events]'", field="zmq") from None
+    socket: Any = zmq.Context.instance().socket(zmq.PUB)
+    socket.bind(address)
+    encode = msgspec.msgpack.Encoder().encode
+    number = 0
+
+    def publish(page: EventPage) -> None:
+        nonlocal number
+        told: list[list[Any]] = [["AllBlocksCleared"]] if page.lost else []
+        for event in page.events:
+            told += vllm_events(event)
+        if told:
+            socket.send_multipart([topic.encode(), number.to_bytes(8, "big"), encode([time.time(), told])])
+            number += 1
+
+    return publish
+
+
+def vllm_events(event: CacheEvent) -> list[list[Any]]:
+    """As vLLM's `BlockStored` and `BlockRemoved`, as arrays: hashes are Quire's keys, tokens are not known; `ownership`
+    is the holder. Chunks of one chain that follow each other are one event.
+    """
+    medium = "STORAGE" if event.holder == OBJECT_TIER else "QUIRE"
+    keys = list(event.keys)
+    if event.kind is EventKind.REMOVED:
+        return [["BlockRemoved", keys, medium, None, _LOCALITY, event.holder]]
+    told: list[list[Any]] = []
+    before = b""
+    for key, parent in zip(keys, _parents(event), strict=True):
+        if told and parent == before:
+            told[-1][1].append(key)
+        else:
+            above = None if parent == _NO_PARENT else parent
+            told.append(["BlockStored", [key], above, *_NOT_KNOWN, medium, *_NO_EXTRAS, _LOCALITY, event.holder])
+        before = key
+    return told
+
+
+def _parents(event: CacheEvent) -> Sequence[bytes]:
+    return [event.parents[at : at + KEY_BYTES] for at in range(0, len(event.parents), KEY_BYTES)]

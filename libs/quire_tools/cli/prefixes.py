@@ -1,0 +1,47 @@
+"""`quire retain`, `prefetch` and `drop`: what is to become of a prefix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from quire.client import SyncClient
+from quire.model.hashing import Namespace, block_keys
+from quire.model.keys import ChunkKeys
+from quire_tools.cli.cluster import read_namespace
+
+console = Console(highlight=False)
+
+
+def retain(file: Path, namespace_file: Path, hours: float, gateway: str) -> None:
+    """For 0 hours: no longer."""
+    namespace, keys = _prefix(file, namespace_file)
+    with SyncClient(gateway) as client:
+        if not hours:
+            ended = client.end_retention(namespace, keys)
+            console.print("it may go again" if ended else "it was not retained")
+            return
+        chunks = client.retain(namespace, keys, hours * 3600)
+    console.print(f"{chunks} of {len(keys)} chunks are kept for {hours:g} h")
+
+
+def prefetch(file: Path, namespace_file: Path, within_s: float, gateway: str) -> None:
+    """Returns when it is there."""
+    namespace, keys = _prefix(file, namespace_file)
+    with SyncClient(gateway) as client:
+        chunks = client.prefetch(namespace, keys, within_s=within_s)
+    console.print(f"{chunks} of {len(keys)} chunks lie in memory")
+
+
+def drop(file: Path, namespace_file: Path, keep_chunks: int, gateway: str) -> None:
+    """From the end."""
+    namespace, keys = _prefix(file, namespace_file)
+    with SyncClient(gateway) as client:
+        chunks = client.evict(namespace, keys, keep_chunks=keep_chunks)
+    console.print(f"{chunks} of {len(keys)} chunks are gone")
+
+
+def _prefix(file: Path, namespace_file: Path) -> tuple[Namespace, ChunkKeys]:
+    namespace = read_namespace(namespace_file)
+    return namespace, block_keys(namespace, list(file.read_bytes()))

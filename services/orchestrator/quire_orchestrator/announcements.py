@@ -1,0 +1,73 @@
+"""Says what came and went, behind the requests that brought it about: none of them waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+from quire.model.errors import QuireError
+from quire.model.events import CacheEvent, EventKind
+from quire.model.index import ChunkRecord
+from quire.model.keys import KEY_BYTES, ChunkKeys
+from quire.telemetry import background, logger
+from quire_orchestrator.ports import Clock
+
+_CHUNKS: Final = 256
+_WAITING_MAX: Final = 4096
+_AT_ONCE: Final = 64
+
+
+class EventLog(Protocol):
+    """Where they go; see `quire_server.redis.CacheEvents`."""
+
+    async def publish(self, events: Sequence[CacheEvent]) -> None: ...
+
+
+class Announcements:
+    """Events are hints: what the log cannot take, or comes too fast for it, is left out. `log`: None for nobody."""
+
+    def __init__(self, log: EventLog | None, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._waiting: deque[CacheEvent] = deque(maxlen=_WAITING_MAX)
+        self._telling: asyncio.Task[None] | None = None
+
+    def stored(self, holder: str, chunks: Sequence[ChunkRecord]) -> None:
+        """Somebody has these."""
+        for part in _parts(chunks):
+            parents = b"".join(chunk.parent or bytes(KEY_BYTES) for chunk in part)
+            self._tell(EventKind.STORED, holder, part, parents)
+
+    def removed(self, holder: str, chunks: Sequence[ChunkRecord]) -> None:
+        """Somebody has them no more."""
+        for part in _parts(chunks):
+            self._tell(EventKind.REMOVED, holder, part)
+
+    async def close(self) -> None:
+        """Say what is still to be said."""
+        if self._telling is not None:
+            await asyncio.gather(self._telling, return_exceptions=True)
+
+    def _tell(self, kind: EventKind, holder: str, part: Sequence[ChunkRecord], parents: bytes = b"") -> None:
+        if self._log is None:
+            return
+        keys = ChunkKeys(b"".join(chunk.key for chunk in part))
+        self._waiting.append(
+            CacheEvent(kind=kind, holder=holder, keys=keys, parents=parents, at_ms=self._clock.now_ms())
+        )
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._publish(self._log), context=background())
+
+    async def _publish(self, log: EventLog) -> None:
+        while self._waiting:
+            events = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
+            try:
+                await log.publish(events)
+            except QuireError as error:
+                logger().warning("cache events were not published", events=len(events), error=str(error))
+
+
+def _parts(chunks: Sequence[ChunkRecord]) -> Iterable[Sequence[ChunkRecord]]:
+    return (chunks[at : at + _CHUNKS] for at in range(0, len(chunks), _CHUNKS))
