@@ -17,9 +17,7 @@ from quire.model.index import OBJECT_TIER
 from quire.model.keys import KEY_BYTES
 from quire_tools.cli.cluster import as_operator
 
-_NOT_KNOWN: Final[tuple[list[int], int, None]] = ([], 0, None)  # token ids, block size, LoRA
-_NO_EXTRAS: Final = (None,) * 5
-_LOCALITY: Final = "REMOTE"
+_NOT_KNOWN: Final = {"token_ids": [], "block_size": 0, "lora_id": None, "lora_name": None}
 _NO_PARENT: Final = bytes(KEY_BYTES)
 console = Console(highlight=False, soft_wrap=True)
 
@@ -67,7 +65,7 @@ def publisher(address: str, topic: str = "") -> Callable[[EventPage], None]:
 
     def publish(page: EventPage) -> None:
         nonlocal number
-        told: list[list[Any]] = [["AllBlocksCleared"]] if page.lost else []
+        told: list[dict[str, Any]] = [{"type": "AllBlocksCleared"}] if page.lost else []
         for event in page.events:
             told += vllm_events(event)
         if told:
@@ -77,22 +75,28 @@ def publisher(address: str, topic: str = "") -> Callable[[EventPage], None]:
     return publish
 
 
-def vllm_events(event: CacheEvent) -> list[list[Any]]:
-    """As vLLM's `BlockStored` and `BlockRemoved`, as arrays: hashes are Quire's keys, tokens are not known; `ownership`
-    is the holder. Chunks of one chain that follow each other are one event.
+def vllm_events(event: CacheEvent) -> list[dict[str, Any]]:
+    """As vLLM's `BlockStored` and `BlockRemoved`: hashes are Quire's keys, tokens are not known, `ownership` is the
+    holder. Chunks of one chain that follow each other are one event.
     """
-    medium = "STORAGE" if event.holder == OBJECT_TIER else "QUIRE"
+    where = {
+        "medium": "STORAGE" if event.holder == OBJECT_TIER else "QUIRE",
+        "locality": "REMOTE",
+        "ownership": event.holder,
+    }
     keys = list(event.keys)
     if event.kind is EventKind.REMOVED:
-        return [["BlockRemoved", keys, medium, None, _LOCALITY, event.holder]]
-    told: list[list[Any]] = []
+        return [{"type": "BlockRemoved", "block_hashes": keys, **where}]
+    told: list[dict[str, Any]] = []
     before = b""
     for key, parent in zip(keys, _parents(event), strict=True):
         if told and parent == before:
-            told[-1][1].append(key)
+            told[-1]["block_hashes"].append(key)
         else:
             above = None if parent == _NO_PARENT else parent
-            told.append(["BlockStored", [key], above, *_NOT_KNOWN, medium, *_NO_EXTRAS, _LOCALITY, event.holder])
+            told.append(
+                {"type": "BlockStored", "block_hashes": [key], "parent_block_hash": above, **_NOT_KNOWN, **where}
+            )
         before = key
     return told
 
