@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-import zmq
+import pytest
 
 from quire.model.events import CacheEvent, EventKind, EventPage
 from quire.model.keys import ChunkKeys
 from quire_tools.cli.events import publisher
 from quire_tools.local.ports import free_ports
+
+msgspec = pytest.importorskip("msgspec", reason="not installed here: `make test-engines` installs it, and vLLM")
+zmq = pytest.importorskip("zmq", reason="not installed here: `make test-engines` installs it, and vLLM")
 
 A, B, C = (bytes([number]) * 32 for number in (1, 2, 3))
 
