@@ -27,6 +27,29 @@ from quire_tools.local import LocalCluster
 
 pytest.register_assert_rewrite("quire.testing.contracts")
 
+_KILLED: list[str] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clusters_are_watched() -> Iterator[None]:
+    """Processes of a cluster that did not stop when asked are named at the end, with what they were doing."""
+    end = LocalCluster._end
+
+    def watched(self: LocalCluster, process: Any) -> None:
+        end(self, process)
+        log = (self.folder / "logs" / f"{process.name}.log").read_text(errors="replace")
+        _KILLED.append(f"{self.folder.name}: {process.name}\n{log[-6000:]}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalCluster, "_end", watched)
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for killed in _KILLED:
+        terminalreporter.section("a process did not stop when asked", yellow=True)
+        terminalreporter.write_line(killed)
+
 
 @pytest.fixture(scope="session")
 def redis_url() -> Iterator[str]:

@@ -188,11 +188,8 @@ class Lookups:
         keys = question.keys.distinct()
         if question.lease_ttl_ms:
             raise InvalidRequest("only prefixes are leased", field="lease_ttl_ms")
-        roots, live, started = (
-            records(keys, 0, len(keys), unchained=True),
-            self._picture.storage_nodes(),
-            time.perf_counter_ns(),
-        )
+        roots = records(keys, 0, len(keys), unchained=True)
+        live, started = self._picture.storage_nodes(), time.perf_counter_ns()
         with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
             holders = await self._index.holders(roots)
         there, ranges = readable_each(holders, live, keys, question.client)

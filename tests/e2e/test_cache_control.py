@@ -113,7 +113,7 @@ async def test_what_is_prefetched_lies_in_memory(tmp_path: Path) -> None:
 
 
 async def test_watchers_hear_what_comes_and_goes(in_memory: LocalCluster) -> None:
-    """In order, with parents, and from a cursor on again; somebody who does not know the secret hears nothing."""
+    """In order, with parents, and from a cursor on again; a client without the cluster's secret is refused."""
     async with QuireClient(in_memory.gateway_address) as client, _operator(in_memory) as operator:
         watching = operator.watch()
         begun = await anext(watching)

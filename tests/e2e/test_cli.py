@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -21,8 +22,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from safetensors.torch import save
 
+from quire.client import QuireClient
 from quire.model.errors import ConfigInvalid
+from quire_tools.cli.cluster import write_namespace
 from quire_tools.local import LocalCluster
+from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
 
 _REQUEST: Any = reflection_pb2.ServerReflectionRequest
 LONG = bool(os.environ.get("QUIRE_TEST_LONG"))
@@ -113,9 +117,10 @@ def test_demo_runs_and_shows(tmp_path: Path) -> None:
     assert children_of(tmp_path) == []
 
 
-def test_lookup_by_hand_finds_what_the_demo_stored(tmp_path: Path, cluster: LocalCluster) -> None:
-    """`quire demo --endpoint` on a running cluster, then `quire lookup` with the namespace that it wrote."""
-    for _ in range(2 if LONG else 1):  # the second must not stumble over what the first stored
+@pytest.mark.skipif(not LONG, reason="QUIRE_TEST_LONG is not set; make test-containers runs it too")
+def test_the_demo_on_a_running_cluster(tmp_path: Path, cluster: LocalCluster) -> None:
+    """`quire demo --endpoint`, twice: the second must not stumble over what the first stored."""
+    for _ in range(2):
         done = quire("demo", "--folder", str(tmp_path), "--endpoint", cluster.gateway_address, timeout_s=110)
         assert done.returncode == 0, done.stdout + done.stderr
     text = tmp_path / "prompt.txt"
@@ -125,6 +130,34 @@ def test_lookup_by_hand_finds_what_the_demo_stored(tmp_path: Path, cluster: Loca
     arguments = [str(text), "--namespace", str(tmp_path / "namespace.json"), "--gateway", cluster.gateway_address]
     found = quire("lookup", *arguments)
     assert "3184 of 3184 tokens" in found.stdout, found.stdout + found.stderr
+
+
+def test_a_prefix_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:
+    """What is stored of a text is found, retained, brought into memory, and dropped once it is not retained."""
+    text, file = tmp_path / "prompt.txt", tmp_path / "namespace.json"
+    text.write_bytes(bytes(range(160)))
+    namespace = fresh_namespace()
+    write_namespace(file, namespace)
+    payload = random_payload(namespace, 10)
+
+    async def stored() -> None:
+        async with QuireClient(cluster.gateway_address) as client:
+            await store(client, namespace, some_keys(namespace, 10), payload)
+
+    asyncio.run(stored())
+
+    def said(command: str, *arguments: str) -> str:
+        done = quire(command, str(text), "--namespace", str(file), "--gateway", cluster.gateway_address, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert "160 of 160 tokens" in said("lookup")
+    assert "10 of 10 chunks" in said("retain", "--hours", "1")
+    assert "0 of 10 chunks" in said("drop")
+    assert "10 of 10 chunks" in said("prefetch")
+    said("retain", "--hours", "0")
+    assert "7 of 10 chunks" in said("drop", "--keep-chunks", "3")
+    assert "48 of 160 tokens" in said("lookup")
     bad = quire("lookup", str(text), "--namespace", str(text), "--gateway", cluster.gateway_address)
     assert bad.returncode == 1 and "InvalidRequest" in bad.stderr
 
@@ -160,13 +193,16 @@ def test_wrong_configuration_stops_the_start_with_one_line() -> None:
 def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
     """The short form of each: the shape that tools read, and a picture."""
     small = ["--context", "512", "--chunk-tokens", "16", "--layers", "4", "--rounds", "2"]
-    for name, extra in (
+    commands = (
         ("lookup", ["--context", "4096", "--rounds", "20"]),
         ("delivery", small),
         ("delivery", [*small, "--transport", "shm"]),
         ("store", ["--level", "local", "--chunk-kib", "64", "--mib", "4", "--rounds", "2"]),
-    ):
-        files = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
+    )
+
+    def run(at: int) -> None:
+        name, extra = commands[at]
+        files = tmp_path / f"{at}.json", tmp_path / f"{at}.png"
         done = quire("bench", name, *extra, "--json", str(files[0]), "--plot", str(files[1]), timeout_s=100)
         assert done.returncode == 0, done.stdout + done.stderr
         report = json.loads(files[0].read_text())
@@ -175,6 +211,9 @@ def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
         (row,) = report["rows"]
         assert {"params", "measured", "baseline", "ratio"} == row.keys() and row["ratio"] > 0
         assert files[1].stat().st_size > 2000
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(pool.map(run, range(len(commands))))
 
 
 def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:

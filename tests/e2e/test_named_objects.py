@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import numpy as np
@@ -12,9 +13,11 @@ from quire.integrations.objects import PIECE_BYTES, Objects, Owner, layout_of
 from quire.model.durability import Durability
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace
+from quire.model.index import records
 from quire.model.keys import ChunkKeys
+from quire_server.redis import PrefixIndex, connect
 from quire_tools.local import LocalCluster
-from tests.e2e.helpers import fresh_namespace, random_payload, some_keys
+from tests.e2e.helpers import LAYOUT, fresh_namespace, random_payload, some_keys
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096, 131072, 200_000, 3 << 20, PIECE_BYTES, PIECE_BYTES + 4096, 80 << 20])
@@ -93,6 +96,34 @@ async def test_chunks_that_stand_for_themselves(cluster: LocalCluster, durabilit
         assert list((await client.lookup(namespace, keys, lease_ttl_ms=0, unchained=True)).there) == [
             at for at in range(count) if at != 7
         ]
+        buffer.close()
+
+
+async def test_one_that_is_listed_and_not_there_costs_no_other(cluster: LocalCluster) -> None:
+    """It is not listed any more afterwards, although it is not the first of those that were asked for."""
+    namespace, count, false = fresh_namespace(), 12, 7
+    keys, payload = some_keys(namespace, count), random_payload(namespace, count)
+    there = [at for at in range(count) if at != false]
+    async with QuireClient(cluster.gateway_address) as client:
+        buffer = client.allocate(payload.nbytes)
+        got = buffer.layers(LAYOUT.num_layers, count, LAYOUT.slice_bytes)
+        buffer.layers(LAYOUT.num_layers, len(there), LAYOUT.slice_bytes)[:] = payload[:, there]
+        await _store(client, namespace, keys.pick(there), buffer, Durability.MEMORY)
+        found = await client.lookup(namespace, keys, lease_ttl_ms=0, unchained=True)
+        redis = connect(cluster.redis_url)
+        lost = records(keys, false, 1, unchained=True)
+        assert await PrefixIndex(redis).register(found.ranges[0].node_id, lost, 0) != [0]
+        await redis.aclose()
+        got[:] = 0xEE
+        retrieval = await client.retrieve(namespace, keys, buffer, lease_ttl_ms=0, unchained=True)
+        assert retrieval.delivery is not None and len(retrieval.found.there) == count
+        summary = await retrieval.delivery.summary()
+        await retrieval.delivery.quiesced(10)
+        assert summary.delivered == bytes(at != false for at in range(count))
+        assert np.array_equal(got[:, there], payload[:, there]) and (got[:, false] == 0xEE).all()
+        async with asyncio.timeout(10):
+            while len((await client.lookup(namespace, keys, lease_ttl_ms=0, unchained=True)).there) == count:
+                await asyncio.sleep(0.05)
         buffer.close()
 
 

@@ -86,6 +86,7 @@ MUTATIONS: dict[str, Mutation] = {
         "a store that names a key twice is taken",
         (_any_keys, _edit(Residency, "_enter", "if len(set(keys)) < len(keys):", "if False:")),
         found_by="names a key twice",
+        seed=2,
     ),
     "lost-objects": Mutation(
         3,
@@ -122,7 +123,7 @@ MUTATIONS: dict[str, Mutation] = {
         (lambda: setattr(Members, "_is_taken", lambda self, node: False),),
         ("twin",),
         found_by="acknowledged",
-        seed=36,
+        seed=44,
     ),
     "hollow-leaves": Mutation(
         10,
@@ -166,6 +167,7 @@ MUTATIONS: dict[str, Mutation] = {
         ("slow client",),
         reads_only=True,
         found_by="with nothing wrong but slow clients",
+        seed=3,
     ),
     "leaked-pins": Mutation(
         14,
@@ -176,6 +178,7 @@ MUTATIONS: dict[str, Mutation] = {
             _edit(Residency, "_unpin", "self._holders.pop(ticket, ())", "dict.fromkeys(self._holders.pop(ticket, ()))"),
         ),
         found_by="names a key twice",
+        seed=2,
     ),
     "failures-kept": Mutation(
         0,
@@ -195,7 +198,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(Session, "attach", "_Stream(self._confirmed)", "_Stream(self._number)"),),
         ("reset",),
         found_by="with nothing wrong but broken connections",
-        seed=13,
+        seed=26,
     ),
     "groups-mixed": Mutation(
         0,
@@ -215,13 +218,14 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(ObjectBackend, "_commit", _PUT, _PUT_UNHEARD),),
         ("redis",),
         found_by="blob",
+        seed=5,
     ),
     "parts-not-compared": Mutation(
         0,
         "an S3 upload is completed although a part was sent again meanwhile",
         (_edit(MemoryBuckets, "complete", "any(known.get(part.number) != part for part in parts)", "False"),),
         found_by="blob",
-        seed=102,
+        seed=110,
     ),
 }
 

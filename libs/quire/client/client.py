@@ -397,25 +397,27 @@ class QuireClient:
         return int(response.evicted_chunks)
 
     async def retain(self, namespace: Namespace, keys: ChunkKeys, seconds: float) -> int:
-        """Keep the longest stored prefix for so long, whoever needs space, and when this client is gone.
+        """Keep the longest stored prefix from being evicted for `seconds`; how many chunks it has.
 
-        How many chunks that are. Again: a new time. Raises `InvalidRequest` for longer than the gateway allows,
-        `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
+        It stays when this client has gone. Calling again for the same prefix replaces the time; a longer prefix has a
+        retention of its own. Raises `InvalidRequest` for longer than the gateway allows, `NotAllowed`, `Unavailable`,
+        `DeadlineExceeded`.
         """
         ttl_ms = max(1, round(seconds * 1000))
         request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, ttl_ms=ttl_ms)
         return int((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
 
     async def end_retention(self, namespace: Namespace, keys: ChunkKeys) -> bool:
-        """What was retained of this prefix may go again; whether anything was. Raises as `retain`."""
+        """Allow the prefix to be evicted again; whether any chunk of it was retained. Raises as `retain`."""
         request = pb.RetainRequest(namespace=convert.namespace_to(namespace), chunk_keys=keys.packed)
         return bool((await call(self._stub.Retain, request, timeout_s=self._timeout_s)).chunks)
 
     async def prefetch(self, namespace: Namespace, keys: ChunkKeys, *, within_s: float = 0.0) -> int:
         """Have the longest stored prefix brought into storage nodes' memory; how many chunks lie there now.
 
-        `within_s`: when they are wanted; what is due earlier is read first. What there is no room for stays where it
-        is. Raises `NotAllowed`, `Unavailable`, `DeadlineExceeded`.
+        `within_s`: when they are wanted, seconds from now; of several prefetches the one that is due first is read
+        first. At most half of a node's memory is filled; the rest stays where it is. Raises `NotAllowed`,
+        `TooManyRequests`, `Unavailable`, `DeadlineExceeded`.
         """
         request = pb.PrefetchRequest(
             namespace=convert.namespace_to(namespace), chunk_keys=keys.packed, within_ms=round(within_s * 1000)

@@ -86,7 +86,7 @@ class Owner:
 
 
 def memory_at(address: int, length: int) -> npt.NDArray[np.uint8]:
-    """Memory that somebody else keeps, as an array."""
+    """A view of memory that the caller owns: uint8, shape (length,)."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(address))
 
 
@@ -172,7 +172,7 @@ class Objects:
         await _all(store(group) for group in groups)
 
     async def drop(self, place: Place) -> bool:
-        """Whether it is gone: what somebody has leased stays."""
+        """Delete the object; whether it is deleted. One that a lease pins stays."""
         return await self._client.evict(place.namespace, place.keys) == len(place.keys)
 
 

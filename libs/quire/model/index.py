@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from quire.model.errors import InvalidRequest
 from quire.model.keys import ChunkKeys
 
 OBJECT_TIER: Final = "@object"
@@ -100,12 +101,18 @@ class ObjectMark(Enum):
     DELETING = 3
 
 
+UNCHAINED_MAX: Final = 16_384
+"""Keys of one request that are no prefix: each of them is looked up by itself."""
+
+
 def records(keys: ChunkKeys, first: int, count: int, *, unchained: bool = False) -> list[ChunkRecord]:
     """Index records of chunks first … first+count-1 of a chain whose keys from the start are `keys`.
 
-    `unchained`: of chunks that have no parent, each in a bucket of its own.
+    `unchained`: of chunks that have no parent, each in a bucket of its own. Raises `InvalidRequest` for too many.
     """
     if unchained:
+        if count > UNCHAINED_MAX:
+            raise InvalidRequest(f"{count} keys that are no prefix, {UNCHAINED_MAX} at most", field="chunk_keys")
         return [ChunkRecord(key, b"", key, b"") for key in keys.run(first, count)]
     made = []
     for index in range(first, first + count):

@@ -155,8 +155,9 @@ class MemoryIndex:
         parent = self.state.entries.get(entry.record.parent)
         moved = self.state.pins.pop(entry.record.key, {})
         if parent is not None:
-            if moved and entry.record.parent_bucket == entry.record.bucket:
-                self.state.pins.setdefault(parent.record.key, {}).update(moved)
+            held = self.state.pins.setdefault(parent.record.key, {}) if moved else {}
+            for lease, expires_ms in moved.items():
+                held[lease] = max(expires_ms, held.get(lease, 0))
             parent.children -= 1
             self._remove_hollow(parent, now_ms)
 

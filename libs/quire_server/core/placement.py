@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from quire.model.index import OBJECT_TIER, Match, PlacedRun
+from quire.model.index import OBJECT_TIER, Match
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.model.nodes import Location, Node, NodeAddress, SchedulerInfo, StorageInfo
 from quire.model.ranges import ChunkRange
@@ -38,9 +38,8 @@ def readable_ranges(
     for run in match.runs:
         holders = [live[name] for name in run.nodes if name in live]
         if holders:
-            before = ranges[-1].node_id if ranges else ""
-            best = min(holders, key=lambda node: (client.distance(node.location), node.node_id != before))
-            _extend(ranges, ChunkRange(best.node_id, first, run.count))
+            best = _nearest(holders, client, ranges[-1].node_id if ranges else "")
+            _extend(ranges, ChunkRange(best, first, run.count))
         elif OBJECT_TIER in run.nodes and live:
             for each in placed_ranges(keys.run(0, first + run.count), first, list(live.values())):
                 _extend(ranges, each)
@@ -53,12 +52,32 @@ def readable_ranges(
 def readable_each(
     holders: Sequence[Sequence[str]], live: Mapping[str, Node], keys: ChunkKeys, client: Location = _NOWHERE
 ) -> tuple[list[int], list[ChunkRange]]:
-    """Which of chunks that are no prefix can be read, by what the index says of each; and where, counting those."""
-    there = [
-        at for at, names in enumerate(holders) if any(name in live for name in names) or (OBJECT_TIER in names and live)
-    ]
-    match = Match(tuple(PlacedRun(1, tuple(holders[at])) for at in there))
-    return there, readable_ranges(match, live, keys.pick(there), client)
+    """Which of chunks that are no prefix can be read, by what the index says of each; and where, counting those.
+
+    What only the object tier has goes to the node with the strongest claim on it, whatever it is asked for with.
+    """
+    there: list[int] = []
+    ranges: list[ChunkRange] = []
+    nearest: dict[tuple[tuple[str, ...], str], str] = {}
+    for at, names in enumerate(holders):
+        before = ranges[-1].node_id if ranges else ""
+        case = (tuple(names), before)
+        if case not in nearest:
+            nearest[case] = _nearest([live[name] for name in names if name in live], client, before)
+        node_id = nearest[case]
+        if not node_id and OBJECT_TIER in names and live:
+            node_id = rendezvous(keys.at(at), live.values())[0].node_id
+        if node_id:
+            _extend(ranges, ChunkRange(node_id, len(there), 1))
+            there.append(at)
+    return there, ranges
+
+
+def _nearest(holders: Sequence[Node], client: Location, before: str) -> str:
+    """Of several the nearest to the client, and among those equally near `before`; "" of none."""
+    if not holders:
+        return ""
+    return min(holders, key=lambda node: (client.distance(node.location), node.node_id != before)).node_id
 
 
 def placed_ranges(keys: ChunkKeys, first: int, nodes: Sequence[Node]) -> list[ChunkRange]:

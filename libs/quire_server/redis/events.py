@@ -49,7 +49,7 @@ class CacheEvents:
             after = _number(cursor)
             first: Any = await self._client.xrange(_KEY, count=1)
             found: Any = await self._client.xrange(_KEY, min=f"({cursor}", count=limit)
-        # What the cursor names is kept no more: what came right behind it may not be, either.
+        # The cursor's event is no longer in the stream; events behind it may be missing too.
         lost = cursor != _START and (not first or _number(first[0][0].decode()) > after)
         return EventPage(tuple(_event(fields) for _, fields in found), found[-1][0].decode() if found else cursor, lost)
 

@@ -343,15 +343,15 @@ class PrefixIndex:
         async with metadata_errors():
             return bool(await self._client.hexists(_bucket_key(chunk.bucket), chunk.key))
 
-    async def _count_child(self, parent: bytes, bucket: bytes, change: int, now_ms: int) -> bool:
-        mark, *orphaned = await self._change("count_child", bucket, [parent, change, now_ms])
+    async def _count_child(self, parent: bytes, bucket: bytes, change: int, now_ms: int, leases: bytes = b"") -> bool:
+        mark, *orphaned = await self._change("count_child", bucket, [parent, change, now_ms, leases])
         await self._uncount(orphaned, now_ms)
         return bool(mark == b"1")
 
     async def _uncount(self, orphaned: Sequence[bytes], now_ms: int) -> None:
-        """Parents in other buckets have lost a child."""
-        for parent, bucket in zip(orphaned[::2], orphaned[1::2], strict=True):
-            await self._count_child(parent, bucket, -1, now_ms)
+        """Parents in other buckets have lost a child: (parent, bucket, the child's leases), flat."""
+        for parent, bucket, leases in zip(orphaned[::3], orphaned[1::3], orphaned[2::3], strict=True):
+            await self._count_child(parent, bucket, -1, now_ms, leases)
 
     async def _match_buckets(self, keys: ChunkKeys, buckets: list[str]) -> list[Any]:
         async with metadata_errors():

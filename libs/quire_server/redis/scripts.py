@@ -120,18 +120,28 @@ local function is_pinned(digest, now)
   end
   return pinned[digest]
 end
--- A chunk that nothing holds leaves under a lease: what is before it is protected by its parent from now on.
-local function move_pins(digest, parent)
-  local all = redis.call('HGETALL', pins)
+-- A lease on a chunk until then, or for longer where it has one.
+local function hold(digest, lease, expires, now)
+  if tonumber(redis.call('HGET', pins, digest .. lease) or '0') >= expires or expires <= now then return end
+  redis.call('HSET', pins, digest .. lease, string.format('%.0f', expires))
+  if redis.call('PTTL', pins) < expires - now then redis.call('PEXPIRE', pins, expires - now) end
+end
+-- A chunk that nothing holds leaves under a lease: what is before it is protected by its parent from now on. Returns
+-- the leases for a parent in another bucket: each 16 bytes, and 16 digits of when it ends.
+local function move_pins(digest, parent, now)
+  local all, away = redis.call('HGETALL', pins), {}
   for i = 1, #all, 2 do
     if #all[i] > 32 and string.sub(all[i], 1, 32) == digest then
+      local lease, expires = string.sub(all[i], 33), tonumber(all[i + 1])
       redis.call('HDEL', pins, all[i])
-      if parent ~= '' then redis.call('HSET', pins, parent .. string.sub(all[i], 33), all[i + 1]) end
+      if parent ~= '' then hold(parent, lease, expires, now)
+      else away[#away + 1] = lease .. string.format('%016.0f', expires) end
     end
   end
   pinned = nil
+  return table.concat(away)
 end
-local outside = {}                           -- parents in other buckets that lost a child: key, bucket, key, ...
+local outside = {}     -- parents in other buckets that lost a child: key, bucket, leases that move there, key, ...
 -- Take an entry out, and then each of its ancestors here that has neither a holder nor a child.
 local function remove(digest, now)
   while digest do
@@ -142,9 +152,10 @@ local function remove(digest, now)
     if old ~= uniform then mixed = mixed - 1 end
     for name in string.gmatch(old, '[^,]+') do note(name, digest, about, -1) end
     local parent, elsewhere = string.sub(about, 9, 40), string.sub(about, 41, 72)
-    if is_pinned(digest, now) then move_pins(digest, elsewhere == '' and parent or '') end
+    local leases = is_pinned(digest, now) and move_pins(digest, elsewhere == '' and parent or '', now) or ''
     digest = nil
-    if elsewhere ~= '' then outside[#outside + 1] = parent; outside[#outside + 1] = elsewhere
+    if elsewhere ~= '' then
+      for _, each in ipairs({parent, elsewhere, leases}) do outside[#outside + 1] = each end
     elseif parent ~= '' then
       local left = redis.call('HINCRBY', key, parent .. 'c', -1)
       if left <= 0 and redis.call('HGET', key, parent) == '' then digest = parent end
@@ -263,13 +274,17 @@ return answer
 """
 )
 
-# ARGV: 1 digest, 2 change, 3 now in ms. Counts a child in another bucket. Returns "0" if the chunk is not indexed,
-# else "1" and, if it went because it has neither a holder nor a child any more, parents in other buckets.
+# ARGV: 1 digest, 2 change, 3 now in ms, 4 leases that the child had, as `move_pins` packs them. Counts a child in
+# another bucket. Returns "0" if the chunk is not indexed, else "1" and, if it went because it has neither a holder nor
+# a child any more, parents in other buckets.
 COUNT_CHILD: Final = (
     _BUCKET
     + """
 local digest, now = ARGV[1], tonumber(ARGV[3])
 if redis.call('HEXISTS', key, digest) == 0 then return {'0'} end
+for at = 1, #ARGV[4], 32 do
+  hold(digest, string.sub(ARGV[4], at, at + 15), tonumber(string.sub(ARGV[4], at + 16, at + 31)), now)
+end
 local left = redis.call('HINCRBY', key, digest .. 'c', ARGV[2])
 if left <= 0 and redis.call('HGET', key, digest) == '' then
   remove(digest, now)

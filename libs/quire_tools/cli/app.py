@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -37,6 +37,8 @@ def plan() -> None:
 Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
 Gateway = Annotated[str, typer.Option(help="host:port of a gateway; empty for the cluster on --folder")]
 Admin = Annotated[str, typer.Option(help="host:port of a gateway's admin frontend; empty for the cluster on --folder")]
+TextFile = Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")]
+NamespaceFile = Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")]
 Json = Annotated[Path | None, typer.Option("--json", help="write the result there")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")]
 _FOLDER = Path("quire-data")
@@ -114,8 +116,8 @@ def trace(
 
 @app.command()
 def lookup(
-    file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
-    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    file: TextFile,
+    namespace: NamespaceFile,
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
 ) -> None:
@@ -125,13 +127,13 @@ def lookup(
 
 @app.command()
 def retain(
-    file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
-    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    file: TextFile,
+    namespace: NamespaceFile,
     hours: Annotated[float, typer.Option(help="for how long; 0: no longer")] = 24.0,
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
 ) -> None:
-    """Keep what is stored of a text's prefix, whoever needs space."""
+    """Keep what is stored of a text's prefix from being evicted."""
     from quire_tools.cli import prefixes
 
     prefixes.retain(file, namespace, hours, cluster_commands.gateway_of(folder, gateway))
@@ -139,8 +141,8 @@ def retain(
 
 @app.command()
 def prefetch(
-    file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
-    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    file: TextFile,
+    namespace: NamespaceFile,
     within_s: Annotated[float, typer.Option(help="when it is wanted; 0: at once")] = 0.0,
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
@@ -153,8 +155,8 @@ def prefetch(
 
 @app.command()
 def drop(
-    file: Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")],
-    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    file: TextFile,
+    namespace: NamespaceFile,
     keep_chunks: Annotated[int, typer.Option(help="from the start, which stay")] = 0,
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
@@ -181,7 +183,7 @@ def events(
 
 @app.command()
 def policy(
-    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    namespace: NamespaceFile,
     ttl_s: Annotated[int, typer.Option(help="seconds after which a stored chunk goes; 0 for never")] = 0,
     quota_mib: Annotated[int, typer.Option(help="what its chunks may take up in the cluster; 0 for no limit")] = 0,
     folder: Folder = _FOLDER,
@@ -448,17 +450,20 @@ def _numbers(text: str, kind: Callable[[str], Number]) -> list[Number]:
         raise InvalidRequest(f"{text!r} is no list of numbers") from None
 
 
-def _add_commands() -> None:
-    """Benchmarks and plans whose packages are installed."""
-    for group, commands in (("quire.bench", bench_app), ("quire.plan", plan_app)):
-        for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
+def _add_commands(words: Sequence[str]) -> None:
+    """Benchmarks and plans whose packages are installed: the one that the command line names, or all for the help."""
+    for group, commands in (("bench", bench_app), ("plan", plan_app)):
+        if group not in words:
+            continue
+        entries = sorted(entry_points(group=f"quire.{group}"), key=lambda entry: entry.name)
+        for entry in [each for each in entries if each.name in words] or entries:
             commands.command(entry.name)(entry.load())
 
 
 def run() -> None:
     """All commands. A `QuireError` is one line and status 1, no stack trace."""
     try:
-        _add_commands()
+        _add_commands(sys.argv[1:])
         app()
     except QuireError as error:
         Console(stderr=True).print(f"[bold red]{error.code()}[/]: {error}")

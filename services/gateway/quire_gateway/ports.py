@@ -56,6 +56,7 @@ class DeliverPart:
     node_index: int
     compute_window_us: int
     layers_in_stream: bool
+    unchained: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,13 @@
-"""Prefixes that are kept by request: nothing evicts them before their time, whoever needs space.
+"""Prefixes that are not evicted before a time that a client has set.
 
-A retention is a pin in the index, as a lease is, but one that neither a session's end nor its client's ends. A tenant
-has one on a chunk at most: retaining again replaces its time.
+A retention is a pin in the index, as a lease is. The end of a session does not end it. A tenant has at most one on a
+chunk: retaining the same prefix again replaces the time. One of a longer prefix is another retention.
 """
 
 from __future__ import annotations
 
 import hashlib
+from itertools import takewhile
 from typing import Protocol
 
 from quire.model.errors import InvalidRequest
@@ -32,7 +33,7 @@ class Retention:
         self._longest_ms = longest_s * 1000
 
     async def retain(self, namespace: Namespace, keys: ChunkKeys, ttl_ms: int) -> tuple[int, int]:
-        """Keep the longest indexed prefix; how many chunks, and until when (ms since the Unix epoch).
+        """Keep the longest indexed prefix; how many chunks of it can be read, and until when (ms since the Unix epoch).
 
         Raises `InvalidRequest` for a time that is too long, and for keys that are no prefix.
         """
@@ -41,7 +42,8 @@ class Retention:
         now_ms = self._clock.now_ms()
         pin = Pin(lease_id=_name(namespace), expires_ms=now_ms + ttl_ms, ttl_ms=ttl_ms, now_ms=now_ms)
         match = await self._index.match(keys.distinct(), pin)
-        return match.count, now_ms + ttl_ms
+        held = takewhile(lambda run: run.nodes, match.runs)
+        return sum(run.count for run in held), now_ms + ttl_ms
 
     async def end(self, namespace: Namespace, keys: ChunkKeys) -> int:
         """End the tenant's retentions on any of the keys; how many there were."""
@@ -49,5 +51,5 @@ class Retention:
 
 
 def _name(namespace: Namespace) -> bytes:
-    """Of a tenant's retentions, 16 bytes: known to nobody who does not know its salt."""
+    """The name of a tenant's pins, 16 bytes. It cannot be guessed without the tenant's salt."""
     return hashlib.sha256(b"quire retention" + namespace.tenant_salt).digest()[:16]

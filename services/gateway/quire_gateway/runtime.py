@@ -61,7 +61,10 @@ class Readable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchCall:
-    """A fetch of what was found. `lease`: the token of the one that pins it; without one a chunk may go meanwhile."""
+    """A fetch of what was found. `lease`: the token of the one that pins it; without one a chunk may go meanwhile.
+
+    `unchained`: the keys are no prefix, each chunk stands for itself.
+    """
 
     found: Readable
     lease: bytes = b""
@@ -69,6 +72,7 @@ class FetchCall:
     descriptor: Descriptor
     compute_window_us: int = 0
     layers_in_stream: bool = False
+    unchained: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +140,10 @@ class Gateway:
         yield FetchSummary(mask, usable_chunks(mask), sum(outcome.bytes_moved for outcome in outcomes))
 
     async def prefetch(self, found: Readable, keys: ChunkKeys, within_ms: int) -> int:
-        """Have what was found brought into the memory of the nodes that would deliver it; how much of it is there."""
+        """Have what was found brought into the memory of the nodes that would deliver it; how much of it is there.
+
+        Raises what the first node did where all have failed.
+        """
         with self._transfer():
             of_node: dict[str, bytes] = {}
             for each in found.ranges:
@@ -145,7 +152,11 @@ class Gateway:
                 self._nodes.prefetch(found.addresses[node_id], ChunkKeys(mine), within_ms)
                 for node_id, mine in of_node.items()
             )
-            return sum(await asyncio.gather(*asked))
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+        failures = [each for each in answers if isinstance(each, BaseException)]
+        if failures and (len(failures) == len(answers) or not isinstance(failures[0], QuireError)):
+            raise failures[0]
+        return sum(each for each in answers if isinstance(each, int))
 
     async def store(self, store: StoreCall) -> AsyncIterator[Placement | NodeOutcome | StoreSummary]:
         """The placement first, so that the client can announce its layers; then outcomes; the summary last."""
@@ -198,6 +209,7 @@ class Gateway:
             node_index=share.index,
             compute_window_us=fetch.compute_window_us,
             layers_in_stream=fetch.layers_in_stream,
+            unchained=fetch.unchained,
         )
         try:
             async for event in self._nodes.deliver(share.grpc_address, part):

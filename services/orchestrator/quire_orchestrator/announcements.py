@@ -1,4 +1,4 @@
-"""Says what came and went, behind the requests that brought it about: none of them waits."""
+"""Publishes which chunks were stored and removed. Requests do not wait for it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ _AT_ONCE: Final = 64
 
 
 class EventLog(Protocol):
-    """Where they go; see `quire_server.redis.CacheEvents`."""
+    """Where events are published; see `quire_server.redis.CacheEvents`."""
 
     async def publish(self, events: Sequence[CacheEvent]) -> None: ...
 
 
 class Announcements:
-    """Events are hints: what the log cannot take, or comes too fast for it, is left out. `log`: None for nobody."""
+    """Events are hints: one that the log does not take, or that comes too fast for it, is left out.
+
+    `log`: None publishes nothing.
+    """
 
     def __init__(self, log: EventLog | None, clock: Clock) -> None:
         self._log = log
@@ -35,18 +38,18 @@ class Announcements:
         self._telling: asyncio.Task[None] | None = None
 
     def stored(self, holder: str, chunks: Sequence[ChunkRecord]) -> None:
-        """Somebody has these."""
+        """`holder` has stored these chunks."""
         for part in _parts(chunks):
             parents = b"".join(chunk.parent or bytes(KEY_BYTES) for chunk in part)
             self._tell(EventKind.STORED, holder, part, parents)
 
     def removed(self, holder: str, chunks: Sequence[ChunkRecord]) -> None:
-        """Somebody has them no more."""
+        """`holder` has these chunks no longer."""
         for part in _parts(chunks):
             self._tell(EventKind.REMOVED, holder, part)
 
     async def close(self) -> None:
-        """Say what is still to be said."""
+        """Publish what still waits."""
         if self._telling is not None:
             await asyncio.gather(self._telling, return_exceptions=True)
 

@@ -118,9 +118,14 @@ class Promotions:
         self._users: dict[int, int] = {}
         self._settling: set[int] = set()
 
-    def join(self, reading: Reading, copies: Sequence[Copy]) -> tuple[int, dict[int, tuple[Promotion, MemoryPlace]]]:
-        """For copies that are read from a drive: a ticket, and which of them are promoted, by number, and where to."""
-        ticket, found = reading.tiers.promote(copies)
+    def join(
+        self, reading: Reading, copies: Sequence[Copy], *, asked: bool = False
+    ) -> tuple[int, dict[int, tuple[Promotion, MemoryPlace]]]:
+        """For copies that are read from a drive: a ticket, and which of them are promoted, by number, and where to.
+
+        `asked`: a client has asked for them to be in memory.
+        """
+        ticket, found = reading.tiers.promote(copies, asked=asked)
         groups: dict[int, list[Copy]] = {}
         for copy in copies:
             if copy.number in found:

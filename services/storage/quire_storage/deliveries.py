@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, PeerLost, QuireError, TooManyRequests
 from quire.model.index import OBJECT_TIER, ChunkRecord, records
 from quire.model.keys import ChunkKeys
 from quire.model.outcome import NodeOutcome
+from quire.model.ranges import ChunkRange
 from quire.telemetry import logger, meter, names, tracer
 from quire.transport import Peer, Stalled
 from quire_storage.config import StorageConfig
@@ -89,6 +91,8 @@ class Deliveries:
         task, delivery, pinned = None, None, None
         try:
             pinned = await self._pin(call, keys)
+            if pinned.missing:
+                call = replace(call, ranges=_without(call, frozenset(pinned.missing)))
             delivery = Delivery(self._parts, call, pinned.copies)
             task = self._spawn(self._run(delivery, call, pinned, name), traced=True)
         finally:
@@ -105,20 +109,31 @@ class Deliveries:
                 delivery.cancel()
 
     async def _pin(self, call: DeliverCall, keys: ChunkKeys) -> Pinned:
-        try:
-            with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
-                return await self._tiers.pin_all(list(keys))
-        except ChunkMissing:
-            wanted = [
-                record for each in call.ranges for record in records(call.descriptor.keys, each.first, each.count)
-            ]
-            missing = [record for record in wanted if record.key not in self._tiers.residency]
-            if self._tiers.objects is not None:  # without an answer of the object tier nothing is known of them
-                absent = self._tiers.objects.found_absent([record.key for record in missing])
-                missing = [record for record in missing if record.key in absent]
-                self._spawn(self._withdraw_objects(self._tiers.objects, missing))
-            self._tiers.deny(missing)
-            raise
+        """Of a prefix all chunks, or none; of chunks that stand for themselves those that are here, one at least."""
+        with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
+            pinned = await self._tiers.pin(list(keys))
+        if not pinned.missing:
+            return pinned
+        self._deny(call)
+        if call.unchained and pinned.copies:
+            return pinned
+        self._tiers.unpin(pinned)
+        index = list(keys).index(pinned.missing[0])
+        raise ChunkMissing(f"chunk {index} of those asked for, key {pinned.missing[0].hex()}", field="chunk_keys")
+
+    def _deny(self, call: DeliverCall) -> None:
+        """Tell the index which chunks of a delivery are not here."""
+        wanted = [
+            record
+            for each in call.ranges
+            for record in records(call.descriptor.keys, each.first, each.count, unchained=call.unchained)
+        ]
+        missing = [record for record in wanted if record.key not in self._tiers.residency]
+        if self._tiers.objects is not None:  # without an answer of the object tier nothing is known of them
+            absent = self._tiers.objects.found_absent([record.key for record in missing])
+            missing = [record for record in missing if record.key in absent]
+            self._spawn(self._withdraw_objects(self._tiers.objects, missing))
+        self._tiers.deny(missing)
 
     async def _withdraw_objects(self, objects: ObjectStore, missing: Sequence[ChunkRecord]) -> None:
         """Of chunks that a fetch has found to be no object. Looked at once more: a store may have put them since."""
@@ -166,3 +181,16 @@ class Deliveries:
             await self._index.release(lease)
         except QuireError as error:
             logger().warning("the lease of a lost client could not be released", error=str(error))
+
+
+def _without(call: DeliverCall, missing: frozenset[bytes]) -> tuple[ChunkRange, ...]:
+    """What is left of a call's ranges."""
+    node, keys = call.ranges[0].node_id, call.descriptor.keys
+    left = [at for each in call.ranges for at in range(each.first, each.stop) if keys.at(at) not in missing]
+    runs: list[ChunkRange] = []
+    for at in left:
+        if runs and runs[-1].stop == at:
+            runs[-1] = replace(runs[-1], count=runs[-1].count + 1)
+        else:
+            runs.append(ChunkRange(node, at, 1))
+    return tuple(runs)

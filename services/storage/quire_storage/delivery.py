@@ -58,6 +58,7 @@ class DeliverCall:
     layers_in_stream: bool = False
     tenant: TenantPolicy = field(default_factory=TenantPolicy)
     lease: bytes = b""
+    unchained: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

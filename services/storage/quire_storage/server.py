@@ -57,6 +57,7 @@ class StorageServicer(StorageServiceServicer):
             layers_in_stream=request.layers_in_stream,
             tenant=TenantPolicy(tenant, request.tenant_weight, request.tenant_cap_bytes_per_s),
             lease=request.lease,
+            unchained=request.unchained,
         )
         async with contextlib.aclosing(self._node.deliveries.deliver(call)) as events:  # type: ignore[type-var]
             async for event in events:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import ChunkMissing, PoolFull
+from quire.model.errors import PoolFull
 from quire.model.index import ChunkRecord
 from quire.telemetry import logger
 from quire_storage.arena import Arena
@@ -126,15 +126,6 @@ class Tiers:
         self._executor.count()
         return Pinned(ticket, copies, missing)
 
-    async def pin_all(self, keys: Sequence[bytes]) -> Pinned:
-        """Raises `ChunkMissing` with the first that is nowhere; then nothing is pinned."""
-        pinned = await self.pin(keys)
-        if pinned.missing:
-            self.unpin(pinned)
-            index = list(keys).index(pinned.missing[0])
-            raise ChunkMissing(f"chunk {index} of those asked for, key {pinned.missing[0].hex()}", field="chunk_keys")
-        return pinned
-
     def pin_also(self, copy: Copy) -> Pinned:
         """Keep a copy that is pinned already for longer."""
         ticket = self._executor.ticket()
@@ -154,12 +145,12 @@ class Tiers:
         finally:
             self.unpin(pinned)
 
-    def promote(self, copies: Sequence[Copy]) -> tuple[int, dict[int, tuple[int, MemoryPlace]]]:
+    def promote(self, copies: Sequence[Copy], *, asked: bool = False) -> tuple[int, dict[int, tuple[int, MemoryPlace]]]:
         """Slots for pinned copies that are read from a drive and should stay in memory: a ticket, and by copy's number
-        the promotion that it is part of and the place. End each promotion by `end_promotion`.
+        the promotion that it is part of and the place. End each promotion by `end_promotion`. `asked`: by a client.
         """
         ticket = self._executor.ticket()
-        event = ev.PromotionWanted(ticket, [copy.number for copy in copies])
+        event = ev.PromotionWanted(ticket, [copy.number for copy in copies], asked)
         found = cast(dict[int, tuple[int, MemoryPlace]], self._executor.answered_at_once(ticket, event))
         return ticket, found
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
+from quire.model.errors import ChunkMissing
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.ranges import ChunkRange
@@ -166,7 +167,10 @@ class Engine:
         target = RdmaTarget(b"w", 4096, len(numbers) * shape.bytes, b"k")
         descriptor = Descriptor(keys, shape.num_layers, 1, shape.slice_bytes, DeliveryOrder.LAYERWISE, target)
         out = np.zeros(descriptor.payload_bytes, dtype=np.uint8)
-        held = await self.tiers.pin_all(list(keys))
+        held = await self.tiers.pin(list(keys))
+        if held.missing:
+            self.tiers.unpin(held)
+            raise ChunkMissing(f"{len(held.missing)} of {len(keys)}", field="chunk_keys")
         batches = None
         try:
             reading = Reading(

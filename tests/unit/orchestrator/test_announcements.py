@@ -34,7 +34,7 @@ async def test_what_is_said_comes_in_order_and_in_parts() -> None:
     announcements = Announcements(log, FakeClock())
     announcements.stored("a", records(KEYS, 0, 300))
     announcements.removed("a", records(KEYS, 299, 1))
-    assert not log.heard, "nobody waits for it"
+    assert not log.heard, "published behind the request"
     await announcements.close()
     assert [(each.kind, len(each.keys)) for each in log.heard] == [
         (EventKind.STORED, 256),
@@ -63,4 +63,4 @@ async def test_too_much_at_once_loses_the_oldest() -> None:
         announcements.removed(str(number), records(KEYS, 0, 1))
     await announcements.close()
     assert len(log.heard) == 4096 and log.heard[-1].holder == "4999"
-    Announcements(None, FakeClock()).stored("a", records(KEYS, 0, 1))  # for nobody
+    Announcements(None, FakeClock()).stored("a", records(KEYS, 0, 1))  # publishes nothing

@@ -32,9 +32,9 @@ class _Tiers:
         self.found = asyncio.Event()
         self.unpinned = 0
 
-    async def pin_all(self, keys: Any) -> Any:
+    async def pin(self, keys: Any) -> Any:
         await self.found.wait()
-        return SimpleNamespace(copies=[])
+        return SimpleNamespace(copies=[], missing=[])
 
     def unpin(self, pinned: Any) -> None:
         self.unpinned += 1

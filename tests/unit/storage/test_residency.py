@@ -368,6 +368,24 @@ def test_many_readers_of_one_prefix_on_a_drive_promote_it_once() -> None:
     assert answers[0] == answers[1] == answers[2]
 
 
+def test_what_a_client_asks_for_comes_into_memory_that_is_full() -> None:
+    """Also what was not read before, which a delivery would leave on its drive."""
+    world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
+    for first in (0, 8, 16):
+        _stored(world, first, 4)
+    for gone in world.residency.in_memory._gone:
+        gone.clear()
+    numbers = [copy.number for copy in world.held[world.pin([0, 1])] if copy.memory is None]
+    assert numbers
+    answers = []
+    for asked in (False, True):
+        ticket = world.ticket()
+        world.post(ev.PromotionWanted(ticket, numbers, asked))
+        world.residency._read_lately.clear()
+        answers.append(world.answers[ticket].keys())
+    assert answers == [set(), set(numbers)]
+
+
 def test_a_store_without_memory_waits_and_fails_when_it_is_told_to() -> None:
     world = World(drives=0, objects=False, arena_slabs=1)
     _stored(world, 0, 4, Durability.MEMORY)

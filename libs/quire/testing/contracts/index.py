@@ -330,6 +330,28 @@ class IndexContract:
         assert not await _pin(index, keys, b"l", 1000), "what is gone cannot be pinned"
         assert await index.pins(keys.bucket_of(0)) == 0
 
+    async def test_a_pin_holds_what_is_before_a_chunk_that_is_lost(self, index: Index) -> None:
+        """Also where that lies in the bucket before."""
+        keys, lost = chain(300), [*range(300)][BUCKET_CHUNKS:]
+        assert all(await _register(index, "a", records(keys, 0, BUCKET_CHUNKS)))
+        assert all(await _register(index, "b", records(keys, BUCKET_CHUNKS, len(lost))))
+        assert await _pin(index, keys, b"r", 5000) == 300
+        await index.unregister("b", records(keys, BUCKET_CHUNKS, len(lost)), 1000)
+        assert await _count(index, keys) == BUCKET_CHUNKS
+        assert not await _evict(index, keys.run(0, BUCKET_CHUNKS), 0, 1000)
+        assert await index.unpin_all(keys, b"r" * 16) == 1
+        assert len(await _evict(index, keys.run(0, BUCKET_CHUNKS), 0, 1000)) == BUCKET_CHUNKS
+
+    async def test_of_two_pins_that_meet_the_longer_one_counts(self, index: Index) -> None:
+        keys = chain(12)
+        assert all(await _register(index, "a", records(keys, 0, 10)))
+        assert all(await _register(index, "b", records(keys, 10, 2)))
+        assert await _pin(index, keys.run(0, 10), b"r", 9000) == 10
+        assert await _pin(index, keys, b"r", 2000) == 12
+        await index.unregister("b", list(reversed(records(keys, 10, 2))), 1000)
+        assert not await _evict(index, keys.run(0, 10), 0, 3000)
+        assert len(await _evict(index, keys.run(0, 10), 0, 9500)) == 10
+
     async def test_all_pins_of_an_id_are_given_back_at_once(self, index: Index) -> None:
         """Wherever they are on the keys; of other ids none."""
         keys = chain(300)

@@ -1283,7 +1283,7 @@ class PrefetchRequest(_message.Message):
     chunk_keys: _builtins.bytes
     """Keys of a prefix, 32 bytes each, concatenated."""
     within_ms: _builtins.int
-    """When they are wanted, milliseconds from now: drives read what is due earlier first. 0 for at once."""
+    """When they are wanted, milliseconds from now: of several prefetches the one that is due first is read first. 0: soon."""
     @_builtins.property
     def namespace(self) -> _common_pb2.Namespace:
         """Whose prefix."""

@@ -75,6 +75,7 @@ class GrpcStorageNodes:
             layers_in_stream=part.layers_in_stream,
             tenant_weight=part.tenant.weight,
             tenant_cap_bytes_per_s=part.tenant.cap_bytes_per_s,
+            unchained=part.unchained,
         )
         self._permit(request, part.tenant.tenant)
         method = self._stub(address).Deliver

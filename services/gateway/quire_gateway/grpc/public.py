@@ -102,9 +102,10 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def Prefetch(self, request: pb.PrefetchRequest, context: Any) -> pb.PrefetchResponse:
         principal = await self._admission.caller(context)
-        with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt)):
-            keys = ChunkKeys(request.chunk_keys)
-            found = await self._lookups.lookup(Question(convert.namespace_from(request.namespace), keys))
+        namespace, keys = convert.namespace_from(request.namespace), ChunkKeys(request.chunk_keys)
+        payload = namespace.layout.payload_bytes(len(keys))
+        with self._admission.admit(principal, Need(salt=request.namespace.tenant_salt, payload=payload)):
+            found = await self._lookups.lookup(Question(namespace, keys))
             there = await self._gateway.prefetch(found, keys, request.within_ms)
             return pb.PrefetchResponse(matched_chunks=found.matched_chunks, chunks_in_memory=there)
 
@@ -210,6 +211,7 @@ class GatewayServicer(GatewayServiceServicer):
                 descriptor=descriptor,
                 compute_window_us=request.compute_window_us or min(_WINDOW_US_MAX, advised_us),
                 layers_in_stream=request.layers_in_stream,
+                unchained=question.unchained,
             )
             async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
                 async for event in events:
