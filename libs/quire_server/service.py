@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -82,8 +83,7 @@ async def serve_member(
     await until_signalled(stop_within_s(grace_s, drain_s))
     await heartbeat.leave()
     await server.drain(drain_s)
-    for close in frontends:
-        await close()
+    await asyncio.gather(*(close() for close in frontends))
     await server.stop(grace_s, stopping)
     for close in last:
         await close()

@@ -1,10 +1,14 @@
-"""What only operators may: policies of namespaces and tenants, the cluster's threshold. At the admin frontend."""
+"""What only operators may, at the admin frontend: policies of namespaces and tenants, the threshold Θ, cache events."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from functools import cached_property
+from typing import Final
 
+from quire.model.errors import Unavailable
 from quire.model.events import EventPage
 from quire.model.hashing import Namespace
 from quire.wire import convert
@@ -13,6 +17,9 @@ from quire.wire.credentials import member_token
 from quire.wire.tls import Tls
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
+
+_SILENCE_S: Final = 20.0
+"""A gateway says every few seconds that it is there."""
 
 
 class AdminClient:
@@ -49,10 +56,21 @@ class AdminClient:
         """Chunks as they come and go, page by page, from now on or behind a cursor; the first page comes at once.
 
         `lost` in a page: events before it are missing. Ends with the connection: begin again behind the last cursor.
-        Raises `InvalidRequest` for what is no cursor, `Unavailable`.
+        Raises `InvalidRequest` for what is no cursor, `TooManyRequests`, `Unavailable`.
         """
-        async for message in stream(self._stub.Watch, pb.WatchRequest(after=after), timeout_s=None):
-            yield EventPage(tuple(map(convert.event_from, message.events)), message.cursor, message.lost)
+        pages, first = stream(self._stub.Watch, pb.WatchRequest(after=after), timeout_s=None), True
+        async with contextlib.aclosing(pages):
+            while True:
+                try:
+                    async with asyncio.timeout(_SILENCE_S):
+                        message = await anext(pages)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    raise Unavailable(f"the gateway has been silent for {_SILENCE_S} s") from None
+                if first or message.events or message.lost:
+                    yield EventPage(tuple(map(convert.event_from, message.events)), message.cursor, message.lost)
+                first = False
 
     async def set_theta(self, theta_bytes: int) -> None:
         """Have every storage node deliver payloads below `theta_bytes` chunkwise; 0: each by its own setting."""

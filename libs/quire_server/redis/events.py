@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
 import redis.asyncio as redis
 
+from quire.model.errors import InvalidRequest
 from quire.model.events import CacheEvent, EventKind, EventPage
 from quire.model.keys import ChunkKeys
 from quire_server.redis.connection import metadata_errors
 
 _KEY: Final = "quire:events"
-_START: Final = "0-0"
+_CURSOR: Final = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
+_GAP: Final = 0
+"""The kind of an entry that says that events are missing. It also begins a stream, so that its cursor is an entry's."""
 
 
 class CacheEvents:
     """`kept`: how many events at least, of up to 256 chunks each."""
 
-    def __init__(self, client: redis.Redis, kept: int) -> None:
+    def __init__(self, client: redis.Redis, kept: int = 0) -> None:
         self._client = client
         self._kept = kept
 
-    async def publish(self, events: Sequence[CacheEvent]) -> None:
-        """In order."""
+    async def publish(self, events: Sequence[CacheEvent], *, gap: bool = False) -> None:
+        """In order. `gap`: events before these were not published."""
         async with metadata_errors():
             pipeline = self._client.pipeline(transaction=False)
+            if gap:
+                pipeline.xadd(_KEY, {"k": _GAP}, maxlen=self._kept, approximate=True)
             for each in events:
                 fields: dict[Any, Any] = {
                     "k": each.kind.value,
@@ -40,28 +46,46 @@ class CacheEvents:
     async def read(self, cursor: str, limit: int) -> EventPage:
         """What came after the cursor; "" stands for now, and is answered with a cursor alone.
 
-        Raises `ValueError` for what is no cursor.
+        Raises `InvalidRequest` for what is no cursor.
         """
-        async with metadata_errors():
-            if not cursor:
+        if not cursor:
+            async with metadata_errors():
                 latest: Any = await self._client.xrevrange(_KEY, count=1)
-                return EventPage((), latest[0][0].decode() if latest else _START)
-            after = _number(cursor)
-            first: Any = await self._client.xrange(_KEY, count=1)
+                return EventPage((), latest[0][0].decode() if latest else await self._begin())
+        after = _number(cursor)
+        async with metadata_errors():
             found: Any = await self._client.xrange(_KEY, min=f"({cursor}", count=limit)
+            first: Any = await self._client.xrange(
+                _KEY, count=1
+            )  # not before: what is trimmed meanwhile counts as lost
+            if not first:  # Redis lost the stream
+                return EventPage((), await self._begin(), lost=True)
         # The cursor's event is no longer in the stream; events behind it may be missing too.
-        lost = cursor != _START and (not first or _number(first[0][0].decode()) > after)
-        return EventPage(tuple(_event(fields) for _, fields in found), found[-1][0].decode() if found else cursor, lost)
+        lost = _number(first[0][0].decode()) > after or any(int(fields[b"k"]) == _GAP for _, fields in found)
+        events = tuple(event for _, fields in found if (event := _event(fields)) is not None)
+        return EventPage(events, found[-1][0].decode() if found else cursor, lost)
+
+    async def _begin(self) -> str:
+        """Of a stream without entries: the cursor of one that it has now."""
+        begun: Any = await self._client.xadd(_KEY, {"k": _GAP})
+        return str(begun.decode())
 
 
 def _number(cursor: str) -> tuple[int, int]:
-    left, _, right = cursor.partition("-")
-    return int(left), int(right)
+    found = _CURSOR.fullmatch(cursor)
+    left, right = (int(part) for part in found.groups()) if found else (1 << 64, 0)
+    if max(left, right) >= 1 << 64:
+        raise InvalidRequest(f"{cursor!r} is no cursor", field="after")
+    return left, right
 
 
-def _event(fields: dict[bytes, bytes]) -> CacheEvent:
+def _event(fields: dict[bytes, bytes]) -> CacheEvent | None:
+    """None for a gap, and for what a newer release says."""
+    kind = int(fields[b"k"])
+    if kind not in {each.value for each in EventKind}:
+        return None
     return CacheEvent(
-        kind=EventKind(int(fields[b"k"])),
+        kind=EventKind(kind),
         holder=fields[b"h"].decode(),
         keys=ChunkKeys(fields[b"c"]),
         parents=fields[b"p"],

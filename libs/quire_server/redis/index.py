@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any, Final, cast
 
 import redis.asyncio as redis
@@ -95,7 +95,11 @@ class PrefixIndex:
         if not any(group[0].parent for _, group in groups):  # roots wait for nothing
             for at in range(0, len(groups), _AT_ONCE):
                 part = (self._register_bucket(node_id, *each, now_ms) for each in groups[at : at + _AT_ONCE])
-                generations += chain.from_iterable(await asyncio.gather(*part))
+                answers = await asyncio.gather(*part, return_exceptions=True)  # none goes on behind a failure
+                for answer in answers:
+                    if isinstance(answer, BaseException):
+                        raise answer
+                    generations += answer
             return generations
         for bucket, group in groups:
             generations += await self._register_bucket(node_id, bucket, group, now_ms)

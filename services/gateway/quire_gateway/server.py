@@ -161,10 +161,9 @@ def _described(
     )
 
 
-async def _stop(servers: list[Server], grace_s: float, sessions: Sessions) -> None:
-    for server in servers:
-        await server.drain(0)
-        await server.stop(grace_s, sessions.leave)
+async def _stop(servers: list[Server], grace_s: float, sessions: Sessions, watching: Watching) -> None:
+    watching.end()
+    await asyncio.gather(*(server.stop(grace_s, sessions.leave) for server in servers))
 
 
 async def serve(config: GatewayConfig) -> None:
@@ -182,7 +181,7 @@ async def serve(config: GatewayConfig) -> None:
     singles = SingleReads(lookups, gateway)
     latents = LatentGateway(gateway, catalogue, singles, leases)
     keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
-    admission = Admission(config, keys, clock)
+    admission, watching = Admission(config, keys, clock), Watching(CacheEvents(redis))
     server, others, sessions = _listeners(
         config=config,
         gateway=gateway,
@@ -191,7 +190,7 @@ async def serve(config: GatewayConfig) -> None:
         admission=admission,
         lookups=lookups,
         retention=Retention(PrefixIndex(redis, cluster=config.redis_cluster), clock, config.retention_s_max),
-        watching=Watching(CacheEvents(redis, 0), clock),
+        watching=watching,
         channels=channels,
     )
     transport = data_plane(OFF)
@@ -231,7 +230,7 @@ async def serve(config: GatewayConfig) -> None:
         partial(_described, config, incarnation, gateway, lookups, sessions, admission),
         config.stop_grace_s,
         config.drain_s,
-        frontends=(frontend.close, s3.close, partial(_stop, others, config.stop_grace_s, sessions)),
+        frontends=(frontend.close, s3.close, partial(_stop, others, config.stop_grace_s, sessions, watching)),
         stopping=sessions.leave,
         last=(sessions.close, leases.close, admission.close, view.close),
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
-from quire.model.errors import InvalidRequest
+from quire.model.errors import TooManyRequests
 from quire.model.events import EventPage
-from quire_server.clock import Clock
 
 _LOOK_S: Final = 0.1
-_PAGE: Final = 256
+_QUIET_S: Final = 5.0
+"""After that a page without events says that the connection lives."""
+_PAGE: Final = 64
+_WATCHERS_MAX: Final = 64
 
 
 class EventSource(Protocol):
@@ -22,20 +26,34 @@ class EventSource(Protocol):
 class Watching:
     """Every iterator is one watcher's."""
 
-    def __init__(self, source: EventSource, clock: Clock) -> None:
+    def __init__(self, source: EventSource) -> None:
         self._source = source
-        self._clock = clock
+        self._ended = asyncio.Event()
+        self._watchers = 0
+
+    def end(self) -> None:
+        """All watchers' iterators end soon: the gateway stops."""
+        self._ended.set()
 
     async def follow(self, cursor: str) -> AsyncIterator[EventPage]:
-        """Pages as they come, for ever; the first at once, with the cursor to begin with. Raises `InvalidRequest`."""
-        first = True
-        while True:
-            try:
+        """Pages as they come, until `end`; the first at once, with the cursor to begin with.
+
+        Raises `InvalidRequest` for what is no cursor, `TooManyRequests`.
+        """
+        if self._watchers >= _WATCHERS_MAX:
+            raise TooManyRequests(f"{self._watchers} watchers at this gateway; try another one")
+        self._watchers += 1
+        try:
+            said_s = 0.0
+            while not self._ended.is_set():
                 page = await self._source.read(cursor, _PAGE)
-            except ValueError:
-                raise InvalidRequest(f"{cursor!r} is no cursor", field="after") from None
-            if first or page.events or page.lost:
-                yield page
-            first, cursor = False, page.cursor
-            if len(page.events) < _PAGE:
-                await self._clock.sleep(_LOOK_S)
+                now_s = asyncio.get_running_loop().time()
+                if page.events or page.lost or now_s - said_s > _QUIET_S:
+                    said_s = now_s
+                    yield page
+                cursor = page.cursor
+                if len(page.events) < _PAGE:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._ended.wait(), _LOOK_S)
+        finally:
+            self._watchers -= 1

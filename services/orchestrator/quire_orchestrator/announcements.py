@@ -17,16 +17,18 @@ from quire_orchestrator.ports import Clock
 _CHUNKS: Final = 256
 _WAITING_MAX: Final = 4096
 _AT_ONCE: Final = 64
+_CLOSE_S: Final = 2.0
 
 
 class EventLog(Protocol):
     """Where events are published; see `quire_server.redis.CacheEvents`."""
 
-    async def publish(self, events: Sequence[CacheEvent]) -> None: ...
+    async def publish(self, events: Sequence[CacheEvent], *, gap: bool = False) -> None: ...
 
 
 class Announcements:
-    """Events are hints: one that the log does not take, or that comes too fast for it, is left out.
+    """Events are hints: one that the log does not take, or that comes too fast for it, is left out, and the next one
+    says that there is a gap.
 
     `log`: None publishes nothing.
     """
@@ -34,7 +36,8 @@ class Announcements:
     def __init__(self, log: EventLog | None, clock: Clock) -> None:
         self._log = log
         self._clock = clock
-        self._waiting: deque[CacheEvent] = deque(maxlen=_WAITING_MAX)
+        self._waiting: deque[CacheEvent] = deque()
+        self._gap = False
         self._telling: asyncio.Task[None] | None = None
 
     def stored(self, holder: str, chunks: Sequence[ChunkRecord]) -> None:
@@ -49,13 +52,18 @@ class Announcements:
             self._tell(EventKind.REMOVED, holder, part)
 
     async def close(self) -> None:
-        """Publish what still waits."""
+        """Publish what still waits, as far as that goes quickly."""
         if self._telling is not None:
+            await asyncio.wait([self._telling], timeout=_CLOSE_S)
+            self._telling.cancel()
             await asyncio.gather(self._telling, return_exceptions=True)
 
     def _tell(self, kind: EventKind, holder: str, part: Sequence[ChunkRecord], parents: bytes = b"") -> None:
         if self._log is None:
             return
+        if len(self._waiting) >= _WAITING_MAX:
+            self._waiting.popleft()
+            self._gap = True
         keys = ChunkKeys(b"".join(chunk.key for chunk in part))
         self._waiting.append(
             CacheEvent(kind=kind, holder=holder, keys=keys, parents=parents, at_ms=self._clock.now_ms())
@@ -66,9 +74,11 @@ class Announcements:
     async def _publish(self, log: EventLog) -> None:
         while self._waiting:
             events = [self._waiting.popleft() for _ in range(min(_AT_ONCE, len(self._waiting)))]
+            gap, self._gap = self._gap, False
             try:
-                await log.publish(events)
+                await log.publish(events, gap=gap)
             except QuireError as error:
+                self._gap = True
                 logger().warning("cache events were not published", events=len(events), error=str(error))
 
 

@@ -21,11 +21,14 @@ class _Log:
     def __init__(self) -> None:
         self.heard: list[CacheEvent] = []
         self.away = False
+        self.gaps: list[int] = []
 
-    async def publish(self, events: Sequence[CacheEvent]) -> None:
+    async def publish(self, events: Sequence[CacheEvent], *, gap: bool = False) -> None:
         await asyncio.sleep(0)
         if self.away:
             raise MetadataUnavailable("Redis is away")
+        if gap:
+            self.gaps.append(len(self.heard))
         self.heard += events
 
 
@@ -54,6 +57,7 @@ async def test_what_the_log_does_not_take_is_left_out() -> None:
     announcements.stored("a", records(KEYS, 2, 1))
     await announcements.close()
     assert [each.keys.packed for each in log.heard] == [KEYS.at(2)]
+    assert log.gaps == [0], "and the next one says that something is missing"
 
 
 async def test_too_much_at_once_loses_the_oldest() -> None:
@@ -63,4 +67,5 @@ async def test_too_much_at_once_loses_the_oldest() -> None:
         announcements.removed(str(number), records(KEYS, 0, 1))
     await announcements.close()
     assert len(log.heard) == 4096 and log.heard[-1].holder == "4999"
+    assert log.gaps == [0]
     Announcements(None, FakeClock()).stored("a", records(KEYS, 0, 1))  # publishes nothing

@@ -311,6 +311,20 @@ async def test_the_credit_of_new_deliveries_is_bounded_together() -> None:
     await rates.close()
 
 
+async def test_credit_that_was_not_renewed_for_a_minute_is_none() -> None:
+    """By then the scheduler has given it to other nodes: together they would have had five times the link."""
+    clock = FakeClock()
+    rates = await _told(Scheduler(), clock)
+    await clock.advance(59)
+    assert rates.begin(_request("a"), 30_000).pacer.advance_bytes == 30_000
+    await clock.advance(2)
+    allowance = rates.begin(_request("b"), 30_000)
+    assert allowance.pacer.advance_bytes == 0
+    await rates.ask(allowance)
+    assert rates.begin(_request("c"), 30_000).pacer.advance_bytes == 30_000
+    await rates.close()
+
+
 async def test_under_a_flood_of_short_deliveries_the_link_keeps_its_budget() -> None:
     """Each sends its first layer ahead and ends before it has made up for it: together what the scheduler said."""
     clock = FakeClock()

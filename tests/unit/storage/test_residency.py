@@ -377,7 +377,7 @@ def test_what_a_client_asks_for_comes_into_memory_that_is_full() -> None:
         gone.clear()
     numbers = [copy.number for copy in world.held[world.pin([0, 1])] if copy.memory is None]
     assert numbers
-    answers = []
+    answers: list[Any] = []
     for asked in (False, True):
         ticket = world.ticket()
         world.post(ev.PromotionWanted(ticket, numbers, asked))

@@ -139,6 +139,9 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
     def shutdown(self) -> None:
         self._lookups.shutdown()
         self._transfers.close()
+        with self._idle:  # what the loop has not come to the end of ends with it
+            self._running = 0
+            self._idle.notify_all()
 
     # ---- looking up, in a thread of vLLM's
 
@@ -163,7 +166,13 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
     def _begin(self, job: TransferJob, transfer: Any) -> None:
         with self._idle:
             self._running += 1
-        self._transfers.client.spawn(self._run(job, transfer))
+        running = self._run(job, transfer)
+        try:
+            self._transfers.client.spawn(running)
+        except RuntimeError as error:  # the loop has ended with the engine
+            running.close()
+            logger().warning("a job of vLLM's tier came after its end", error=repr(error))
+            self._end(job, list(job.keys), [], 0.0)
 
     async def _run(self, job: TransferJob, transfer: Any) -> None:
         keys, ends = list(job.keys), list[int]()
@@ -193,7 +202,7 @@ class QuireTier(SecondaryTierManager):  # type: ignore[misc]
         missing = [key for at, key in enumerate(keys) if at not in set(ends)] if job.is_promotion else []
         self._ended.put((result, stored, missing))
         with self._idle:
-            self._running -= 1
+            self._running = max(0, self._running - 1)
             self._idle.notify_all()
 
 

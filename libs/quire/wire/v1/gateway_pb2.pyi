@@ -496,7 +496,7 @@ class WatchResponse(_message.Message):
     cursor: _builtins.str
     """To go on behind them."""
     lost: _builtins.bool
-    """Events that came behind the cursor before may be missing: ask for what matters."""
+    """Events before this page may be missing: what was concluded from earlier pages may be out of date."""
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___CacheEvent]:
         """In order."""

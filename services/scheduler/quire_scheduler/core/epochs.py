@@ -139,8 +139,6 @@ class LinkEpochs:
     def _credit(self, delivery: str, now_s: float) -> int:
         """Of the node whose delivery it is."""
         self._nodes[delivery.partition("/")[0]] = now_s
-        if len(self._nodes) > 1:
-            self._nodes = {name: seen for name, seen in self._nodes.items() if now_s - seen < _NODE_USES_LINK_S}
         return int(_CREDIT_SHARE * self.budget_bytes_per_s / len(self._nodes))
 
     def advance(self, now_s: float) -> None:
@@ -152,6 +150,7 @@ class LinkEpochs:
         self._admitted = {
             name: entry for name, entry in self._admitted.items() if epoch - entry.seen_epoch <= _FORGET_EPOCHS
         }
+        self._nodes = {name: seen for name, seen in self._nodes.items() if now_s - seen < _NODE_USES_LINK_S}
         self._reallocate()
 
     def _reallocate(self) -> None:

@@ -6,19 +6,21 @@ import math
 
 _CATCH_UP_S = 0.02
 _BURST_S = 0.08
+_HOLDS_S = 60.0
 
 
 class Credit:
     """What new deliveries may send before they have rates, together: at the rate that was set, 80 ms worth at once.
 
-    Nothing until it is set.
+    Nothing until it is set, nor a minute after it was set last: by then the scheduler gives it to other nodes.
     """
 
     def __init__(self) -> None:
-        self._rate = self._burst_bytes = self._left_bytes = self._at_s = 0.0
+        self._rate = self._burst_bytes = self._left_bytes = self._at_s = self._set_s = 0.0
 
     def set_rate(self, rate_bytes_per_s: float, now_s: float) -> None:
         """From now on. The first one comes with its burst."""
+        self._set_s = now_s
         if rate_bytes_per_s == self._rate:
             return
         self._fill(now_s)
@@ -28,6 +30,8 @@ class Credit:
 
     def take(self, wanted_bytes: int, now_s: float) -> int:
         """So many bytes, or what is left."""
+        if now_s - self._set_s > _HOLDS_S:
+            self.set_rate(0.0, now_s)
         self._fill(now_s)
         taken = int(min(wanted_bytes, self._left_bytes))
         self._left_bytes -= taken
