@@ -7,7 +7,6 @@ each a Redis hash named by the key that opens it, so that a popular root does no
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -28,7 +27,8 @@ _CHANGES_KEY: Final = "quire:changes"
 _DUE_KEY: Final = "quire:objects-due"
 _REBUILD_KEY: Final = "quire:rebuild"
 _SCANNED: Final = 64
-_AT_ONCE: Final = 16
+_AT_ONCE: Final = 64
+_HELD_AT_ONCE: Final = 4096
 _PRUNE_MS: Final = 10_000
 _DROPS_TTL_S: Final = 30 * 24 * 3600
 _OBJECT_MARKS: Final = {ord("1"): ObjectMark.LISTED, ord("0"): ObjectMark.GONE, ord("!"): ObjectMark.DELETING}
@@ -48,6 +48,7 @@ class PrefixIndex:
         self._draw = draw
         names = {
             "match": scripts.MATCH,
+            "holders": scripts.HOLDERS,
             "register": scripts.REGISTER,
             "unregister": scripts.UNREGISTER,
             "evict": scripts.EVICT,
@@ -94,12 +95,7 @@ class PrefixIndex:
         generations: list[int] = []
         if not any(group[0].parent for _, group in groups):  # roots wait for nothing
             for at in range(0, len(groups), _AT_ONCE):
-                part = (self._register_bucket(node_id, *each, now_ms) for each in groups[at : at + _AT_ONCE])
-                answers = await asyncio.gather(*part, return_exceptions=True)  # none goes on behind a failure
-                for answer in answers:
-                    if isinstance(answer, BaseException):
-                        raise answer
-                    generations += answer
+                generations += await self._register_roots(node_id, groups[at : at + _AT_ONCE])
             return generations
         for bucket, group in groups:
             generations += await self._register_bucket(node_id, bucket, group, now_ms)
@@ -154,6 +150,13 @@ class PrefixIndex:
 
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         """The nodes that hold each of `chunks`."""
+        if not self._cluster:
+            placements: list[bytes] = []
+            for at in range(0, len(chunks), _HELD_AT_ONCE):
+                part = chunks[at : at + _HELD_AT_ONCE]
+                digests = b"".join(chunk.key for chunk in part)
+                placements += await self._run("holders", [_bucket_key(chunk.bucket) for chunk in part], [digests])
+            return [_nodes(placement) for placement in placements]
         async with metadata_errors():
             pipeline = self._client.pipeline(transaction=False)
             for chunk in chunks:
@@ -325,6 +328,22 @@ class PrefixIndex:
 
     # ----
 
+    async def _register_roots(self, node_id: str, groups: Sequence[tuple[bytes, list[ChunkRecord]]]) -> list[int]:
+        """Chunks of several buckets, none of which has a parent in another one."""
+        if len(groups) == 1:
+            return _generations(await self._change("register", groups[0][0], self._registration(node_id, groups[0][1])))
+        async with metadata_errors():
+            pipeline = self._client.pipeline(transaction=False)
+            for bucket, group in groups:
+                keys, arguments = _bucket_keys(bucket), self._registration(node_id, group)
+                await self._scripts["register"](keys=keys, args=arguments, client=pipeline)
+            return [each for marks in await pipeline.execute() for each in _generations(marks)]
+
+    def _registration(self, node_id: str, chunks: Sequence[ChunkRecord], elsewhere: bytes = b"") -> list[Any]:
+        packed = b"".join(chunk.key + (chunk.parent or _NO_PARENT) for chunk in chunks)
+        fresh = (int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
+        return [node_id, packed, fresh, elsewhere]
+
     async def _register_bucket(self, node_id: str, bucket: bytes, chunks: list[ChunkRecord], now_ms: int) -> list[int]:
         opener, counted = chunks[0], False
         crosses = bool(opener.parent) and opener.parent_bucket != bucket
@@ -334,14 +353,11 @@ class PrefixIndex:
             counted = await self._count_child(opener.parent, opener.parent_bucket, 1, now_ms)
             if not counted:
                 return [0] * len(chunks)
-        packed = b"".join(chunk.key + (chunk.parent or _NO_PARENT) for chunk in chunks)
-        fresh = (int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
         elsewhere = opener.parent_bucket if crosses else b""
-        arguments = [node_id, packed, fresh, elsewhere]
-        marks = await self._change("register", bucket, arguments)
+        marks = await self._change("register", bucket, self._registration(node_id, chunks, elsewhere))
         if counted and marks[:1] != b"2":  # another one was quicker and counted as well, or it was refused
             await self._count_child(opener.parent, opener.parent_bucket, -1, now_ms)
-        return [int.from_bytes(marks[at + 1 : at + 9], "big") for at in range(0, len(marks), 9)]
+        return _generations(marks)
 
     async def _exists(self, chunk: ChunkRecord) -> bool:
         async with metadata_errors():
@@ -380,8 +396,7 @@ class PrefixIndex:
         return flat
 
     async def _change(self, name: str, bucket: bytes, arguments: list[Any]) -> Any:
-        keys = [_bucket_key(bucket), _pins_key(bucket), _objects_key(bucket), _LISTINGS_KEY]
-        return await self._run(name, keys, arguments)
+        return await self._run(name, _bucket_keys(bucket), arguments)
 
     async def _run(self, name: str, keys: list[str], arguments: list[Any]) -> Any:
         async with metadata_errors():
@@ -397,6 +412,15 @@ def _runs(flat: Sequence[Any]) -> Match:
             count += runs.pop().count
         runs.append(PlacedRun(count, nodes))
     return Match(tuple(runs))
+
+
+def _generations(marks: bytes) -> list[int]:
+    return [int.from_bytes(marks[at + 1 : at + 9], "big") for at in range(0, len(marks), 9)]
+
+
+def _bucket_keys(bucket: bytes) -> list[str]:
+    """Of the scripts that change a bucket."""
+    return [_bucket_key(bucket), _pins_key(bucket), _objects_key(bucket), _LISTINGS_KEY]
 
 
 def _pin_arguments(pin: Pin) -> list[Any]:

@@ -73,6 +73,15 @@ return runs
 """
 )
 
+# KEYS: the bucket of each chunk. ARGV: all digests packed. Returns the placement of each, "" where it is not indexed.
+HOLDERS: Final = """
+local digests, found = ARGV[1], {}
+for at, key in ipairs(KEYS) do
+  found[at] = redis.call('HGET', key, string.sub(digests, at * 32 - 31, at * 32)) or ''
+end
+return found
+"""
+
 # What the scripts that change a bucket share. KEYS: bucket, pins, objects, listings.
 _BUCKET: Final = """
 local key, pins, objects, listings = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
