@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-vllm test test-engines test-engines-short test-s3 fuzz test-containers chaos soak simulate explore mutations check format settings proto bench clean
+.PHONY: demo demo-vllm test test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos soak simulate explore mutations check format settings proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,6 +16,10 @@ demo: $(STAMP)          ## a real model reuses a prefix that another process com
 
 test: $(STAMP)          ## the whole suite, on real parts
 	$(BIN)/python -m pytest
+
+test-gpu: $(STAMP)      ## on a machine with an NVIDIA GPU: delivery into its memory, overlap, logits, decoding
+	$(BIN)/quire bench gpu --device cuda --json bench-gpu.json --plot bench-gpu.png
+	$(BIN)/python -m pytest tests/unit/decoder/test_engines.py tests/contract/test_block_io.py
 
 test-s3: $(STAMP)       ## the object tier on a real S3 server: QUIRE_TEST_S3_URL=s3://bucket/prefix, AWS_ENDPOINT_URL, keys
 	$(BIN)/python -m pytest tests/e2e/test_durability.py -k real_s3
