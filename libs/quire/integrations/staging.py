@@ -39,7 +39,9 @@ class StagingPool:
         return None
 
     async def take_soon(self, length: int, timeout_s: float) -> Buffer:
-        """Once there is room. Raises `ResourceExhausted`."""
+        """Once there is room. Raises `ResourceExhausted`: at once for what it never has room for."""
+        if length > self._buffer.length:
+            raise ResourceExhausted(f"{length} bytes, staging memory has {self._buffer.length}; raise staging_bytes")
         until_s = time.monotonic() + timeout_s
         while (part := self.take(length)) is None:
             if time.monotonic() > until_s:

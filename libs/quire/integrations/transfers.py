@@ -23,6 +23,7 @@ from quire.model.errors import DeadlineExceeded
 from quire.telemetry import logger
 
 _STAGING_BYTES: Final = 64 << 20
+_AT_ONCE: Final = 4
 _DIRECT_BYTES_MIN: Final = 4 << 20
 
 
@@ -35,7 +36,7 @@ class ObjectSettings:
     one that changes under its name. `zero_copy`: straight into and out of the engine's memory; then a transfer with a
     storage node that falls silent ends only when the node can touch it no more. Without it transfers are staged, and
     end after `timeout_s` in any case. `staging_bytes`: registered memory for these, and for what lies outside of the
-    engine's registered memory; 0 for 64 MiB. `tenant_salt`: hexadecimal.
+    engine's registered memory; 0 for 64 MiB, and more once objects need it. `tenant_salt`: hexadecimal.
     """
 
     gateway: str = ""
@@ -171,12 +172,19 @@ class ObjectTransfers:
     def _batches(self, parts: Sequence[Part]) -> list[list[Part]]:
         """Of one size each, and of a part of the staging memory at most."""
         batches: list[list[Part]] = []
-        most = self._staging_bytes // 4
+        self._grow(max((part.size for part in parts), default=0))
+        most = self._staging_bytes // _AT_ONCE
         for each in sorted(parts, key=lambda part: part.size):
             if not batches or batches[-1][0].size != each.size or (len(batches[-1]) + 1) * each.size > most:
                 batches.append([])
             batches[-1].append(each)
         return batches
+
+    def _grow(self, size: int) -> None:
+        """Room for four objects of a size, unless a user has said how much. What is in the old memory ends there."""
+        if not self._settings.staging_bytes and _AT_ONCE * size > self._staging_bytes:
+            self._staging_bytes = 1 << (_AT_ONCE * size - 1).bit_length()
+            self._pool = StagingPool(self.client.asynchronous.allocate(self._staging_bytes))
 
     def _runs(self, parts: Sequence[Part]) -> tuple[list[list[Part]], list[Part]]:
         """Those of one size that follow each other in the engine's memory, where that is worth a request; the rest."""

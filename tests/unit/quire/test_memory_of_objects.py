@@ -11,7 +11,7 @@ from quire.client import Buffer
 from quire.integrations.objects import Objects, Owner
 from quire.integrations.staging import StagingPool, staged
 from quire.model.durability import Durability
-from quire.model.errors import NodeUnavailable
+from quire.model.errors import NodeUnavailable, ResourceExhausted
 from quire.transport.memory import MemoryTransport
 
 PLACE = Owner(model="m", version="v").place(b"a", 4096)
@@ -67,3 +67,11 @@ async def test_what_comes_too_late_is_not_taken_and_its_memory_comes_back() -> N
         await asyncio.sleep(0)
     assert not taken
     assert await staged(pool, 4096, 5, arrive, lambda part, what: taken.append(what)) == "late" and taken == ["late"]
+
+
+async def test_what_staging_memory_never_has_room_for_is_refused_at_once() -> None:
+    """It was waited for as long as a transfer may take, each time."""
+    pool = StagingPool(Buffer.allocate(MemoryTransport(), 8192))
+    async with asyncio.timeout(1):
+        with pytest.raises(ResourceExhausted, match="raise staging_bytes"):
+            await pool.take_soon(8193, 60)

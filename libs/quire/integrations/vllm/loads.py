@@ -314,7 +314,11 @@ class Loads:
         if load.delivery is not None:
             await _quiet(load.delivery)
         if load.plan.asynchronous and not load.missing and load.begin_copy():
-            await asyncio.get_running_loop().run_in_executor(None, self._copy, load, self._blocks.num_layers)
+            try:
+                await asyncio.get_running_loop().run_in_executor(None, self._copy, load, self._blocks.num_layers)
+            except Exception as error:
+                load.missing = set(load.plan.blocks)
+                logger().error("a load could not be copied into its blocks", exc_info=error)
         if load.note(ended=True) and load.staging is not None:
             self._pool.give_back(load.staging)
         self._news.set()
@@ -359,14 +363,14 @@ class Loads:
                 )
                 await delivery.summary()
             self._times.append((plan.count, self._link.now_s() - began))
-        except (QuireError, TimeoutError) as error:
+        except Exception as error:  # whatever it was: there are other tries
             logger().debug("a try failed", error=repr(error))
             if delivery is not None:
                 delivery.abandon()
         finally:
             self._link.end()
-        self._trying = False
-        self._pool.give_back_when_idle(staging)
+            self._trying = False
+            self._pool.give_back_when_idle(staging)
         await self._release(plan.found[self._shard])
 
     async def _release(self, found: Lookup) -> None:
