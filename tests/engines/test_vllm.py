@@ -86,6 +86,46 @@ def test_what_is_generated_is_stored(tiny_model: Path, engine_cluster: LocalClus
         assert quire.tokens([*PROMPT, *answer, 5, 6, 7])[1] == whole
 
 
+def test_a_prompt_that_is_to_stay_is_retained(tiny_model: Path, engine_cluster: LocalCluster) -> None:
+    """All of its whole blocks; without the hint, and for what is no time, none of them."""
+    from vllm import SamplingParams
+
+    states, retained = list[Any](), list[int]()
+
+    def ask(prompt: list[int], hint: dict[str, Any]) -> tuple[Any, int]:
+        """Its keys, and how many there are."""
+        asked = SamplingParams(temperature=0, max_tokens=4, extra_args={"kv_transfer_params": hint} if hint else None)
+        quire.llm.generate([{"prompt_token_ids": prompt}], asked, use_tqdm=False)
+        blocks = len(prompt) // BLOCK
+        _stored(quire, blocks)
+        return quire.scheduler._matching._keys(states[-1], blocks)[0], blocks
+
+    with engine(tiny_model, engine_cluster.gateway_address) as quire:
+        matching, client = quire.scheduler._matching, quire.scheduler._client
+        namespace, finish, retain = matching._namespaces[0], matching._retain, client.asynchronous.retain
+
+        async def noted(*arguments: Any) -> int:
+            retained.append(await retain(*arguments))
+            return retained[-1]
+
+        client.asynchronous.retain = noted
+
+        def finishing(state: Any) -> None:
+            states.append(state)
+            finish(state)
+
+        matching._retain = finishing
+        hints: list[dict[str, Any]] = [{}, {"quire_retain_s": "soon"}, {"quire_retain_s": -1}]
+        for number, hint in enumerate(hints):
+            keys, blocks = ask([number + 9, *OTHER], hint)
+            assert not retained and client.evict(namespace, keys) == blocks
+        keys, blocks = ask(PROMPT, {"quire_retain_s": 600})
+        until(lambda: blocks in retained, "it is retained")
+        assert client.evict(namespace, keys) == 0
+        assert client.end_retention(namespace, keys)
+        assert client.evict(namespace, keys) == blocks
+
+
 def test_eight_at_once_while_both_caches_evict(
     tiny_model: Path, tmp_path: Path, expected: dict[str, Any], load: str
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from quire.client import Lookup, SyncClient
 from quire.integrations.absence import Absence
+from quire.integrations.vllm.hints import retain, retain_s
 from quire.integrations.vllm.plan import LoadPlan, StepPlan, StorePlan, TryPlan, Unstored
 from quire.integrations.vllm.settings import Settings
 from quire.integrations.vllm.worth import Worth
@@ -216,6 +217,16 @@ class Matching:
         self._plan.abandoned.append(request_id)
         if state is not None:
             self._give_back(state)
+            self._retain(state)
+
+    def _retain(self, state: _Request) -> None:
+        """Its prompt's whole blocks, if that was asked for."""
+        request, seconds = state.request, retain_s(state.request)
+        hashed = len(request.block_hashes) // self._hashes_per_block
+        whole = min(request.num_prompt_tokens // self._block_tokens, hashed, KEYS_MAX)
+        if seconds and self._namespaces and whole:
+            prefixes = list(zip(self._namespaces, self._keys(state, whole), strict=True))
+            self._client.spawn(retain(self._client.asynchronous, prefixes, seconds))
 
     def reset(self) -> None:
         """From now on nothing that was stored before is found: the weights may have changed."""

@@ -1,0 +1,38 @@
+"""What an application says of a request, in vLLM's `kv_transfer_params`: that its prompt is to stay in Quire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Final
+
+from quire.client import QuireClient
+from quire.model.errors import QuireError
+from quire.model.hashing import Namespace
+from quire.model.keys import ChunkKeys
+from quire.telemetry import logger
+
+RETAIN: Final = "quire_retain_s"
+_AGAIN_S: Final = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
+"""The last blocks of a request may still be on their way to Quire when it is finished."""
+
+
+def retain_s(request: Any) -> float:
+    """For how long the request's prompt is to be retained, seconds; 0 for not at all, and for what is no time."""
+    asked = (getattr(request, "kv_transfer_params", None) or {}).get(RETAIN, 0)
+    if isinstance(asked, bool) or not isinstance(asked, int | float) or not asked >= 0:
+        logger().warning("a hint is not understood", name=RETAIN, value=repr(asked), request=request.request_id)
+        return 0.0
+    return float(asked)
+
+
+async def retain(client: QuireClient, prefixes: Sequence[tuple[Namespace, ChunkKeys]], seconds: float) -> None:
+    """Retain the prefix of each shard, once all of it is stored, or what is stored of it in the end."""
+    try:
+        for namespace, keys in prefixes:
+            for wait_s in _AGAIN_S:
+                await asyncio.sleep(wait_s)
+                if await client.retain(namespace, keys, seconds) == len(keys):
+                    break
+    except QuireError as error:
+        logger().warning("a prompt is not retained", error=error.code(), message=str(error))
