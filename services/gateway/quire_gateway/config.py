@@ -48,7 +48,7 @@ class GatewayConfig(ServiceConfig):
     profiles: str = setting("", "folder with compute profiles of your own (`quire profile`)", variable="QUIRE_PROFILES")
     fetch_fixed_ms: float = setting(10.0, "what a fetch costs besides its bytes, in a look-up's advice", minimum=0)
     lease_ttl_ms_max: int = setting(300_000, "longest lease", minimum=1)
-    retention_s_max: int = setting(30 * 24 * 3600, "for how long a prefix may be retained by one request", minimum=1)
+    retention_s_max: int = setting(30 * 24 * 3600, "longest retention of a prefix; 0 allows none", minimum=0)
     members_ms: int = setting(500, "how often the cluster's members are looked up", minimum=10)
     cluster_secret: str = setting(
         "",
