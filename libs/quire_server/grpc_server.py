@@ -24,6 +24,8 @@ from quire.wire.version import check_metadata
 from quire_server.telemetry.metrics import readiness
 
 _UNFIT_MAX: Final = 256
+_SLOW_STOP_S: Final = 8.0
+_TOLD_MAX: Final = 30
 _ROUNDS: Final = 50
 _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -108,6 +110,24 @@ async def until_signalled(stop_within_s: float) -> None:
         loop.add_signal_handler(name, stopped.set)
     await stopped.wait()
     faulthandler.dump_traceback_later(stop_within_s, exit=True)
+    loop.call_later(_SLOW_STOP_S, _say_what_waits)
+
+
+def _say_what_waits() -> None:
+    """Of a stop that takes long: where its tasks are."""
+    told = [" < ".join(reversed(_places(task.get_coro()))) for task in asyncio.all_tasks()]
+    logger().warning("the stop takes long", waiting=told[:_TOLD_MAX])
+
+
+def _places(coroutine: Any) -> list[str]:
+    """What it waits in, from outside inwards."""
+    places = []
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
+        if frame is not None:
+            places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+    return places[-4:]
 
 
 class Serving:
