@@ -67,6 +67,7 @@ def _message(grant: Grant) -> pb.Grant:
         epoch=grant.epoch,
         epoch_left_ms=max(1, int(grant.left_s * 1000)),
         credit_bytes_per_s=grant.credit_bytes_per_s,
+        short=grant.short,
     )
 
 

@@ -114,13 +114,15 @@ class AdmissionRequest:
 class Grant:
     """A rate in bytes per second, for `left_s`; 0: wait, and renew.
 
-    `credit_bytes_per_s`: what this node may send of deliveries that have no rate yet, together.
+    `credit_bytes_per_s`: what this node may send of deliveries that have no rate yet, together. `short`: it is less than
+    the delivery's part of the link; what others free raises it.
     """
 
     delivery: str
     rate_bytes_per_s: int
     left_s: float
     credit_bytes_per_s: int = 0
+    short: bool = False
 
 
 class RateSource(Protocol):

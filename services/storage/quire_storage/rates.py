@@ -30,7 +30,7 @@ class Allowance:
     """The rate of one delivery; changes when an epoch ends. `scheduled`: from the scheduler, not the fallback.
 
     `pooled`: layerwise, in the shared pool of the link; a chunkwise delivery is not. `granted`: the scheduler's last
-    word, which a new leader is told.
+    word, which a new leader is told; `short`: more may come before the epoch ends.
     """
 
     request: AdmissionRequest
@@ -43,6 +43,7 @@ class Allowance:
     asking: bool = False
     reported: bool = False
     granted: int = 0
+    short: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -71,7 +72,8 @@ class Rates:
         self._finished: OrderedDict[str, Allowance] = OrderedDict()
         self._renewal: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._epoch_left_s = _RENEW_S_ALONE
+        self._renew_at_s = math.inf
+        self._nap: asyncio.Future[None] | None = None
         self._answered_s = -math.inf
         self._fallen_back = False
         self._credit = Credit()
@@ -204,7 +206,6 @@ class Rates:
             self._spawn(self._tell_finished(allowance.request.delivery))
             return True
         self._grant(allowance, grant)
-        self._epoch_left_s = grant.left_s
         return True
 
     def _keep_renewing(self) -> None:
@@ -214,7 +215,12 @@ class Rates:
     async def _renew(self) -> None:
         pause_s = _RENEW_S_ALONE
         while self._running or self._fallen_back:
-            await self._clock.sleep(pause_s if self._fallen_back else max(_RENEW_S_MIN, self._epoch_left_s))
+            if math.isinf(self._renew_at_s):
+                self._renew_within(pause_s)
+            await self._until_renewal()
+            self._renew_at_s = math.inf
+            if not (self._running or self._fallen_back):
+                break
             try:
                 await self._renew_once()
                 pause_s = _RENEW_S_ALONE
@@ -223,7 +229,23 @@ class Rates:
                 pause_s = _RENEW_S_ALONE if self._running else min(2 * pause_s, _RENEW_S_ALONE_MAX)
             except Exception as error:
                 logger().error("rates were not renewed", exc_info=error)
-                self._epoch_left_s = _RENEW_S_ALONE
+        self._renew_at_s = math.inf
+
+    async def _until_renewal(self) -> None:
+        """Sleep; `_renew_within` may cut it short."""
+        while (left_s := self._renew_at_s - self._clock.monotonic_s()) > 0:
+            self._nap = asyncio.ensure_future(self._clock.sleep(left_s))
+            try:
+                await asyncio.wait([self._nap])
+            finally:
+                self._nap.cancel()
+
+    def _renew_within(self, seconds: float) -> None:
+        at_s = self._clock.monotonic_s() + seconds
+        if at_s < self._renew_at_s:
+            self._renew_at_s = at_s
+            if self._nap is not None:
+                self._nap.cancel()
 
     async def _renew_once(self) -> None:
         """Hear the rates of this epoch. Raises `QuireError` if no scheduler answers."""
@@ -233,7 +255,6 @@ class Rates:
         granted = set()
         for grant in grants:
             granted.add(grant.delivery)
-            self._epoch_left_s = grant.left_s
             if (allowance := self._running.get(grant.delivery)) is not None and allowance.scheduled:
                 self._grant(allowance, grant)
         # A leader that is new, or that was thought gone, does not know these.
@@ -253,20 +274,23 @@ class Rates:
 
     def _not_answered(self, error: QuireError) -> None:
         if self._clock.monotonic_s() - self._answered_s < _GRACE_S:
-            self._epoch_left_s = _RETRY_S  # a standby may be taking over: rates stay as they are
+            self._renew_within(_RETRY_S)  # a standby may be taking over: rates stay as they are
         else:
             self._fall_back(error)
 
     async def _tell_finished(self, delivery: str) -> None:
         with contextlib.suppress(QuireError):
             await self._source.finish(delivery)
+            if any(allowance.short for allowance in self._running.values()):
+                self._renew_within(0.0)  # what it had may be theirs now
 
     # ---- rates
 
     def _grant(self, allowance: Allowance, grant: Grant) -> None:
         self._credit.set_rate(grant.credit_bytes_per_s, self._clock.monotonic_s())
         allowance.scheduled = True
-        allowance.granted = grant.rate_bytes_per_s
+        allowance.granted, allowance.short = grant.rate_bytes_per_s, grant.short
+        self._renew_within(max(_RENEW_S_MIN, grant.left_s))
         allowance.set_rate(grant.rate_bytes_per_s, self._clock.monotonic_s())
 
     def _fall_back(self, error: QuireError | None = None) -> None:

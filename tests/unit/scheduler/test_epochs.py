@@ -26,7 +26,7 @@ def test_rates_are_stable_within_an_epoch_and_equal_after_it() -> None:
     assert link.admit(_demand("a"), 10.1).rate_bytes_per_s == _BUDGET
     late = link.admit(_demand("b"), 10.2)
     assert late.rate_bytes_per_s == 0, "nothing is free before the epoch ends"
-    assert late.left_s == pytest.approx(0.8)
+    assert (late.short, late.left_s) == (True, pytest.approx(0.01)), "and it is to look again soon"
     assert link.renew({"a": 30}, 10.3)[0].rate_bytes_per_s == _BUDGET, "no rate falls within an epoch"
     grants = link.renew({"a": 20, "b": 31}, 11.0)
     assert [grant.rate_bytes_per_s for grant in grants] == [_BUDGET // 2] * 2
@@ -41,6 +41,71 @@ def test_what_is_freed_serves_a_newcomer_at_once() -> None:
     link.admit(_demand("a"), 10.0)
     link.finish(["a"], 10.1)
     assert link.admit(_demand("b"), 10.2).rate_bytes_per_s == _BUDGET
+
+
+def test_those_that_found_too_little_rise_with_what_others_free() -> None:
+    """Eight begin at once: the first has the whole link, is over long before the epoch ends, and leaves it to seven."""
+    link = LinkEpochs(_BUDGET, 1.0, StallOpt())
+    names = [str(number) for number in range(8)]
+    grants = [link.admit(_demand(name), 10.0) for name in names]
+    assert [grant.rate_bytes_per_s for grant in grants] == [_BUDGET] + [0] * 7
+    assert [grant.short for grant in grants] == [False] + [True] * 7
+    assert {grant.rate_bytes_per_s for grant in link.renew(names[1:], 10.01)} == {0}, "nothing has become free"
+    link.finish(["0"], 10.02)
+    grants = link.renew(names[1:4], 10.03)
+    assert {grant.rate_bytes_per_s for grant in grants} == {_BUDGET // 7}
+    assert not any(grant.short for grant in grants)
+    assert link.granted_bytes_per_s == _BUDGET // 7 * 7, "the others' parts are kept for them"
+    link.finish(["1"], 10.04)
+    assert {grant.rate_bytes_per_s for grant in link.renew(names[2:], 10.05)} == {_BUDGET // 7}, "they have their parts"
+
+
+def test_what_is_freed_is_divided_by_what_each_lacks() -> None:
+    """The part of a small one and that of a large one (both waited for, sizes 1 and 9) are 1 and 3 of the budget."""
+    link = LinkEpochs(_BUDGET, 1.0, StallOpt())
+    link.admit(_demand("first"), 10.0, 300_000)
+    link.admit(_demand("second"), 10.0, 700_000)
+    for name, size in (("small", 1000), ("large", 9000)):
+        assert link.admit(Demand(name, size, None, 32), 10.1).rate_bytes_per_s == 0
+    link.finish(["first"], 10.2)
+    small, large = link.renew(["small", "large"], 10.3)
+    assert large.rate_bytes_per_s == pytest.approx(3 * small.rate_bytes_per_s, rel=0.01)
+    assert large.rate_bytes_per_s + small.rate_bytes_per_s == pytest.approx(300_000, abs=2)
+    assert small.short
+    assert large.short
+    link.finish(["second"], 10.4)
+    assert [grant.rate_bytes_per_s for grant in link.renew(["small", "large"], 10.5)] == [250_000, 750_000]
+
+
+def test_a_raise_holds_the_tenants_cap() -> None:
+    link = LinkEpochs(_BUDGET, 1.0, StallOpt())
+    link.admit(_demand("other"), 10.0)
+    for number in range(4):
+        link.admit(Demand(str(number), 1000, None, 32, "t", cap_bytes_per_s=100_000), 10.1)
+    link.finish(["other"], 10.2)
+    grants = link.renew(map(str, range(4)), 10.3)
+    assert [grant.rate_bytes_per_s for grant in grants] == [25_000] * 4
+
+
+def test_a_raise_leaves_the_tenants_others_what_they_have() -> None:
+    """One has all of the cap until the epoch ends: what becomes free on the link is not for the other."""
+    link = LinkEpochs(_BUDGET, 1.0, StallOpt())
+    link.admit(_demand("other"), 10.0, 900_000)
+    for number in range(2):
+        link.admit(Demand(str(number), 1000, None, 32, "t", cap_bytes_per_s=100_000), 10.1)
+    link.finish(["other"], 10.2)
+    assert [grant.rate_bytes_per_s for grant in link.renew(["0", "1"], 10.3)] == [100_000, 0]
+    link.finish(["0"], 10.4)
+    assert [grant.rate_bytes_per_s for grant in link.renew(["1"], 10.5)] == [100_000]
+
+
+def test_nothing_rises_while_a_link_that_was_taken_over_is_quiet() -> None:
+    """What has become free may be another's, who has not said so yet."""
+    link = LinkEpochs(_BUDGET, 1.0, Equal(), quiet_from_s=5.5)
+    link.admit(_demand("old"), 5.6, _BUDGET)
+    assert link.admit(_demand("new"), 5.7).rate_bytes_per_s == 0
+    link.finish(["old"], 5.8)
+    assert link.renew(["new"], 5.9)[0].rate_bytes_per_s == 0
 
 
 def test_sharing_at_once() -> None:
@@ -124,7 +189,7 @@ def test_many_demands_of_many_tenants_are_shared_in_no_time() -> None:
 def test_grants_never_exceed_the_budget(policy: str, at_once: bool, events: list[tuple[str, int, float, int]]) -> None:
     """Whatever joins, renews, finishes, crashes or falls silent, under every policy, at every moment."""
     link = LinkEpochs(_BUDGET, 1.0, make_policy(policy, 50_000.0), margin=50_000.0, at_once=at_once)
-    now = 0.0
+    now, before = 0.0, dict[str, int]()
     for kind, number, pause, held in events:
         now += pause
         name = str(number)
@@ -137,6 +202,9 @@ def test_grants_never_exceed_the_budget(policy: str, at_once: bool, events: list
             link.finish([name], now)
         assert 0 <= link.granted_bytes_per_s <= _BUDGET
         assert all(rate >= 0 for rate in link.rates.values())
+        if int(now) == int(now - pause) and not at_once and kind in "rf":
+            assert all(rate >= before.get(name, 0) for name, rate in link.rates.items()), "none falls within an epoch"
+        before = link.rates
 
 
 def test_a_flood_cannot_push_another_tenant_below_its_share() -> None:

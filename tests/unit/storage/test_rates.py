@@ -84,6 +84,41 @@ async def test_rates_follow_the_epochs() -> None:
     assert ("finish", "a") in scheduler.heard
 
 
+async def test_a_short_rate_is_renewed_soon_and_when_this_nodes_own_delivery_ends() -> None:
+    """The renewal that was to come with the epoch comes before; what `renew` says then holds."""
+    clock, scheduler = FakeClock(), Scheduler()
+    rates = Rates(scheduler, clock, 4_000_000)
+    first = await _admit(rates, _request("first"))
+    await clock.advance(0.001)
+    left_s, short, renewals = 0.02, True, 0
+
+    async def admit(request: AdmissionRequest, layers_left: int, held_bytes_per_s: int) -> Grant:
+        return Grant(request.delivery, 0, left_s, short=True)
+
+    async def renew(layers_left: dict[str, int]) -> list[Grant]:
+        nonlocal renewals
+        renewals += 1
+        return [Grant(name, 1000 * renewals, left_s if short else 0.1, short=short) for name in layers_left]
+
+    scheduler.admit, scheduler.renew = admit, renew  # type: ignore[method-assign]
+    late = await _admit(rates, _request("late"))
+    assert (late.rate_bytes_per_s, late.short) == (0, True)
+    await clock.advance(0.021)
+    assert (late.rate_bytes_per_s, renewals) == (1000, 1)
+    rates.finish(first)
+    await clock.advance(0.001)
+    assert (late.rate_bytes_per_s, renewals) == (2000, 2), "at once"
+    short = False
+    await clock.advance(0.02)
+    assert (late.short, renewals) == (False, 3)
+    await clock.advance(0.09)
+    assert renewals == 3, "it has its part: not before the epoch ends"
+    rates.finish(late)
+    await clock.advance(0.5)
+    assert renewals == 3, "nothing runs"
+    await rates.close()
+
+
 async def test_a_scheduler_that_goes_and_comes_back() -> None:
     """Rates stay while a standby may be taking over; then equal shares of the node's cap, also for those that come."""
     clock, scheduler = FakeClock(), Scheduler()

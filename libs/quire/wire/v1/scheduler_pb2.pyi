@@ -103,18 +103,21 @@ class Grant(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     EPOCH_LEFT_MS_FIELD_NUMBER: _builtins.int
     CREDIT_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    SHORT_FIELD_NUMBER: _builtins.int
     delivery: _builtins.str
     """The delivery."""
     rate_bytes_per_s: _builtins.int
-    """Bytes per second; 0: nothing is free in this epoch, renew when it ends."""
+    """Bytes per second; 0: nothing is free now, renew when epoch_left_ms are over."""
     epoch: _builtins.int
     """Number of the epoch."""
     epoch_left_ms: _builtins.int
-    """Milliseconds until the epoch ends; renew then."""
+    """Milliseconds until the epoch ends, or less where the rate may rise before; renew then."""
     credit_bytes_per_s: _builtins.int
     """What this node may send for new deliveries while it asks for their rates, bytes per second for all of them together:
     its part of a quarter of the link.
     """
+    short: _builtins.bool
+    """Less than its part of the link: what others free within the epoch raises it."""
     def __init__(
         self,
         *,
@@ -123,10 +126,11 @@ class Grant(_message.Message):
         epoch: _builtins.int = ...,
         epoch_left_ms: _builtins.int = ...,
         credit_bytes_per_s: _builtins.int = ...,
+        short: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit_bytes_per_s", b"credit_bytes_per_s", "delivery", b"delivery", "epoch", b"epoch", "epoch_left_ms", b"epoch_left_ms", "rate_bytes_per_s", b"rate_bytes_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit_bytes_per_s", b"credit_bytes_per_s", "delivery", b"delivery", "epoch", b"epoch", "epoch_left_ms", b"epoch_left_ms", "rate_bytes_per_s", b"rate_bytes_per_s", "short", b"short"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

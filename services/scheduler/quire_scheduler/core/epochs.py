@@ -3,9 +3,11 @@
 What is granted never exceeds the budget. (A node hears of its new rates up to an epoch after another has begun with
 its own: on the wire the sum may be above it for the length of a renewal.) A newcomer starts with its part, or with half
 of what is not granted if that is more (its first layer is waited for, whatever its window), or with what there is, if
-need be with nothing until the next epoch. What a finished delivery frees is there for newcomers at once, and for those
-that run at the next epoch; with `at_once` every rate is computed anew whenever a delivery comes or goes. A delivery
-that is not renewed for two epochs is forgotten: its storage node is gone.
+need be with nothing. One that found less than its part is short: it is to look again soon, and what finished deliveries
+have freed meanwhile raises it, up to its part. Rates rise within an epoch, and none falls. What is freed is there for
+newcomers and for those that are short at once, and for the others at the next epoch; with `at_once` every rate is
+computed anew whenever a delivery comes or goes. A delivery that is not renewed for two epochs is forgotten: its storage
+node is gone.
 
 What nodes send while they ask for the rates of new deliveries is a quarter of the budget, shared among the nodes that
 used the link within a minute: the rates then make up for it.
@@ -30,7 +32,8 @@ _NODE_USES_LINK_S = 60.0
 class Grant:
     """A rate, good for `left_s`; 0 bytes per second: wait, and renew.
 
-    `credit_bytes_per_s`: what its node may send, for all deliveries that have no rate yet.
+    `credit_bytes_per_s`: what its node may send, for all deliveries that have no rate yet. `short`: less than its part
+    of the link; what becomes free within the epoch raises it.
     """
 
     delivery: str
@@ -38,6 +41,7 @@ class Grant:
     epoch: int
     left_s: float
     credit_bytes_per_s: int = 0
+    short: bool = False
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class _Admitted:
     demand: Demand
     rate: int
     seen_epoch: int
+    short: bool = False
 
 
 class LinkEpochs:
@@ -71,6 +76,7 @@ class LinkEpochs:
         self._at_once = at_once
         self._quiet_until_s = -math.inf if quiet_from_s is None else quiet_from_s + epoch_s
         self._epoch = 0
+        self._freed = False
         self._admitted: dict[str, _Admitted] = {}
         self._nodes: dict[str, float] = {}
 
@@ -94,12 +100,12 @@ class LinkEpochs:
         self.advance(now_s)
         self._admitted.pop(demand.delivery, None)
         free = max(0, min(self.budget_bytes_per_s - self.granted_bytes_per_s, self._under_cap(demand)))
-        rate = min(held_bytes_per_s, free)
+        rate, short = min(held_bytes_per_s, free), not free
         if not rate and free and now_s >= self._quiet_until_s:
             demands = [*(entry.demand for entry in self._admitted.values()), demand]
             part = int(allocate_last(self._policy, demands, self.budget_bytes_per_s, self._margin))
-            rate = min(max(part, free // 2), free)
-        self._admitted[demand.delivery] = _Admitted(demand, rate, self._epoch)
+            rate, short = min(max(part, free // 2), free), part > free
+        self._admitted[demand.delivery] = _Admitted(demand, rate, self._epoch, short)
         if self._at_once:
             self._reallocate()
         return self._grant(demand.delivery, now_s)
@@ -107,6 +113,7 @@ class LinkEpochs:
     def renew(self, deliveries: Iterable[str], now_s: float) -> list[Grant]:
         """Grants for those that are known."""
         self.advance(now_s)
+        self._raise_short(now_s)
         grants = []
         for delivery in deliveries:
             entry = self._admitted.get(delivery)
@@ -119,8 +126,10 @@ class LinkEpochs:
         """Their rates are free."""
         self.advance(now_s)
         gone = [self._admitted.pop(delivery, None) for delivery in deliveries]
-        if self._at_once and any(gone):
-            self._reallocate()
+        if any(gone):
+            self._freed = True
+            if self._at_once:
+                self._reallocate()
 
     def _under_cap(self, demand: Demand) -> int:
         """What the tenant's cap leaves it."""
@@ -132,9 +141,9 @@ class LinkEpochs:
     def _grant(self, delivery: str, now_s: float) -> Grant:
         entry = self._admitted[delivery]
         left_s = (self._epoch + 1) * self._epoch_s - now_s
-        if self._at_once:
+        if self._at_once or entry.short:
             left_s = min(left_s, _LOOK_AGAIN_S)
-        return Grant(delivery, entry.rate, self._epoch, left_s, self._credit(delivery, now_s))
+        return Grant(delivery, entry.rate, self._epoch, left_s, self._credit(delivery, now_s), entry.short)
 
     def _credit(self, delivery: str, now_s: float) -> int:
         """Of the node whose delivery it is."""
@@ -158,4 +167,19 @@ class LinkEpochs:
         demands = [entry.demand for entry in entries]
         rates = allocate(self._policy, demands, self.budget_bytes_per_s, self._margin)
         for entry, rate in zip(entries, rates.tolist(), strict=True):
-            entry.rate = int(rate)
+            entry.rate, entry.short = int(rate), False
+
+    def _raise_short(self, now_s: float) -> None:
+        """Share out what is free among those that are short, in proportion to what they lack of their parts."""
+        if not self._freed or now_s < self._quiet_until_s or not any(each.short for each in self._admitted.values()):
+            return
+        self._freed = False
+        free = max(0, self.budget_bytes_per_s - self.granted_bytes_per_s)
+        entries = list(self._admitted.values())
+        parts = allocate(self._policy, [entry.demand for entry in entries], self.budget_bytes_per_s, self._margin)
+        lacks = [(e, int(part) - e.rate) for e, part in zip(entries, parts.tolist(), strict=True) if e.short]
+        share = min(1.0, free / max(1, sum(max(0, lack) for _, lack in lacks)))
+        for entry, lack in lacks:
+            more = max(0, min(int(share * lack), self._under_cap(entry.demand)))
+            entry.rate += more
+            entry.short = more < lack

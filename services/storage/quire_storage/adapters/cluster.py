@@ -220,4 +220,4 @@ class GrpcRateSource:
 
 def _grant(message: scheduler_pb2.Grant) -> Grant:
     left_s, credit = message.epoch_left_ms / 1000, message.credit_bytes_per_s
-    return Grant(message.delivery, message.rate_bytes_per_s, left_s, credit)
+    return Grant(message.delivery, message.rate_bytes_per_s, left_s, credit, message.short)
