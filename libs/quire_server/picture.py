@@ -13,6 +13,7 @@ from quire.model.nodes import Node, Role
 from quire.model.policy import TenantPolicy
 from quire.telemetry import background, logger
 from quire.wire import version
+from quire_server import tasks
 from quire_server.clock import Clock
 
 
@@ -70,9 +71,7 @@ class View:
         self._tasks = [asyncio.create_task(each, context=background()) for each in (self._keep_fresh(), self._listen())]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks.end(self._tasks)
 
     def storage_nodes(self) -> Mapping[str, Node]:
         return self._storage

@@ -18,6 +18,7 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.core.limits import Limits, Taken, TenantLimits
 from quire_gateway.errors import GatewayLate, TenantExhausted, TransfersExhausted
 from quire_gateway.keyring import KeyRing
+from quire_server import tasks
 from quire_server.clock import Clock
 from quire_server.redis.access import AccessKey
 
@@ -86,9 +87,7 @@ class Admission:
         self._watch = asyncio.create_task(self._watch_loop())
 
     async def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        await tasks.end([self._watch])
 
     async def authenticate(self, header: str) -> Principal:
         """By the `Authorization` header. Raises `Unauthenticated`; an unknown key takes as long as a wrong secret."""

@@ -13,6 +13,7 @@ from quire.model.index import ChunkRecord
 from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.telemetry import background, logger
 from quire_orchestrator.ports import Clock
+from quire_server import tasks
 
 _CHUNKS: Final = 256
 _WAITING_MAX: Final = 4096
@@ -55,8 +56,7 @@ class Announcements:
         """Publish what still waits, as far as that goes quickly."""
         if self._telling is not None:
             await asyncio.wait([self._telling], timeout=_CLOSE_S)
-            self._telling.cancel()
-            await asyncio.gather(self._telling, return_exceptions=True)
+            await tasks.end([self._telling])
 
     def _tell(self, kind: EventKind, holder: str, part: Sequence[ChunkRecord], parents: bytes = b"") -> None:
         if self._log is None:

@@ -15,6 +15,7 @@ from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.eviction import rebuilder
 from quire_orchestrator.policies import Policies
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members
+from quire_server import tasks
 from quire_server.heartbeat import ClusterNews
 
 
@@ -52,10 +53,7 @@ class Cluster:
         self._refresher = asyncio.create_task(self._keep_fresh())
 
     async def close(self) -> None:
-        tasks = [task for task in (self._refresher, *self._watchers.values()) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await tasks.end([self._refresher, *self._watchers.values()])
 
     async def heartbeat(self, node: Node) -> tuple[int, ClusterNews]:
         """Keep a member alive; milliseconds until it should report again, and what is new."""

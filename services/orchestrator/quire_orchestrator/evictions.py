@@ -14,6 +14,7 @@ from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.eviction import drops, has_objects
 from quire_orchestrator.ports import ChunkHolder, Clock, Index
+from quire_server import tasks
 
 _SWEEP_MAX = 256
 
@@ -43,9 +44,7 @@ class Evictions:
         self._sweeper = asyncio.create_task(self._keep_swept())
 
     async def close(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await tasks.end([self._sweeper])
 
     async def evict(self, keys: ChunkKeys, keep: int) -> int:
         """Drop chunks from the end of a chain; how many. Stops at one that others extend or a lease pins."""

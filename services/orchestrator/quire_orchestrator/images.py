@@ -15,6 +15,7 @@ from quire.model.nodes import Node
 from quire.telemetry import logger, names, tracer
 from quire_orchestrator.core.routing import ImageRouter, Route
 from quire_orchestrator.ports import Catalogue, Clock
+from quire_server import tasks
 
 LIST_MAX = 1000
 _SWEEP_S = 15.0
@@ -44,9 +45,7 @@ class ImageDesk:
         self._sweeper = asyncio.create_task(self._sweep_again())
 
     async def close(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await tasks.end([self._sweeper])
 
     async def put(self, entry: ImageEntry) -> bool:
         """Catalogue an image; whether it replaced one, whose record goes unless others use it."""

@@ -9,6 +9,7 @@ from quire.model.errors import QuireError
 from quire.telemetry import logger
 from quire_scheduler.errors import NotLeader
 from quire_scheduler.ports import Clock, LeaderLease
+from quire_server import tasks
 
 _RENEWALS_PER_LEASE = 4
 
@@ -29,7 +30,6 @@ class Leadership:
         self._until_s = float("-inf")
         self._leader = ""
         self._task: asyncio.Task[None] | None = None
-        self._closing = False
         self.term = 0
         self.since_s: float | None = None
         """Since when it leads; None for one that is alone, with no predecessor."""
@@ -50,17 +50,14 @@ class Leadership:
 
     async def close(self) -> None:
         """Let another lead at once."""
-        self._closing = True  # for a client library that swallows the cancellation
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await tasks.end([self._task])
         self._until_s = float("-inf")
         if self._lease is not None:
             with contextlib.suppress(QuireError):
                 await self._lease.release(self._name)
 
     async def _keep_asking(self, lease: LeaderLease) -> None:
-        while not self._closing:
+        while True:
             await self._clock.sleep(self._ttl_ms / 1000 / _RENEWALS_PER_LEASE)
             await self._ask(lease)
 

@@ -114,8 +114,8 @@ class AdmissionRequest:
 class Grant:
     """A rate in bytes per second, for `left_s`; 0: wait, and renew.
 
-    `credit_bytes_per_s`: what this node may send of deliveries that have no rate yet, together. `short`: it is less than
-    the delivery's part of the link; what others free raises it.
+    `credit_bytes_per_s`: what this node may send of deliveries that have no rate yet, together. `short`: it is less
+    than the delivery's part of the link; what others free raises it.
     """
 
     delivery: str

@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.model.errors import InvalidRequest, QuireError, ResourceExhausted
 from quire.telemetry import background, counter, logger, meter, names
+from quire_server import tasks
 from quire_storage.core.pacing import Credit, Pacer
 from quire_storage.ports import AdmissionRequest, Clock, Grant, RateSource
 
@@ -167,10 +168,7 @@ class Rates:
 
     async def close(self) -> None:
         """Stop renewing."""
-        tasks = [task for task in (self._renewal, *self._tasks) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await tasks.end([self._renewal, *self._tasks])
 
     # ---- asking
 

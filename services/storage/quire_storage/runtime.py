@@ -10,6 +10,7 @@ from quire.model.errors import InvalidRequest
 from quire.model.nodes import Node, StorageInfo
 from quire.telemetry import background, logger
 from quire.transport import LayerProduced, Stalled, Transport, decode_message
+from quire_server import tasks
 from quire_server.heartbeat import ClusterNews
 from quire_storage.arena import Arena
 from quire_storage.batches import Promotions, Reading
@@ -35,6 +36,9 @@ from quire_storage.ring import Ring
 from quire_storage.stores import Stores
 from quire_storage.tiers import Tiers
 from quire_storage.write_behind import WriteBehind
+
+_CLEANED_UP_S = 10.0
+"""More than a delivery waits for what is in flight, once it is cancelled."""
 
 
 class StorageNode:
@@ -177,9 +181,7 @@ class StorageNode:
         deadline_s = self._clock.monotonic_s() + self._config.stop_grace_s
         while self.deliveries.running + self.requests.ingests and self._clock.monotonic_s() < deadline_s:
             await self._clock.sleep(0.02)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await tasks.end(self._tasks, again_s=_CLEANED_UP_S)
         if self._write_behind is not None:
             await self._write_behind.close()
         await self._parts.rates.close()

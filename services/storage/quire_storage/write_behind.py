@@ -20,6 +20,7 @@ from opentelemetry.metrics import Observation
 
 from quire.model.errors import DeadlineExceeded, QuireError
 from quire.telemetry import background, logger, meter, names
+from quire_server import tasks
 from quire_storage.core.chunks import Chunk, Header
 from quire_storage.object_store import ObjectStore
 from quire_storage.ports import Clock
@@ -75,9 +76,7 @@ class WriteBehind:
         self._workers = [asyncio.create_task(self._work()) for _ in range(_AT_ONCE)]
 
     async def close(self) -> None:
-        for worker in self._workers:
-            worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
+        await tasks.end(self._workers)
 
     @property
     def lag_chunks(self) -> int:

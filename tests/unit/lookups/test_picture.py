@@ -121,3 +121,26 @@ async def test_those_who_look_at_once_share_an_answer_that_is_not_older_than_the
     await asyncio.gather(early, *late)
     assert set(view.storage_nodes()) == {"a", "b"}
     assert redis.asked == 2
+
+
+async def test_a_view_ends_whose_cancellation_gets_lost() -> None:
+    """As in a gateway that was told to stop while redis-py sent: it waited for news until it was killed."""
+    redis, sent = _Redis(), asyncio.get_running_loop().create_future()
+
+    async def send() -> list[Node]:
+        await asyncio.wait_for(sent, 30)
+        return []
+
+    redis.live = send  # type: ignore[method-assign]
+    view = _view(redis, FakeClock())
+    starting = asyncio.create_task(view.start())
+    await asyncio.sleep(0)
+    sent.set_result(None)
+    await starting
+    sent = asyncio.get_running_loop().create_future()
+    redis.changed.set()
+    while redis.changed.is_set():
+        await asyncio.sleep(0)
+    sent.set_result(None)
+    async with asyncio.timeout(20):
+        await view.close()

@@ -27,6 +27,7 @@ from quire_gateway.s3.buckets import BucketRequests
 from quire_gateway.s3.call import Call, read_call
 from quire_gateway.s3.objects import ObjectRequests
 from quire_gateway.s3.rdma import DESCRIPTOR, NAMESPACE, TOKEN, RdmaRequests
+from quire_server import tasks
 
 Operation = Callable[[Call], Awaitable[web.StreamResponse]]
 _SWEEP_S: Final = 60.0
@@ -146,9 +147,7 @@ class S3Frontend:
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await tasks.end([self._sweeper])
         if self._runner is not None:
             await self._runner.cleanup()
 
