@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -23,6 +23,7 @@ from quire.telemetry import names, tracer
 from quire_storage.core.checksums import Checksums
 from quire_storage.core.chunks import Copy, MemoryPlace
 from quire_storage.core.plan import BatchPlan, Carried, places, unheard, verification
+from quire_storage.core.prepared import PreparedRuns
 from quire_storage.core.slots import Shape
 from quire_storage.core.striped import Striped
 from quire_storage.ring import Ring
@@ -43,6 +44,7 @@ class Reading:
     threads: Executor
     heal: Healer
     on_corrupt: Callable[[list[Copy]], None]
+    prepared: PreparedRuns = field(default_factory=PreparedRuns)
 
     async def mend(self, copies: Sequence[Copy], starts: npt.NDArray[np.int64], layer: int, bad: Sequence[int]) -> None:
         """Put slices right that do not match, from another copy. Raises `CorruptData` where there is none.
@@ -220,7 +222,7 @@ class ReadyBatch:
 class Batches:
     """The batches of one delivery of held chunks. `close` when nothing reads the arena for it any more.
 
-    `copied`: to memory of this host, by `carry`, which verifies.
+    `copied`: to memory of this host, by `carry`, which verifies. `prepared`: a delivery before had the same plan.
     """
 
     def __init__(
@@ -243,10 +245,17 @@ class Batches:
         self._blocks: set[int] = set()
         self._verifying: list[asyncio.Task[None]] = []
         self._joined: list[tuple[int, Promotion]] = []
+        plan = reading.prepared.find(copies, self._targets, descriptor.stride)
+        self.prepared = plan is not None
+        if plan is not None and (place := copies[0].memory) is not None:
+            self.batches = [Batch(plan, copies, place.layer_stride)]
+            return
         if any(copy.memory is None and copy.disk is None for copy in copies):
             raise ChunkMissing("a drive has just failed, and chunks with it", field="chunk_keys")
         self._checksums = _checksums(copies)
         self.batches = [batch for start, stop in self._cuts(copies) for batch in self._batch(copies, start, stop)]
+        if all(copy.memory is not None for copy in copies):
+            reading.prepared.keep(copies, self._targets, descriptor.stride, self.batches[0].plan)
 
     @property
     def staged(self) -> bool:

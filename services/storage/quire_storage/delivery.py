@@ -146,6 +146,7 @@ class Delivery:
         except BaseException:
             remote.close()
             raise
+        span.set_attribute("quire.prepared", batches.prepared)
         failure = None
         self.settled = False
         try:

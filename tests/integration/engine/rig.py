@@ -135,6 +135,13 @@ class Engine:
             tiers=self.tiers, ring=self.ring, threads=self._threads, clock=clock, copies=self._copies
         )
         self.promotions = Promotions()
+        self.reading = Reading(
+            tiers=self.tiers,
+            ring=self.ring,
+            threads=self._threads,
+            heal=self.integrity.heal,
+            on_corrupt=self.integrity.give_up,
+        )
         return self
 
     async def stop(self) -> None:
@@ -173,14 +180,8 @@ class Engine:
             raise ChunkMissing(f"{len(held.missing)} of {len(keys)}", field="chunk_keys")
         batches = None
         try:
-            reading = Reading(
-                tiers=self.tiers,
-                ring=self.ring,
-                threads=self._threads,
-                heal=self.integrity.heal,
-                on_corrupt=self.integrity.give_up,
-            )
-            batches = Batches(reading, self.promotions, descriptor, (ChunkRange("", 0, len(numbers)),), held.copies)
+            everything = (ChunkRange("", 0, len(numbers)),)
+            batches = Batches(self.reading, self.promotions, descriptor, everything, held.copies)
             for layer in range(shape.num_layers):
                 for batch in batches.batches:
                     ready = await batches.prepare(batch, layer, 0.0)

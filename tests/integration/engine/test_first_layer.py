@@ -20,7 +20,7 @@ from quire.model.ranges import ChunkRange
 from quire.transport import LayerReady, Message, Quiesced, SharedMemoryTransport, Transport, decode_message
 from quire.transport.memory import MemoryTransport
 from quire_server.clock import SystemClock
-from quire_storage.batches import Reading, ReadyBatch
+from quire_storage.batches import ReadyBatch
 from quire_storage.core.plan import BatchPlan
 from quire_storage.delivery import DeliverCall, Delivery, DeliveryParts
 from quire_storage.fair_queue import FairQueue, Wire
@@ -48,17 +48,10 @@ async def _deliver(engine: Engine, pair: Pair) -> tuple[NodeOutcome, np.ndarray[
     theirs = client.register(memory)
     clock, source = SystemClock(), _Scheduler()
     rates: Any = source
-    reading = Reading(
-        tiers=engine.tiers,
-        ring=engine.ring,
-        threads=engine._threads,
-        heal=engine.integrity.heal,
-        on_corrupt=engine.integrity.give_up,
-    )
     parts = DeliveryParts(
         config=engine.config,
         transport=node,
-        reading=reading,
+        reading=engine.reading,
         promotions=engine.promotions,
         region=node.register(engine.arena.view),
         rates=Rates(rates, clock, 1 << 30),
