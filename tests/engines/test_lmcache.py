@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -24,6 +25,7 @@ from quire_tools.bench.engines.vllm import any_vllm
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
 from tests.engines.engine import PROMPT, engine, until
+from tests.engines.s3 import access
 
 pytest.importorskip("lmcache", reason="LMCache is not installed here: `make test-engines` installs it")
 
@@ -215,3 +217,43 @@ def test_tokens_come_back_after_the_servers_restart(
                     _until_used(engine_cluster.gateway_address, stored)
     assert [answer for answer, _ in seen] == [expected, expected]
     assert [cached for _, cached in seen] == [0, (len(PROMPT) - 1) // CHUNK * CHUNK]
+
+
+_DOMAIN, _BUCKET = "s3.quire.test", "lmcache"
+
+
+@pytest.fixture
+def named_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """One whose S3 frontend knows a domain."""
+    settings = {"QUIRE_GATEWAY_S3_DOMAIN": _DOMAIN}
+    folder = tmp_path / "cluster"
+    with LocalCluster(folder, decoders=0, arena_bytes=128 << 20, drive_bytes=128 << 20, settings=settings) as cluster:
+        yield cluster
+
+
+def _with_names(hosts: Path, command: list[str]) -> list[str]:
+    """Where the bucket's name leads to this host, for that command alone. Skips where that takes a right we lack."""
+    hosts.write_text(f"127.0.0.1 localhost\n127.0.0.1 {_BUCKET}.{_DOMAIN}\n")
+    script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    prefix = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(hosts)]
+    if subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace may be made here, and LMCache's S3 level wants names of a domain")
+    return [*prefix, *command]
+
+
+def test_its_s3_level_keeps_chunks_in_the_s3_frontend(named_cluster: LocalCluster, tmp_path: Path) -> None:
+    """No code of ours is between them: LMCache's own verification of its own S3 client."""
+    key, secret = asyncio.run(access(named_cluster, "lmcache", _BUCKET))
+    port = named_cluster.s3_address.rpartition(":")[2]
+    level = {"type": "s3", "s3_endpoint": f"{_BUCKET}.{_DOMAIN}:{port}", "s3_region": "us-east-1", "disable_tls": True}
+    level |= {
+        "s3_prefer_http2": False,
+        "aws_access_key_id": key,
+        "aws_secret_access_key": secret,
+        "s3_num_io_threads": 2,
+    }
+    command = [LMCACHE, "bench", "l2", "--l2-adapter", json.dumps(level)]
+    command += ["--no-skip-verify", "--num-keys", "16", "--data-size-kb", "200", "--rounds", "2"]
+    told = subprocess.run(_with_names(tmp_path / "hosts", command), capture_output=True, text=True, timeout=120)
+    assert told.returncode == 0, told.stderr[-3000:]
+    assert "All 16 keys data verified OK" in told.stdout, told.stdout[-3000:] + told.stderr[-3000:]

@@ -9,22 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire_server.redis import AccessKeys, Buckets, connect
 from quire_tools.local import LocalCluster
+from tests.engines.s3 import access
 
 nixl = pytest.importorskip("nixl_cu12._api", reason="NIXL is not installed here: `make test-engines` installs it")
 
 BUCKET, NAMES = "states", ("first", "second")
-
-
-async def _access(cluster: LocalCluster) -> tuple[str, str]:
-    """A key, and a bucket that it may use."""
-    redis = connect(cluster.redis_url)
-    keys = AccessKeys(redis, cluster.secret.encode())
-    made = await keys.create("nixl", ())
-    assert await Buckets(redis).create("nixl", BUCKET, time.time())
-    await redis.aclose()
-    return made.name, keys.secret(made)
 
 
 def _transfer(agent: Any, operation: str, memory: list[np.ndarray[Any, Any]]) -> str:
@@ -40,7 +30,7 @@ def _transfer(agent: Any, operation: str, memory: list[np.ndarray[Any, Any]]) ->
 
 def test_objects_come_back_as_they_were_written(engine_cluster: LocalCluster) -> None:
     endpoint = f"http://{engine_cluster.s3_address}"
-    key, secret = asyncio.run(_access(engine_cluster))
+    key, secret = asyncio.run(access(engine_cluster, "nixl", BUCKET))
     agent = nixl.nixl_agent("quire", nixl.nixl_agent_config(backends=[]))
     settings = {"access_key": key, "secret_key": secret, "bucket": BUCKET, "region": "us-east-1", "scheme": "http"}
     agent.create_backend("OBJ", {**settings, "endpoint_override": endpoint, "use_virtual_addressing": "false"})
