@@ -261,8 +261,14 @@ async def test_http_from_put_to_304(http: aiohttp.ClientSession, vae: Path) -> N
     async with http.get("/v1/images/web-1", headers={"If-None-Match": etag}) as answer:
         assert answer.status == 304
         assert await answer.read() == b""
-    async with http.get("/v1/images/web-1", headers={"If-None-Match": f"W/{etag}"}) as answer:
-        assert answer.status == 200
+        modified = answer.headers["Last-Modified"]
+    for said in (f"W/{etag}", f'"x, y", {etag}', "*"):
+        async with http.get("/v1/images/web-1", headers={"If-None-Match": said}) as answer:
+            assert answer.status == 304, said
+    async with http.get("/v1/images/web-1", headers={"If-Modified-Since": modified}) as answer:
+        assert answer.status == 304
+    async with http.get("/v1/images/web-1", headers={"If-Match": '"another"'}) as answer:
+        assert answer.status == 412
     async with http.get(
         "/v1/images/web-1", params={"format": "jpeg", "quality": "80"}, headers={"If-None-Match": etag}
     ) as answer:
@@ -272,23 +278,58 @@ async def test_http_from_put_to_304(http: aiohttp.ClientSession, vae: Path) -> N
     accept = {"Accept": "text/html, image/webp;q=0.8, image/avif;q=0.9, */*;q=0.1"}
     async with http.get("/v1/images/web-1", headers=accept) as answer:
         assert answer.content_type == "image/avif"
-    async with http.head("/v1/images/web-1") as answer:
-        assert answer.status == 200
-        assert answer.headers["ETag"] == etag
+        assert answer.headers["ETag"] != etag
+        size = answer.headers["Content-Length"]
+    async with http.head("/v1/images/web-1", headers=accept) as answer:
+        assert (answer.status, answer.headers["Content-Length"]) == (200, size)
+        assert answer.content_type == "image/avif"
+    async with http.head("/v1/images/web-1", headers={"If-None-Match": etag}) as answer:
+        assert answer.status == 304
+
+
+async def test_http_boxes(http: aiohttp.ClientSession, images: ImageClient, vae: Path) -> None:
+    """Short names, a crop, and no enlarging."""
+    values, info = _latent(vae, 9)
+    await images.put("web-1", values, info)
+    async with http.get("/v1/images/web-1") as answer:
+        etag = answer.headers["ETag"]
+    box = {"w": "20", "h": "10", "dpr": "2", "fit": "cover", "gravity": "north", "fm": "png"}
+    async with http.get("/v1/images/web-1", params=box) as answer:
+        assert imagecodecs.png_decode(await answer.read()).shape == (20, 40, 3)
+    async with http.get("/v1/images/web-1", params={"width": "4000"}) as answer:
+        assert answer.headers["ETag"] == etag, "it is not enlarged: the same bytes"
+
+
+async def test_http_lists_and_deletes(http: aiohttp.ClientSession, images: ImageClient, vae: Path) -> None:
+    values, info = _latent(vae, 9)
+    for name in ("web-1", "web-2"):
+        await images.put(name, values, info)
     async with http.get("/v1/latents/web-1") as answer:
         assert (await answer.read())[:4] == b"QLAT"
     async with http.get("/v1/images", params={"prefix": "web-"}) as answer:
-        assert [each["id"] for each in (await answer.json())["images"]] == ["web-1", "web-2"]
+        listed = await answer.json()
+        assert ([each["id"] for each in listed["images"]], listed["next"]) == (["web-1", "web-2"], None)
+    async with http.get("/v1/images", params={"prefix": "web-", "limit": "1"}) as answer:
+        listed = await answer.json()
+        assert [each["id"] for each in listed["images"]] == ["web-1"]
+    async with http.get("/v1/images", params={"prefix": "web-", "after": listed["next"]}) as answer:
+        assert [each["id"] for each in (await answer.json())["images"]] == ["web-2"]
     async with http.delete("/v1/images/web-2") as answer:
         assert answer.status == 204
 
 
-async def test_http_errors_are_json(http: aiohttp.ClientSession) -> None:
+async def test_http_errors_are_problems(http: aiohttp.ClientSession) -> None:
     cases = [
         (http.get("/v1/images/nothing-here"), 404),
         (http.get("/v1/images/nothing-here", params={"format": "gif"}), 400),
         (http.get("/v1/images/nothing-here", params={"quality": "lots"}), 400),
         (http.get("/v1/images/nothing-here", params={"width": "-1"}), 400),
+        (http.get("/v1/images/nothing-here", params={"widht": "1"}), 400),
+        (http.get("/v1/images/nothing-here", params={"enlarge": "1"}), 400),
+        (http.get("/v1/images/nothing-here", headers={"Accept": "text/html"}), 406),
+        (http.get("/v1/images", params={"pre": "x"}), 400),
+        (http.put("/v1/images/x", data=b"", params={"vea": "x"}), 400),
+        (http.put("/v1/images/x", data=b"", headers={"If-None-Match": "*"}), 501),
         (http.put("/v1/images/x", data=b"no latent"), 400),
         (
             http.put(
@@ -307,5 +348,8 @@ async def test_http_errors_are_json(http: aiohttp.ClientSession) -> None:
             assert answer.status == status, text
             record = json.loads(text)
             assert record["request_id"] == answer.headers["X-Request-Id"]
-            assert record["error"]
+            assert record["code"] and record["title"] and record["status"] == status
+            assert answer.content_type == "application/problem+json"
             assert "Traceback" not in text
+            if status == 405:
+                assert set(answer.headers["Allow"].split(",")) == {"DELETE", "GET", "HEAD", "PUT"}

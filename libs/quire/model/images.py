@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final
 
 from quire.model.errors import CorruptData, InvalidRequest
@@ -24,6 +25,8 @@ MEDIA_TYPES: Final = {
     "avif": "image/avif",
 }
 WIDTH_MAX: Final = 8192
+_QUALITY: Final = {"jpeg": 90, "avif": 90}
+"""Of formats that are not lossless here."""
 PIXELS_MAX: Final = 1 << 26
 
 
@@ -62,21 +65,61 @@ class ImageEntry:
         return record_keys(self.record_sha256)
 
 
+class Fit(Enum):
+    """What becomes of an image in a box of another shape: the whole of it within, or the box full of a part of it."""
+
+    CONTAIN = "contain"
+    COVER = "cover"
+
+
+class Gravity(Enum):
+    """Which part of an image is kept where it is cropped."""
+
+    CENTER = "center"
+    NORTH = "north"
+    SOUTH = "south"
+    WEST = "west"
+    EAST = "east"
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Scale to `scaled_height` × `scaled_width`, then keep `height` × `width` from (`top`, `left`). In pixels."""
+
+    scaled_height: int
+    scaled_width: int
+    top: int
+    left: int
+    height: int
+    width: int
+
+    def keeps(self, height: int, width: int) -> bool:
+        """Whether an image of that size stays as it is."""
+        return self == Geometry(height, width, 0, 0, height, width)
+
+
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """How an image is wanted. Quality from 1 to 100; 0: lossless where it can be, else 90. Width 0: its own."""
+    """How an image is wanted. Quality from 1 to 100; 0: lossless where it can be, else 90. Width and height in pixels;
+    0: as the other one says, or its own. It is not enlarged unless `enlarge`.
+    """
 
     format: str = "png"
     quality: int = 0
     width: int = 0
+    height: int = 0
+    fit: Fit = Fit.CONTAIN
+    gravity: Gravity = Gravity.CENTER
+    enlarge: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in MEDIA_TYPES:
             raise InvalidRequest(f"{self.format!r}; there are {', '.join(MEDIA_TYPES)}", field="format")
         if not 0 <= self.quality <= 100:
             raise InvalidRequest(f"{self.quality} is not in 0..100", field="quality")
-        if not 0 <= self.width <= WIDTH_MAX:
-            raise InvalidRequest(f"{self.width} is not in 0..{WIDTH_MAX}", field="width")
+        for name, size in (("width", self.width), ("height", self.height)):
+            if not 0 <= size <= WIDTH_MAX:
+                raise InvalidRequest(f"{size} is not in 0..{WIDTH_MAX}", field=name)
 
     @property
     def media_type(self) -> str:
@@ -84,12 +127,41 @@ class Rendering:
 
     def size(self, entry: ImageEntry) -> tuple[int, int]:
         """(height, width) in pixels. Raises `InvalidRequest` for too many."""
-        height, width = entry.height, entry.width
-        if self.width:
-            height, width = max(1, round(entry.height * self.width / entry.width)), self.width
-        if max(height * width, entry.height * entry.width) > PIXELS_MAX:
-            raise InvalidRequest(f"{height} × {width}: {PIXELS_MAX} pixels at most", field="width")
-        return height, width
+        if (pixels := self.pixels(entry)) > PIXELS_MAX:
+            raise InvalidRequest(f"{pixels} pixels, {PIXELS_MAX} at most", field="width, height")
+        shape = self.geometry(entry.height, entry.width)
+        return shape.height, shape.width
+
+    def pixels(self, entry: ImageEntry) -> int:
+        """The most that there are at any moment while it is made."""
+        shape = self.geometry(entry.height, entry.width)
+        return max(shape.scaled_height * shape.scaled_width, entry.height * entry.width)
+
+    def geometry(self, height: int, width: int) -> Geometry:
+        """Of an image of that size."""
+        wanted = [each for each in (self.width and self.width / width, self.height and self.height / height) if each]
+        if not wanted:
+            return Geometry(height, width, 0, 0, height, width)
+        crops = self.fit is Fit.COVER and len(wanted) == 2
+        scale = max(wanted) if crops else min(wanted)
+        shrunk = max(1.0, scale) if not self.enlarge else 1.0  # a box that is too large gets smaller, in its shape
+        tall, wide = (max(1, round(each * scale / shrunk)) for each in (height, width))
+        if not crops:
+            return Geometry(tall, wide, 0, 0, tall, wide)
+        kept_tall = min(tall, max(1, round(self.height / shrunk)))
+        kept_wide = min(wide, max(1, round(self.width / shrunk)))
+        top = _offset(tall - kept_tall, self.gravity, Gravity.NORTH, Gravity.SOUTH)
+        left = _offset(wide - kept_wide, self.gravity, Gravity.WEST, Gravity.EAST)
+        return Geometry(tall, wide, top, left, kept_tall, kept_wide)
+
+    def is_original(self, entry: ImageEntry) -> bool:
+        """Whether it is the lossless image that a decoder keeps."""
+        return self.format == "png" and self.geometry(entry.height, entry.width).keeps(entry.height, entry.width)
+
+    @property
+    def encoded_quality(self) -> int:
+        """What the encoder is told; 0 for lossless."""
+        return 0 if self.format == "png" else self.quality or _QUALITY.get(self.format, 0)
 
     def bytes_max(self, entry: ImageEntry) -> int:
         """What no encoding of it exceeds: the pixels, and room for headers and incompressible rows."""
@@ -97,9 +169,14 @@ class Rendering:
         return (6 if self.format == "avif" else 4) * height * width + (64 << 10)
 
     def etag(self, entry: ImageEntry, decoder_build: str) -> str:
-        """Strong: the record (values, VAE, rules), what decoded it, and how it was encoded."""
-        parts = (entry.record_sha256.hex(), decoder_build, self.format, self.quality, self.width)
+        """Strong: the record (values, VAE, rules), what decoded it, and how it was encoded. The same bytes have one."""
+        shape = self.geometry(entry.height, entry.width)
+        parts = (entry.record_sha256.hex(), decoder_build, self.format, self.encoded_quality, shape)
         return f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
+
+
+def _offset(room: int, gravity: Gravity, first: Gravity, last: Gravity) -> int:
+    return 0 if gravity is first else room if gravity is last else room // 2
 
 
 def check_image_id(image_id: str) -> None:

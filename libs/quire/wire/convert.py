@@ -10,7 +10,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
 from quire.model.events import CacheEvent, EventKind
 from quire.model.hashing import Namespace
-from quire.model.images import ImageEntry, LeasedRecord, Rendering
+from quire.model.images import Fit, Gravity, ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
@@ -50,6 +50,14 @@ _ORDERS: Final = {
     pb.DELIVERY_ORDER_AUTO: DeliveryOrder.AUTO,
     pb.DELIVERY_ORDER_LAYERWISE: DeliveryOrder.LAYERWISE,
     pb.DELIVERY_ORDER_CHUNKWISE: DeliveryOrder.CHUNKWISE,
+}
+_FITS: Final = {images_pb2.FIT_CONTAIN: Fit.CONTAIN, images_pb2.FIT_COVER: Fit.COVER}
+_GRAVITIES: Final = {
+    images_pb2.GRAVITY_CENTER: Gravity.CENTER,
+    images_pb2.GRAVITY_NORTH: Gravity.NORTH,
+    images_pb2.GRAVITY_SOUTH: Gravity.SOUTH,
+    images_pb2.GRAVITY_WEST: Gravity.WEST,
+    images_pb2.GRAVITY_EAST: Gravity.EAST,
 }
 _DURABILITY: Final = {
     pb.DURABILITY_MEMORY: Durability.MEMORY,
@@ -401,8 +409,24 @@ def leased_record_to(record: LeasedRecord) -> images_pb2.LeasedRecord:
 
 def rendering_from(message: images_pb2.Rendering) -> Rendering:
     """Raises `InvalidRequest`."""
-    return Rendering(message.format or "png", message.quality, message.width)
+    return Rendering(
+        message.format or "png",
+        message.quality,
+        message.width,
+        message.height,
+        _FITS.get(message.fit, Fit.CONTAIN),
+        _GRAVITIES.get(message.gravity, Gravity.CENTER),
+        message.enlarge,
+    )
 
 
 def rendering_to(rendering: Rendering) -> images_pb2.Rendering:
-    return images_pb2.Rendering(format=rendering.format, quality=rendering.quality, width=rendering.width)
+    return images_pb2.Rendering(
+        format=rendering.format,
+        quality=rendering.quality,
+        width=rendering.width,
+        height=rendering.height,
+        fit=_inverse(_FITS, rendering.fit),
+        gravity=_inverse(_GRAVITIES, rendering.gravity),
+        enlarge=rendering.enlarge,
+    )

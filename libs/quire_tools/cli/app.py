@@ -14,6 +14,7 @@ from rich.console import Console
 
 from quire import __version__
 from quire.model.errors import InvalidRequest, QuireError
+from quire.model.images import Fit
 from quire_tools.cli import cluster as cluster_commands
 from quire_tools.cli.keys import keys_app
 
@@ -282,15 +283,17 @@ def images_put(
 def images_get(
     name: Annotated[str, typer.Argument(help="the image's id")],
     out: Annotated[Path, typer.Argument(help="file to write; its suffix names the format: png, webp, jpeg, avif")],
-    quality: int = 0,
-    width: int = 0,
+    quality: Annotated[int, typer.Option(help="1 to 100; 0: lossless where the format can be")] = 0,
+    width: Annotated[int, typer.Option(help="pixels at most; 0: as it is")] = 0,
+    height: Annotated[int, typer.Option(help="pixels at most; 0: as it is")] = 0,
+    fit: Annotated[Fit, typer.Option(help="the whole image within the box, or the box full of it")] = Fit.CONTAIN,
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
 ) -> None:
     """Have an image decoded and encoded."""
     from quire_tools.cli import images
 
-    images.get(cluster_commands.gateway_of(folder, gateway), name, out, quality, width)
+    images.get(cluster_commands.gateway_of(folder, gateway), name, out, quality, width, height, fit)
 
 
 @images_app.command("ls")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from quire.client import Image, ImageClient, QuireClient
 from quire.model.errors import InvalidRequest
-from quire.model.images import MEDIA_TYPES, ImageEntry, Rendering
+from quire.model.images import MEDIA_TYPES, Fit, ImageEntry, Rendering
 from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record, from_safetensors
 
 console = Console(highlight=False)
@@ -43,7 +43,7 @@ def put(gateway: str, file: Path, image_id: str, weights: str, scale: int, scali
     console.print(f"{entry.image_id}: {entry.height} × {entry.width}, {entry.record_bytes} bytes stored of {held}")
 
 
-def get(gateway: str, image_id: str, out: Path, quality: int, width: int) -> None:
+def get(gateway: str, image_id: str, out: Path, quality: int, width: int, height: int, fit: Fit) -> None:
     """The suffix of `out` names the format. Raises `InvalidRequest`, `ImageMissing`."""
     name = out.suffix.lstrip(".").lower().replace("jpg", "jpeg")
     if name not in MEDIA_TYPES:
@@ -51,7 +51,7 @@ def get(gateway: str, image_id: str, out: Path, quality: int, width: int) -> Non
 
     async def fetch() -> Image:
         async with QuireClient(gateway) as client:
-            return await ImageClient(client).get(image_id, Rendering(name, quality, width))
+            return await ImageClient(client).get(image_id, Rendering(name, quality, width, height, fit))
 
     image = asyncio.run(fetch())
     out.write_bytes(image.data)

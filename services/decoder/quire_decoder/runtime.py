@@ -97,18 +97,19 @@ class Decoder:
 
         Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `ChunkMissing`, `CorruptData`.
         """
-        height, width = rendering.size(entry)
-        if max(height * width, entry.height * entry.width) > self._config.pixels_max:
-            raise InvalidRequest(f"{height} × {width}: {self._config.pixels_max} pixels at most", field="width")
+        if (pixels := rendering.pixels(entry)) > self._config.pixels_max:
+            raise InvalidRequest(f"{pixels} pixels, {self._config.pixels_max} at most", field="width, height")
         stages: Stages = {}
         with tracer().start_as_current_span(names.DECODER_SERVE) as span:
             made = await self._find(entry, owner_address, leased, stages)
             if isinstance(made, bytes):
                 source = "image"
-                image = made if rendering == LOSSLESS else await self._pipeline.transcode(made, rendering, stages)
+                image = (
+                    made if rendering.is_original(entry) else await self._pipeline.transcode(made, rendering, stages)
+                )
             else:
                 source = made.source
-                if rendering == LOSSLESS and made.lossless is not None:
+                if rendering.is_original(entry) and made.lossless is not None:
                     image = made.lossless
                 else:
                     image = await self._pipeline.encode(made.pixels, rendering, stages)

@@ -6,9 +6,13 @@ TooManyRequests (quire.model.errors)
 ├── GatewayLate             the gateway has more to do than it manages
 ├── SessionsExhausted       the gateway's bound on open sessions is reached
 └── RequestsExhausted       the bound on a session's requests at the same time is reached
+InvalidRequest (quire.model.errors)
+├── ParameterUnknown        a query has a parameter that there is not
+├── NotAcceptable           the client takes none of the formats that there are
+└── ConditionFailed         the image is not as the request's conditions say
 """
 
-from quire.model.errors import TooManyRequests
+from quire.model.errors import InvalidRequest, TooManyRequests
 
 
 class TransfersExhausted(TooManyRequests):
@@ -29,3 +33,15 @@ class SessionsExhausted(TooManyRequests):
 
 class RequestsExhausted(TooManyRequests):
     """The bound on a session's requests at the same time is reached."""
+
+
+class ParameterUnknown(InvalidRequest):
+    """A query has a parameter that there is not."""
+
+
+class NotAcceptable(InvalidRequest):
+    """The client takes none of the formats that there are."""
+
+
+class ConditionFailed(InvalidRequest):
+    """The image is not as the request's conditions say."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quire.model.descriptor import RdmaTarget
-from quire.model.errors import DeadlineExceeded, NodeUnavailable, QuireError
+from quire.model.errors import DeadlineExceeded, InvalidRequest, NodeUnavailable, QuireError
 from quire.model.images import ImageEntry, Rendering
 from quire.telemetry import logger, names, tracer
 from quire_gateway.ports import Decoders, ImageRoute, Router
@@ -25,30 +25,41 @@ class ImageServed:
     stages_us: dict[str, int] = field(default_factory=dict)
 
 
+def has_nothing(_: ImageEntry, __: str) -> bool:
+    """Of a client that wants the image whatever it is."""
+    return False
+
+
 _LEASE_MS: Final = 60_000
 Memory = RdmaTarget | Callable[[ImageEntry], RdmaTarget]
 """Where an image goes, or what says so once it is known how large it may be."""
+Has = Callable[[ImageEntry, str], bool]
+"""Whether the client has what that ETag is of. May raise, where it does not want it then."""
 
 
 class ImageGateway:
-    """Every method is one request."""
+    """Every method is one request. `enlarge`: whether images may be asked for larger than they are."""
 
-    def __init__(self, router: Router, decoders: Decoders) -> None:
+    def __init__(self, router: Router, decoders: Decoders, *, enlarge: bool = False) -> None:
         self._router = router
         self._decoders = decoders
+        self._enlarge = enlarge
 
-    async def get(self, image_id: str, rendering: Rendering, memory: Memory | None, if_none_match: str) -> ImageServed:
-        """Have it written into `memory`. Raises `ImageMissing`, `NoDecoder`, and what the decoder raises.
+    async def get(self, image_id: str, rendering: Rendering, memory: Memory | None, has: Has) -> ImageServed:
+        """Have it written into `memory`. Raises `ImageMissing`, `NoDecoder`, what `has` raises and what the decoder
+        raises.
 
         One look at the catalogue: the decoder gets the record's lease along. One that fails is not replaced here: it
         may still write into that memory, so another try needs other memory.
         """
+        if rendering.enlarge and not self._enlarge:
+            raise InvalidRequest("not allowed here (QUIRE_GATEWAY_IMAGES_ENLARGE)", field="enlarge")
         with tracer().start_as_current_span(names.GATEWAY_IMAGE, attributes={"quire.image": image_id}):
             route = await self._router.route(image_id, _LEASE_MS if memory is not None else 0)
             failed = False
             try:
                 etag = rendering.etag(route.entry, route.build)
-                if memory is None or if_none_match in (etag, "*"):
+                if has(route.entry, etag) or memory is None:
                     return ImageServed(route.entry, etag)
                 target = memory if isinstance(memory, RdmaTarget) else memory(route.entry)
                 done = await self._decoders.decode(route, rendering, target)

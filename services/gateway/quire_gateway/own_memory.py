@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, Protocol
 
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, DeadlineExceeded, TargetInvalid, Unavailable
 from quire.model.images import ImageEntry, Rendering, check_image_id, entry_of_record
-from quire_gateway.images import ImageGateway, ImageServed
+from quire_gateway.images import Has, ImageGateway, ImageServed, has_nothing
 from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import Catalogue
 
@@ -46,19 +46,19 @@ class OwnMemory:
         self._memory = memory
         self._reach = reach
 
-    async def get(self, image_id: str, rendering: Rendering, if_none_match: str = "") -> tuple[ImageServed, bytes]:
-        """An image, encoded as asked; no bytes if the ETag is still good. A decoder that fails is passed over once.
+    async def get(self, image_id: str, rendering: Rendering, has: Has = has_nothing) -> tuple[ImageServed, bytes]:
+        """An image, encoded as asked; no bytes where the client `has` it. A decoder that fails is passed over once.
 
         Raises `ImageMissing`, `NoDecoder`, and what the decoder raises.
         """
         check_image_id(image_id)
         await self._reach()
         try:
-            return await self._get(image_id, rendering, if_none_match)
+            return await self._get(image_id, rendering, has)
         except (Unavailable, DeadlineExceeded, ChunkMissing):  # or it was replaced, and its record went, meanwhile
-            return await self._get(image_id, rendering, if_none_match)
+            return await self._get(image_id, rendering, has)
 
-    async def _get(self, image_id: str, rendering: Rendering, if_none_match: str) -> tuple[ImageServed, bytes]:
+    async def _get(self, image_id: str, rendering: Rendering, has: Has) -> tuple[ImageServed, bytes]:
         views: list[memoryview] = []
         with contextlib.ExitStack() as lent:
 
@@ -68,14 +68,8 @@ class OwnMemory:
                 assert isinstance(target, RdmaTarget)
                 return target
 
-            served = await self._images.get(image_id, rendering, room, if_none_match)
+            served = await self._images.get(image_id, rendering, room, has)
             return served, bytes(views[0][: served.length]) if views else b""
-
-    async def etag(self, image_id: str, rendering: Rendering) -> tuple[ImageEntry, str]:
-        """What is known of an image, and the ETag that it would have; nothing is decoded."""
-        check_image_id(image_id)
-        served = await self._images.get(image_id, rendering, None, "*")
-        return served.entry, served.etag
 
     async def get_record(self, image_id: str) -> bytes:
         """The latent record, as it was stored. Raises `ImageMissing`, `ChunkMissing`."""
@@ -109,6 +103,12 @@ class OwnMemory:
         """Whether there was one."""
         check_image_id(image_id)
         return await self._catalogue.delete(image_id)
+
+    async def page(self, prefix: str, after: str, limit: int) -> tuple[Sequence[ImageEntry], str]:
+        """Images whose ids begin with `prefix` and come after `after`, in order; and after which the next page begins
+        ("": there is none).
+        """
+        return await self._catalogue.list(prefix, after, limit)
 
     async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ImageEntry]:
         """All images whose ids begin with `prefix` and come after `after`, in order."""

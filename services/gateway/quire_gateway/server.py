@@ -36,7 +36,7 @@ from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.grpc.admin import AdminServicer
 from quire_gateway.grpc.public import GatewayServicer
 from quire_gateway.grpc.sessions import Sessions
-from quire_gateway.http import ImagesFrontend
+from quire_gateway.http.frontend import ImagesFrontend
 from quire_gateway.images import ImageGateway
 from quire_gateway.keyring import KeyRing
 from quire_gateway.latents import LatentGateway
@@ -173,7 +173,7 @@ async def serve(config: GatewayConfig) -> None:
     clock = SystemClock()
     nodes = GrpcStorageNodes(config, channels, clock)
     gateway = Gateway(config=config, allocator=GrpcAllocator(config, channels), nodes=nodes)
-    images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels))
+    images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels), enlarge=config.images_enlarge)
     catalogue = GrpcCatalogue(config, channels)
     redis = connect(config.redis_url)
     view, lookups = _reading(config, redis, clock)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from quire.model.errors import ChunkMissing
+from quire.model.errors import ChunkMissing, NodeUnavailable
 from quire.testing import FakeClock
 from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.limits import Taken
-from quire_gateway.http import ImagesFrontend
+from quire_gateway.http.frontend import ImagesFrontend
 from quire_tools.local.ports import free_ports
 
 MIB = 1 << 20
@@ -42,6 +42,8 @@ class _Images:
     async def get_record(self, image_id: str) -> bytes:
         if image_id == "gone":
             raise ChunkMissing("gone")
+        if image_id == "away":
+            raise NodeUnavailable("storage-3 at 10.0.0.7:7412")
         return bytes(32 * MIB)
 
     async def put_record(self, image_id: str, record: bytes, **_: Any) -> Any:
@@ -49,10 +51,15 @@ class _Images:
 
 
 @pytest.fixture
-async def frontend() -> AsyncIterator[tuple[_Counted, int]]:
+async def frontend(request: pytest.FixtureRequest) -> AsyncIterator[tuple[_Counted, int]]:
     none: Any = None
     (free_port,) = free_ports(1)
-    config = GatewayConfig(cluster_secret="s" * 32, http_listen=f"127.0.0.1:{free_port}", http_requests_max=4)
+    config = GatewayConfig(
+        cluster_secret="s" * 32,
+        http_listen=f"127.0.0.1:{free_port}",
+        http_requests_max=4,
+        http_origins=getattr(request, "param", ""),
+    )
     admission, images = _Counted(config, none, FakeClock()), _Images()
     served = ImagesFrontend(config, images, admission)  # type: ignore[arg-type]
     await served.start()
@@ -111,3 +118,65 @@ async def test_bodies_that_trickle_hold_no_turn(frontend: tuple[_Counted, int]) 
         assert b" 201 " in await reader.readuntil(b"\r\n\r\n")
     for _, each in [*slow, (reader, writer)]:
         each.close()
+
+
+async def _head(port: int, line: str, *headers: str) -> dict[str, str]:
+    """Headers of the answer, by small letters; `:status` is its status."""
+    reader, writer = await _ask(port, "\r\n".join([f"{line} HTTP/1.1", "Host: h", *headers, "", ""]).encode())
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+    writer.close()
+    found = {":status": status.split(" ")[1]}
+    for each in lines:
+        name, _, value = each.partition(": ")
+        found[name.lower()] = ", ".join(filter(None, [found.get(name.lower()), value]))
+    return found
+
+
+_ASKED = ("Access-Control-Request-Method: PUT", "Access-Control-Request-Headers: content-type")
+
+
+@pytest.mark.parametrize("frontend", ["https://a.example, https://b.example"], indirect=True)
+async def test_pages_of_the_origins_that_are_named_may_fetch(frontend: tuple[_Counted, int]) -> None:
+    """In answers with a body, without one, and in errors; a cache keeps those of different origins apart."""
+    _, port = frontend
+    for path in ("/v1/latents/one", "/v1/latents/gone", "/healthz"):
+        for origin, allowed in (("https://b.example", "https://b.example"), ("https://c.example", None)):
+            head = await _head(port, f"GET {path}", f"Origin: {origin}")
+            assert head.get("access-control-allow-origin") == allowed, path
+            assert "Origin" in head["vary"]
+    head = await _head(port, "OPTIONS /v1/images/one", "Origin: https://a.example", *_ASKED)
+    assert (head[":status"], head["access-control-allow-origin"]) == ("204", "https://a.example")
+    assert "PUT" in head["access-control-allow-methods"]
+    head = await _head(port, "OPTIONS /v1/images/one", "Origin: https://c.example", *_ASKED)
+    assert "access-control-allow-origin" not in head
+
+
+@pytest.mark.parametrize("frontend", ["*"], indirect=True)
+async def test_all_origins_may_be_allowed(frontend: tuple[_Counted, int]) -> None:
+    head = await _head(frontend[1], "GET /v1/latents/one", "Origin: https://c.example")
+    assert head["access-control-allow-origin"] == "*"
+    assert "vary" not in head
+
+
+async def test_no_origin_is_allowed_unless_one_is_named(frontend: tuple[_Counted, int]) -> None:
+    """And what is asked before a request has no answer but 405, which says what there is."""
+    head = await _head(frontend[1], "OPTIONS /v1/images/one", "Origin: https://a.example", *_ASKED)
+    assert (head[":status"], set(head["allow"].split(","))) == ("405", {"DELETE", "GET", "HEAD", "PUT"})
+    assert "access-control-allow-origin" not in head
+
+
+async def test_a_cluster_that_cannot_answer_says_when_to_ask_again_and_nothing_of_itself(
+    frontend: tuple[_Counted, int],
+) -> None:
+    _, port = frontend
+    reader, writer = await _ask(port, b"GET /v1/latents/away HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+    answer = (await reader.read()).decode()
+    writer.close()
+    assert " 503 " in answer.split("\r\n")[0]
+    assert "Retry-After: 1" in answer
+    assert "10.0.0.7" not in answer
+
+
+async def test_health_needs_no_key_and_is_not_kept(frontend: tuple[_Counted, int]) -> None:
+    head = await _head(frontend[1], "GET /healthz", "Authorization: Bearer nobody:nothing")
+    assert (head[":status"], head["cache-control"]) == ("200", "no-store")

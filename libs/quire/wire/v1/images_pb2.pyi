@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from quire.wire.v1 import common_pb2 as _common_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,64 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _Fit:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FitEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Fit.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FIT_UNSPECIFIED: _Fit.ValueType  # 0
+    """As FIT_CONTAIN."""
+    FIT_CONTAIN: _Fit.ValueType  # 1
+    """The whole of it, within the box."""
+    FIT_COVER: _Fit.ValueType  # 2
+    """The box, full of a part of it."""
+
+class Fit(_Fit, metaclass=_FitEnumTypeWrapper): ...
+
+FIT_UNSPECIFIED: Fit.ValueType  # 0
+"""As FIT_CONTAIN."""
+FIT_CONTAIN: Fit.ValueType  # 1
+"""The whole of it, within the box."""
+FIT_COVER: Fit.ValueType  # 2
+"""The box, full of a part of it."""
+Global___Fit: _TypeAlias = Fit  # noqa: Y015
+
+class _Gravity:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GravityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Gravity.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRAVITY_UNSPECIFIED: _Gravity.ValueType  # 0
+    """As GRAVITY_CENTER."""
+    GRAVITY_CENTER: _Gravity.ValueType  # 1
+    """Its middle."""
+    GRAVITY_NORTH: _Gravity.ValueType  # 2
+    """Its upper edge."""
+    GRAVITY_SOUTH: _Gravity.ValueType  # 3
+    """Its lower edge."""
+    GRAVITY_WEST: _Gravity.ValueType  # 4
+    """Its left edge."""
+    GRAVITY_EAST: _Gravity.ValueType  # 5
+    """Its right edge."""
+
+class Gravity(_Gravity, metaclass=_GravityEnumTypeWrapper): ...
+
+GRAVITY_UNSPECIFIED: Gravity.ValueType  # 0
+"""As GRAVITY_CENTER."""
+GRAVITY_CENTER: Gravity.ValueType  # 1
+"""Its middle."""
+GRAVITY_NORTH: Gravity.ValueType  # 2
+"""Its upper edge."""
+GRAVITY_SOUTH: Gravity.ValueType  # 3
+"""Its lower edge."""
+GRAVITY_WEST: Gravity.ValueType  # 4
+"""Its left edge."""
+GRAVITY_EAST: Gravity.ValueType  # 5
+"""Its right edge."""
+Global___Gravity: _TypeAlias = Gravity  # noqa: Y015
 
 @_typing.final
 class ImageEntry(_message.Message):
@@ -74,22 +133,38 @@ class Rendering(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     QUALITY_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    FIT_FIELD_NUMBER: _builtins.int
+    GRAVITY_FIELD_NUMBER: _builtins.int
+    ENLARGE_FIELD_NUMBER: _builtins.int
     format: _builtins.str
     """png, webp, jpeg or avif."""
     quality: _builtins.int
     """From 1 to 100; 0 for lossless where the format can, else 90."""
     width: _builtins.int
-    """Width in pixels; 0 for the image's own."""
+    """Width in pixels; 0 as the height says, or the image's own."""
+    height: _builtins.int
+    """Height in pixels; 0 as the width says, or the image's own."""
+    fit: Global___Fit.ValueType
+    """What becomes of it in a box of another shape, where both are said."""
+    gravity: Global___Gravity.ValueType
+    """Which part of it is kept where it is cropped."""
+    enlarge: _builtins.bool
+    """It may become larger than it is, where the cluster allows that."""
     def __init__(
         self,
         *,
         format: _builtins.str = ...,
         quality: _builtins.int = ...,
         width: _builtins.int = ...,
+        height: _builtins.int = ...,
+        fit: Global___Fit.ValueType = ...,
+        gravity: Global___Gravity.ValueType = ...,
+        enlarge: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "quality", b"quality", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["enlarge", b"enlarge", "fit", b"fit", "format", b"format", "gravity", b"gravity", "height", b"height", "quality", b"quality", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,10 +9,9 @@ import imagecodecs
 import numpy as np
 
 from quire.model.errors import CorruptData, InvalidRequest, NotImplementedHere
-from quire.model.images import Rendering
+from quire.model.images import Geometry, Rendering
 from quire_decoder.ports import Pixels
 
-_QUALITY = 90
 _PNG_LEVEL = 3
 
 
@@ -25,14 +24,11 @@ class ImagecodecsEncoder:
 
     def encode(self, pixels: Pixels, rendering: Rendering) -> bytes:
         """Raises `NotImplementedHere` for a format that this build of imagecodecs cannot write."""
-        if rendering.width and rendering.width != pixels.shape[1]:
-            height = max(1, round(pixels.shape[0] * rendering.width / pixels.shape[1]))
-            pixels = _resized(pixels, height, rendering.width)
-        pixels = np.ascontiguousarray(pixels)
-        quality = rendering.quality or _QUALITY
+        pixels = np.ascontiguousarray(_shaped(pixels, rendering.geometry(*pixels.shape[:2])))
+        quality = rendering.encoded_quality
         options: dict[str, dict[str, Any]] = {
             "png": {"level": _PNG_LEVEL},
-            "webp": {"lossless": True} if not rendering.quality else {"level": quality, "lossless": False},
+            "webp": {"lossless": True} if not quality else {"level": quality, "lossless": False},
             "jpeg": {"level": quality},
             "avif": {"level": quality, "speed": 8},
         }
@@ -50,6 +46,12 @@ class ImagecodecsEncoder:
             return np.asarray(imagecodecs.png_decode(image), dtype=np.uint8)
         except (RuntimeError, ValueError) as error:
             raise CorruptData(f"a cached image does not decode: {error}") from None
+
+
+def _shaped(pixels: Pixels, shape: Geometry) -> Pixels:
+    if (shape.scaled_height, shape.scaled_width) != pixels.shape[:2]:
+        pixels = _resized(pixels, shape.scaled_height, shape.scaled_width)
+    return pixels[shape.top : shape.top + shape.height, shape.left : shape.left + shape.width]
 
 
 def _resized(pixels: Pixels, height: int, width: int) -> Pixels:

@@ -23,6 +23,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
+from quire_gateway.core.preconditions import Tags
 from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.images import ImageGateway
 from quire_gateway.latents import LatentGateway
@@ -147,9 +148,9 @@ class GatewayServicer(GatewayServiceServicer):
         principal = await self._admission.caller(context)
         rendering = convert.rendering_from(request.rendering)
         target = convert.target_from(request.target) if request.if_none_match != "*" else None
-        length = target.length if target is not None else 0
+        length, tags = target.length if target is not None else 0, Tags.parse(request.if_none_match)
         with self._admission.admit(principal, Need(payload=length, memory=length)):
-            served = await self._images.get(request.image_id, rendering, target, request.if_none_match)
+            served = await self._images.get(request.image_id, rendering, target, lambda _, etag: tags.weakly(etag))
         return images_pb2.GetImageResponse(
             entry=convert.image_to(served.entry),
             length=served.length,

@@ -1,0 +1,94 @@
+"""Conditions of a request on a resource with an entity tag (RFC 9110, §8.8.3 and §13)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from typing import Final
+
+_TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+_SEPARATOR: Final = re.compile(r"[ \t]*(?:,[ \t]*)*")
+
+
+class Verdict(Enum):
+    """What becomes of a request."""
+
+    PROCEED = 1
+    NOT_MODIFIED = 2
+    FAILED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """A list of entity tags. `any`: it was `*`; `tags`: (weak, tag with its quotes). What is none is passed over."""
+
+    any: bool
+    tags: tuple[tuple[bool, str], ...]
+
+    @classmethod
+    def parse(cls, header: str) -> Tags:
+        """Of If-Match or If-None-Match. A comma within a tag does not end it."""
+        if header.strip() == "*":
+            return cls(True, ())
+        found, at = list[tuple[bool, str]](), 0
+        while at < len(header):
+            at = _end(_SEPARATOR.match(header, at), at)
+            tag = _TAG.match(header, at)
+            if tag is None:
+                comma = header.find(",", at)
+                at = len(header) if comma < 0 else comma
+                continue
+            found.append((tag[1] is not None, tag[2]))
+            at = tag.end()
+        return cls(False, tuple(found))
+
+    def strongly(self, etag: str) -> bool:
+        """Whether a strong `etag` is among them: weak ones never are."""
+        return self.any or (False, etag) in self.tags
+
+    def weakly(self, etag: str) -> bool:
+        """Whether one of them has the same opaque tag as `etag`."""
+        return self.any or any(tag == etag for _, tag in self.tags)
+
+
+@dataclass(frozen=True, slots=True)
+class Preconditions:
+    """As they came; "" for none."""
+
+    if_match: str = ""
+    if_none_match: str = ""
+    if_modified_since: str = ""
+    if_unmodified_since: str = ""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Preconditions:
+        """Of a request's headers, which are told apart without regard to case."""
+        names = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
+        return cls(*(headers.get(name, "") for name in names))
+
+    def of_read(self, etag: str, modified_s: float) -> Verdict:
+        """Of a GET or HEAD of what has the strong tag `etag`, and was modified at that Unix time (§13.2.2)."""
+        if self.if_match:
+            if not Tags.parse(self.if_match).strongly(etag):
+                return Verdict.FAILED
+        elif int(modified_s) > _seconds(self.if_unmodified_since, float("inf")):
+            return Verdict.FAILED
+        if self.if_none_match:
+            return Verdict.NOT_MODIFIED if Tags.parse(self.if_none_match).weakly(etag) else Verdict.PROCEED
+        unchanged = int(modified_s) <= _seconds(self.if_modified_since, float("-inf"))
+        return Verdict.NOT_MODIFIED if unchanged else Verdict.PROCEED
+
+
+def _end(matched: re.Match[str] | None, otherwise: int) -> int:
+    return matched.end() if matched is not None else otherwise
+
+
+def _seconds(header: str, otherwise: float) -> float:
+    """A date that is none is passed over (§13.1.3)."""
+    try:
+        return parsedate_to_datetime(header).timestamp() if header else otherwise
+    except (ValueError, TypeError, OverflowError):
+        return otherwise

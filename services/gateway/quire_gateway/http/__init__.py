@@ -1,0 +1,1 @@
+"""Images over HTTP, for browsers, CDNs and scripts."""

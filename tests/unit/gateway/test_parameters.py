@@ -1,0 +1,85 @@
+"""How a query and an Accept header become a rendering."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.model.errors import InvalidRequest
+from quire.model.images import Fit, Gravity, Rendering
+from quire_gateway.errors import NotAcceptable, ParameterUnknown
+from quire_gateway.http.parameters import accepted, named, read_rendering
+
+CHROME = "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8"
+SAFARI = "image/webp,image/avif,image/jxl,image/heic,video/*;q=0.8,image/png,image/svg+xml,image/*;q=0.8,*/*;q=0.5"
+PAGE = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        (CHROME, "avif"),
+        (SAFARI, "webp"),
+        (PAGE, "avif"),
+        ("", "png"),
+        ("*/*", "png"),
+        ("image/*", "png"),
+        ("IMAGE/WebP", "webp"),
+        ("image/avif;q=0.5, image/webp;Q=0.9", "webp"),
+        ("image/png;q=0, */*", "jpeg"),
+        ("text/html, image/webp;q=0.8, image/avif;q=0.9, */*;q=0.1", "avif"),
+        ("image/jpeg, image/png", "jpeg"),
+        ("image/webp;q=nonsense, image/jpeg;q=0.1", "jpeg"),
+    ],
+)
+def test_what_is_accepted(header: str, name: str) -> None:
+    assert accepted(header) == name
+
+
+@pytest.mark.parametrize("header", ["text/html", "image/tiff", "*/*;q=0", "image/avif;q=0"])
+def test_what_cannot_be_had(header: str) -> None:
+    with pytest.raises(NotAcceptable):
+        accepted(header)
+
+
+def test_a_browser_gets_what_looks_good_and_a_script_what_is_exact() -> None:
+    """Unless it says a quality, or names the format: then it is as lossless as that is."""
+    assert read_rendering([], CHROME) == Rendering("avif", 70)
+    assert read_rendering([("quality", "50")], CHROME) == Rendering("avif", 50)
+    assert read_rendering([("format", "webp")], CHROME) == Rendering("webp", 0)
+    assert read_rendering([], "*/*") == Rendering("png", 0)
+
+
+def test_parameters_and_their_short_names() -> None:
+    long = [("format", "jpeg"), ("quality", "80"), ("width", "300"), ("height", "200"), ("fit", "cover")]
+    expected = Rendering("jpeg", 80, 300, 200, Fit.COVER, Gravity.NORTH)
+    assert read_rendering([*long, ("gravity", "north")], "") == expected
+    short = [("fm", "JPG"), ("q", "80"), ("w", "150"), ("h", "100"), ("dpr", "2"), ("fit", "cover")]
+    assert read_rendering([*short, ("gravity", "north")], "") == expected
+    assert read_rendering([("enlarge", "1")], "").enlarge
+
+
+@pytest.mark.parametrize(
+    ("query", "error"),
+    [
+        ([("widht", "3")], ParameterUnknown),
+        ([("w", "3"), ("width", "3")], InvalidRequest),
+        ([("width", "wide")], InvalidRequest),
+        ([("width", "-1")], InvalidRequest),
+        ([("width", "9000")], InvalidRequest),
+        ([("width", "8000"), ("dpr", "8")], InvalidRequest),
+        ([("dpr", "nan")], InvalidRequest),
+        ([("dpr", "0")], InvalidRequest),
+        ([("fit", "stretch")], InvalidRequest),
+        ([("gravity", "up")], InvalidRequest),
+        ([("enlarge", "yes")], InvalidRequest),
+        ([("format", "tiff")], InvalidRequest),
+    ],
+)
+def test_what_is_refused(query: list[tuple[str, str]], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        read_rendering(query, "")
+
+
+def test_a_refusal_says_what_there_is() -> None:
+    with pytest.raises(ParameterUnknown, match="'a'; there are prefix, limit"):
+        named([("a", "1")], ("prefix", "limit"))

@@ -1,0 +1,79 @@
+"""Conditions of requests on images, by the letter of RFC 9110."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_gateway.core.preconditions import Preconditions, Tags, Verdict
+
+ETAG = '"abc"'
+MODIFIED_S = 1_700_000_000.75  # Tue, 14 Nov 2023 22:13:20 GMT
+AT, BEFORE, AFTER = (f"Tue, 14 Nov 2023 22:13:{second} GMT" for second in (20, 19, 21))
+
+
+@pytest.mark.parametrize(
+    ("header", "strong", "weak"),
+    [
+        ('"abc"', True, True),
+        ('W/"abc"', False, True),
+        ('"x", W/"abc"', False, True),
+        ('"x" ,\t"abc"', True, True),
+        (',, "abc",', True, True),
+        ('"x, y", "abc"', True, True),
+        ('rubbish, "abc"', True, True),
+        ("*", True, True),
+        (" * ", True, True),
+        ('"*"', False, False),
+        ('w/"abc"', False, False),
+        ("abc", False, False),
+        ('"abcd"', False, False),
+        ("", False, False),
+    ],
+)
+def test_lists_of_tags(header: str, strong: bool, weak: bool) -> None:
+    """A comma within a tag does not end it; what is no tag is passed over, up to the next comma."""
+    tags = Tags.parse(header)
+    assert (tags.strongly(ETAG), tags.weakly(ETAG)) == (strong, weak)
+
+
+@given(st.lists(st.text(st.characters(min_codepoint=0x23, max_codepoint=0x7E), max_size=8), max_size=5), st.booleans())
+def test_what_is_listed_is_found(opaque: list[str], weak: bool) -> None:
+    prefix = "W/" if weak else ""
+    tags = Tags.parse(", ".join(f'{prefix}"{each}"' for each in opaque))
+    assert all(tags.weakly(f'"{each}"') for each in opaque)
+    assert all(tags.strongly(f'"{each}"') is not weak for each in opaque)
+    assert not tags.weakly('"none of them"')
+
+
+@given(st.text(max_size=60))
+def test_every_header_is_read_to_its_end(header: str) -> None:
+    assert len(Tags.parse(header).tags) <= len(header)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "verdict"),
+    [
+        (Preconditions(), Verdict.PROCEED),
+        (Preconditions(if_none_match=ETAG), Verdict.NOT_MODIFIED),
+        (Preconditions(if_none_match=f"W/{ETAG}"), Verdict.NOT_MODIFIED),
+        (Preconditions(if_none_match='"x"'), Verdict.PROCEED),
+        (Preconditions(if_none_match='"x"', if_modified_since=AFTER), Verdict.PROCEED),
+        (Preconditions(if_modified_since=AT), Verdict.NOT_MODIFIED),
+        (Preconditions(if_modified_since=BEFORE), Verdict.PROCEED),
+        (Preconditions(if_modified_since="yesterday"), Verdict.PROCEED),
+        (Preconditions(if_match=ETAG), Verdict.PROCEED),
+        (Preconditions(if_match="*"), Verdict.PROCEED),
+        (Preconditions(if_match=f"W/{ETAG}"), Verdict.FAILED),
+        (Preconditions(if_match='"x"'), Verdict.FAILED),
+        (Preconditions(if_match=ETAG, if_none_match=ETAG), Verdict.NOT_MODIFIED),
+        (Preconditions(if_match=ETAG, if_unmodified_since=BEFORE), Verdict.PROCEED),
+        (Preconditions(if_unmodified_since=BEFORE), Verdict.FAILED),
+        (Preconditions(if_unmodified_since=AT), Verdict.PROCEED),
+        (Preconditions(if_unmodified_since="never"), Verdict.PROCEED),
+    ],
+)
+def test_verdicts(conditions: Preconditions, verdict: Verdict) -> None:
+    """In the order of §13.2.2; whole seconds count, and a date that is none is passed over."""
+    assert conditions.of_read(ETAG, MODIFIED_S) is verdict
