@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
 import redis.asyncio as redis
 
-from quire.model.images import ImageEntry
+from quire.model.errors import ConditionFailed
+from quire.model.images import ExpectedImage, ImageEntry
 from quire.model.keys import ChunkKeys
 from quire_orchestrator.core.routing import ImageRouter
 from quire_orchestrator.images import ImageDesk
@@ -22,14 +24,14 @@ def _entry(name: str, content: str = "") -> ImageEntry:
 async def test_pages_go_on_past_what_was_deleted_meanwhile(redis_client: redis.Redis) -> None:
     images = Images(redis_client)
     for number in range(25):
-        await images.put(_entry(f"a-{number:02}"))
-    await images.put(_entry("b"))
-    first, after = await images.list("a", "", 10)
+        await images.put("", _entry(f"a-{number:02}"))
+    await images.put("", _entry("b"))
+    first, after = await images.list("", "a", "", 10)
     assert [entry.image_id for entry in first] == [f"a-{number:02}" for number in range(10)]
     await redis_client.hdel("quire:{images}:entries", *(f"a-{number}" for number in range(10, 20)))
-    second, after = await images.list("a", after, 10)
+    second, after = await images.list("", "a", after, 10)
     assert second == []
-    third, after = await images.list("a", after, 10)
+    third, after = await images.list("", "a", after, 10)
     assert [entry.image_id for entry in third] == [f"a-{number}" for number in range(20, 25)]
     assert after == ""
 
@@ -48,19 +50,55 @@ async def test_a_record_in_use_goes_later(redis_client: redis.Redis) -> None:
     images = Images(redis_client)
     desk = ImageDesk(catalogue=images, router=ImageRouter(4, 60.0), decoders=list, evict=evict, clock=SystemClock())
     one, other = _entry("one", "same"), _entry("other", "same")
-    await desk.put(one)
-    await desk.put(other)
+    await desk.put("", one, ExpectedImage())
+    await desk.put("", other, ExpectedImage())
     leased.add(one.keys.at(0))
-    assert await desk.delete("one")
+    assert await desk.delete("", "one")
     assert await images.unused(10) == [], "the other uses it"
-    assert await desk.delete("other")
+    assert await desk.delete("", "other")
     assert await images.unused(10) == [one.record_sha256]
     await desk.sweep()
     assert not gone
-    await desk.put(one)
+    await desk.put("", one, ExpectedImage())
     assert await images.unused(10) == [], "used again"
-    await desk.delete("one")
+    await desk.delete("", "one")
     leased.clear()
     await desk.sweep()
     assert gone == [one.keys.at(0)]
     assert await images.unused(10) == []
+
+
+async def test_tenants_have_ids_of_their_own(redis_client: redis.Redis) -> None:
+    """And share records: one that another tenant's image has stays."""
+    images = Images(redis_client)
+    mine, theirs = _entry("cat", "same"), _entry("cat", "same")
+    assert await images.put("a", mine) is None
+    assert await images.put("b", theirs) is None
+    await images.put("", _entry("dog"))
+    assert [each.image_id for each in (await images.list("a", "", "", 10))[0]] == ["cat"]
+    assert [each.image_id for each in (await images.list("", "", "", 10))[0]] == ["dog"]
+    assert await images.delete("a", "dog") is None
+    assert await images.get("c", "cat") is None
+    assert await images.delete("a", "cat") == mine
+    assert not await images.release(mine.record_sha256)
+    assert await images.get("b", "cat") == theirs
+
+
+async def test_what_is_expected_is_looked_at_as_it_is_put(redis_client: redis.Redis) -> None:
+    """A refusal changes nothing; the record that came for nothing is unused, unless an image has it."""
+    images = Images(redis_client)
+    one, two, three = _entry("cat", "1"), _entry("cat", "2"), _entry("cat", "3")
+    with pytest.raises(ConditionFailed):
+        await images.put("", one, ExpectedImage(record_sha256=one.record_sha256))
+    assert await images.unused(10) == [one.record_sha256]
+    assert await images.put("", one, ExpectedImage(absent=True)) is None
+    assert await images.unused(10) == []
+    for expected in (ExpectedImage(absent=True), ExpectedImage(record_sha256=two.record_sha256)):
+        with pytest.raises(ConditionFailed):
+            await images.put("", one, expected)
+        assert await images.get("", "cat") == one
+    assert await images.unused(10) == [], "the image has it"
+    assert await images.put("", two, ExpectedImage(record_sha256=one.record_sha256)) == one
+    with pytest.raises(ConditionFailed):
+        await images.put("", three, ExpectedImage(record_sha256=one.record_sha256))
+    assert await images.unused(10) == [three.record_sha256]

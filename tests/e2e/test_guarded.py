@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
 
-from quire.client import AdminClient, QuireClient
+from quire.client import AdminClient, ImageClient, QuireClient
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability
 from quire.model.errors import (
+    ImageMissing,
     LeaseForged,
     NodeUnavailable,
     NotAllowed,
@@ -29,6 +31,7 @@ from quire.model.errors import (
     Unauthenticated,
 )
 from quire.model.hashing import Namespace
+from quire.model.latents import LatentInfo, Normalisation, Vae
 from quire.model.layout import Dtype, KvLayout
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, stream
@@ -115,6 +118,34 @@ def test_images_over_http_want_the_same_token(guarded: Guarded) -> None:
         headers={"Authorization": f"Bearer {guarded.tenant('another').token}"},
     )
     assert json.load(urllib.request.urlopen(request, timeout=10)) == {"images": [], "next": None}
+
+
+async def test_images_are_their_tenants_own(guarded: Guarded) -> None:
+    """Under one id each has its own; nobody sees, replaces or deletes another's, by gRPC or over HTTP."""
+    info = LatentInfo((4, 8, 8), "float16", Vae("v"), 64, 64, Normalisation())
+    values = [np.full((4, 8, 8), number, dtype=np.float16) for number in range(2)]
+    one, two = guarded.tenant("one"), guarded.tenant("two")
+    async with guarded.client(one.token) as first, guarded.client(two.token) as second:
+        mine, theirs = ImageClient(first), ImageClient(second)
+        await mine.put("cat", values[0], info)
+        assert [entry.image_id async for entry in theirs.list()] == []
+        with pytest.raises(ImageMissing):
+            await theirs.head("cat")
+        with pytest.raises(ImageMissing):
+            await theirs.get_latent("cat")
+        assert not await theirs.delete("cat")
+        await theirs.put("cat", values[1], info)
+        for images, expected in ((mine, values[0]), (theirs, values[1])):
+            assert np.array_equal((await images.get_latent("cat"))[0], expected)
+        url, mark = f"http://{guarded.cluster.http_address}", {"Authorization": f"Bearer {two.token}"}
+        async with aiohttp.ClientSession(url, headers=mark) as http:
+            async with http.get("/v1/images") as answer:
+                assert [each["id"] for each in (await answer.json())["images"]] == ["cat"]
+            async with http.delete("/v1/images/cat") as answer:
+                assert answer.status == 204
+        with pytest.raises(ImageMissing):
+            await theirs.head("cat")
+        assert np.array_equal((await mine.get_latent("cat"))[0], values[0])
 
 
 async def test_members_speak_with_members_only(guarded: Guarded) -> None:

@@ -147,12 +147,11 @@ async def test_ids_replaced_listed_deleted(images: ImageClient, vae: Path) -> No
 
 async def test_a_dead_decoders_images_come_from_others(cluster: LocalCluster, images: ImageClient, vae: Path) -> None:
     """Every image is still served, whichever decoder owned it."""
-    values, info = _latent(vae, 6)
     names = [f"spread-{number}" for number in range(12)]
-    for name in names:
-        await images.put(name, values, info)
+    for number, name in enumerate(names):
+        await images.put(name, *_latent(vae, 60 + number))
     owners = {name: (await images.get(name)).decoder for name in names}
-    assert len(set(owners.values())) > 1, "ids are spread"
+    assert len(set(owners.values())) > 1, "records are spread"
     victim = owners[names[0]]
     cluster.kill(victim)
     for name in names:
@@ -300,6 +299,30 @@ async def test_http_boxes(http: aiohttp.ClientSession, images: ImageClient, vae:
         assert answer.headers["ETag"] == etag, "it is not enlarged: the same bytes"
 
 
+async def test_http_puts_on_conditions(http: aiohttp.ClientSession, vae: Path) -> None:
+    """Create only, replace only what was seen; of many at once that have seen the same, one."""
+    query = {"weights_sha256": weights_digest(vae), "vae_scale_factor": "4"}
+    bodies = [save({"latent": torch.from_numpy(_latent(vae, 20 + number)[0])[None]}) for number in range(6)]
+
+    async def put(number: int, **headers: str) -> tuple[int, str]:
+        said = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with http.put("/v1/images/once", params=query, data=bodies[number], headers=said) as answer:
+            return answer.status, answer.headers.get("ETag", "")
+
+    assert (await put(0, If_Match="*"))[0] == 412, "there is none"
+    created = await asyncio.gather(*(put(number, If_None_Match="*") for number in range(4)))
+    assert sorted(status for status, _ in created) == [201, 412, 412, 412]
+    (tag,) = (etag for status, etag in created if status == 201)
+    async with http.get("/v1/latents/once") as answer:
+        assert answer.headers["ETag"] == tag
+    assert (await put(4, If_Match='"another"'))[0] == 412
+    replaced = await asyncio.gather(*(put(number, If_Match=tag) for number in (4, 5)))
+    assert sorted(status for status, _ in replaced) == [201, 412]
+    (now,) = (etag for status, etag in replaced if status == 201)
+    async with http.get("/v1/latents/once") as answer:
+        assert answer.headers["ETag"] == now != tag
+
+
 async def test_http_lists_and_deletes(http: aiohttp.ClientSession, images: ImageClient, vae: Path) -> None:
     values, info = _latent(vae, 9)
     for name in ("web-1", "web-2"):
@@ -329,7 +352,6 @@ async def test_http_errors_are_problems(http: aiohttp.ClientSession) -> None:
         (http.get("/v1/images/nothing-here", headers={"Accept": "text/html"}), 406),
         (http.get("/v1/images", params={"pre": "x"}), 400),
         (http.put("/v1/images/x", data=b"", params={"vea": "x"}), 400),
-        (http.put("/v1/images/x", data=b"", headers={"If-None-Match": "*"}), 501),
         (http.put("/v1/images/x", data=b"no latent"), 400),
         (
             http.put(

@@ -13,6 +13,7 @@ QuireError
 ├── ChunkMissing                a chunk that is not here (any more)
 ├── ImageMissing                no image of that id
 ├── ContentConflict             other bytes are stored under the same key
+├── ConditionFailed             what is there is not as the request's conditions say
 ├── NameTaken                   a live node of the cluster has that name
 ├── CorruptData                 stored bytes do not match their checksum
 ├── ResourceExhausted           a limit is reached; try again later or store less
@@ -99,6 +100,10 @@ class ChunkMissing(QuireError):
 
 class ImageMissing(QuireError):
     """No image of that id."""
+
+
+class ConditionFailed(QuireError):
+    """What is there is not as the request's conditions say. Nothing has changed."""
 
 
 class ContentConflict(QuireError):

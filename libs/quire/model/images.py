@@ -65,6 +65,14 @@ class ImageEntry:
         return record_keys(self.record_sha256)
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedImage:
+    """What must be catalogued under an id when it is put: nothing, or an image with that record; as it is: whatever."""
+
+    absent: bool = False
+    record_sha256: bytes = b""
+
+
 class Fit(Enum):
     """What becomes of an image in a box of another shape: the whole of it within, or the box full of a part of it."""
 

@@ -10,7 +10,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
 from quire.model.events import CacheEvent, EventKind
 from quire.model.hashing import Namespace
-from quire.model.images import Fit, Gravity, ImageEntry, LeasedRecord, Rendering
+from quire.model.images import ExpectedImage, Fit, Gravity, ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
@@ -405,6 +405,14 @@ def leased_record_from(message: images_pb2.LeasedRecord) -> LeasedRecord:
 
 def leased_record_to(record: LeasedRecord) -> images_pb2.LeasedRecord:
     return images_pb2.LeasedRecord(lease=record.lease, nodes=addresses_to(record.nodes, grpc=False))
+
+
+def expected_from(message: images_pb2.ExpectedImage) -> ExpectedImage:
+    return ExpectedImage(message.absent, message.record_sha256)
+
+
+def expected_to(expected: ExpectedImage) -> images_pb2.ExpectedImage:
+    return images_pb2.ExpectedImage(absent=expected.absent, record_sha256=expected.record_sha256)
 
 
 def rendering_from(message: images_pb2.Rendering) -> Rendering:

@@ -23,6 +23,7 @@ _STATUS: Final[dict[type[errors.QuireError], grpc.StatusCode]] = {
     errors.ChunkMissing: grpc.StatusCode.NOT_FOUND,
     errors.ImageMissing: grpc.StatusCode.NOT_FOUND,
     errors.ContentConflict: grpc.StatusCode.ALREADY_EXISTS,
+    errors.ConditionFailed: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NameTaken: grpc.StatusCode.ALREADY_EXISTS,
     errors.CorruptData: grpc.StatusCode.DATA_LOSS,
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,

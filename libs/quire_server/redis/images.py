@@ -1,4 +1,4 @@
-"""The catalogue of images: by id, in order of ids, and how often each record is used."""
+"""The catalogue of images: of each tenant by id, in order of ids; and how often each record is used, by all of them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from typing import cast
 import cbor2
 import redis.asyncio as redis
 
-from quire.model.images import ImageEntry
+from quire.model.errors import ConditionFailed
+from quire.model.images import ExpectedImage, ImageEntry
 from quire_server.redis.connection import metadata_errors
 
-_ENTRIES, _IDS, _USES = "quire:{images}:entries", "quire:{images}:ids", "quire:{images}:uses"
-_UNUSED = "quire:{images}:unused"
+_ANYTHING = ExpectedImage()
+_USES, _UNUSED = "quire:{images}:uses", "quire:{images}:unused"
 
-# KEYS: entries, ids, uses, unused. ARGV: 1 id, 2 entry, 3 record digest. Returns the entry before, or false.
+# KEYS: entries, ids, uses, unused. ARGV: 1 id, 2 entry, 3 record digest; of the one before: 4 "1" if none must be
+# there, 5 its record's digest ("" any), which a packed entry begins with. Returns the entry before,
+# false if there was none, or 0 if that is not so: then the record is unused, unless other images have it.
 _PUT = """
 local before = redis.call('HGET', KEYS[1], ARGV[1])
+if (before and ARGV[4] == '1')
+        or (ARGV[5] ~= '' and (not before or string.sub(before, 4, 35) ~= ARGV[5])) then
+    if redis.call('HEXISTS', KEYS[3], ARGV[3]) == 0 then redis.call('SADD', KEYS[4], ARGV[3]) end
+    return 0
+end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[2], 0, ARGV[1])
 redis.call('HINCRBY', KEYS[3], ARGV[3], 1)
@@ -50,24 +58,31 @@ class Images:
         self._delete = client.register_script(_DELETE)
         self._release = client.register_script(_RELEASE)
 
-    async def put(self, entry: ImageEntry) -> ImageEntry | None:
-        """Catalogue an image; the one of that id before, whose record is now used once less (`release` it)."""
+    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage = _ANYTHING) -> ImageEntry | None:
+        """Catalogue an image; the one of that id before, whose record is now used once less (`release` it).
+
+        Raises `ConditionFailed`: nothing has changed.
+        """
+        packed = _pack(entry)
+        assert packed[3:35] == entry.record_sha256, "the script reads it there"
         async with metadata_errors():
-            packed = _pack(entry)
             before = await self._put(
-                keys=[_ENTRIES, _IDS, _USES, _UNUSED], args=[entry.image_id, packed, entry.record_sha256]
+                keys=[_entries(tenant), _ids(tenant), _USES, _UNUSED],
+                args=[entry.image_id, packed, entry.record_sha256, int(expected.absent), expected.record_sha256],
             )
+        if before == 0:
+            raise ConditionFailed(f"{entry.image_id!r} is not as it was expected to be", field="expected")
         return _unpack(entry.image_id, before) if before else None
 
-    async def get(self, image_id: str) -> ImageEntry | None:
+    async def get(self, tenant: str, image_id: str) -> ImageEntry | None:
         async with metadata_errors():
-            raw = cast(bytes | None, await self._client.hget(_ENTRIES, image_id))
+            raw = cast(bytes | None, await self._client.hget(_entries(tenant), image_id))
         return _unpack(image_id, raw) if raw else None
 
-    async def delete(self, image_id: str) -> ImageEntry | None:
+    async def delete(self, tenant: str, image_id: str) -> ImageEntry | None:
         """Take an image out of the catalogue; what it was, None if there was none."""
         async with metadata_errors():
-            raw = await self._delete(keys=[_ENTRIES, _IDS, _USES], args=[image_id, b""])
+            raw = await self._delete(keys=[_entries(tenant), _ids(tenant), _USES], args=[image_id, b""])
         return _unpack(image_id, raw) if raw else None
 
     async def release(self, record_sha256: bytes) -> bool:
@@ -85,7 +100,7 @@ class Images:
         async with metadata_errors():
             await self._client.srem(_UNUSED, record_sha256)
 
-    async def list(self, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
+    async def list(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
         """Images whose ids begin with `prefix` and come after `after`, in order; and where to go on, "" at the end.
 
         A page of up to `limit` ids may hold fewer images: those that were deleted meanwhile are not in it.
@@ -93,13 +108,20 @@ class Images:
         low = f"({after}" if after >= prefix and after else f"[{prefix}"
         high = f"[{prefix}\xff" if prefix else "+"
         async with metadata_errors():
-            found = await self._client.zrange(_IDS, low, high, bylex=True, offset=0, num=limit)
+            found = await self._client.zrange(_ids(tenant), low, high, bylex=True, offset=0, num=limit)
             ids = cast(list[bytes], found)
-            raws = cast(
-                list[bytes | None], await self._client.hmget(_ENTRIES, [each.decode() for each in ids]) if ids else []
-            )
+            names = [each.decode() for each in ids]
+            raws = cast(list[bytes | None], await self._client.hmget(_entries(tenant), names) if ids else [])
         entries = [_unpack(each.decode(), raw) for each, raw in zip(ids, raws, strict=True) if raw]
         return entries, ids[-1].decode() if len(ids) >= limit else ""
+
+
+def _entries(tenant: str) -> str:
+    return "quire:{images}:entries" + (f":{tenant}" if tenant else "")
+
+
+def _ids(tenant: str) -> str:
+    return "quire:{images}:ids" + (f":{tenant}" if tenant else "")
 
 
 def _pack(entry: ImageEntry) -> bytes:

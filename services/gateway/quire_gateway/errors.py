@@ -8,8 +8,7 @@ TooManyRequests (quire.model.errors)
 └── RequestsExhausted       the bound on a session's requests at the same time is reached
 InvalidRequest (quire.model.errors)
 ├── ParameterUnknown        a query has a parameter that there is not
-├── NotAcceptable           the client takes none of the formats that there are
-└── ConditionFailed         the image is not as the request's conditions say
+└── NotAcceptable           the client takes none of the formats that there are
 """
 
 from quire.model.errors import InvalidRequest, TooManyRequests
@@ -41,7 +40,3 @@ class ParameterUnknown(InvalidRequest):
 
 class NotAcceptable(InvalidRequest):
     """The client takes none of the formats that there are."""
-
-
-class ConditionFailed(InvalidRequest):
-    """The image is not as the request's conditions say."""

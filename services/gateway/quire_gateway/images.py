@@ -38,14 +38,19 @@ Has = Callable[[ImageEntry, str], bool]
 
 
 class ImageGateway:
-    """Every method is one request. `enlarge`: whether images may be asked for larger than they are."""
+    """Every method is one request, for a tenant: images are its own.
+
+    `enlarge`: whether they may be asked for larger than they are.
+    """
 
     def __init__(self, router: Router, decoders: Decoders, *, enlarge: bool = False) -> None:
         self._router = router
         self._decoders = decoders
         self._enlarge = enlarge
 
-    async def get(self, image_id: str, rendering: Rendering, memory: Memory | None, has: Has) -> ImageServed:
+    async def get(
+        self, tenant: str, image_id: str, rendering: Rendering, memory: Memory | None, has: Has
+    ) -> ImageServed:
         """Have it written into `memory`. Raises `ImageMissing`, `NoDecoder`, what `has` raises and what the decoder
         raises.
 
@@ -55,7 +60,7 @@ class ImageGateway:
         if rendering.enlarge and not self._enlarge:
             raise InvalidRequest("not allowed here (QUIRE_GATEWAY_IMAGES_ENLARGE)", field="enlarge")
         with tracer().start_as_current_span(names.GATEWAY_IMAGE, attributes={"quire.image": image_id}):
-            route = await self._router.route(image_id, _LEASE_MS if memory is not None else 0)
+            route = await self._router.route(tenant, image_id, _LEASE_MS if memory is not None else 0)
             failed = False
             try:
                 etag = rendering.etag(route.entry, route.build)

@@ -8,7 +8,7 @@ from typing import Final
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ChunkMissing, TargetInvalid
-from quire.model.images import ImageEntry
+from quire.model.images import ExpectedImage, ImageEntry
 from quire.telemetry import names, tracer
 from quire_gateway.leases import Leases
 from quire_gateway.ports import Catalogue
@@ -16,11 +16,15 @@ from quire_gateway.runtime import Gateway, StoreCall
 from quire_gateway.single import SingleReads
 
 _PUT_TRIES: Final = 3
+_ANYTHING: Final = ExpectedImage()
 
 
 class LatentGateway:
-    """Every method is one request. A client keeps the memory as it is where the answer leaves open who uses it:
-    `Unavailable`, `DeadlineExceeded`, `InternalError`."""
+    """Every method is one request, for a tenant: images are its own.
+
+    A client keeps the memory as it is where the answer leaves open who uses it: `Unavailable`, `DeadlineExceeded`,
+    `InternalError`.
+    """
 
     def __init__(self, gateway: Gateway, catalogue: Catalogue, singles: SingleReads, leases: Leases) -> None:
         self._gateway = gateway
@@ -28,21 +32,30 @@ class LatentGateway:
         self._leases = leases
         self._catalogue = catalogue
 
-    async def put(self, entry: ImageEntry, source: RdmaTarget, durability: Durability, tenant: str = "") -> bool:
-        """Store the record that lies in `source`; whether the id had another image. Raises `TargetInvalid`, …"""
+    async def put(
+        self,
+        tenant: str,
+        entry: ImageEntry,
+        source: RdmaTarget,
+        durability: Durability,
+        expected: ExpectedImage = _ANYTHING,
+    ) -> bool:
+        """Store the record that lies in `source`; whether the id had another image. Raises `TargetInvalid`,
+        `ConditionFailed`, …
+        """
         with tracer().start_as_current_span(names.GATEWAY_LATENT, attributes={"quire.image": entry.image_id}):
             for _ in range(_PUT_TRIES):
                 await self._store(entry, source, durability, tenant)
                 # Pinned until it is catalogued: the last image with that record may just be deleted.
                 async with self._leases.held(entry.namespace, entry.keys) as leased:
                     if leased.matched_chunks:
-                        return await self._catalogue.put(entry)
+                        return await self._catalogue.put(tenant, entry, expected)
             raise ChunkMissing(f"the record of {entry.image_id!r} was evicted again and again", field="id")
 
-    async def get(self, image_id: str, target: RdmaTarget) -> ImageEntry:
+    async def get(self, tenant: str, image_id: str, target: RdmaTarget) -> ImageEntry:
         """Have the record written to the beginning of `target`. Raises `ImageMissing`, `ChunkMissing`, …"""
         with tracer().start_as_current_span(names.GATEWAY_LATENT, attributes={"quire.image": image_id}):
-            entry = await self._catalogue.head(image_id)
+            entry = await self._catalogue.head(tenant, image_id)
             await self.read(entry, target)
             return entry
 

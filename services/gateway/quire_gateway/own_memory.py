@@ -10,12 +10,13 @@ from typing import Any, Final, Protocol
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, DeadlineExceeded, TargetInvalid, Unavailable
-from quire.model.images import ImageEntry, Rendering, check_image_id, entry_of_record
+from quire.model.images import ExpectedImage, ImageEntry, Rendering, check_image_id, entry_of_record
 from quire_gateway.images import Has, ImageGateway, ImageServed, has_nothing
 from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import Catalogue
 
 _PAGE: Final = 500
+_ANYTHING: Final = ExpectedImage()
 
 
 class Lent(Protocol):
@@ -29,7 +30,10 @@ class Lent(Protocol):
 
 
 class OwnMemory:
-    """Every method is one request. `reach`: makes sure that the data plane reaches the cluster first."""
+    """Every method is one request, for a tenant: images are its own.
+
+    `reach`: makes sure that the data plane reaches the cluster first.
+    """
 
     def __init__(
         self,
@@ -46,7 +50,9 @@ class OwnMemory:
         self._memory = memory
         self._reach = reach
 
-    async def get(self, image_id: str, rendering: Rendering, has: Has = has_nothing) -> tuple[ImageServed, bytes]:
+    async def get(
+        self, tenant: str, image_id: str, rendering: Rendering, has: Has = has_nothing
+    ) -> tuple[ImageServed, bytes]:
         """An image, encoded as asked; no bytes where the client `has` it. A decoder that fails is passed over once.
 
         Raises `ImageMissing`, `NoDecoder`, and what the decoder raises.
@@ -54,11 +60,11 @@ class OwnMemory:
         check_image_id(image_id)
         await self._reach()
         try:
-            return await self._get(image_id, rendering, has)
+            return await self._get(tenant, image_id, rendering, has)
         except (Unavailable, DeadlineExceeded, ChunkMissing):  # or it was replaced, and its record went, meanwhile
-            return await self._get(image_id, rendering, has)
+            return await self._get(tenant, image_id, rendering, has)
 
-    async def _get(self, image_id: str, rendering: Rendering, has: Has) -> tuple[ImageServed, bytes]:
+    async def _get(self, tenant: str, image_id: str, rendering: Rendering, has: Has) -> tuple[ImageServed, bytes]:
         views: list[memoryview] = []
         with contextlib.ExitStack() as lent:
 
@@ -68,52 +74,58 @@ class OwnMemory:
                 assert isinstance(target, RdmaTarget)
                 return target
 
-            served = await self._images.get(image_id, rendering, room, has)
+            served = await self._images.get(tenant, image_id, rendering, room, has)
             return served, bytes(views[0][: served.length]) if views else b""
 
-    async def get_record(self, image_id: str) -> bytes:
-        """The latent record, as it was stored. Raises `ImageMissing`, `ChunkMissing`."""
+    async def get_record(self, tenant: str, image_id: str) -> tuple[ImageEntry, bytes]:
+        """The latent record, as it was stored, and what is known of it. Raises `ImageMissing`, `ChunkMissing`."""
         await self._reach()
         try:
-            return await self._get_record(await self.head(image_id))
+            return await self._get_record(await self.head(tenant, image_id))
         except (ChunkMissing, TargetInvalid):
-            return await self._get_record(await self.head(image_id))  # it may have been replaced meanwhile
+            return await self._get_record(await self.head(tenant, image_id))  # it may have been replaced meanwhile
 
-    async def _get_record(self, entry: ImageEntry) -> bytes:
+    async def _get_record(self, entry: ImageEntry) -> tuple[ImageEntry, bytes]:
         with self._memory.room(entry.namespace.layout.chunk_bytes) as (target, view):
             await self._latents.read(entry, target)
-            return bytes(view[: entry.record_bytes])
+            return entry, bytes(view[: entry.record_bytes])
 
     async def put_record(
-        self, image_id: str, record: bytes, *, durability: Durability = Durability.LOCAL, tenant: str = ""
+        self,
+        tenant: str,
+        image_id: str,
+        record: bytes,
+        *,
+        durability: Durability = Durability.LOCAL,
+        expected: ExpectedImage = _ANYTHING,
     ) -> ImageEntry:
-        """Store a record under an id. Raises `RecordInvalid`, `InvalidRequest`."""
+        """Store a record under an id. Raises `RecordInvalid`, `InvalidRequest`, `ConditionFailed`."""
         entry = await asyncio.to_thread(entry_of_record, image_id, record)
         await self._reach()
         with self._memory.lend(record.ljust(entry.namespace.layout.chunk_bytes, b"\0")) as source:
-            await self._latents.put(entry, source, durability, tenant)
+            await self._latents.put(tenant, entry, source, durability, expected)
         return entry
 
-    async def head(self, image_id: str) -> ImageEntry:
+    async def head(self, tenant: str, image_id: str) -> ImageEntry:
         """Raises `ImageMissing`."""
         check_image_id(image_id)
-        return await self._catalogue.head(image_id)
+        return await self._catalogue.head(tenant, image_id)
 
-    async def delete(self, image_id: str) -> bool:
+    async def delete(self, tenant: str, image_id: str) -> bool:
         """Whether there was one."""
         check_image_id(image_id)
-        return await self._catalogue.delete(image_id)
+        return await self._catalogue.delete(tenant, image_id)
 
-    async def page(self, prefix: str, after: str, limit: int) -> tuple[Sequence[ImageEntry], str]:
+    async def page(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[Sequence[ImageEntry], str]:
         """Images whose ids begin with `prefix` and come after `after`, in order; and after which the next page begins
         ("": there is none).
         """
-        return await self._catalogue.list(prefix, after, limit)
+        return await self._catalogue.list(tenant, prefix, after, limit)
 
-    async def list(self, prefix: str = "", after: str = "") -> AsyncIterator[ImageEntry]:
+    async def list(self, tenant: str, prefix: str = "", after: str = "") -> AsyncIterator[ImageEntry]:
         """All images whose ids begin with `prefix` and come after `after`, in order."""
         while True:
-            page, after = await self._catalogue.list(prefix, after, _PAGE)
+            page, after = await self._catalogue.list(tenant, prefix, after, _PAGE)
             for entry in page:
                 yield entry
             if not after:

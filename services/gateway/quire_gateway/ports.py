@@ -9,7 +9,7 @@ from typing import Protocol
 from quire.model.descriptor import Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace
-from quire.model.images import ImageEntry, LeasedRecord, Rendering
+from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, NodeAddress
@@ -142,8 +142,11 @@ class Decoded:
 class Router(Protocol):
     """The orchestrator, as far as images go."""
 
-    async def route(self, image_id: str, lease_ttl_ms: int) -> ImageRoute:
-        """With a lease on its record, for so long; 0 for none. Raises `ImageMissing`, `NoDecoder`."""
+    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int) -> ImageRoute:
+        """Of a tenant's image, with a lease on its record for so long; 0 for none.
+
+        Raises `ImageMissing`, `NoDecoder`.
+        """
 
     async def finish(self, route: ImageRoute, *, failed: bool) -> None: ...
 
@@ -174,18 +177,18 @@ class Members(Protocol):
 
 
 class Catalogue(Protocol):
-    """The orchestrator, as far as latents go."""
+    """The orchestrator, as far as latents go. Images are a tenant's."""
 
-    async def put(self, entry: ImageEntry) -> bool:
-        """Whether it replaced another."""
+    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage) -> bool:
+        """Whether it replaced another. Raises `ConditionFailed`."""
 
-    async def head(self, image_id: str) -> ImageEntry:
+    async def head(self, tenant: str, image_id: str) -> ImageEntry:
         """Raises `ImageMissing`."""
 
-    async def delete(self, image_id: str) -> bool:
+    async def delete(self, tenant: str, image_id: str) -> bool:
         """Whether there was one."""
 
-    async def list(self, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
+    async def list(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
         """A page of images by id, and what to begin the next after; "" for the last."""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,10 @@ def _s3_frontend(
     authenticator = Authenticator(keys, clock)
     chunks = ObstoreChunks(config.object_url, config.object_timeout_s)
     whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
-    reserved: dict[str, Backend] = {
-        CHUNKS_BUCKET: ChunkBackend(chunks, GrpcChunkIndex(config, channels), whole_bodies),
-        LATENTS_BUCKET: LatentBackend(images, whole_bodies),
+    index, guarded = GrpcChunkIndex(config, channels), config.auth != "off"  # without tokens there is one tenant
+    reserved: dict[str, Callable[[str], Backend]] = {
+        CHUNKS_BUCKET: lambda _: ChunkBackend(chunks, index, whole_bodies),
+        LATENTS_BUCKET: lambda tenant: LatentBackend(images, tenant if guarded else "", whole_bodies),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
     backends = Backends(buckets=Buckets(redis), blobs=blobs, reserved=reserved, clock=clock, whole_bodies=whole_bodies)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from opentelemetry.trace import SpanKind
 
 from quire.model.errors import ImageMissing, InvalidRequest, NoDecoder, QuireError
-from quire.model.images import ImageEntry, check_image_id, record_keys
+from quire.model.images import ExpectedImage, ImageEntry, check_image_id, record_keys
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.telemetry import logger, names, tracer
@@ -23,7 +23,10 @@ _SWEEP_MAX = 200
 
 
 class ImageDesk:
-    """Every method is one request. `evict`: drops a chunk that no lease pins; whether it is stored no more."""
+    """Every method is one request, for a tenant: it has ids of its own.
+
+    `evict`: drops a chunk that no lease pins; whether it is stored no more.
+    """
 
     def __init__(
         self,
@@ -47,39 +50,42 @@ class ImageDesk:
     async def close(self) -> None:
         await tasks.end([self._sweeper])
 
-    async def put(self, entry: ImageEntry) -> bool:
-        """Catalogue an image; whether it replaced one, whose record goes unless others use it."""
-        before = await self._catalogue.put(replace(entry, created_ms=self._clock.now_ms()))
+    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage) -> bool:
+        """Catalogue an image; whether it replaced one, whose record goes unless others use it.
+
+        Raises `ConditionFailed`.
+        """
+        before = await self._catalogue.put(tenant, replace(entry, created_ms=self._clock.now_ms()), expected)
         if before is not None:
             await self._release(before)
         return before is not None
 
-    async def head(self, image_id: str) -> ImageEntry:
+    async def head(self, tenant: str, image_id: str) -> ImageEntry:
         """Raises `ImageMissing`."""
         check_image_id(image_id)
         with tracer().start_as_current_span(names.CATALOGUE_READ, kind=SpanKind.CLIENT):
-            entry = await self._catalogue.get(image_id)
+            entry = await self._catalogue.get(tenant, image_id)
         if entry is None:
             raise ImageMissing(f"there is no image {image_id!r}", field="id")
         return entry
 
-    async def delete(self, image_id: str) -> bool:
+    async def delete(self, tenant: str, image_id: str) -> bool:
         check_image_id(image_id)
-        entry = await self._catalogue.delete(image_id)
+        entry = await self._catalogue.delete(tenant, image_id)
         if entry is not None:
             await self._release(entry)
         return entry is not None
 
-    async def list(self, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
+    async def list(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
         """A page, and after which id the next begins ("": there is none)."""
         if limit > LIST_MAX:
             raise InvalidRequest(f"{limit}, {LIST_MAX} at most", field="limit")
-        return await self._catalogue.list(prefix, after, limit or LIST_MAX)
+        return await self._catalogue.list(tenant, prefix, after, limit or LIST_MAX)
 
-    async def route(self, image_id: str) -> tuple[Route, ImageEntry]:
-        """Raises `ImageMissing`, `NoDecoder`."""
-        entry = await self.head(image_id)
-        route = self._router.route(image_id, self._decoders(), self._clock.monotonic_s())
+    async def route(self, tenant: str, image_id: str) -> tuple[Route, ImageEntry]:
+        """Raises `ImageMissing`, `NoDecoder`. The same record is made at one place, whoever's it is."""
+        entry = await self.head(tenant, image_id)
+        route = self._router.route(entry.record_sha256, self._decoders(), self._clock.monotonic_s())
         if route is None:
             raise NoDecoder("no decoder is alive")
         return route, entry

@@ -175,20 +175,22 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return orchestrator_pb2.ListPoliciesResponse(policies=map(convert.policy_to, policies), storage_nodes=nodes)
 
     async def PutImage(self, request: images_pb2.PutImageRequest, context: Any) -> images_pb2.PutImageResponse:
-        return images_pb2.PutImageResponse(replaced=await self._images.put(convert.image_from(request.entry)))
+        entry, expected = convert.image_from(request.entry), convert.expected_from(request.expected)
+        return images_pb2.PutImageResponse(replaced=await self._images.put(request.tenant, entry, expected))
 
     async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
-        return images_pb2.HeadImageResponse(entry=convert.image_to(await self._images.head(request.image_id)))
+        entry = await self._images.head(request.tenant, request.image_id)
+        return images_pb2.HeadImageResponse(entry=convert.image_to(entry))
 
     async def DeleteImage(self, request: images_pb2.DeleteImageRequest, context: Any) -> images_pb2.DeleteImageResponse:
-        return images_pb2.DeleteImageResponse(deleted=await self._images.delete(request.image_id))
+        return images_pb2.DeleteImageResponse(deleted=await self._images.delete(request.tenant, request.image_id))
 
     async def ListImages(self, request: images_pb2.ListImagesRequest, context: Any) -> images_pb2.ListImagesResponse:
-        entries, after = await self._images.list(request.prefix, request.after, request.limit)
+        entries, after = await self._images.list(request.tenant, request.prefix, request.after, request.limit)
         return images_pb2.ListImagesResponse(entries=map(convert.image_to, entries), next_after=after)
 
     async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
-        route, entry = await self._images.route(request.image_id)
+        route, entry = await self._images.route(request.tenant, request.image_id)
         found = Found()
         if request.lease_ttl_ms:
             question = Question(entry.namespace, entry.keys, request.lease_ttl_ms, route.runner.location)

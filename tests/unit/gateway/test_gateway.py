@@ -22,7 +22,7 @@ from quire.model.errors import (
     Unavailable,
 )
 from quire.model.hashing import Namespace
-from quire.model.images import ImageEntry, LeasedRecord, Rendering
+from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
 from quire.model.keys import ChunkKeys
 from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
 from quire.model.layout import Dtype, KvLayout
@@ -131,12 +131,12 @@ class World:
             return found
         return replace(found, lease=_lease(self.clock, mine, keys=question.keys), token=b"token")
 
-    async def put(self, entry: ImageEntry) -> bool:
+    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage) -> bool:
         replaced = entry.image_id in self.images
         self.images[entry.image_id] = entry
         return replaced
 
-    async def head(self, image_id: str) -> ImageEntry:
+    async def head(self, tenant: str, image_id: str) -> ImageEntry:
         return self.images[image_id]
 
     async def release(self, lease: bytes) -> None:
@@ -145,7 +145,7 @@ class World:
     async def nodes(self) -> list[Node]:
         return []
 
-    async def route(self, image_id: str, lease_ttl_ms: int) -> ImageRoute:
+    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int) -> ImageRoute:
         record = LeasedRecord(b"leased") if lease_ttl_ms else LeasedRecord()
         return ImageRoute(
             ticket=1,
@@ -270,19 +270,19 @@ async def test_latents_and_images_without_memory_of_the_clients() -> None:
     own = world.own_memory()
     values = np.zeros((4, 8, 8), dtype=np.float16)
     record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v"), 64, 64, Normalisation()))
-    entry = await own.put_record("one", record, tenant="t")
+    entry = await own.put_record("t", "one", record)
     assert entry.record_sha256 == hashlib.sha256(record).digest()
-    assert await own.get_record("one") == record
-    served, data = await own.get("one", Rendering("png"))
+    assert await own.get_record("t", "one") == (entry, record)
+    served, data = await own.get("t", "one", Rendering("png"))
     assert (data, served.source, served.length) == (b"an image", "miss", 8)
-    again, nothing = await own.get("one", Rendering("png"), lambda _, etag: etag == served.etag)
+    again, nothing = await own.get("t", "one", Rendering("png"), lambda _, etag: etag == served.etag)
     assert (again.etag, again.length, nothing) == (served.etag, 0, b"")
     world.decoder_fails.append(NodeUnavailable("d"))
-    assert (await own.get("one", Rendering("png")))[1] == b"an image"
+    assert (await own.get("t", "one", Rendering("png")))[1] == b"an image"
     assert world.given_back.count(b"leased") == 4, "a failed route's too"
     del world.records[entry.keys.at(0)]
     with pytest.raises(ChunkMissing):
-        await own.get_record("one")
+        await own.get_record("t", "one")
 
 
 async def test_a_decoder_is_blamed_for_its_own_failures_alone() -> None:
@@ -293,14 +293,14 @@ async def test_a_decoder_is_blamed_for_its_own_failures_alone() -> None:
     own = world.own_memory()
     values = np.zeros((4, 8, 8), dtype=np.float16)
     record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v"), 64, 64, Normalisation()))
-    entry = await own.put_record("one", record)
+    entry = await own.put_record("t", "one", record)
     answered = NodeUnavailable("its storage node is away")
     answered.answered = True
     world.decoder_fails = [answered]
-    assert (await own.get(entry.image_id, Rendering("png")))[1] == b"an image"
+    assert (await own.get("t", entry.image_id, Rendering("png")))[1] == b"an image"
     assert world.blamed == 0
     world.decoder_fails = [NodeUnavailable("connection reset")]
-    assert (await own.get(entry.image_id, Rendering("png")))[1] == b"an image"
+    assert (await own.get("t", entry.image_id, Rendering("png")))[1] == b"an image"
     assert world.blamed == 1
     world.decoder_fails = [ChunkMissing("replaced")]
-    assert (await own.get(entry.image_id, Rendering("png")))[1] == b"an image"
+    assert (await own.get("t", entry.image_id, Rendering("png")))[1] == b"an image"

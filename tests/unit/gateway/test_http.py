@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from quire.model.errors import ChunkMissing, NodeUnavailable
+from quire.model.images import ImageEntry
 from quire.testing import FakeClock
 from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
@@ -39,15 +39,15 @@ class _Counted(Admission):
 class _Images:
     """Records of 32 MiB; a put answers at once."""
 
-    async def get_record(self, image_id: str) -> bytes:
+    async def get_record(self, tenant: str, image_id: str) -> tuple[ImageEntry, bytes]:
         if image_id == "gone":
             raise ChunkMissing("gone")
         if image_id == "away":
             raise NodeUnavailable("storage-3 at 10.0.0.7:7412")
-        return bytes(32 * MIB)
+        return ImageEntry(image_id, bytes(32), 32 * MIB, bytes(32), "", 64, 64), bytes(32 * MIB)
 
-    async def put_record(self, image_id: str, record: bytes, **_: Any) -> Any:
-        return SimpleNamespace(image_id=image_id, latent_sha256=bytes(32), record_bytes=len(record))
+    async def put_record(self, tenant: str, image_id: str, record: bytes, **_: Any) -> ImageEntry:
+        return ImageEntry(image_id, bytes(32), len(record), bytes(32), "", 64, 64)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ def _decoders(count: int) -> list[Node]:
     return [Node(node_id=name, about=DecoderInfo(), grpc_address=f"{name}:1") for name in names]
 
 
-def _owner(router: ImageRouter, name: str, decoders: list[Node]) -> str:
+def _owner(router: ImageRouter, name: bytes, decoders: list[Node]) -> str:
     route = router.route(name, decoders, 0.0)
     assert route is not None
     router.finish(route.ticket)
@@ -24,7 +24,7 @@ def _owner(router: ImageRouter, name: str, decoders: list[Node]) -> str:
 
 
 def test_a_decoder_that_leaves_moves_only_its_share() -> None:
-    router, names = ImageRouter(4, 60.0), [f"image-{number}" for number in range(2000)]
+    router, names = ImageRouter(4, 60.0), [b"%d" % number for number in range(2000)]
     before = {name: _owner(router, name, _decoders(5)) for name in names}
     after = {name: _owner(router, name, _decoders(4)) for name in names}
     moved = [name for name in names if before[name] != after[name]]
@@ -35,7 +35,8 @@ def test_a_decoder_that_leaves_moves_only_its_share() -> None:
 
 def test_above_theta_work_goes_to_the_least_busy_and_stays_the_owners() -> None:
     router, decoders = ImageRouter(2, 60.0), _decoders(3)
-    owned = [name for name in (f"i{number}" for number in range(200)) if _owner(router, name, decoders) == "decoder-0"]
+    every = [b"%d" % number for number in range(200)]
+    owned = [name for name in every if _owner(router, name, decoders) == "decoder-0"]
     routes = [router.route(name, decoders, 1.0) for name in owned[:6]]
     assert all(route is not None and route.owner.node_id == "decoder-0" for route in routes)
     runners = Counter(route.runner.node_id for route in routes if route is not None)
@@ -46,35 +47,35 @@ def test_above_theta_work_goes_to_the_least_busy_and_stays_the_owners() -> None:
 
 def test_the_same_id_is_joined_where_it_runs() -> None:
     router, decoders = ImageRouter(0, 60.0), _decoders(3)
-    first = router.route("x", decoders, 1.0)
+    first = router.route(b"x", decoders, 1.0)
     assert first is not None
-    router.route("y", decoders, 1.0)
-    again = [router.route("x", decoders, 1.0) for _ in range(5)]
+    router.route(b"y", decoders, 1.0)
+    again = [router.route(b"x", decoders, 1.0) for _ in range(5)]
     assert all(route is not None and route.joined and route.runner == first.runner for route in again)
     assert router.joined == 5
     for route in [first, *again]:
         assert route is not None
         assert router.finish(route.ticket)
-    later = router.route("x", decoders, 1.0)
+    later = router.route(b"x", decoders, 1.0)
     assert later is not None
     assert not later.joined
 
 
 def test_failed_decoders_are_avoided_and_silence_runs_out() -> None:
     router, decoders = ImageRouter(4, 10.0), _decoders(2)
-    first = router.route("x", decoders, 1.0)
+    first = router.route(b"x", decoders, 1.0)
     assert first is not None
     assert router.finish(first.ticket, failed_at_s=1.0)
-    other = router.route("x", decoders, 1.1)
+    other = router.route(b"x", decoders, 1.1)
     assert other is not None
     assert other.runner != first.runner
     assert router.finish(other.ticket, failed_at_s=1.2)
-    assert router.route("x", decoders, 1.3) is not None, "both have failed: better one of them than none"
-    assert router.route("x", [], 1.0) is None
-    later = router.route("y", decoders, 9.0)
+    assert router.route(b"x", decoders, 1.3) is not None, "both have failed: better one of them than none"
+    assert router.route(b"x", [], 1.0) is None
+    later = router.route(b"y", decoders, 9.0)
     assert later is not None
     assert router.depth("decoder-0") + router.depth("decoder-1") == 2
-    router.route("z", decoders, 20.0)
+    router.route(b"z", decoders, 20.0)
     assert router.depth("decoder-0") + router.depth("decoder-1") == 1, "tickets that were not given back are gone"
     assert not router.finish(first.ticket)
 
@@ -84,7 +85,7 @@ def test_depths_are_what_runs(events: list[tuple[bool, int, int]], theta: int) -
     router, decoders, running = ImageRouter(theta, 1e9), _decoders(3), []
     for start, name, at in events:
         if start:
-            route = router.route(str(name), decoders, 0.0)
+            route = router.route(b"%d" % name, decoders, 0.0)
             assert route is not None
             running.append(route)
         elif running:

@@ -175,22 +175,58 @@ class PutImageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ENTRY_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Whose it is; within the cluster."""
     @_builtins.property
     def entry(self) -> Global___ImageEntry:
         """The image; its record is in the chunk store already."""
+
+    @_builtins.property
+    def expected(self) -> Global___ExpectedImage:
+        """What must be catalogued under that id now."""
 
     def __init__(
         self,
         *,
         entry: Global___ImageEntry | None = ...,
+        tenant: _builtins.str = ...,
+        expected: Global___ExpectedImage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "expected", b"expected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "expected", b"expected", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PutImageRequest: _TypeAlias = PutImageRequest  # noqa: Y015
+
+@_typing.final
+class ExpectedImage(_message.Message):
+    """All that is said must hold, else the answer is FAILED_PRECONDITION and nothing has changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ABSENT_FIELD_NUMBER: _builtins.int
+    RECORD_SHA256_FIELD_NUMBER: _builtins.int
+    absent: _builtins.bool
+    """There is no image of that id."""
+    record_sha256: _builtins.bytes
+    """There is one with that record; empty for whatever there is."""
+    def __init__(
+        self,
+        *,
+        absent: _builtins.bool = ...,
+        record_sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "record_sha256", b"record_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpectedImage: _TypeAlias = ExpectedImage  # noqa: Y015
 
 @_typing.final
 class PutImageResponse(_message.Message):
@@ -219,6 +255,7 @@ class PutLatentRequest(_message.Message):
     ENTRY_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    EXPECTED_FIELD_NUMBER: _builtins.int
     durability: _common_pb2.Durability.ValueType
     """What an acknowledgement must mean."""
     @_builtins.property
@@ -231,16 +268,21 @@ class PutLatentRequest(_message.Message):
         answer is UNAVAILABLE, DEADLINE_EXCEEDED or INTERNAL.
         """
 
+    @_builtins.property
+    def expected(self) -> Global___ExpectedImage:
+        """What must be catalogued under that id now."""
+
     def __init__(
         self,
         *,
         entry: Global___ImageEntry | None = ...,
         source: _common_pb2.RdmaTarget | None = ...,
         durability: _common_pb2.Durability.ValueType = ...,
+        expected: Global___ExpectedImage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "expected", b"expected", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "entry", b"entry", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "entry", b"entry", "expected", b"expected", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -321,16 +363,20 @@ class HeadImageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IMAGE_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
     """Which image."""
+    tenant: _builtins.str
+    """Whose; within the cluster. A gateway passes over what clients say."""
     def __init__(
         self,
         *,
         image_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -363,16 +409,20 @@ class DeleteImageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     IMAGE_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
     """Which image."""
+    tenant: _builtins.str
+    """Whose; within the cluster. A gateway passes over what clients say."""
     def __init__(
         self,
         *,
         image_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,22 +455,26 @@ class ListImagesRequest(_message.Message):
     PREFIX_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     prefix: _builtins.str
     """Ids begin with this; may be empty."""
     after: _builtins.str
     """Ids come after this; empty for all."""
     limit: _builtins.int
     """How many at most, up to 1,000; 0 for 1,000."""
+    tenant: _builtins.str
+    """Whose; within the cluster. A gateway passes over what clients say."""
     def __init__(
         self,
         *,
         prefix: _builtins.str = ...,
         after: _builtins.str = ...,
         limit: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "prefix", b"prefix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "limit", b"limit", "prefix", b"prefix", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -586,19 +640,23 @@ class RouteImageRequest(_message.Message):
 
     IMAGE_ID_FIELD_NUMBER: _builtins.int
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
     """Which image."""
     lease_ttl_ms: _builtins.int
     """Lifetime of a lease on its record, milliseconds; 0 for none."""
+    tenant: _builtins.str
+    """Whose."""
     def __init__(
         self,
         *,
         image_id: _builtins.str = ...,
         lease_ttl_ms: _builtins.int = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id", "lease_ttl_ms", b"lease_ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id", "lease_ttl_ms", b"lease_ttl_ms", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,7 +8,7 @@ from typing import Any
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.hashing import Namespace
-from quire.model.images import ImageEntry, Rendering
+from quire.model.images import ExpectedImage, ImageEntry, Rendering
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
@@ -125,8 +125,8 @@ class GrpcRouter:
         self._timeout_s = config.control_timeout_s
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
-    async def route(self, image_id: str, lease_ttl_ms: int) -> ImageRoute:
-        request = images_pb2.RouteImageRequest(image_id=image_id, lease_ttl_ms=lease_ttl_ms)
+    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int) -> ImageRoute:
+        request = images_pb2.RouteImageRequest(image_id=image_id, lease_ttl_ms=lease_ttl_ms, tenant=tenant)
         answer = await call(self._stub.RouteImage, request, timeout_s=self._timeout_s)
         return ImageRoute(
             ticket=answer.ticket,
@@ -163,20 +163,22 @@ class GrpcCatalogue:
         self._timeout_s = config.control_timeout_s
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
-    async def put(self, entry: ImageEntry) -> bool:
-        request = images_pb2.PutImageRequest(entry=convert.image_to(entry))
+    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage) -> bool:
+        request = images_pb2.PutImageRequest(
+            entry=convert.image_to(entry), tenant=tenant, expected=convert.expected_to(expected)
+        )
         return bool((await call(self._stub.PutImage, request, timeout_s=self._timeout_s)).replaced)
 
-    async def head(self, image_id: str) -> ImageEntry:
-        request = images_pb2.HeadImageRequest(image_id=image_id)
+    async def head(self, tenant: str, image_id: str) -> ImageEntry:
+        request = images_pb2.HeadImageRequest(image_id=image_id, tenant=tenant)
         return convert.image_from((await call(self._stub.HeadImage, request, timeout_s=self._timeout_s)).entry)
 
-    async def delete(self, image_id: str) -> bool:
-        request = images_pb2.DeleteImageRequest(image_id=image_id)
+    async def delete(self, tenant: str, image_id: str) -> bool:
+        request = images_pb2.DeleteImageRequest(image_id=image_id, tenant=tenant)
         return bool((await call(self._stub.DeleteImage, request, timeout_s=self._timeout_s)).deleted)
 
-    async def list(self, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
-        request = images_pb2.ListImagesRequest(prefix=prefix, after=after, limit=limit)
+    async def list(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
+        request = images_pb2.ListImagesRequest(prefix=prefix, after=after, limit=limit, tenant=tenant)
         page = await call(self._stub.ListImages, request, timeout_s=self._timeout_s)
         return [convert.image_from(entry) for entry in page.entries], page.next_after
 

@@ -69,6 +69,17 @@ class Preconditions:
         names = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
         return cls(*(headers.get(name, "") for name in names))
 
+    @property
+    def of_write(self) -> bool:
+        """Whether they say anything of a PUT."""
+        return bool(self.if_match or self.if_none_match)
+
+    def allows_write(self, etag: str | None) -> bool:
+        """Of a PUT, where what is there has that strong tag; None: there is nothing."""
+        if self.if_match and (etag is None or not Tags.parse(self.if_match).strongly(etag)):
+            return False
+        return not (self.if_none_match and etag is not None and Tags.parse(self.if_none_match).weakly(etag))
+
     def of_read(self, etag: str, modified_s: float) -> Verdict:
         """Of a GET or HEAD of what has the strong tag `etag`, and was modified at that Unix time (§13.2.2)."""
         if self.if_match:

@@ -113,33 +113,36 @@ class GatewayServicer(GatewayServiceServicer):
     async def PutLatent(self, request: images_pb2.PutLatentRequest, context: Any) -> images_pb2.PutLatentResponse:
         principal = await self._admission.caller(context)
         entry, durability = convert.image_from(request.entry), convert.durability_from(request.durability)
-        source = convert.target_from(request.source)
+        source, expected = convert.target_from(request.source), convert.expected_from(request.expected)
         need = Need(write=True, payload=entry.record_bytes, memory=source.length)
         with self._admission.admit(principal, need):
-            replaced = await self._latents.put(entry, source, durability, principal.tenant)
+            replaced = await self._latents.put(principal.tenant, entry, source, durability, expected)
         return images_pb2.PutLatentResponse(replaced=replaced)
 
     async def GetLatent(self, request: images_pb2.GetLatentRequest, context: Any) -> images_pb2.GetLatentResponse:
         principal = await self._admission.caller(context)
         target = convert.target_from(request.target)
         with self._admission.admit(principal, Need(payload=target.length, memory=target.length)):
-            entry = await self._latents.get(request.image_id, target)
+            entry = await self._latents.get(principal.tenant, request.image_id, target)
         return images_pb2.GetLatentResponse(entry=convert.image_to(entry))
 
     async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
         principal = await self._admission.caller(context)
+        request.tenant = principal.tenant
         with self._admission.admit(principal, Need()):
             response: images_pb2.HeadImageResponse = await self._forward(self._orchestrator.HeadImage, request)
             return response
 
     async def DeleteImage(self, request: images_pb2.DeleteImageRequest, context: Any) -> images_pb2.DeleteImageResponse:
         principal = await self._admission.caller(context)
+        request.tenant = principal.tenant
         with self._admission.admit(principal, Need(write=True)):
             response: images_pb2.DeleteImageResponse = await self._forward(self._orchestrator.DeleteImage, request)
             return response
 
     async def ListImages(self, request: images_pb2.ListImagesRequest, context: Any) -> images_pb2.ListImagesResponse:
         principal = await self._admission.caller(context)
+        request.tenant = principal.tenant
         with self._admission.admit(principal, Need()):
             response: images_pb2.ListImagesResponse = await self._forward(self._orchestrator.ListImages, request)
             return response
@@ -150,7 +153,9 @@ class GatewayServicer(GatewayServiceServicer):
         target = convert.target_from(request.target) if request.if_none_match != "*" else None
         length, tags = target.length if target is not None else 0, Tags.parse(request.if_none_match)
         with self._admission.admit(principal, Need(payload=length, memory=length)):
-            served = await self._images.get(request.image_id, rendering, target, lambda _, etag: tags.weakly(etag))
+            served = await self._images.get(
+                principal.tenant, request.image_id, rendering, target, lambda _, etag: tags.weakly(etag)
+            )
         return images_pb2.GetImageResponse(
             entry=convert.image_to(served.entry),
             length=served.length,

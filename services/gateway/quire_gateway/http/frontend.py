@@ -12,8 +12,8 @@ from typing import IO, Final
 from aiohttp import web
 
 from quire.model.durability import Durability
-from quire.model.errors import DeadlineExceeded, ImageMissing, InvalidRequest, NotImplementedHere
-from quire.model.images import ImageEntry
+from quire.model.errors import ConditionFailed, DeadlineExceeded, ImageMissing, InvalidRequest
+from quire.model.images import ExpectedImage, ImageEntry
 from quire.model.latents import (
     LatentInfo,
     Normalisation,
@@ -29,7 +29,6 @@ from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.limits import Taken
 from quire_gateway.core.preconditions import Preconditions, Verdict
-from quire_gateway.errors import ConditionFailed
 from quire_gateway.http.origins import Origins
 from quire_gateway.http.parameters import named, read_rendering
 from quire_gateway.http.problems import REQUEST_ID, Handler, problems
@@ -105,8 +104,6 @@ class ImagesFrontend:
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
         """Body: safetensors, raw values, or a record. What it is stands in the type, the rest in the query."""
-        if Preconditions.of(request.headers) != Preconditions():
-            raise NotImplementedHere("a PUT has no conditions here", field="If-Match, If-None-Match")
         query = named(request.query.items(), _OF_A_PUT)
         durability = _durability(query.get("durability", "local"))
         async with self._spooled(request) as spool, self._putting:  # a slow client holds no turn
@@ -117,11 +114,28 @@ class ImagesFrontend:
                 values, dtype = _values(query, body, kind)
                 info = _info(query, values.shape, dtype)
                 record = await asyncio.to_thread(encode_record, values, info)
-            entry = await self._images.put_record(
-                request.match_info["id"], record, durability=durability, tenant=request[_PRINCIPAL].tenant
-            )
+            tenant, image_id = request[_PRINCIPAL].tenant, request.match_info["id"]
+            expected = await self._expected(request, tenant, image_id)
+            entry = await self._images.put_record(tenant, image_id, record, durability=durability, expected=expected)
         answer = {"id": entry.image_id, "latent_sha256": entry.latent_sha256.hex(), "record_bytes": entry.record_bytes}
-        return web.json_response(answer, status=201)
+        return web.json_response(answer, status=201, headers={"ETag": record_etag(entry)})
+
+    async def _expected(self, request: web.Request, tenant: str, image_id: str) -> ExpectedImage:
+        """What a PUT's conditions ask for, of the latent's record: its ETag is that of /v1/latents. The catalogue sees
+        to it that it is so when the image is put. Raises `ConditionFailed`.
+        """
+        conditions = Preconditions.of(request.headers)
+        if not conditions.of_write:
+            return ExpectedImage()
+        try:
+            before = await self._images.head(tenant, image_id)
+        except ImageMissing:
+            before = None
+        if not conditions.allows_write(record_etag(before) if before is not None else None):
+            raise ConditionFailed("the image is another one, or there is one, or none", field="If-Match, If-None-Match")
+        if before is None:
+            return ExpectedImage(absent=True)
+        return ExpectedImage(record_sha256=before.record_sha256)
 
     @contextlib.asynccontextmanager
     async def _spooled(self, request: web.Request) -> AsyncIterator[IO[bytes]]:
@@ -152,7 +166,7 @@ class ImagesFrontend:
             return verdict is Verdict.NOT_MODIFIED
 
         async with self._serving:
-            served, data = await self._images.get(request.match_info["id"], rendering, has)
+            served, data = await self._images.get(request[_PRINCIPAL].tenant, request.match_info["id"], rendering, has)
         headers = {
             "ETag": served.etag,
             "Last-Modified": formatdate(served.entry.created_ms // 1000, usegmt=True),
@@ -189,7 +203,7 @@ class ImagesFrontend:
         return response
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
-        if not await self._images.delete(request.match_info["id"]):
+        if not await self._images.delete(request[_PRINCIPAL].tenant, request.match_info["id"]):
             raise ImageMissing(f"there is no image {request.match_info['id']!r}", field="id")
         return web.Response(status=204)
 
@@ -197,7 +211,8 @@ class ImagesFrontend:
         """A page by id; `next` is the `after` of the one behind it, null if this is the last."""
         given = named(request.query.items(), ("prefix", "after", "limit"))
         limit = min(_PAGE_MAX, max(1, _number(given, "limit", _PAGE_MAX)))
-        entries, after = await self._images.page(given.get("prefix", ""), given.get("after", ""), limit)
+        tenant, prefix = request[_PRINCIPAL].tenant, given.get("prefix", "")
+        entries, after = await self._images.page(tenant, prefix, given.get("after", ""), limit)
         found = [
             {"id": each.image_id, "bytes": each.record_bytes, "height": each.height, "width": each.width}
             for each in entries
@@ -210,8 +225,19 @@ class ImagesFrontend:
 
     async def _latent(self, request: web.Request) -> web.StreamResponse:
         async with self._serving:
-            record = await self._images.get_record(request.match_info["id"])
-        return await self._send(request, record, {"Content-Type": _RECORD_TYPE})
+            entry, record = await self._images.get_record(request[_PRINCIPAL].tenant, request.match_info["id"])
+        headers = {
+            "Content-Type": _RECORD_TYPE,
+            "ETag": record_etag(entry),
+            "Last-Modified": formatdate(entry.created_ms // 1000, usegmt=True),
+            "Cache-Control": self._config.http_cache_control,
+        }
+        return await self._send(request, record, headers)
+
+
+def record_etag(entry: ImageEntry) -> str:
+    """Strong: of the latent record."""
+    return f'"{entry.record_sha256.hex()[:32]}"'
 
 
 def _values(query: Mapping[str, str], body: bytes, kind: str) -> tuple[Values, str]:

@@ -13,7 +13,7 @@ from aiohttp import web
 from quire.model.errors import QuireError
 from quire.telemetry import logger
 from quire.wire.status import status_of
-from quire_gateway.errors import ConditionFailed, NotAcceptable
+from quire_gateway.errors import NotAcceptable
 
 REQUEST_ID: Final = web.RequestKey("request_id", str)
 _OF_GRPC: Final = {
@@ -28,7 +28,7 @@ _OF_GRPC: Final = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-_OF_ERROR: Final[dict[type[QuireError], int]] = {ConditionFailed: 412, NotAcceptable: 406}
+_OF_ERROR: Final[dict[type[QuireError], int]] = {NotAcceptable: 406}
 _RETRY_S: Final = 1
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

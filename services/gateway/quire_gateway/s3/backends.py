@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from quire.model.errors import QuireError
@@ -20,14 +20,17 @@ WHOLE_BODIES: Final = 4  # requests that hold a whole object in memory at a time
 
 
 class Backends:
-    """All buckets. `reserved`: backends of reserved buckets, by name. `whole_bodies`: a turn to hold one in memory."""
+    """All buckets. `reserved`: by name, what makes a reserved bucket's backend for a tenant.
+
+    `whole_bodies`: a turn to hold one in memory.
+    """
 
     def __init__(
         self,
         *,
         buckets: Buckets,
         blobs: Blobs,
-        reserved: Mapping[str, Backend],
+        reserved: Mapping[str, Callable[[str], Backend]],
         clock: Clock,
         whole_bodies: asyncio.Semaphore,
     ) -> None:
@@ -44,13 +47,13 @@ class Backends:
             found = self.reserved.get(bucket)
             if found is None:
                 raise S3Error("NoSuchBucket", "The specified bucket does not exist")
-            return found
+            return found(caller.key.tenant)
         return self.object_backend(caller, bucket, key, level)
 
     def known(self, caller: Caller, bucket: str) -> Backend:
         """Of a bucket; what the caller may do in it is asked key by key."""
         if bucket in RESERVED and bucket in self.reserved:
-            return self.reserved[bucket]
+            return self.reserved[bucket](caller.key.tenant)
         return self._backend(caller.tenant_of(bucket), bucket)
 
     def object_backend(self, caller: Caller, bucket: str, key: str, level: Level) -> ObjectBackend:

@@ -159,10 +159,11 @@ class ChunkBackend:
 
 
 class LatentBackend:
-    """`quire-latents`: an object's key is its image's id, its bytes are the latent record."""
+    """`quire-latents`: an object's key is its image's id, its bytes are the latent record. Of a tenant's images."""
 
-    def __init__(self, images: OwnMemory, whole_bodies: asyncio.Semaphore) -> None:
+    def __init__(self, images: OwnMemory, tenant: str, whole_bodies: asyncio.Semaphore) -> None:
         self._images = images
+        self._tenant = tenant
         self._whole = whole_bodies
 
     async def check_there(self) -> None:
@@ -170,20 +171,20 @@ class LatentBackend:
 
     async def head(self, key: str) -> StoredObject | None:
         try:
-            return _latent_entry(await self._images.head(key))
+            return _latent_entry(await self._images.head(self._tenant, key))
         except (ImageMissing, InvalidRequest):
             return None
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
         async with self._whole:
-            record = await self._images.get_record(entry.key)
+            _, record = await self._images.get_record(self._tenant, entry.key)
         if _etag(hashlib.sha256(record).digest()) != entry.etag:
             raise S3Error("ConditionalRequestConflict", "The latent was replaced meanwhile")
         yield memoryview(record)[start:end]
 
     async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
         found: list[StoredObject] = []
-        async for entry in self._images.list(prefix, after + "~" * 255 if past else after):
+        async for entry in self._images.list(self._tenant, prefix, after + "~" * 255 if past else after):
             found.append(_latent_entry(entry))
             if len(found) >= limit:
                 break
@@ -195,11 +196,11 @@ class LatentBackend:
             body.finish()
             async with self._whole:  # only once it is here: a slow client holds no turn
                 record = await asyncio.to_thread(spool.read)
-                return _latent_entry(await self._images.put_record(key, record))
+                return _latent_entry(await self._images.put_record(self._tenant, key, record))
 
     async def delete(self, key: str, etag: str) -> None:
         _unconditional(etag)
-        await self._images.delete(key)
+        await self._images.delete(self._tenant, key)
 
 
 def _sound(piece: memoryview, size: int, expected: npt.NDArray[np.uint32]) -> bool:

@@ -18,7 +18,7 @@ from quire_server.core.placement import rendezvous
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Ask `runner`; the cache entry is `owner`'s. `joined`: the same id is being decoded there already."""
+    """Ask `runner`; the cache entry is `owner`'s. `joined`: the same record is being decoded there already."""
 
     ticket: int
     runner: Node
@@ -33,7 +33,7 @@ def build_of(node: Node) -> str:
 
 @dataclass(slots=True)
 class _Running:
-    image_id: str
+    record_sha256: bytes
     runner: Node
     since_s: float
 
@@ -47,7 +47,7 @@ class ImageRouter:
         self._failed_s = failed_s
         self._failed: dict[str, float] = {}
         self._running: OrderedDict[int, _Running] = OrderedDict()
-        self._at: dict[str, list[int]] = {}
+        self._at: dict[bytes, list[int]] = {}
         self._depth: dict[str, int] = {}
         self._next = secrets.randbits(48)  # a ticket of before a restart means nothing after it
         self.joined = self.spilled = 0
@@ -56,15 +56,15 @@ class ImageRouter:
         """Requests at a decoder."""
         return self._depth.get(node_id, 0)
 
-    def route(self, image_id: str, decoders: Sequence[Node], now_s: float) -> Route | None:
+    def route(self, record_sha256: bytes, decoders: Sequence[Node], now_s: float) -> Route | None:
         """None without a decoder. One that has just failed is passed over while there is another."""
         self._expire(now_s)
         if not decoders:
             return None
         usable = [node for node in decoders if self._failed.get(node.node_id, 0.0) <= now_s] or list(decoders)
-        owner = rendezvous(image_id.encode(), usable)[0]
+        owner = rendezvous(record_sha256, usable)[0]
         by_name = {node.node_id: node for node in usable}
-        running = [self._running[ticket] for ticket in self._at.get(image_id, [])]
+        running = [self._running[ticket] for ticket in self._at.get(record_sha256, [])]
         runner = next((by_name[each.runner.node_id] for each in running if each.runner.node_id in by_name), None)
         joined = runner is not None
         if runner is None:
@@ -75,8 +75,8 @@ class ImageRouter:
         self.joined += joined
         self.spilled += not joined and runner.node_id != owner.node_id
         ticket, self._next = self._next, self._next + 1
-        self._running[ticket] = _Running(image_id, runner, now_s)
-        self._at.setdefault(image_id, []).append(ticket)
+        self._running[ticket] = _Running(record_sha256, runner, now_s)
+        self._at.setdefault(record_sha256, []).append(ticket)
         self._depth[runner.node_id] = self.depth(runner.node_id) + 1
         return Route(ticket, runner, owner, joined)
 
@@ -87,10 +87,10 @@ class ImageRouter:
             return False
         if failed_at_s is not None:
             self._failed[entry.runner.node_id] = failed_at_s + self._failed_s
-        tickets = self._at[entry.image_id]
+        tickets = self._at[entry.record_sha256]
         tickets.remove(ticket)
         if not tickets:
-            del self._at[entry.image_id]
+            del self._at[entry.record_sha256]
         name = entry.runner.node_id
         self._depth[name] -= 1
         if not self._depth[name]:
