@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import ssl
@@ -12,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -34,9 +36,9 @@ from quire.model.hashing import Namespace
 from quire.model.latents import LatentInfo, Normalisation, Vae
 from quire.model.layout import Dtype, KvLayout
 from quire.wire import convert
-from quire.wire.channels import ChannelPool, stream
+from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.tls import MEMBER_NAME, Tls
-from quire.wire.v1 import storage_pb2
+from quire.wire.v1 import images_pb2, storage_pb2
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_server import certs
 from quire_tools.local import LocalCluster
@@ -137,6 +139,16 @@ async def test_images_are_their_tenants_own(guarded: Guarded) -> None:
         await theirs.put("cat", values[1], info)
         for images, expected in ((mine, values[0]), (theirs, values[1])):
             assert np.array_equal((await images.get_latent("cat"))[0], expected)
+            assert (await images.head("cat")).latent_sha256 == hashlib.sha256(expected.tobytes()).digest()
+            assert [entry.image_id async for entry in images.list()] == ["cat"]
+        await mine.put("dog", values[0], info)
+        ask = partial(call, timeout_s=5)  # what only a gateway may say: whose they are
+        listed = await ask(second.gateway.ListImages, images_pb2.ListImagesRequest(tenant="one"))
+        assert [entry.image_id for entry in listed.entries] == ["cat"]
+        with pytest.raises(QuireError):
+            await ask(second.gateway.HeadImage, images_pb2.HeadImageRequest(image_id="dog", tenant="one"))
+        gone = await ask(second.gateway.DeleteImage, images_pb2.DeleteImageRequest(image_id="dog", tenant="one"))
+        assert not gone.deleted
         url, mark = f"http://{guarded.cluster.http_address}", {"Authorization": f"Bearer {two.token}"}
         async with aiohttp.ClientSession(url, headers=mark) as http:
             async with http.get("/v1/images") as answer:

@@ -22,6 +22,7 @@ from quire.client import ImageClient, QuireClient
 from quire.model.errors import ImageMissing, InvalidRequest, QuireError, VaeUnknown
 from quire.model.images import Rendering
 from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
+from quire.model.nodes import Role
 from quire_decoder.adapters.vae import weights_digest
 from quire_tools.local import LocalCluster
 
@@ -375,3 +376,31 @@ async def test_http_errors_are_problems(http: aiohttp.ClientSession) -> None:
             assert "Traceback" not in text
             if status == 405:
                 assert set(answer.headers["Allow"].split(",")) == {"DELETE", "GET", "HEAD", "PUT"}
+
+
+async def test_without_a_decoder_what_a_client_has_stays_good(
+    cluster: LocalCluster, http: aiohttp.ClientSession, images: ImageClient, vae: Path
+) -> None:
+    """And who has nothing hears when to ask again."""
+    await images.put("seen", *_latent(vae, 90))
+    async with http.get("/v1/images/seen") as answer:
+        etag = answer.headers["ETag"]
+    names = [f"decoder-{number}" for number in range(DECODERS)]
+    for name in names:
+        cluster.kill(name)
+    try:
+        async with asyncio.timeout(30):
+            while any(node.role is Role.DECODER for node in await images._client.status()):
+                await asyncio.sleep(0.05)
+        for request in (http.get, http.head):
+            async with request("/v1/images/seen", headers={"If-None-Match": f'"x", W/{etag}'}) as answer:
+                assert (answer.status, answer.headers["ETag"]) == (304, etag)
+        async with http.get("/v1/images/seen") as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        async with http.get("/v1/images/seen", headers={"If-Match": '"x"'}) as answer:
+            assert answer.status == 412
+    finally:
+        for name in names:
+            cluster.restart(name)
+    async with http.get("/v1/images/seen") as answer:
+        assert (answer.status, answer.headers["ETag"]) == (200, etag)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from quire.model.descriptor import RdmaTarget
-from quire.model.errors import DeadlineExceeded, InvalidRequest, NodeUnavailable, QuireError
+from quire.model.errors import DeadlineExceeded, InvalidRequest, NoDecoder, NodeUnavailable, QuireError
 from quire.model.images import ImageEntry, Rendering
 from quire.telemetry import logger, names, tracer
 from quire_gateway.ports import Decoders, ImageRoute, Router
@@ -61,6 +61,8 @@ class ImageGateway:
             raise InvalidRequest("not allowed here (QUIRE_GATEWAY_IMAGES_ENLARGE)", field="enlarge")
         with tracer().start_as_current_span(names.GATEWAY_IMAGE, attributes={"quire.image": image_id}):
             route = await self._router.route(tenant, image_id, _LEASE_MS if memory is not None else 0)
+            if not route.runner:
+                return _without_decoder(route, rendering, has)
             failed = False
             try:
                 etag = rendering.etag(route.entry, route.build)
@@ -82,3 +84,11 @@ class ImageGateway:
             await self._router.finish(route, failed=failed)
         except QuireError as error:
             logger().warning("a decode counts as running until it runs out", error=str(error))
+
+
+def _without_decoder(route: ImageRoute, rendering: Rendering, has: Has) -> ImageServed:
+    """What a client has may be good all the same. Raises `NoDecoder`."""
+    etag = rendering.etag(route.entry, route.build)
+    if route.build and has(route.entry, etag):
+        return ImageServed(route.entry, etag)
+    raise NoDecoder("no decoder is alive", retry_after_s=1.0)

@@ -116,7 +116,8 @@ class StorageNodes(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRoute:
     """Which decoder should make an image; `build`: of that decoder. `ticket` is given back at the end, with the lease
-    in `record`.
+    in `record`. Without a live decoder `runner` is empty, there is nothing to give back, and `build` is what was known
+    last, or empty.
     """
 
     ticket: int
@@ -143,10 +144,7 @@ class Router(Protocol):
     """The orchestrator, as far as images go."""
 
     async def route(self, tenant: str, image_id: str, lease_ttl_ms: int) -> ImageRoute:
-        """Of a tenant's image, with a lease on its record for so long; 0 for none.
-
-        Raises `ImageMissing`, `NoDecoder`.
-        """
+        """Of a tenant's image, with a lease on its record for so long; 0 for none. Raises `ImageMissing`."""
 
     async def finish(self, route: ImageRoute, *, failed: bool) -> None: ...
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from opentelemetry.trace import SpanKind
 
-from quire.model.errors import ImageMissing, InvalidRequest, NoDecoder, QuireError
+from quire.model.errors import ImageMissing, InvalidRequest, QuireError
 from quire.model.images import ExpectedImage, ImageEntry, check_image_id, record_keys
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
@@ -82,12 +82,15 @@ class ImageDesk:
             raise InvalidRequest(f"{limit}, {LIST_MAX} at most", field="limit")
         return await self._catalogue.list(tenant, prefix, after, limit or LIST_MAX)
 
-    async def route(self, tenant: str, image_id: str) -> tuple[Route, ImageEntry]:
-        """Raises `ImageMissing`, `NoDecoder`. The same record is made at one place, whoever's it is."""
+    @property
+    def build(self) -> str:
+        """Of the decoders, as far as is known; "" for not."""
+        return self._router.build
+
+    async def route(self, tenant: str, image_id: str) -> tuple[Route | None, ImageEntry]:
+        """None without a decoder. The same record is made at one place, whoever's it is. Raises `ImageMissing`."""
         entry = await self.head(tenant, image_id)
         route = self._router.route(entry.record_sha256, self._decoders(), self._clock.monotonic_s())
-        if route is None:
-            raise NoDecoder("no decoder is alive")
         return route, entry
 
     def finish(self, ticket: int, *, failed: bool) -> None:

@@ -191,6 +191,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
         route, entry = await self._images.route(request.tenant, request.image_id)
+        if route is None:
+            return images_pb2.RouteImageResponse(entry=convert.image_to(entry), build=self._images.build)
         found = Found()
         if request.lease_ttl_ms:
             question = Question(entry.namespace, entry.keys, request.lease_ttl_ms, route.runner.location)

@@ -677,7 +677,7 @@ class RouteImageResponse(_message.Message):
     ticket: _builtins.int
     """To be given back."""
     runner: _builtins.str
-    """The decoder to ask, by its node_id."""
+    """The decoder to ask, by its node_id; empty if none is alive: then there is no ticket and no lease."""
     runner_address: _builtins.str
     """Address of its gRPC server, host:port."""
     owner: _builtins.str
@@ -685,7 +685,7 @@ class RouteImageResponse(_message.Message):
     owner_address: _builtins.str
     """Address of its gRPC server, host:port."""
     build: _builtins.str
-    """Build of the decoders: part of the ETag."""
+    """Build of the decoders: part of the ETag. Without one of the last that there was, if it is known."""
     @_builtins.property
     def entry(self) -> Global___ImageEntry:
         """What is known of the image."""

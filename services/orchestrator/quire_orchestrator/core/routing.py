@@ -51,6 +51,8 @@ class ImageRouter:
         self._depth: dict[str, int] = {}
         self._next = secrets.randbits(48)  # a ticket of before a restart means nothing after it
         self.joined = self.spilled = 0
+        self.build = ""
+        """Of the decoder that was chosen last: of what there would be, were there one."""
 
     def depth(self, node_id: str) -> int:
         """Requests at a decoder."""
@@ -78,6 +80,7 @@ class ImageRouter:
         self._running[ticket] = _Running(record_sha256, runner, now_s)
         self._at.setdefault(record_sha256, []).append(ticket)
         self._depth[runner.node_id] = self.depth(runner.node_id) + 1
+        self.build = build_of(runner)
         return Route(ticket, runner, owner, joined)
 
     def finish(self, ticket: int, *, failed_at_s: float | None = None) -> bool:
