@@ -102,3 +102,21 @@ async def test_what_is_expected_is_looked_at_as_it_is_put(redis_client: redis.Re
     with pytest.raises(ConditionFailed):
         await images.put("", three, ExpectedImage(record_sha256=one.record_sha256))
     assert await images.unused(10) == [three.record_sha256]
+
+
+async def test_ids_are_listed_in_the_order_of_their_bytes(redis_client: redis.Redis) -> None:
+    """Also those beyond Latin, behind a prefix, page by page."""
+    images = Images(redis_client)
+    ids = sorted(
+        ["a", "a/b", "a/\xff", "a/\u732b", "a/\U0001f431", "b", "\u732b", "\u732b/1", "\u732b/2"], key=str.encode
+    )
+    for each in reversed(ids):
+        await images.put("", _entry(each))
+    for prefix in ("", "a", "a/", "\u732b", "\u732b/", "c"):
+        found, after = list[str](), ""
+        while True:
+            page, after = await images.list("", prefix, after, 2)
+            found += [entry.image_id for entry in page]
+            if not after:
+                break
+        assert found == [each for each in ids if each.startswith(prefix)], prefix

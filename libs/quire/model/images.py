@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
+import unicodedata
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -15,7 +15,7 @@ from quire.model.latents import RecordInvalid, decode_record, read_info
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.nodes import NodeAddress
 
-_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,254}")
+_ID_BYTES_MAX: Final = 512
 _UNIT_BYTES: Final = 4096
 RECORD_BYTES_MAX: Final = 32 << 20
 MEDIA_TYPES: Final = {
@@ -188,9 +188,23 @@ def _offset(room: int, gravity: Gravity, first: Gravity, last: Gravity) -> int:
 
 
 def check_image_id(image_id: str) -> None:
-    """Raises `InvalidRequest`."""
-    if not _ID.fullmatch(image_id):
-        raise InvalidRequest(f"{image_id[:80]!r} is not 1 to 255 of letters, digits, '.', '_', '~', '-'", field="id")
+    """1 to 512 bytes of UTF-8, such as `cats/tom.1` or `猫`: what a URL's path holds. Raises `InvalidRequest`.
+
+    Normal form C, so that what looks the same is the same; no control characters, and no part between slashes that is
+    empty, `.` or `..`, which clients and proxies take out of paths.
+    """
+    try:
+        size = len(image_id.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{image_id[:80]!r} is not Unicode", field="id") from None
+    if not 0 < size <= _ID_BYTES_MAX:
+        raise InvalidRequest(f"{size} bytes, 1 to {_ID_BYTES_MAX} of UTF-8", field="id")
+    if not unicodedata.is_normalized("NFC", image_id):
+        raise InvalidRequest(f"{image_id[:80]!r} is not in Unicode's normal form C", field="id")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in image_id):
+        raise InvalidRequest(f"{image_id[:80]!r} has control characters", field="id")
+    if any(part in ("", ".", "..") for part in image_id.split("/")):
+        raise InvalidRequest(f"{image_id[:80]!r} has an empty part, or '.' or '..', between slashes", field="id")
 
 
 def record_keys(record_sha256: bytes) -> ChunkKeys:

@@ -105,8 +105,8 @@ class Images:
 
         A page of up to `limit` ids may hold fewer images: those that were deleted meanwhile are not in it.
         """
-        low = f"({after}" if after >= prefix and after else f"[{prefix}"
-        high = f"[{prefix}\xff" if prefix else "+"
+        low = f"({after}".encode() if after >= prefix and after else f"[{prefix}".encode()
+        high = b"[" + prefix.encode() + b"\xff" if prefix else b"+"  # above every byte of UTF-8
         async with metadata_errors():
             found = await self._client.zrange(_ids(tenant), low, high, bylex=True, offset=0, num=limit)
             ids = cast(list[bytes], found)

@@ -1,4 +1,4 @@
-"""Boxes, crops, and what has the same ETag."""
+"""Ids of images; boxes, crops, and what has the same ETag."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.model.errors import InvalidRequest
-from quire.model.images import Fit, Geometry, Gravity, ImageEntry, Rendering
+from quire.model.images import Fit, Geometry, Gravity, ImageEntry, Rendering, check_image_id
 
 _SIZE = st.integers(1, 3000)
 _BOX = st.integers(0, 3000)
@@ -76,3 +76,35 @@ def test_what_is_made_on_the_way_counts() -> None:
     with pytest.raises(InvalidRequest, match="pixels"):
         thin.size(_entry(4000, 400))
     assert thin.geometry(4000, 400).height == 1
+
+
+@pytest.mark.parametrize(
+    "image_id",
+    ["cat", "cats/tom.1", "\u732b/\U0001f431", "a b", "-", "~", "a" * 512, "caf\u00e9", "100%", "a?b=c", "..."],
+)
+def test_ids(image_id: str) -> None:
+    check_image_id(image_id)
+
+
+@pytest.mark.parametrize(
+    "image_id",
+    [
+        "",
+        "/",
+        "a//b",
+        "/a",
+        "a/",
+        ".",
+        "a/../b",
+        "a/./b",
+        "a\0b",
+        "a\nb",
+        "a" * 513,
+        "\u732b" * 171,
+        "cafe\u0301",
+        "\ud800",
+    ],
+)
+def test_what_is_no_id(image_id: str) -> None:
+    with pytest.raises(InvalidRequest):
+        check_image_id(image_id)

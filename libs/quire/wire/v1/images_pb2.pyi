@@ -91,7 +91,9 @@ class ImageEntry(_message.Message):
     WIDTH_FIELD_NUMBER: _builtins.int
     CREATED_MS_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
-    """Its id: 1 to 255 letters, digits, '.', '_', '~', '-'."""
+    """Its id: 1 to 512 bytes of UTF-8, in normal form C, without control characters and without parts between slashes
+    that are empty, '.' or '..'.
+    """
     record_sha256: _builtins.bytes
     """SHA-256 of its record; names it in the chunk store."""
     record_bytes: _builtins.int

@@ -184,7 +184,7 @@ class LatentBackend:
 
     async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
         found: list[StoredObject] = []
-        async for entry in self._images.list(self._tenant, prefix, after + "~" * 255 if past else after):
+        async for entry in self._images.list(self._tenant, prefix, after + "\U0010ffff" if past else after):
             found.append(_latent_entry(entry))
             if len(found) >= limit:
                 break
