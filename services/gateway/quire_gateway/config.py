@@ -25,6 +25,8 @@ class GatewayConfig(ServiceConfig):
     http_requests_max: int = setting(64, "images at the same time through HTTP; more wait", minimum=1)
     http_cache_control: str = setting("public, no-cache", "what caches are told of images over HTTP")
     http_origins: str = setting("", "origins whose pages may fetch images (CORS), by commas; *: all; empty: none")
+    images_presets: str = setting("", "NAME=QUERY;…: forms of images that `preset=NAME` means over HTTP")
+    images_free_form: bool = setting(True, "over HTTP images may be asked for in other forms than presets")
     images_enlarge: bool = setting(False, "images may be asked for larger than they are")
     s3_listen: str = setting("127.0.0.1:7481", "host:port of the S3 frontend; empty for none")
     s3_tls_listen: str = setting("", "host:port of the S3 frontend over HTTPS; empty for none")

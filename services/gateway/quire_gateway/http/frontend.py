@@ -30,7 +30,7 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.core.limits import Taken
 from quire_gateway.core.preconditions import Preconditions, Verdict
 from quire_gateway.http.origins import Origins
-from quire_gateway.http.parameters import named, read_rendering
+from quire_gateway.http.parameters import Parameters, named
 from quire_gateway.http.problems import REQUEST_ID, Handler, problems
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.requests import HttpRequests, listen, send, traced
@@ -50,7 +50,7 @@ _OF_A_PUT: Final = (
 
 class ImagesFrontend:
     """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET /v1/images`, `GET /v1/latents/{id}`, `GET /healthz`. Does
-    nothing without an address to listen on.
+    nothing without an address to listen on. Raises `ConfigInvalid` for presets that are none.
     """
 
     def __init__(self, config: GatewayConfig, images: OwnMemory, admission: Admission) -> None:
@@ -59,6 +59,7 @@ class ImagesFrontend:
         self._admission = admission
         self._requests = HttpRequests("images")
         self._origins = Origins(config.http_origins)
+        self._parameters = Parameters(config.images_presets, free=config.images_free_form)
         self._serving = asyncio.Semaphore(config.http_requests_max)
         self._putting = asyncio.Semaphore(max(1, config.http_requests_max // 4))
         self._runner: web.AppRunner | None = None
@@ -156,7 +157,7 @@ class ImagesFrontend:
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         """GET, and HEAD: the same without the body."""
-        rendering = read_rendering(list(request.query.items()), request.headers.get("Accept", ""))
+        rendering = self._parameters.read(request.query.items(), request.headers.get("Accept", ""))
         conditions = Preconditions.of(request.headers)
 
         def has(entry: ImageEntry, etag: str) -> bool:

@@ -6,13 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl
 
-from quire.model.errors import InvalidRequest
+from quire.model.errors import ConfigInvalid, InvalidRequest
 from quire.model.images import MEDIA_TYPES, Fit, Gravity, Rendering
 from quire_gateway.errors import NotAcceptable, ParameterUnknown
 
 _ALIASES: Final = {"f": "format", "fm": "format", "q": "quality", "w": "width", "h": "height"}
-_NAMES: Final = ("format", "quality", "width", "height", "fit", "gravity", "dpr", "enlarge")
+_OF_A_PRESET: Final = ("format", "quality", "width", "height", "fit", "gravity", "enlarge")
+_BESIDE_A_PRESET: Final = ("preset", "format", "dpr")
+_NAMES: Final = (*_OF_A_PRESET, "dpr", "preset")
+_DENSITIES: Final = ("1", "2", "3")
 _FORMATS: Final = {"jpg": "jpeg"}
 _DPR_MAX: Final = 8.0
 _NEGOTIATED: Final = {"avif": 70, "webp": 82, "jpeg": 85}
@@ -22,9 +26,41 @@ _WILD: Final = ("png", "jpeg", "webp", "avif")
 Value = TypeVar("Value")
 
 
-def read_rendering(query: Sequence[tuple[str, str]], accept: str) -> Rendering:
-    """Raises `InvalidRequest`, `ParameterUnknown`, `NotAcceptable`. Without `format` the best that is accepted."""
-    given = named(query, _NAMES, _ALIASES)
+class Parameters:
+    """What a query may say of an image.
+
+    `presets`: `NAME=QUERY;NAME=QUERY`, such as `thumb=w=200&h=200&fit=cover`. Unless `free`, a query says a preset or
+    none, a format, and a dpr of 1, 2 or 3: so few forms that caches hold them. Raises `ConfigInvalid`.
+    """
+
+    def __init__(self, presets: str = "", *, free: bool = True) -> None:
+        self._free = free
+        self._presets: dict[str, dict[str, str]] = {}
+        for part in filter(None, (each.strip() for each in presets.split(";"))):
+            name, _, query = part.partition("=")
+            try:
+                if not (name and query) or name in self._presets:
+                    raise ValueError("a name once, and what it means")
+                self._presets[name] = named(parse_qsl(query, strict_parsing=True), _OF_A_PRESET, _ALIASES)
+                _rendering(self._presets[name], "")
+            except (InvalidRequest, ValueError) as error:
+                raise ConfigInvalid(f"QUIRE_GATEWAY_IMAGES_PRESETS: {part!r}: {error}") from None
+
+    def read(self, query: Iterable[tuple[str, str]], accept: str) -> Rendering:
+        """Raises `InvalidRequest`, `ParameterUnknown`, `NotAcceptable`. Without `format` the best that is accepted."""
+        pairs = list(query)
+        preset = [value for name, value in pairs if name == "preset"]
+        if not preset and self._free:
+            return _rendering(named(pairs, _NAMES, _ALIASES), accept)
+        given = named(pairs, _BESIDE_A_PRESET, _ALIASES)
+        if preset and preset[0] not in self._presets:
+            raise InvalidRequest(f"{preset[0][:80]!r}; there are {', '.join(self._presets) or 'none'}", field="preset")
+        if given.get("dpr", "1") not in _DENSITIES:
+            raise InvalidRequest(f"{given['dpr'][:80]!r}; there are {', '.join(_DENSITIES)}", field="dpr")
+        return _rendering((self._presets[preset[0]] if preset else {}) | given, accept)
+
+
+def _rendering(given: Mapping[str, str], accept: str) -> Rendering:
     dpr = _value(given, "dpr", float, 1.0)
     if not (math.isfinite(dpr) and 0 < dpr <= _DPR_MAX):
         raise InvalidRequest(f"{dpr} is not above 0 and up to {_DPR_MAX:g}", field="dpr")
