@@ -101,7 +101,7 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("redis emptied",),
         found_by="acknowledged",
-        seed=10,
+        seed=15,
     ),
     "unmapped-landing": Mutation(
         4,
@@ -198,7 +198,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(Session, "attach", "_Stream(self._confirmed)", "_Stream(self._number)"),),
         ("reset",),
         found_by="with nothing wrong but broken connections",
-        seed=26,
+        seed=29,
     ),
     "groups-mixed": Mutation(
         0,
@@ -225,7 +225,7 @@ MUTATIONS: dict[str, Mutation] = {
         "an S3 upload is completed although a part was sent again meanwhile",
         (_edit(MemoryBuckets, "complete", "any(known.get(part.number) != part for part in parts)", "False"),),
         found_by="blob",
-        seed=110,
+        seed=145,
     ),
 }
 

@@ -39,6 +39,10 @@ _KINDS: Final = {"float16": np.float16, "float32": np.float32, "bfloat16": np.ui
 _BITS: Final = {"float16": np.uint16, "float32": np.uint32, "bfloat16": np.uint16}
 
 
+_FLOAT32_MAX: Final = float(np.finfo(np.float32).max)
+_FLOAT32_TINY: Final = float(np.finfo(np.float32).tiny)
+
+
 class RecordInvalid(InvalidRequest):
     """Bytes that are no latent record, or none that this version reads."""
 
@@ -115,8 +119,8 @@ class LatentInfo:
         for name in ("scaling_factor", "shift_factor"):
             if not _is_finite(getattr(rule, name)):
                 raise RecordInvalid(f"{getattr(rule, name)!r} is no finite number", field=name)
-        if rule.scaling_factor == 0:
-            raise RecordInvalid("0 cannot be divided by", field="scaling_factor")
+        if abs(rule.scaling_factor) < _FLOAT32_TINY:
+            raise RecordInvalid(f"{rule.scaling_factor} cannot be divided by", field="scaling_factor")
         for name in ("mean", "std"):
             if len(getattr(rule, name)) not in (0, self.shape[0]):
                 raise RecordInvalid(f"{len(getattr(rule, name))} values for {self.shape[0]} channels", field=name)
@@ -149,7 +153,8 @@ class LatentInfo:
 
 
 def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    """As float32, which a decoder computes with."""
+    return isinstance(value, int | float) and abs(value) <= _FLOAT32_MAX
 
 
 def check_shape(shape: tuple[int, ...], dtype: str) -> None:

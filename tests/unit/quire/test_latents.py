@@ -214,7 +214,11 @@ def test_normalisation_is_undone_as_diffusers_does() -> None:
     "changes",
     [
         {"normalisation": Normalisation(0.0)},
+        {"normalisation": Normalisation(1e-45)},
         {"normalisation": Normalisation(float("nan"))},
+        {"normalisation": Normalisation(1e300)},
+        {"normalisation": Normalisation(10**400)},
+        {"normalisation": Normalisation(1.0, float("inf"))},
         {"normalisation": Normalisation(1.0, 0.0, (1.0,))},
         {"layout": "spiral"},
         {"height": 0},
