@@ -151,7 +151,10 @@ async def test_images_are_their_tenants_own(guarded: Guarded) -> None:
         assert not gone.deleted
         url, mark = f"http://{guarded.cluster.http_address}", {"Authorization": f"Bearer {two.token}"}
         async with aiohttp.ClientSession(url, headers=mark) as http:
+            async with http.get("/v1/latents/cat") as answer:
+                assert answer.headers["Vary"] == "Authorization", "one URL, two tenants' images: caches tell them apart"
             async with http.get("/v1/images") as answer:
+                assert "private" in answer.headers["Cache-Control"]
                 assert [each["id"] for each in (await answer.json())["images"]] == ["cat"]
             async with http.delete("/v1/images/cat") as answer:
                 assert answer.status == 204

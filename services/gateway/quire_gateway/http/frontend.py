@@ -60,6 +60,7 @@ class ImagesFrontend:
         self._requests = HttpRequests("images")
         self._origins = Origins(config.http_origins)
         self._parameters = Parameters(config.images_presets, free=config.images_free_form)
+        self._vary = ", Authorization" if config.auth != "off" else ""  # one URL is another image for each tenant
         self._serving = asyncio.Semaphore(config.http_requests_max)
         self._putting = asyncio.Semaphore(max(1, config.http_requests_max // 4))
         self._runner: web.AppRunner | None = None
@@ -171,7 +172,7 @@ class ImagesFrontend:
         headers = {
             "ETag": served.etag,
             "Last-Modified": formatdate(served.entry.created_ms // 1000, usegmt=True),
-            "Vary": "Accept",
+            "Vary": "Accept" + self._vary,
             "Cache-Control": self._config.http_cache_control,
         }
         if not data:
@@ -218,7 +219,8 @@ class ImagesFrontend:
             {"id": each.image_id, "bytes": each.record_bytes, "height": each.height, "width": each.width}
             for each in entries
         ]
-        return web.json_response({"images": found, "next": after or None})
+        answer = {"images": found, "next": after or None}
+        return web.json_response(answer, headers={"Cache-Control": "private, no-cache"})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         """That this gateway answers; `quire status` says of the cluster's members."""
@@ -233,6 +235,8 @@ class ImagesFrontend:
             "Last-Modified": formatdate(entry.created_ms // 1000, usegmt=True),
             "Cache-Control": self._config.http_cache_control,
         }
+        if self._vary:
+            headers["Vary"] = self._vary.removeprefix(", ")
         return await self._send(request, record, headers)
 
 
