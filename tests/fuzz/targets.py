@@ -20,7 +20,8 @@ from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire_gateway.core.aws_chunked import MODES, AwsChunked, Signing
-from quire_gateway.core.ranges import Conditions, read_range
+from quire_gateway.core.preconditions import Preconditions
+from quire_gateway.core.ranges import check_read, check_write, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import EMPTY_SHA256, Claim, Request, parameters, read_claim, sign, verify
 from quire_gateway.s3 import xml
@@ -97,11 +98,11 @@ def ranges(data: bytes) -> bool:
             continue
         assert span is None or 0 <= span[0] < span[1] <= size
         understood = understood or span is not None
-    conditions = Conditions(*lines[1:])
+    conditions = Preconditions(*lines[1:])
     with contextlib.suppress(S3Error):
-        conditions.check_read("abc", 1e9)
+        check_read(conditions, "abc", 1e9)
     with contextlib.suppress(S3Error):
-        conditions.check_write("abc")
+        check_write(conditions, "abc")
     return understood
 
 

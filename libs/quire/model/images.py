@@ -67,7 +67,7 @@ class ImageEntry:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedImage:
-    """What must be catalogued under an id when it is put: nothing, or an image with that record; as it is: whatever."""
+    """What must be catalogued under an id when it is put: nothing, or an image with that record. Without either, anything."""
 
     absent: bool = False
     record_sha256: bytes = b""

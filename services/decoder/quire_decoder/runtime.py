@@ -100,16 +100,15 @@ class Decoder:
         if (pixels := rendering.pixels(entry)) > self._config.pixels_max:
             raise InvalidRequest(f"{pixels} pixels, {self._config.pixels_max} at most", field="width, height")
         stages: Stages = {}
+        original = rendering.is_original(entry)
         with tracer().start_as_current_span(names.DECODER_SERVE) as span:
             made = await self._find(entry, owner_address, leased, stages)
             if isinstance(made, bytes):
                 source = "image"
-                image = (
-                    made if rendering.is_original(entry) else await self._pipeline.transcode(made, rendering, stages)
-                )
+                image = made if original else await self._pipeline.transcode(made, rendering, stages)
             else:
                 source = made.source
-                if rendering.is_original(entry) and made.lossless is not None:
+                if original and made.lossless is not None:
                     image = made.lossless
                 else:
                     image = await self._pipeline.encode(made.pixels, rendering, stages)

@@ -25,7 +25,7 @@ class ImageServed:
     stages_us: dict[str, int] = field(default_factory=dict)
 
 
-def has_nothing(_: ImageEntry, __: str) -> bool:
+def has_nothing(entry: ImageEntry, etag: str) -> bool:
     """Of a client that wants the image whatever it is."""
     return False
 

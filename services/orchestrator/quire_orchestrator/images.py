@@ -1,4 +1,4 @@
-"""The desk for images: the catalogue, and which decoder makes what."""
+"""Images: the catalogue, and which decoder makes what."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ImageDesk:
         return self._router.build
 
     async def route(self, tenant: str, image_id: str) -> tuple[Route | None, ImageEntry]:
-        """None without a decoder. The same record is made at one place, whoever's it is. Raises `ImageMissing`."""
+        """None without a decoder. A record has one decoder, also where several tenants have it. Raises `ImageMissing`."""
         entry = await self.head(tenant, image_id)
         route = self._router.route(entry.record_sha256, self._decoders(), self._clock.monotonic_s())
         return route, entry

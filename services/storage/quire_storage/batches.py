@@ -222,7 +222,7 @@ class ReadyBatch:
 class Batches:
     """The batches of one delivery of held chunks. `close` when nothing reads the arena for it any more.
 
-    `copied`: to memory of this host, by `carry`, which verifies. `prepared`: a delivery before had the same plan.
+    `copied`: to memory of this host, by `carry`, which verifies. `is_prepared`: a delivery before had the same plan.
     """
 
     def __init__(
@@ -246,7 +246,7 @@ class Batches:
         self._verifying: list[asyncio.Task[None]] = []
         self._joined: list[tuple[int, Promotion]] = []
         plan = reading.prepared.find(copies, self._targets, descriptor.stride)
-        self.prepared = plan is not None
+        self.is_prepared = plan is not None
         if plan is not None and (place := copies[0].memory) is not None:
             self.batches = [Batch(plan, copies, place.layer_stride)]
             return

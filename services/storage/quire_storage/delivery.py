@@ -146,7 +146,7 @@ class Delivery:
         except BaseException:
             remote.close()
             raise
-        span.set_attribute("quire.prepared", batches.prepared)
+        span.set_attribute("quire.prepared", batches.is_prepared)
         failure = None
         self.settled = False
         try:

@@ -178,5 +178,5 @@ async def test_a_cluster_that_cannot_answer_says_when_to_ask_again_and_nothing_o
 
 
 async def test_health_needs_no_key_and_is_not_kept(frontend: tuple[_Counted, int]) -> None:
-    head = await _head(frontend[1], "GET /healthz", "Authorization: Bearer nobody:nothing")
+    head = await _head(frontend[1], "GET /healthz", "Authorization: Bearer unknown:key")
     assert (head[":status"], head["cache-control"]) == ("200", "no-store")

@@ -1,4 +1,4 @@
-"""Conditions of requests on images, by the letter of RFC 9110."""
+"""Conditions of requests on images and S3 objects (RFC 9110)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ AT, BEFORE, AFTER = (f"Tue, 14 Nov 2023 22:13:{second} GMT" for second in (20, 1
         (" * ", True, True),
         ('"*"', False, False),
         ('w/"abc"', False, False),
-        ("abc", False, False),
+        ("abc", True, True),
+        ("x, W/abc", False, True),
+        ('"x,"abc"', False, False),
+        ('"abc"x, "y"', False, False),
         ('"abcd"', False, False),
         ("", False, False),
     ],
 )
 def test_lists_of_tags(header: str, strong: bool, weak: bool) -> None:
-    """A comma within a tag does not end it; what is no tag is passed over, up to the next comma."""
+    """A comma within a tag does not end it; a tag may lack its quotes; the rest is passed over, up to the next comma."""
     tags = Tags.parse(header)
     assert (tags.strongly(ETAG), tags.weakly(ETAG)) == (strong, weak)
 

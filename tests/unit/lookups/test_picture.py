@@ -144,3 +144,4 @@ async def test_a_view_ends_whose_cancellation_gets_lost() -> None:
     sent.set_result(None)
     async with asyncio.timeout(20):
         await view.close()
+    assert all(task.done() for task in view._tasks), "it goes on listening"

@@ -9,12 +9,12 @@ from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import Final
 
-_TAG: Final = re.compile(r'(W/)?("[\x21\x23-\x7e\x80-\xff]*")')
+_TAG: Final = re.compile(r'(W/)?(?:("[\x21\x23-\x7e\x80-\xff]*")|([^\s",]+))[ \t]*')
 _SEPARATOR: Final = re.compile(r"[ \t]*(?:,[ \t]*)*")
 
 
 class Verdict(Enum):
-    """What becomes of a request."""
+    """What the conditions of a request say: answer it, answer 304, or answer 412."""
 
     PROCEED = 1
     NOT_MODIFIED = 2
@@ -23,7 +23,10 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """A list of entity tags. `any`: it was `*`; `tags`: (weak, tag with its quotes). What is none is passed over."""
+    """A list of entity tags. `any`: it was `*`; `tags`: (weak, tag with its quotes).
+
+    A tag without quotes counts as one with them, as S3's clients write it; what is no tag is passed over.
+    """
 
     any: bool
     tags: tuple[tuple[bool, str], ...]
@@ -37,12 +40,11 @@ class Tags:
         while at < len(header):
             at = _end(_SEPARATOR.match(header, at), at)
             tag = _TAG.match(header, at)
-            if tag is None:
-                comma = header.find(",", at)
-                at = len(header) if comma < 0 else comma
-                continue
-            found.append((tag[1] is not None, tag[2]))
-            at = tag.end()
+            end = _end(tag, at)
+            if tag is not None and header[end : end + 1] in ("", ","):
+                found.append((tag[1] is not None, tag[2] or f'"{tag[3]}"'))
+            comma = header.find(",", end)
+            at = len(header) if comma < 0 else comma
         return cls(False, tuple(found))
 
     def strongly(self, etag: str) -> bool:

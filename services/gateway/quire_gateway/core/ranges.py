@@ -1,12 +1,11 @@
-"""Ranges and conditions of a request on an object that exists (RFC 9110, and what S3 makes of it)."""
+"""Ranges and conditions of a request on an S3 object (RFC 9110), and the errors that S3 answers with."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Final
 
+from quire_gateway.core.preconditions import Preconditions, Verdict
 from quire_gateway.core.s3_errors import S3Error
 
 _RANGE: Final = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
@@ -45,52 +44,18 @@ def read_copy_range(header: str, size: int) -> tuple[int, int]:
     return first, last + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """As they came; "" for none."""
-
-    if_match: str = ""
-    if_none_match: str = ""
-    if_modified_since: str = ""
-    if_unmodified_since: str = ""
-
-    def check_read(self, etag: str, modified_s: float) -> None:
-        """`etag` without quotes. Raises `S3Error` NotModified or PreconditionFailed."""
-        if self.if_match:
-            if not matches(self.if_match, etag):
-                raise S3Error("PreconditionFailed", "If-Match: the object has another ETag")
-        elif int(modified_s) > _seconds(self.if_unmodified_since, float("inf")):
-            raise S3Error("PreconditionFailed", "If-Unmodified-Since: the object was modified")
-        if self.if_none_match:
-            if matches(self.if_none_match, etag):
-                raise S3Error("NotModified", "If-None-Match", {"ETag": f'"{etag}"'})
-        elif int(modified_s) <= _seconds(self.if_modified_since, float("-inf")):
-            raise S3Error("NotModified", "If-Modified-Since", {"ETag": f'"{etag}"'})
-
-    def check_write(self, etag: str | None) -> None:
-        """`etag` of what is there now. Raises `S3Error`: PreconditionFailed, NoSuchKey for If-Match on nothing."""
-        if self.if_none_match and etag is not None and matches(self.if_none_match, etag):
-            raise S3Error("PreconditionFailed", "If-None-Match: the object exists, or has this ETag")
-        if self.if_match:
-            if etag is None:
-                raise S3Error("NoSuchKey", "If-Match: there is no such object")
-            if not matches(self.if_match, etag):
-                raise S3Error("PreconditionFailed", "If-Match: the object has another ETag")
-
-    @property
-    def of_write(self) -> bool:
-        return bool(self.if_match or self.if_none_match)
+def check_read(conditions: Preconditions, etag: str, modified_s: float) -> None:
+    """`etag` without quotes. Raises `S3Error` NotModified or PreconditionFailed."""
+    verdict = conditions.of_read(f'"{etag}"', modified_s)
+    if verdict is Verdict.FAILED:
+        raise S3Error("PreconditionFailed", "At least one of the preconditions did not hold: the object is another one")
+    if verdict is Verdict.NOT_MODIFIED:
+        raise S3Error("NotModified", "Not modified", {"ETag": f'"{etag}"'})
 
 
-def matches(header: str, etag: str) -> bool:
-    """Strong comparison with any of the tags in `header`."""
-    tags = [tag.strip() for tag in header.split(",")]
-    return "*" in tags or any(tag.strip('"') == etag for tag in tags if not tag.startswith("W/"))
-
-
-def _seconds(date: str, otherwise: float) -> float:
-    """`otherwise` for none, and for what is no date: such a condition is passed over."""
-    try:
-        return parsedate_to_datetime(date).timestamp() if date else otherwise
-    except (TypeError, ValueError, OverflowError):
-        return otherwise
+def check_write(conditions: Preconditions, etag: str | None) -> None:
+    """`etag` of what is there now. Raises `S3Error`: PreconditionFailed, NoSuchKey for If-Match on nothing."""
+    if conditions.if_match and etag is None:
+        raise S3Error("NoSuchKey", "If-Match: there is no such object")
+    if not conditions.allows_write(f'"{etag}"' if etag is not None else None):
+        raise S3Error("PreconditionFailed", "If-Match or If-None-Match does not hold for the object that is there")

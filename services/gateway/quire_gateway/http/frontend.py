@@ -60,7 +60,6 @@ class ImagesFrontend:
         self._requests = HttpRequests("images")
         self._origins = Origins(config.http_origins)
         self._parameters = Parameters(config.images_presets, free=config.images_free_form)
-        self._vary = ", Authorization" if config.auth != "off" else ""  # one URL is another image for each tenant
         self._serving = asyncio.Semaphore(config.http_requests_max)
         self._putting = asyncio.Semaphore(max(1, config.http_requests_max // 4))
         self._runner: web.AppRunner | None = None
@@ -171,10 +170,8 @@ class ImagesFrontend:
             served, data = await self._images.get(request[_PRINCIPAL].tenant, request.match_info["id"], rendering, has)
         headers = {
             "ETag": served.etag,
-            "Last-Modified": formatdate(served.entry.created_ms // 1000, usegmt=True),
-            "Vary": "Accept" + self._vary,
-            "Cache-Control": self._config.http_cache_control,
-        }
+            "Vary": "Accept",
+        } | self._for_caches(served.entry)
         if not data:
             return web.Response(status=304, headers=headers)
         headers |= {
@@ -229,15 +226,15 @@ class ImagesFrontend:
     async def _latent(self, request: web.Request) -> web.StreamResponse:
         async with self._serving:
             entry, record = await self._images.get_record(request[_PRINCIPAL].tenant, request.match_info["id"])
-        headers = {
-            "Content-Type": _RECORD_TYPE,
-            "ETag": record_etag(entry),
-            "Last-Modified": formatdate(entry.created_ms // 1000, usegmt=True),
-            "Cache-Control": self._config.http_cache_control,
-        }
-        if self._vary:
-            headers["Vary"] = self._vary.removeprefix(", ")
+        headers = {"Content-Type": _RECORD_TYPE, "ETag": record_etag(entry)} | self._for_caches(entry)
         return await self._send(request, record, headers)
+
+    def _for_caches(self, entry: ImageEntry) -> dict[str, str]:
+        """With tokens one URL is another image for each tenant: only a cache that knows the caller's token may answer."""
+        kept = self._config.http_cache_control
+        if self._config.auth != "off":
+            kept = ", ".join(["private", *(part for part in kept.split(", ") if part != "public")])
+        return {"Last-Modified": formatdate(entry.created_ms // 1000, usegmt=True), "Cache-Control": kept}
 
 
 def record_etag(entry: ImageEntry) -> str:

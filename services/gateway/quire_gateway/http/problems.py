@@ -1,4 +1,4 @@
-"""Errors as problem details (RFC 9457): one place that says which status an error has, and what a stranger may read."""
+"""Errors as problem details (RFC 9457): the status of each error, and what of it a caller may read."""
 
 from __future__ import annotations
 

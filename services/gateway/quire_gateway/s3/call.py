@@ -12,7 +12,7 @@ from aiohttp import web
 from quire_gateway.admission import Principal
 from quire_gateway.core.aws_chunked import MODES, AwsChunked
 from quire_gateway.core.limits import Taken
-from quire_gateway.core.ranges import Conditions
+from quire_gateway.core.preconditions import Preconditions
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED, Request, parameters, unquoted
 from quire_gateway.s3.access import Caller
@@ -64,9 +64,8 @@ class Call:
         return str(self.http.headers.get(name, "")).strip()
 
     @property
-    def conditions(self) -> Conditions:
-        names = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
-        return Conditions(*map(self.header, names))
+    def conditions(self) -> Preconditions:
+        return Preconditions.of(self.http.headers)
 
     def check_acl(self) -> None:
         """Only the canned ACL that everything has can be asked for. Raises `S3Error` NotImplemented."""

@@ -10,7 +10,8 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from quire.model.buckets import StoredObject
-from quire_gateway.core.ranges import Conditions, read_copy_range, read_range
+from quire_gateway.core.preconditions import Preconditions
+from quire_gateway.core.ranges import check_read, check_write, read_copy_range, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.requests import send
 from quire_gateway.s3 import xml
@@ -46,7 +47,7 @@ class ObjectRequests:
         """GET and HEAD."""
         backend = self._backends.backend(call.caller, call.bucket, call.key, Level.READ)
         entry = await _found(backend, call)
-        call.conditions.check_read(entry.etag, entry.modified_s)
+        check_read(call.conditions, entry.etag, entry.modified_s)
         span = read_range(call.header("Range"), entry.size)
         headers = _headers(entry)
         headers |= _overrides(call)
@@ -87,7 +88,7 @@ class ObjectRequests:
         backend = self._backends.backend(call.caller, call.bucket, call.key, Level.WRITE)
         etag = ""
         if call.header("If-Match"):
-            etag = await expected_etag(backend, call.key, Conditions(if_match=call.header("If-Match")))
+            etag = await expected_etag(backend, call.key, Preconditions(if_match=call.header("If-Match")))
         await backend.delete(call.key, etag)
         return web.Response(status=204)
 
@@ -125,9 +126,9 @@ class ObjectRequests:
         if found is None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
         names = ("if-match", "if-none-match", "if-modified-since", "if-unmodified-since")
-        conditions = Conditions(*(call.header(f"x-amz-copy-source-{name}") for name in names))
+        conditions = Preconditions(*(call.header(f"x-amz-copy-source-{name}") for name in names))
         try:
-            conditions.check_read(found.etag, found.modified_s)
+            check_read(conditions, found.etag, found.modified_s)
         except S3Error as error:
             raise S3Error("PreconditionFailed", error.message) from None
         return backend, found
@@ -221,10 +222,10 @@ async def _found(backend: Backend, call: Call) -> StoredObject:
     return entry
 
 
-async def expected_etag(backend: Backend, key: str, conditions: Conditions) -> str:
+async def expected_etag(backend: Backend, key: str, conditions: Preconditions) -> str:
     """What must be there at the end of a write: checked now, and again when it is committed."""
     entry = await backend.head(key)
-    conditions.check_write(entry.etag if entry is not None else None)
+    check_write(conditions, entry.etag if entry is not None else None)
     return "absent" if entry is None else entry.etag
 
 

@@ -32,7 +32,7 @@ from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.outcome import NodeOutcome
 from quire_gateway.admission import Admission, Need
 from quire_gateway.core.limits import Taken
-from quire_gateway.core.ranges import read_range
+from quire_gateway.core.ranges import check_read, read_range
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.core.sigv4 import UNSIGNED
 from quire_gateway.leases import Leases
@@ -109,7 +109,7 @@ class RdmaRequests:
         entry = await backend.head(call.key)
         if entry is None:
             raise S3Error("NoSuchKey", "The specified key does not exist.")
-        call.conditions.check_read(entry.etag, entry.modified_s)
+        check_read(call.conditions, entry.etag, entry.modified_s)
         span = read_range(call.header("Range"), entry.size)
         start, end = span or (0, entry.size)
         if end - start > min(target.length, _STAGED_BYTES_MAX):
