@@ -25,7 +25,7 @@ from quire.model.descriptor import DeliveryOrder
 from quire.model.errors import QuireError
 from quire.model.hashing import block_keys
 from quire.model.latents import LatentInfo, Normalisation, Vae
-from quire_decoder.adapters.vae import weights_digest
+from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, store

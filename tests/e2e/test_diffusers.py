@@ -1,95 +1,221 @@
-"""A diffusers pipeline whose latents are kept: tiny and random, but the real classes."""
+"""Latents of diffusers pipelines, kept and decoded, for each family of VAEs: tiny and random, but the real classes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import diffusers
+import imagecodecs
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL
 
 from quire.client import ImageClient, QuireClient
 from quire.integrations.diffusers import LatentKeeper
-from quire.model.errors import InvalidRequest
-from quire_decoder.adapters.vae import weights_digest
+from quire.model.errors import ConfigInvalid, InvalidRequest
+from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
 
 STEPS = 3
-Kl: Any = AutoencoderKL
+_KL: dict[str, Any] = {
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "block_out_channels": (8, 8, 8, 8),
+    "norm_num_groups": 4,
+}
+_DC: dict[str, Any] = {
+    "in_channels": 3,
+    "attention_head_dim": 8,
+    "encoder_block_types": ["ResBlock", "ResBlock", "EfficientViTBlock"],
+    "decoder_block_types": ["ResBlock", "ResBlock", "EfficientViTBlock"],
+    "encoder_block_out_channels": [8, 8, 16],
+    "decoder_block_out_channels": [8, 8, 16],
+    "encoder_layers_per_block": [1, 1, 1],
+    "decoder_layers_per_block": [1, 1, 1],
+    "encoder_qkv_multiscales": [[], [], []],
+    "decoder_qkv_multiscales": [[], [], []],
+}
+_QWEN: dict[str, Any] = {"base_dim": 8, "dim_mult": [1, 2, 2, 2], "num_res_blocks": 1, "z_dim": 16}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A VAE as the family has one, and how its pipeline decodes: `undo` makes what the VAE takes of planes."""
+
+    vae: str
+    config: dict[str, Any]
+    channels: int
+    scale: int
+    undo: Callable[[torch.Tensor], torch.Tensor]
+    packed: bool = False
+
+
+_MEANS, _DEVIATIONS = [0.1 * each - 0.8 for each in range(16)], [1.0 + 0.1 * each for each in range(16)]
+
+
+def _qwen(latents: torch.Tensor) -> torch.Tensor:
+    """As QwenImagePipeline writes it."""
+    mean, inverse = (torch.tensor(each).view(1, 16, 1, 1) for each in (_MEANS, [1 / each for each in _DEVIATIONS]))
+    return latents / inverse + mean
+
+
+FAMILIES = {
+    "sd-1.5": Family(
+        "AutoencoderKL", _KL | {"latent_channels": 4, "scaling_factor": 0.18215}, 4, 8, lambda z: z / 0.18215
+    ),
+    "sdxl": Family(
+        "AutoencoderKL",
+        _KL | {"latent_channels": 4, "scaling_factor": 0.13025, "force_upcast": True},
+        4,
+        8,
+        lambda z: z / 0.13025,
+    ),
+    "sd-3.5": Family(
+        "AutoencoderKL",
+        _KL
+        | {"latent_channels": 16, "scaling_factor": 1.5305, "shift_factor": 0.0609, "use_quant_conv": False}
+        | {"use_post_quant_conv": False},
+        16,
+        8,
+        lambda z: z / 1.5305 + 0.0609,
+    ),
+    "flux.1": Family(
+        "AutoencoderKL",
+        _KL
+        | {"latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False}
+        | {"use_post_quant_conv": False},
+        16,
+        8,
+        lambda z: z / 0.3611 + 0.1159,
+        packed=True,
+    ),
+    "taesd": Family(
+        "AutoencoderTiny",
+        {"encoder_block_out_channels": (8,) * 4, "decoder_block_out_channels": (8,) * 4}
+        | {"num_encoder_blocks": (1,) * 4, "num_decoder_blocks": (1,) * 4},
+        4,
+        8,
+        lambda z: z,
+    ),
+    "sana": Family(
+        "AutoencoderDC", _DC | {"latent_channels": 8, "scaling_factor": 0.41407}, 8, 4, lambda z: z / 0.41407
+    ),
+    "qwen-image": Family(
+        "AutoencoderKLQwenImage",
+        _QWEN | {"latents_mean": _MEANS, "latents_std": _DEVIATIONS},
+        16,
+        8,
+        _qwen,
+        packed=True,
+    ),
+}
 
 
 class TinyPipeline:
-    """What a latent diffusion pipeline does, with a real VAE and a real callback: noise, a few steps, latents.
-
-    (Text encoders and a UNet of millions of weights would add nothing that is seen here.)
+    """What a latent diffusion pipeline does, with a real VAE, real packing and a real callback: noise, a few steps,
+    latents. (Text encoders and a denoiser of millions of weights would add nothing that is seen here.)
     """
 
-    vae_scale_factor = 8
-
-    def __init__(self, vae: Any, folder: Path) -> None:
-        self.vae, self.name_or_path = vae, str(folder)
+    def __init__(self, family: Family, folder: Path, *, vae: Any = None) -> None:
+        self.family, self.name_or_path = family, str(folder)
+        self.vae: Any = vae or getattr(diffusers, family.vae).from_pretrained(folder / "vae").eval()
+        self.vae_scale_factor = family.scale
 
     def __call__(self, batch: int, callback_on_step_end: Any, dtype: torch.dtype) -> torch.Tensor:
-        latents = torch.randn(batch, 4, 8, 8).to(dtype)
+        """The planes, whatever the callback sees of them."""
+        planes = torch.randn(batch, self.family.channels, 8, 12).to(dtype)
         for step in range(STEPS):
-            latents = latents * 0.9
-            latents = callback_on_step_end(self, step, torch.tensor(step), {"latents": latents})["latents"]
-        return latents
+            planes = planes * 0.9
+            packing: Any = diffusers.FluxPipeline
+            seen = packing._pack_latents(planes, *planes.shape) if self.family.packed else planes
+            callback_on_step_end(self, step, torch.tensor(step), {"latents": seen})
+        return planes
+
+    def pixels(self, planes: torch.Tensor) -> Any:
+        """Of one latent, as the pipeline makes them."""
+        latents = self.family.undo(planes.float()[None])
+        if self.family.vae == "AutoencoderKLQwenImage":
+            latents = latents[:, :, None]
+        with torch.inference_mode():
+            sample = self.vae.decode(latents, return_dict=False)[0]
+        sample = sample[:, :, 0] if sample.ndim == 5 else sample
+        return ((sample[0] / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
 
 
 @pytest.fixture(scope="module")
-def vae_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small AutoencoderKL, as SD has one: ×8, four channels, scaling factor."""
-    torch.manual_seed(7)
-    folder = tmp_path_factory.mktemp("pipeline")
-    Kl(
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        block_out_channels=(8, 8, 8, 8),
-        norm_num_groups=4,
-        latent_channels=4,
-        scaling_factor=0.18215,
-    ).save_pretrained(folder / "vae")
-    return folder
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pipelines as diffusers saves them, each with a VAE."""
+    made = {}
+    for name, family in FAMILIES.items():
+        torch.manual_seed(7)
+        made[name] = tmp_path_factory.mktemp(name.replace(".", ""))
+        getattr(diffusers, family.vae)(**family.config).save_pretrained(made[name] / "vae")
+    return made
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, vae_folder: Path) -> Iterator[LocalCluster]:
-    settings = {"QUIRE_DECODER_MODELS": str(vae_folder / "vae")}
+def cluster(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> Iterator[LocalCluster]:
+    settings = {"QUIRE_DECODER_MODELS": ",".join(str(folder / "vae") for folder in folders.values())}
     with LocalCluster(tmp_path_factory.mktemp("diffusers"), arena_bytes=128 << 20, settings=settings) as running:
         yield running
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-async def test_a_pipelines_latents_are_kept_and_decode_to_its_pixels(
-    cluster: LocalCluster, vae_folder: Path, dtype: torch.dtype
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_latents_of_each_family_decode_to_the_pipelines_pixels(
+    cluster: LocalCluster, folders: dict[str, Path], name: str
 ) -> None:
     """Stored as they are; what comes back as PNG is what the pipeline's own VAE makes of them."""
-    import imagecodecs
-
-    vae: Any = Kl.from_pretrained(vae_folder / "vae").eval()
-    pipeline = TinyPipeline(vae, vae_folder)
+    family, dtypes = FAMILIES[name], [torch.float32]
+    if name == "sd-1.5":
+        dtypes += [torch.float16, torch.bfloat16]
+    pipeline = TinyPipeline(family, folders[name])
     async with QuireClient(cluster.gateway_address) as client:
         images = ImageClient(client)
+        assert weights_digest(folders[name] / "vae") in {vae.weights_sha256 for vae in await images.vaes()}
         keeper = LatentKeeper(pipeline, images)
         with pytest.raises(InvalidRequest, match="not run"):
             await keeper.store("early")
-        latents = pipeline(2, keeper, dtype)
-        name = str(dtype).removeprefix("torch.")
-        entries = await keeper.store(name)
-        assert [entry.image_id for entry in entries] == [f"{name}-0", f"{name}-1"]
-        assert entries[0].weights_sha256 == weights_digest(vae_folder / "vae")
-        for index, entry in enumerate(entries):
-            with torch.inference_mode():
-                sample = vae.decode(latents[index : index + 1].float() / 0.18215).sample[0]
-            expected = ((sample / 2 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).numpy()
-            image = await images.get(entry.image_id)
-            difference = np.abs(imagecodecs.png_decode(image.data).astype(int) - expected)
-            assert difference.max() <= 1, "another division may round a level differently"
-            _, info = await images.get_latent(entry.image_id)
-            assert info.vae.class_name == "AutoencoderKL"
-            assert info.normalisation.scaling_factor == pytest.approx(0.18215)
-            assert info.versions["torch"] == torch.__version__
+        for dtype in dtypes:
+            planes = pipeline(2, keeper, dtype)
+            if family.packed:
+                with pytest.raises(InvalidRequest, match="height"):
+                    await keeper.store("packed")
+            image_id = f"{name}/{str(dtype).removeprefix('torch.')}"
+            entries = await keeper.store(image_id, height=8 * family.scale, width=12 * family.scale)
+            assert [entry.image_id for entry in entries] == [f"{image_id}-0", f"{image_id}-1"]
+            for latent, entry in zip(planes, entries, strict=True):
+                assert entry.weights_sha256 == weights_digest(folders[name] / "vae")
+                found = imagecodecs.png_decode((await images.get(entry.image_id)).data)
+                difference = np.abs(found.astype(int) - pipeline.pixels(latent))
+                assert difference.max() <= 1, "another division may round a level differently"
+                _, info = await images.get_latent(entry.image_id)
+                assert info.vae.class_name == family.vae
+                assert info.versions["torch"] == torch.__version__
+
+
+def test_a_vae_is_known_by_its_file_or_not_stored(folders: dict[str, Path], tmp_path: Path) -> None:
+    """Of variants, the one whose values the pipeline has."""
+    nothing: Any = None
+    family, images = FAMILIES["sd-1.5"], nothing
+    folder = tmp_path / "variants"
+    shutil.copytree(folders["sd-1.5"], folder)
+    torch.manual_seed(8)
+    other: Any = getattr(diffusers, family.vae)(**family.config)
+    other.half().save_pretrained(folder / "vae", variant="fp16")
+    plain = folder / "vae" / "diffusion_pytorch_model.safetensors"
+    variant = folder / "vae" / "diffusion_pytorch_model.fp16.safetensors"
+    kept = LatentKeeper(TinyPipeline(family, folder), images)
+    assert kept._info.weights_sha256 == weights_digest(folders["sd-1.5"] / "vae")
+    kept = LatentKeeper(TinyPipeline(family, folder, vae=other), images)
+    assert kept._info.weights_sha256 not in ("", weights_digest(folders["sd-1.5"] / "vae"))
+    shutil.copy(variant, plain)
+    with pytest.raises(ConfigInvalid, match="several"):
+        LatentKeeper(TinyPipeline(family, folder, vae=other), images)
+    with pytest.raises(ConfigInvalid, match="weights_sha256"):
+        LatentKeeper(TinyPipeline(family, tmp_path / "nowhere", vae=other), images)
+    given = LatentKeeper(TinyPipeline(family, tmp_path / "nowhere", vae=other), images, weights_sha256="AB" * 32)
+    assert given._info.weights_sha256 == "ab" * 32

@@ -29,7 +29,7 @@ from quire.wire.v1 import gateway_pb2, orchestrator_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.version import HEADER
-from quire_decoder.adapters.vae import weights_digest
+from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 

@@ -178,7 +178,10 @@ async def test_chunks_and_latents_are_objects(scene: Scene, client: QuireClient)
 
     values = np.random.default_rng(1).normal(size=(4, 8, 8)).astype(np.float16)
     record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("x"), 32, 32))
-    assert (await request("PUT", f"{scene.url}/quire-latents/cat", scene.key, body=record))[0] == 200
+    status, _, why = await request("PUT", f"{scene.url}/quire-latents/cat", scene.key, body=record)
+    assert (status, b"VAE" in why) == (400, True), "no decoder decodes it"
+    archive = {"x-amz-meta-allow-unknown-vae": "1"}
+    assert (await request("PUT", f"{scene.url}/quire-latents/cat", scene.key, archive, record))[0] == 200
     assert (await request("GET", f"{scene.url}/quire-latents/cat", scene.key))[2] == record
     assert np.array_equal((await ImageClient(client).get_latent("cat"))[0], values)
     assert (await request("PUT", f"{scene.url}/quire-latents/dog", scene.key, body=record[:-1]))[0] == 400

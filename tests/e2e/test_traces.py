@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from quire.telemetry import names
-from quire_decoder.adapters.vae import weights_digest
+from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
 from quire_tools.otlp_sink import OtlpSink
 from quire_tools.spans import Span, Trace, read_traces

@@ -33,7 +33,8 @@ from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.latents import LatentInfo, Vae, encode_record
 from quire.transport.memory import MemoryTransport
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
-from quire_decoder.adapters.vae import DiffusersVaes, weights_digest
+from quire_decoder.adapters.vae import DiffusersVaes
+from quire_decoder.adapters.weights import weights_digest
 from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
 from quire_decoder.ports import Pixels

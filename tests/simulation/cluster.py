@@ -409,6 +409,7 @@ class Cluster:
             gateway=gateway,
             images=nothing,
             latents=nothing,
+            own=nothing,
             admission=admission,
             lookups=lookups,
             orchestrator=stub,

@@ -16,11 +16,13 @@ from quire.model.durability import Durability
 from quire.model.errors import (
     ChunkMissing,
     DeadlineExceeded,
+    InvalidRequest,
     TargetInvalid,
     Unavailable,
 )
-from quire.model.images import ImageEntry, Rendering, check_image_id, entry_of_record
+from quire.model.images import RECORD_BYTES_MAX, ImageEntry, Rendering, check_image_id
 from quire.model.latents import LatentInfo, Values, decode_record, encode_record
+from quire.model.nodes import DecoderInfo, KnownVae
 from quire.telemetry import names, tracer
 from quire.wire import convert
 from quire.wire.channels import call
@@ -56,31 +58,59 @@ class ImageClient:
         self._seen: OrderedDict[str, ImageEntry] = OrderedDict()
 
     async def put(
-        self, image_id: str, values: Values, info: LatentInfo, *, durability: Durability = Durability.LOCAL
+        self,
+        image_id: str,
+        values: Values,
+        info: LatentInfo,
+        *,
+        durability: Durability = Durability.LOCAL,
+        allow_unknown_vae: bool = False,
     ) -> ImageEntry:
-        """Store a latent; an image of that id is replaced. Raises `RecordInvalid`, `InvalidRequest`."""
+        """Store a latent; an image of that id is replaced. Raises `InvalidRequest` for one that no VAE of the cluster
+        decodes, unless `allow_unknown_vae`, and `NoDecoder` where no decoder has said which it has.
+        """
         record = await asyncio.to_thread(encode_record, values, info)
-        return await self.put_record(image_id, record, durability=durability)
+        return await self.put_record(image_id, record, durability=durability, allow_unknown_vae=allow_unknown_vae)
 
     async def put_record(
-        self, image_id: str, record: bytes, *, durability: Durability = Durability.LOCAL
+        self,
+        image_id: str,
+        record: bytes,
+        *,
+        durability: Durability = Durability.LOCAL,
+        allow_unknown_vae: bool = False,
     ) -> ImageEntry:
-        """Store a record as it is. Raises `RecordInvalid`, `CorruptData` for one that does not decode."""
-        entry = await asyncio.to_thread(entry_of_record, image_id, record)
+        """Store a record as it is. Raises as `put`."""
+        check_image_id(image_id)
+        if not 0 < len(record) <= RECORD_BYTES_MAX:
+            raise InvalidRequest(f"{len(record)} bytes, 1 to {RECORD_BYTES_MAX}", field="record")
         await self._client.reach()
         with (
             tracer().start_as_current_span(names.CLIENT_IMAGE, attributes={"quire.image": image_id}),
-            self._lent(entry.namespace.layout.chunk_bytes) as buffer,
+            self._lent(len(record)) as buffer,
         ):
             assert buffer.view is not None, "host memory"
             memoryview(buffer.view.data)[: len(record)] = record
             request = pb.PutLatentRequest(
-                entry=convert.image_to(entry),
+                image_id=image_id,
                 source=convert.target_to(buffer.target()),
+                record_bytes=len(record),
                 durability=convert.durability_to(durability),
+                allow_unknown_vae=allow_unknown_vae,
             )
-            await self._once(self._client.gateway.PutLatent, request)
-        return self._remember(entry)
+            answer = await self._once(self._client.gateway.PutLatent, request)
+        return self._remember(convert.image_from(answer.entry))
+
+    async def vaes(self) -> list[KnownVae]:
+        """What the cluster's decoders decode with, by name."""
+        members = await self._client.status()
+        found = {
+            vae.weights_sha256: vae
+            for node in members
+            if isinstance(node.about, DecoderInfo)
+            for vae in node.about.vaes
+        }
+        return sorted(found.values(), key=lambda vae: (vae.name, vae.weights_sha256))
 
     async def get(self, image_id: str, rendering: Rendering | None = None, *, if_none_match: str = "") -> Image:
         """An image, decoded and encoded as asked. A decoder that does not answer is passed over once.

@@ -5,7 +5,10 @@
     await keeper.store("my-image")
 
 The callback remembers the latents of the last step; `store` puts them, with all that is known of the VAE, and gives the
-ids back. Weights are named by the digest of the VAE's file where the pipeline was loaded from a folder.
+ids back. Latents that the pipeline packs (FLUX.1, Qwen-Image) are unpacked: `store` must be told the images' size then.
+
+A VAE is named by the digest of its weights file. It is computed where the pipeline was loaded from a folder or from
+Hugging Face's cache; else it is to be given.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import numpy as np
 import torch
 
 from quire.client import ImageClient
-from quire.model.errors import InvalidRequest
+from quire.model.errors import ConfigInvalid, InvalidRequest
 from quire.model.images import ImageEntry
 from quire.model.latents import DecodeRule, LatentInfo, Normalisation, Vae, Values
 
@@ -26,7 +29,10 @@ _NAMES = {torch.float16: "float16", torch.float32: "float32", torch.bfloat16: "b
 
 
 class LatentKeeper:
-    """`callback_on_step_end` of a diffusers pipeline. `weights_sha256`: of the VAE's file, if it is known better."""
+    """`callback_on_step_end` of a diffusers pipeline. `weights_sha256`: of the VAE's file, if it is known better.
+
+    Raises `ConfigInvalid` where neither it nor the file is known.
+    """
 
     def __init__(self, pipeline: Any, images: ImageClient, *, weights_sha256: str = "") -> None:
         self._images = images
@@ -39,13 +45,13 @@ class LatentKeeper:
         self._latents = tensors["latents"]
         return tensors
 
-    async def store(self, name: str) -> list[ImageEntry]:
-        """Under `name`, or, of a batch, name-0, name-1, …. Raises `InvalidRequest` before the pipeline has run."""
+    async def store(self, name: str, *, height: int = 0, width: int = 0) -> list[ImageEntry]:
+        """Under `name`, or, of a batch, name-0, name-1, …. `height` and `width`: of the images, in pixels, needed for
+        packed latents alone. Raises `InvalidRequest`, also before the pipeline has run.
+        """
         if self._latents is None:
             raise InvalidRequest("the pipeline has not run with this callback yet", field="latents")
-        batch = self._latents.detach().cpu()
-        if batch.ndim != 4 or batch.dtype not in _NAMES:
-            raise InvalidRequest(f"latents of {batch.dtype} {tuple(batch.shape)}; unpack them first", field="latents")
+        batch = _planes(self._latents.detach().cpu(), height // self._scale, width // self._scale)
         entries = []
         for index, latent in enumerate(batch):
             image_id = name if len(batch) == 1 else f"{name}-{index}"
@@ -73,16 +79,58 @@ class LatentKeeper:
         )
 
 
+def _planes(latents: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """(N, channels, height, width), of planes, of videos of one frame, or of patches of 2 × 2 in rows (FLUX.1,
+    Qwen-Image): (N, height/2 · width/2, channels · 4), each patch by channel, row, column.
+
+    `height` and `width`: of the latent. Raises `InvalidRequest`.
+    """
+    if latents.dtype not in _NAMES:
+        raise InvalidRequest(f"latents of {latents.dtype}; {', '.join(_NAMES.values())}", field="latents")
+    if latents.ndim == 5 and latents.shape[2] == 1:
+        return latents[:, :, 0]
+    if latents.ndim == 4:
+        return latents
+    shape = tuple(latents.shape)
+    if latents.ndim != 3 or shape[2] % 4:
+        raise InvalidRequest(f"latents of {shape} are none of images", field="latents")
+    if not height or shape[1] != (height // 2) * (width // 2):
+        raise InvalidRequest(f"latents of {shape} are packed: say the images' height and width", field="height, width")
+    patches = latents.reshape(shape[0], height // 2, width // 2, shape[2] // 4, 2, 2)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(shape[0], shape[2] // 4, height // 2 * 2, width // 2 * 2)
+
+
 def vae_of(pipeline: Any, weights_sha256: str = "") -> Vae:
-    """What a record says of a pipeline's VAE."""
+    """What a record says of a pipeline's VAE. Raises `ConfigInvalid` where its weights file is not known."""
     vae = pipeline.vae
     config = {name: value for name, value in dict(vae.config).items() if not name.startswith("_") and _plain(value)}
     name = str(getattr(pipeline, "name_or_path", "") or getattr(vae.config, "_name_or_path", "") or "")
-    for candidate in (Path(name, "vae"), Path(name)) if name else ():
-        files = sorted(candidate.glob("*.safetensors")) if candidate.is_dir() else []
-        if not weights_sha256 and len(files) == 1:
-            weights_sha256 = hashlib.sha256(files[0].read_bytes()).hexdigest()
-    return Vae(name, "", weights_sha256, type(vae).__name__, config)
+    own = str(getattr(vae.config, "_name_or_path", "") or "")
+    candidates = [Path(name, "vae"), Path(name)] if name else []
+    folders = [each for each in (*candidates, *([Path(own)] if own else [])) if (each / "config.json").is_file()]
+    digest = weights_sha256.lower() or _digest(vae, folders)
+    return Vae(name, "", digest, type(vae).__name__, config)
+
+
+def _digest(vae: Any, folders: list[Path]) -> str:
+    """Of the one file that the VAE's weights came from, hexadecimal. Raises `ConfigInvalid`."""
+    files = next((found for folder in folders if (found := sorted(folder.glob("*.safetensors")))), [])
+    if len(files) > 1:  # variants: those whose values the VAE has
+        files = [file for file in files if _has_values_of(vae, file)]
+    if len(files) != 1:
+        what = "fits several variants" if files else "is not known"
+        raise ConfigInvalid(f"which file the VAE's weights came from {what}: give its SHA-256 as weights_sha256")
+    with files[0].open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _has_values_of(vae: Any, file: Path) -> bool:
+    from safetensors.torch import load_file
+
+    weights, there = load_file(file), dict(vae.state_dict())
+    return weights.keys() == there.keys() and all(
+        torch.equal(value.to(there[name].dtype), there[name].cpu()) for name, value in weights.items()
+    )
 
 
 def _plain(value: Any) -> bool:

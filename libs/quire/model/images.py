@@ -11,7 +11,7 @@ from typing import Final
 from quire.model.errors import CorruptData, InvalidRequest
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
-from quire.model.latents import RecordInvalid, decode_record, read_info
+from quire.model.latents import LatentInfo, RecordInvalid, Values, decode_record
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.nodes import NodeAddress
 
@@ -67,7 +67,7 @@ class ImageEntry:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedImage:
-    """What must be catalogued under an id when it is put: nothing, or an image with that record. Without either, anything."""
+    """What must be catalogued under an id when it is put: nothing, or an image with that record; else anything."""
 
     absent: bool = False
     record_sha256: bytes = b""
@@ -230,8 +230,8 @@ class LeasedRecord:
     nodes: tuple[NodeAddress, ...] = ()
 
 
-def entry_of_record(image_id: str, record: bytes) -> ImageEntry:
-    """What the catalogue says of an image with this record. Blocks: the record is decoded, to see that it is sound.
+def entry_of_record(image_id: str, record: bytes) -> tuple[ImageEntry, Values, LatentInfo]:
+    """What the catalogue says of an image with this record, its values, and what the record says of them. Blocks.
 
     Raises `InvalidRequest`, `RecordInvalid`.
     """
@@ -239,10 +239,10 @@ def entry_of_record(image_id: str, record: bytes) -> ImageEntry:
     if len(record) > RECORD_BYTES_MAX:
         raise InvalidRequest(f"{len(record)} bytes, {RECORD_BYTES_MAX} at most", field="record")
     try:
-        info = read_info(record)
-        decode_record(record)
+        values, info = decode_record(record)
     except CorruptData as error:
         raise RecordInvalid(error.message, field="record") from None
     digest = hashlib.sha256(record).digest()
-    weights = info.vae.weights_sha256
-    return ImageEntry(image_id, digest, len(record), info.sha256, weights, info.height, info.width)
+    weights = info.vae.weights_sha256.lower()
+    entry = ImageEntry(image_id, digest, len(record), info.sha256, weights, info.height, info.width)
+    return entry, values, info

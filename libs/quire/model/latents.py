@@ -109,7 +109,7 @@ class LatentInfo:
         check_shape(self.shape, self.dtype)
         if self.layout not in ("chw", "packed"):
             raise RecordInvalid(f"{self.layout!r}; chw or packed", field="layout")
-        if not (0 < self.height <= 1 << 16 and 0 < self.width <= 1 << 16):
+        if not all(_is_whole(side) and 0 < side <= 1 << 16 for side in (self.height, self.width)):
             raise RecordInvalid(f"{self.height} × {self.width} is no image", field="height, width")
         if self.decode.dtype not in _KINDS:
             raise RecordInvalid(f"{self.decode.dtype!r}; there are {', '.join(_KINDS)}", field="decode.dtype")
@@ -154,14 +154,18 @@ class LatentInfo:
 
 def _is_finite(value: object) -> bool:
     """As float32, which a decoder computes with."""
-    return isinstance(value, int | float) and abs(value) <= _FLOAT32_MAX
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _FLOAT32_MAX
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_shape(shape: tuple[int, ...], dtype: str) -> None:
     """Raises `RecordInvalid` for what no latent has."""
     if dtype not in _KINDS:
         raise RecordInvalid(f"{dtype!r}; there are {', '.join(_KINDS)}", field="dtype")
-    if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
+    if len(shape) != 3 or not all(_is_whole(size) and size > 0 for size in shape):
         raise RecordInvalid(f"{shape} is not (channels, height, width)", field="shape")
     if shape[0] > CHANNELS_MAX or math.prod(shape) > ELEMENTS_MAX:
         raise RecordInvalid(f"{shape}: at most {CHANNELS_MAX} channels and {ELEMENTS_MAX} values", field="shape")
@@ -257,9 +261,11 @@ def from_safetensors(raw: bytes) -> tuple[Values, str]:
         dtype = {"F16": "float16", "F32": "float32", "BF16": "bfloat16"}[entry["dtype"]]
         shape = tuple(entry["shape"])
         begin, end = entry["data_offsets"]
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+        if not (_is_whole(begin) and _is_whole(end)):
+            raise ValueError(f"offsets {begin!r}, {end!r}")
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RecordInvalid(
-            f"no safetensors file with one tensor of F16, F32 or BF16: {error!r}", field="body"
+            f"no safetensors file with one tensor of F16, F32 or BF16: {error!r:.200}", field="body"
         ) from None
     if len(shape) == 4 and shape[0] == 1:
         shape = shape[1:]
@@ -294,8 +300,8 @@ def _read_header(view: memoryview) -> tuple[LatentInfo, list[int], int]:
         )
         if info.codec != _CODEC:
             raise RecordInvalid(f"{info.codec!r}; this version reads {_CODEC!r}", field="codec")
-        if len(sizes) != info.shape[0] or not all(isinstance(size, int) and size >= 0 for size in sizes):
+        if len(sizes) != info.shape[0] or not all(_is_whole(size) and size >= 0 for size in sizes):
             raise RecordInvalid(f"{len(sizes)} channels, the shape has {info.shape[0]}", field="sizes")
-    except (cbor2.CBORDecodeError, TypeError, KeyError, AttributeError, ValueError) as error:
-        raise RecordInvalid(f"a header that is not understood: {error!r}", field="record") from None
+    except (cbor2.CBORDecodeError, TypeError, KeyError, AttributeError, ValueError, RecursionError) as error:
+        raise RecordInvalid(f"a header that is not understood: {error!r:.200}", field="record") from None
     return info, sizes, _PREFIX.size + length

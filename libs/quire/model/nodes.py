@@ -48,12 +48,30 @@ class StorageInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KnownVae:
+    """A VAE that a decoder has. `weights_sha256`: of its weights file, hexadecimal; `name`: of its folder.
+
+    `channels` of its latents; `scale`: pixels for each of a latent's values, along each side. `scaling_factor` and
+    `shift_factor`: as its configuration says, 1 and 0 for none.
+    """
+
+    weights_sha256: str
+    name: str = ""
+    class_name: str = ""
+    channels: int
+    scale: int
+    scaling_factor: float = 1.0
+    shift_factor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderInfo:
     """A decoder. Images of one `build` are equal."""
 
     build: str = ""
     capacity_bytes: int = 0
     used_bytes: int = 0
+    vaes: tuple[KnownVae, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

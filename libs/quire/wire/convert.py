@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Final, TypeVar
 
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
@@ -18,6 +19,7 @@ from quire.model.nodes import (
     DecoderInfo,
     GatewayInfo,
     Info,
+    KnownVae,
     Location,
     Node,
     NodeAddress,
@@ -244,6 +246,7 @@ def node_to(node: Node) -> pb.Node:
             made.decoder.build = decoder.build
             made.decoder.capacity_bytes = decoder.capacity_bytes
             made.decoder.used_bytes = decoder.used_bytes
+            made.decoder.vaes.extend(pb.KnownVae(**asdict(each)) for each in decoder.vaes)
         case GatewayInfo():
             made.gateway.SetInParent()
         case SchedulerInfo() as scheduler:
@@ -267,7 +270,10 @@ def _info_from(message: pb.Node) -> Info:
         case "decoder":
             decoder = message.decoder
             return DecoderInfo(
-                build=decoder.build, capacity_bytes=decoder.capacity_bytes, used_bytes=decoder.used_bytes
+                build=decoder.build,
+                capacity_bytes=decoder.capacity_bytes,
+                used_bytes=decoder.used_bytes,
+                vaes=tuple(map(_vae_from, decoder.vaes)),
             )
         case "gateway":
             return GatewayInfo()
@@ -275,6 +281,18 @@ def _info_from(message: pb.Node) -> Info:
             return SchedulerInfo(link_rates={each.link: each.bytes_per_s for each in message.scheduler.links})
         case _:
             raise InvalidRequest("it does not say what it is", field="node.about")
+
+
+def _vae_from(message: pb.KnownVae) -> KnownVae:
+    return KnownVae(
+        weights_sha256=message.weights_sha256,
+        name=message.name,
+        class_name=message.class_name,
+        channels=message.channels,
+        scale=message.scale,
+        scaling_factor=message.scaling_factor,
+        shift_factor=message.shift_factor,
+    )
 
 
 def record_from(message: orchestrator_pb2.ChunkRecord) -> ChunkRecord:

@@ -269,6 +269,7 @@ def images_put(
     scale: Annotated[int, typer.Option(help="pixels per latent pixel")] = 8,
     scaling_factor: float = 1.0,
     shift_factor: float = 0.0,
+    allow_unknown_vae: Annotated[bool, typer.Option(help="store it also where no decoder has its VAE")] = False,
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
 ) -> None:
@@ -276,7 +277,16 @@ def images_put(
     from quire_tools.cli import images
 
     address = cluster_commands.gateway_of(folder, gateway)
-    images.put(address, file, name, weights, scale, scaling_factor, shift_factor)
+    raw = images.record_of(file, weights, scale, scaling_factor, shift_factor)
+    images.put(address, file, name, raw, allow_unknown_vae)
+
+
+@images_app.command("vaes")
+def images_vaes(folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
+    """VAEs that the decoders have, by the digest of their weights."""
+    from quire_tools.cli import images
+
+    images.vaes(cluster_commands.gateway_of(folder, gateway))
 
 
 @images_app.command("get")

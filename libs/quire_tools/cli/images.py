@@ -16,8 +16,8 @@ from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record, f
 console = Console(highlight=False)
 
 
-def put(gateway: str, file: Path, image_id: str, weights: str, scale: int, scaling: float, shift: float) -> None:
-    """A .safetensors file with one tensor, or a record. Raises `InvalidRequest`."""
+def record_of(file: Path, weights: str, scale: int, scaling: float, shift: float) -> bytes:
+    """Of a .safetensors file with one tensor, or as the file has it. Raises `InvalidRequest`."""
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -28,19 +28,41 @@ def put(gateway: str, file: Path, image_id: str, weights: str, scale: int, scali
         info = LatentInfo(
             (channels, height, width),
             dtype,
-            Vae(file.stem, weights_sha256=weights),
+            Vae(file.stem, weights_sha256=weights.lower()),
             height * scale,
             width * scale,
             Normalisation(scaling, shift),
         )
         raw = encode_record(values, info)
+    return raw
+
+
+def put(gateway: str, file: Path, image_id: str, record: bytes, allow_unknown_vae: bool) -> None:
+    """Raises `InvalidRequest`, `RecordInvalid` where no decoder has its VAE."""
 
     async def store() -> ImageEntry:
         async with QuireClient(gateway) as client:
-            return await ImageClient(client).put_record(image_id or file.stem, raw)
+            name = image_id or file.stem
+            return await ImageClient(client).put_record(name, record, allow_unknown_vae=allow_unknown_vae)
 
     entry, held = asyncio.run(store()), file.stat().st_size
     console.print(f"{entry.image_id}: {entry.height} × {entry.width}, {entry.record_bytes} bytes stored of {held}")
+
+
+def vaes(gateway: str) -> None:
+    """By name, and how their digests are computed."""
+
+    async def show() -> None:
+        table = Table("name", "class", "channels", "pixels per value", "scaling", "shift", "weights, SHA-256")
+        async with QuireClient(gateway) as client:
+            for vae in await ImageClient(client).vaes():
+                scaling, shift = f"{vae.scaling_factor:g}", f"{vae.shift_factor:g}"
+                figures = (str(vae.channels), str(vae.scale), scaling, shift)
+                table.add_row(vae.name, vae.class_name, *figures, vae.weights_sha256)
+        console.print(table)
+        console.print("A VAE's digest: sha256sum FOLDER/diffusion_pytorch_model.safetensors", highlight=False)
+
+    asyncio.run(show())
 
 
 def get(gateway: str, image_id: str, out: Path, quality: int, width: int, height: int, fit: Fit) -> None:

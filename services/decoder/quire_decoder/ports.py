@@ -11,6 +11,7 @@ import numpy.typing as npt
 from quire.model.descriptor import RdmaTarget
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.latents import LatentInfo
+from quire.model.nodes import KnownVae
 from quire_server.clock import Clock
 
 __all__ = ["Clock", "Owner", "PixelEncoder", "Pixels", "RecordSource", "RemoteMemory", "VaeRunner"]
@@ -32,6 +33,10 @@ class VaeRunner(Protocol):
     @property
     def build(self) -> str:
         """What makes the same pixels of the same latent: device, library versions."""
+
+    @property
+    def known(self) -> tuple[KnownVae, ...]:
+        """What can be decoded."""
 
     def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
         """One batch: latents of one shape, of which `info` describes the first. Blocks.

@@ -76,7 +76,10 @@ class Decoder:
     def info(self) -> DecoderInfo:
         """What others decide by."""
         return DecoderInfo(
-            build=self.build, capacity_bytes=self._cache.capacity_bytes, used_bytes=self._cache.used_bytes
+            build=self.build,
+            capacity_bytes=self._cache.capacity_bytes,
+            used_bytes=self._cache.used_bytes,
+            vaes=self._vae.known,
         )
 
     @property

@@ -9,18 +9,29 @@ from typing import Any, Final, Protocol
 
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability
-from quire.model.errors import ChunkMissing, DeadlineExceeded, TargetInvalid, Unavailable
-from quire.model.images import ExpectedImage, ImageEntry, Rendering, check_image_id, entry_of_record
+from quire.model.errors import ChunkMissing, DeadlineExceeded, InvalidRequest, TargetInvalid, Unavailable
+from quire.model.images import (
+    RECORD_BYTES_MAX,
+    ExpectedImage,
+    ImageEntry,
+    Rendering,
+    check_image_id,
+    entry_of_record,
+)
 from quire_gateway.images import Has, ImageGateway, ImageServed, has_nothing
 from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import Catalogue
+from quire_gateway.vaes import KnownVaes
 
 _PAGE: Final = 500
 _ANYTHING: Final = ExpectedImage()
 
 
-class Lent(Protocol):
+class Memory(Protocol):
     """Registered memory that peers write to and read from; what a silent one may still use is quarantined."""
+
+    async def pull(self, target: RdmaTarget, length: int) -> bytes:
+        """Read from a peer's memory. Raises `TargetInvalid`, `PeerLost`."""
 
     def lend(self, data: bytes) -> Any:
         """Memory with a copy of `data`: a context manager that yields its `RdmaTarget`."""
@@ -41,13 +52,15 @@ class OwnMemory:
         images: ImageGateway,
         latents: LatentGateway,
         catalogue: Catalogue,
-        memory: Lent,
+        memory: Memory,
+        vaes: KnownVaes,
         reach: Callable[[], Awaitable[None]],
     ) -> None:
         self._images = images
         self._latents = latents
         self._catalogue = catalogue
         self._memory = memory
+        self._vaes = vaes
         self._reach = reach
 
     async def get(
@@ -98,13 +111,41 @@ class OwnMemory:
         *,
         durability: Durability = Durability.LOCAL,
         expected: ExpectedImage = _ANYTHING,
+        allow_unknown_vae: bool = False,
     ) -> ImageEntry:
-        """Store a record under an id. Raises `RecordInvalid`, `InvalidRequest`, `ConditionFailed`."""
-        entry = await asyncio.to_thread(entry_of_record, image_id, record)
+        """Store a record under an id. Raises `RecordInvalid`, also for one that no VAE of the cluster decodes,
+        `InvalidRequest`, `ConditionFailed`.
+        """
+        entry, values, info = await asyncio.to_thread(entry_of_record, image_id, record)
+        if not allow_unknown_vae:
+            await self._vaes.check(values, info)
         await self._reach()
         with self._memory.lend(record.ljust(entry.namespace.layout.chunk_bytes, b"\0")) as source:
             await self._latents.put(tenant, entry, source, durability, expected)
         return entry
+
+    async def take_record(
+        self,
+        tenant: str,
+        image_id: str,
+        source: RdmaTarget,
+        length: int,
+        *,
+        durability: Durability,
+        expected: ExpectedImage,
+        allow_unknown_vae: bool,
+    ) -> ImageEntry:
+        """Store the record that lies in a client's memory: it is read and checked here, and stored from here, so that
+        it is the one that its digest says. Raises as `put_record`, `TargetInvalid`, `PeerLost`.
+        """
+        check_image_id(image_id)
+        if not 0 < length <= RECORD_BYTES_MAX:
+            raise InvalidRequest(f"{length} bytes, 1 to {RECORD_BYTES_MAX}", field="record_bytes")
+        await self._reach()
+        record = await self._memory.pull(source, length)
+        return await self.put_record(
+            tenant, image_id, record, durability=durability, expected=expected, allow_unknown_vae=allow_unknown_vae
+        )
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
         """Raises `ImageMissing`."""

@@ -52,6 +52,7 @@ from quire_gateway.s3.frontend import S3Frontend
 from quire_gateway.s3.rdma import RdmaRequests
 from quire_gateway.s3.reserved import ChunkBackend, LatentBackend
 from quire_gateway.single import SingleReads
+from quire_gateway.vaes import KnownVaes
 from quire_gateway.watching import Watching
 from quire_server.clock import Clock, SystemClock
 from quire_server.grpc_server import Server
@@ -97,6 +98,7 @@ def _listeners(
     gateway: Gateway,
     images: ImageGateway,
     latents: LatentGateway,
+    own: OwnMemory,
     admission: Admission,
     lookups: Lookups,
     retention: Retention,
@@ -110,6 +112,7 @@ def _listeners(
         gateway=gateway,
         images=images,
         latents=latents,
+        own=own,
         admission=admission,
         lookups=lookups,
         orchestrator=orchestrator,
@@ -171,17 +174,26 @@ async def _stop(servers: list[Server], grace_s: float, sessions: Sessions, watch
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
     tls, incarnation = member_tls(config), os.urandom(8).hex()
-    channels = ChannelPool(tls)
-    clock = SystemClock()
+    channels, clock = ChannelPool(tls), SystemClock()
     nodes = GrpcStorageNodes(config, channels, clock)
     gateway = Gateway(config=config, allocator=GrpcAllocator(config, channels), nodes=nodes)
     images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels), enlarge=config.images_enlarge)
-    catalogue = GrpcCatalogue(config, channels)
-    redis = connect(config.redis_url)
+    catalogue, redis = GrpcCatalogue(config, channels), connect(config.redis_url)
     view, lookups = _reading(config, redis, clock)
     leases = Leases(lookups)
     singles = SingleReads(lookups, gateway)
     latents = LatentGateway(gateway, catalogue, singles, leases)
+    transport = data_plane(OFF)
+    await transport.start()
+    memory, vaes = RemoteMemory(transport), KnownVaes(view)
+    own = OwnMemory(
+        images=images,
+        latents=latents,
+        catalogue=catalogue,
+        memory=memory,
+        vaes=vaes,
+        reach=Reachability(transport, GrpcMembers(config, channels).nodes).check,
+    )
     keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
     admission, watching = Admission(config, keys, clock), Watching(CacheEvents(redis))
     server, others, sessions = _listeners(
@@ -189,23 +201,14 @@ async def serve(config: GatewayConfig) -> None:
         gateway=gateway,
         images=images,
         latents=latents,
+        own=own,
         admission=admission,
         lookups=lookups,
         retention=Retention(PrefixIndex(redis, cluster=config.redis_cluster), clock, config.retention_s_max),
         watching=watching,
         channels=channels,
     )
-    transport = data_plane(OFF)
-    await transport.start()
-    memory = RemoteMemory(transport)
-    own = OwnMemory(
-        images=images,
-        latents=latents,
-        catalogue=catalogue,
-        memory=memory,
-        reach=Reachability(transport, GrpcMembers(config, channels).nodes).check,
-    )
-    frontend = ImagesFrontend(config, own, admission)
+    frontend = ImagesFrontend(config, own, vaes, admission)
     s3 = _s3_frontend(
         config=config,
         admission=admission,

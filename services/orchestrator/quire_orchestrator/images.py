@@ -88,7 +88,7 @@ class ImageDesk:
         return self._router.build
 
     async def route(self, tenant: str, image_id: str) -> tuple[Route | None, ImageEntry]:
-        """None without a decoder. A record has one decoder, also where several tenants have it. Raises `ImageMissing`."""
+        """None without a decoder. Tenants with the same record share its decoder. Raises `ImageMissing`."""
         entry = await self.head(tenant, image_id)
         route = self._router.route(entry.record_sha256, self._decoders(), self._clock.monotonic_s())
         return route, entry

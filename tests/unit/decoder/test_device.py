@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from quire.model.latents import LatentInfo, RecordInvalid, Vae
+from quire.model.nodes import KnownVae
 from quire_decoder.core.batching import BatchSizes, Verdict
 from quire_decoder.device import Device
 from quire_decoder.errors import DeviceFull
@@ -29,6 +30,8 @@ class Runner:
         self.room = room
         self.batch_noise = batch_noise
         self.calls: list[int] = []
+
+    known: tuple[KnownVae, ...] = ()
 
     def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
         self.calls.append(len(latents))

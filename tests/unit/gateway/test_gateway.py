@@ -16,6 +16,8 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
     ChunkMissing,
+    InvalidRequest,
+    NoDecoder,
     NodeUnavailable,
     PeerLost,
     QuireError,
@@ -24,10 +26,10 @@ from quire.model.errors import (
 from quire.model.hashing import Namespace
 from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
 from quire.model.keys import ChunkKeys
-from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
+from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae, encode_record
 from quire.model.layout import Dtype, KvLayout
 from quire.model.lease import Lease
-from quire.model.nodes import Node, NodeAddress
+from quire.model.nodes import DecoderInfo, KnownVae, Node, NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
@@ -42,10 +44,12 @@ from quire_gateway.own_memory import OwnMemory
 from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
 from quire_gateway.single import SingleReads
+from quire_gateway.vaes import KnownVaes
 from quire_server.lookups import Found, Question
 
 SPACE = Namespace("model", "v1", KvLayout(2, 16, 1, 32, Dtype.FP16))
 KEYS = ChunkKeys(b"".join(bytes([index]) * 32 for index in range(10)))
+VAE = KnownVae(weights_sha256="ab" * 32, name="small", channels=4, scale=8)
 TENANT = TenantPolicy("t", 2.0, 7)
 
 
@@ -77,6 +81,8 @@ class World:
     records: dict[bytes, bytes] = field(default_factory=dict)
     decoder_fails: list[QuireError] = field(default_factory=list)
     holders: list[str] = field(default_factory=list)
+    vaes: dict[str, tuple[KnownVae, ...]] = field(default_factory=lambda: {"d": (VAE,)})
+    vaes_soon: dict[str, tuple[KnownVae, ...]] = field(default_factory=dict)
     reads: bool = False
     blamed: int = 0
 
@@ -95,8 +101,18 @@ class World:
             latents=LatentGateway(self.gateway(), this, self.singles(), Leases(this)),
             catalogue=this,
             memory=RemoteMemory(self.transport),
+            vaes=KnownVaes(this),
             reach=AsyncMock(),
         )
+
+    # ---- the cluster's members
+
+    @property
+    def live(self) -> dict[str, Node]:
+        return {name: Node(node_id=name, about=DecoderInfo(vaes=vaes)) for name, vaes in self.vaes.items()}
+
+    async def refresh(self) -> None:
+        self.vaes |= self.vaes_soon
 
     # ---- storage nodes
 
@@ -269,7 +285,7 @@ async def test_latents_and_images_without_memory_of_the_clients() -> None:
     await world.peer.start()
     own = world.own_memory()
     values = np.zeros((4, 8, 8), dtype=np.float16)
-    record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v"), 64, 64, Normalisation()))
+    record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v", "", "AB" * 32), 64, 64, Normalisation()))
     entry = await own.put_record("t", "one", record)
     assert entry.record_sha256 == hashlib.sha256(record).digest()
     assert await own.get_record("t", "one") == (entry, record)
@@ -292,7 +308,7 @@ async def test_a_decoder_is_blamed_for_its_own_failures_alone() -> None:
     await world.peer.start()
     own = world.own_memory()
     values = np.zeros((4, 8, 8), dtype=np.float16)
-    record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v"), 64, 64, Normalisation()))
+    record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v", "", "AB" * 32), 64, 64, Normalisation()))
     entry = await own.put_record("t", "one", record)
     answered = NodeUnavailable("its storage node is away")
     answered.answered = True
@@ -304,3 +320,45 @@ async def test_a_decoder_is_blamed_for_its_own_failures_alone() -> None:
     assert world.blamed == 1
     world.decoder_fails = [ChunkMissing("replaced")]
     assert (await own.get("t", entry.image_id, Rendering("png")))[1] == b"an image"
+
+
+async def test_a_record_in_a_clients_memory_is_named_by_its_own_bytes() -> None:
+    """What a client would call it does not count: it is read, checked and stored from here."""
+    world = World(reads=True)
+    await world.transport.start()
+    await world.peer.start()
+    own, taking = world.own_memory(), {"durability": Durability.LOCAL, "expected": ExpectedImage()}
+    values = np.zeros((4, 8, 8), dtype=np.float16)
+    record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v", "", "ab" * 32), 64, 64))
+    with RemoteMemory(world.peer).lend(record) as source:
+        entry = await own.take_record("t", "one", source, len(record), allow_unknown_vae=False, **taking)  # type: ignore[arg-type]
+    assert entry.record_sha256 == hashlib.sha256(record).digest()
+    assert world.records[entry.keys.at(0)][: len(record)] == record
+    for damaged, length in (
+        (record[:30] + b"?" + record[31:], len(record)),
+        (record, len(record) - 1),
+        (record, 0),
+        (record, 1 << 40),
+    ):
+        with RemoteMemory(world.peer).lend(damaged) as source, pytest.raises(InvalidRequest):
+            await own.take_record("t", "bad", source, length, allow_unknown_vae=True, **taking)  # type: ignore[arg-type]
+    assert list(world.images) == ["one"] and len(world.records) == 1
+
+
+async def test_only_what_a_decoder_decodes_is_stored() -> None:
+    world = World(reads=True, vaes={})
+    await world.transport.start()
+    await world.peer.start()
+    own, values = world.own_memory(), np.zeros((4, 8, 8), dtype=np.float16)
+    record = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v", "", "ab" * 32), 64, 64))
+    with pytest.raises(NoDecoder, match="allow_unknown_vae"):
+        await own.put_record("t", "early", record)
+    await own.put_record("t", "archive", record, allow_unknown_vae=True)
+    world.vaes_soon = {"d": (VAE,)}  # it came a moment ago, and is not seen yet
+    await own.put_record("t", "one", record)
+    world.vaes, world.vaes_soon = {}, {}
+    await own.put_record("t", "two", record)  # by what the last decoder had
+    other = encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v", "", "cd" * 32), 64, 64))
+    with pytest.raises(RecordInvalid, match=r"cdcdcdcdcdcd….*small \(abababababab…\)"):
+        await own.put_record("t", "other", other)
+    assert sorted(world.images) == ["archive", "one", "two"]

@@ -61,7 +61,7 @@ async def frontend(request: pytest.FixtureRequest) -> AsyncIterator[tuple[_Count
         http_origins=getattr(request, "param", ""),
     )
     admission, images = _Counted(config, none, FakeClock()), _Images()
-    served = ImagesFrontend(config, images, admission)  # type: ignore[arg-type]
+    served = ImagesFrontend(config, images, none, admission)  # type: ignore[arg-type]
     await served.start()
     yield admission, free_port
     await served.close()

@@ -36,7 +36,7 @@ AT, BEFORE, AFTER = (f"Tue, 14 Nov 2023 22:13:{second} GMT" for second in (20, 1
     ],
 )
 def test_lists_of_tags(header: str, strong: bool, weak: bool) -> None:
-    """A comma within a tag does not end it; a tag may lack its quotes; the rest is passed over, up to the next comma."""
+    """A comma within a tag does not end it; a tag may lack its quotes; the rest is passed over."""
     tags = Tags.parse(header)
     assert (tags.strongly(ETAG), tags.weakly(ETAG)) == (strong, weak)
 

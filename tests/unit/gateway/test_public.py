@@ -42,6 +42,7 @@ def _servicer(clock: FakeClock, gateway: Any = None) -> public.GatewayServicer:
         gateway=gateway,
         images=nothing,
         latents=nothing,
+        own=nothing,
         admission=Admission(config, nothing, clock),
         lookups=lookups,
         orchestrator=nothing,

@@ -632,26 +632,78 @@ class DecoderInfo(_message.Message):
     BUILD_FIELD_NUMBER: _builtins.int
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     USED_BYTES_FIELD_NUMBER: _builtins.int
+    VAES_FIELD_NUMBER: _builtins.int
     build: _builtins.str
     """What decides the pixels: VAE, precision, versions. Images of one build are equal."""
     capacity_bytes: _builtins.int
     """Bytes that its cache has space for."""
     used_bytes: _builtins.int
     """Bytes in its cache."""
+    @_builtins.property
+    def vaes(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownVae]:
+        """What it decodes with."""
+
     def __init__(
         self,
         *,
         build: _builtins.str = ...,
         capacity_bytes: _builtins.int = ...,
         used_bytes: _builtins.int = ...,
+        vaes: _abc.Iterable[Global___KnownVae] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "capacity_bytes", b"capacity_bytes", "used_bytes", b"used_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "capacity_bytes", b"capacity_bytes", "used_bytes", b"used_bytes", "vaes", b"vaes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecoderInfo: _TypeAlias = DecoderInfo  # noqa: Y015
+
+@_typing.final
+class KnownVae(_message.Message):
+    """A VAE that a decoder has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WEIGHTS_SHA256_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    CLASS_NAME_FIELD_NUMBER: _builtins.int
+    CHANNELS_FIELD_NUMBER: _builtins.int
+    SCALE_FIELD_NUMBER: _builtins.int
+    SCALING_FACTOR_FIELD_NUMBER: _builtins.int
+    SHIFT_FACTOR_FIELD_NUMBER: _builtins.int
+    weights_sha256: _builtins.str
+    """SHA-256 of its weights file, hexadecimal, in lower case."""
+    name: _builtins.str
+    """The name of its folder."""
+    class_name: _builtins.str
+    """Its class in diffusers."""
+    channels: _builtins.int
+    """Channels of its latents."""
+    scale: _builtins.int
+    """Pixels for each of a latent's values, along each side."""
+    scaling_factor: _builtins.float
+    """As its configuration says; 1 for none."""
+    shift_factor: _builtins.float
+    """As its configuration says; 0 for none."""
+    def __init__(
+        self,
+        *,
+        weights_sha256: _builtins.str = ...,
+        name: _builtins.str = ...,
+        class_name: _builtins.str = ...,
+        channels: _builtins.int = ...,
+        scale: _builtins.int = ...,
+        scaling_factor: _builtins.float = ...,
+        shift_factor: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channels", b"channels", "class_name", b"class_name", "name", b"name", "scale", b"scale", "scaling_factor", b"scaling_factor", "shift_factor", b"shift_factor", "weights_sha256", b"weights_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownVae: _TypeAlias = KnownVae  # noqa: Y015
 
 @_typing.final
 class GatewayInfo(_message.Message):

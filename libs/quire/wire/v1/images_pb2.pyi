@@ -254,20 +254,24 @@ Global___PutImageResponse: _TypeAlias = PutImageResponse  # noqa: Y015
 class PutLatentRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ENTRY_FIELD_NUMBER: _builtins.int
+    IMAGE_ID_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    RECORD_BYTES_FIELD_NUMBER: _builtins.int
+    ALLOW_UNKNOWN_VAE_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
+    image_id: _builtins.str
+    """Its id, as in `ImageEntry`."""
+    record_bytes: _builtins.int
+    """Length of the record."""
+    allow_unknown_vae: _builtins.bool
+    """Store it also where no VAE of the cluster decodes it."""
     durability: _common_pb2.Durability.ValueType
     """What an acknowledgement must mean."""
     @_builtins.property
-    def entry(self) -> Global___ImageEntry:
-        """The image, with the digest and the length of its record."""
-
-    @_builtins.property
     def source(self) -> _common_pb2.RdmaTarget:
-        """Memory of the client with the record, padded to its size class (`record_namespace`). It may still be read if the
-        answer is UNAVAILABLE, DEADLINE_EXCEEDED or INTERNAL.
+        """Memory of the client that begins with the record. It may still be read if the answer is UNAVAILABLE,
+        DEADLINE_EXCEEDED or INTERNAL.
         """
 
     @_builtins.property
@@ -277,14 +281,16 @@ class PutLatentRequest(_message.Message):
     def __init__(
         self,
         *,
-        entry: Global___ImageEntry | None = ...,
+        image_id: _builtins.str = ...,
         source: _common_pb2.RdmaTarget | None = ...,
+        record_bytes: _builtins.int = ...,
+        allow_unknown_vae: _builtins.bool = ...,
         durability: _common_pb2.Durability.ValueType = ...,
         expected: Global___ExpectedImage | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "expected", b"expected", "source", b"source"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["durability", b"durability", "entry", b"entry", "expected", b"expected", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unknown_vae", b"allow_unknown_vae", "durability", b"durability", "expected", b"expected", "image_id", b"image_id", "record_bytes", b"record_bytes", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -294,17 +300,19 @@ Global___PutLatentRequest: _TypeAlias = PutLatentRequest  # noqa: Y015
 class PutLatentResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REPLACED_FIELD_NUMBER: _builtins.int
-    replaced: _builtins.bool
-    """Whether an image of that id was replaced."""
+    ENTRY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def entry(self) -> Global___ImageEntry:
+        """What is catalogued."""
+
     def __init__(
         self,
         *,
-        replaced: _builtins.bool = ...,
+        entry: Global___ImageEntry | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replaced", b"replaced"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -79,7 +79,7 @@ def run(trace: Trace, settings: LiveSettings, show_progress: bool = True) -> Rep
     with tempfile.TemporaryDirectory(prefix="quire-live-") as folder, Progress(disable=not show_progress) as progress:
         stored = progress.add_task("store latents and PNGs", total=None)
         with _cluster(Path(folder), {}) as cluster:
-            bytes_of = asyncio.run(_store(cluster.gateway_address, list(names.values()), settings.size))
+            bytes_of = asyncio.run(_store(cluster, list(names.values()), settings.size))
         progress.update(stored, total=1, completed=1)
         capacity = max(1, int(settings.cache_share * sum(png for png, _ in bytes_of)))
         for name, changes in ((each, SETUPS[each]) for each in settings.setups):
@@ -118,15 +118,15 @@ def _cluster(folder: Path, settings: dict[str, str], modules: dict[str, str] | N
     return LocalCluster(folder, settings=settings, modules=modules, arena_bytes=128 << 20, drive_bytes=256 << 20)
 
 
-async def _store(gateway: str, names: list[str], size: int) -> list[tuple[int, int]]:
+async def _store(cluster: LocalCluster, names: list[str], size: int) -> list[tuple[int, int]]:
     """Bytes of each image as a PNG and as a latent record. The PNG is of the decode: all set-ups answer alike."""
     sizes = []
-    async with QuireClient(gateway) as client:
+    async with QuireClient(cluster.gateway_address) as client:
         images = ImageClient(client)
         for name, (latent, info) in zip(names, encode(pictures(len(names), size)), strict=True):
             entry = await images.put(name, latent, info)
             png = (await images.get(name)).data
-            await put_png(client, f"png.{name}", png, size, size)
+            await put_png(client, cluster.address("orchestrator"), f"png.{name}", png, size)
             sizes.append((len(png), entry.record_bytes))
     return sizes
 

@@ -38,13 +38,15 @@ class Eager:
 
 
 class ChannelsLast:
-    """Eager, with the memory order that convolutions of many devices prefer."""
+    """Eager, with the memory order that convolutions of many devices prefer, where the VAE takes planes."""
 
     name = "channels_last"
 
     def prepare(self, vae: Any) -> Decode:
         import torch
 
+        if any(weight.dim() > 4 for weight in vae.parameters()):  # of videos: torch has that order for planes alone
+            return Eager().prepare(vae)
         vae.to(memory_format=torch.channels_last)
         return lambda latents: vae.decode(latents.contiguous(memory_format=torch.channels_last), return_dict=False)[0]
 

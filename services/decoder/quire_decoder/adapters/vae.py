@@ -1,9 +1,7 @@
-"""VAEs from folders, on one device, by diffusers. Weights are told apart by the digest of their file."""
+"""VAEs on one device, by diffusers."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,24 +13,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.model.errors import ConfigInvalid, VaeUnknown
+from quire.model.errors import VaeUnknown
 from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae
+from quire.model.nodes import KnownVae
 from quire.telemetry import logger
 from quire_decoder.adapters.engines import Decode, Engine, make_engine
+from quire_decoder.adapters.weights import Weights, find_weights
+from quire_decoder.core.vae_kinds import VaeKind
 from quire_decoder.errors import DeviceFull
 from quire_decoder.ports import Pixels
 
-_CLASSES = ("AutoencoderKL", "AutoencoderTiny")
 _TILE = 64  # latent pixels
 DEMO_FOLDER = Path(__file__).parents[1] / "assets" / "demo_vae"
 
 
 class DiffusersVaes:
-    """The `VaeRunner` port. Each folder has config.json and one .safetensors file, as diffusers saves them.
+    """The `VaeRunner` port, with the VAEs that lie in folders (`find_weights`).
 
     VAEs are loaded when they are first needed; beyond `bytes_max` of weights the least recently used go. An image whose
-    decoding would take more than `decode_bytes` is decoded in tiles. Raises `ConfigInvalid` for a folder that has no
-    VAE.
+    decoding would take more than `decode_bytes` is decoded in tiles. Raises `ConfigInvalid` for a folder that is
+    not there.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class DiffusersVaes:
         self._engine: Engine = make_engine(engine, self._device_type)
         self._bytes_max = bytes_max
         self._decode_bytes = decode_bytes
-        self._known = {weights_digest(folder): folder for folder in folders}
+        self._known = find_weights(folders)
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
 
     @property
@@ -76,43 +76,41 @@ class DiffusersVaes:
         return torch.cuda.get_device_name(self._device)
 
     @property
-    def known(self) -> dict[str, Path]:
-        """Folders by digest of their weights."""
-        return dict(self._known)
+    def known(self) -> tuple[KnownVae, ...]:
+        """What can be decoded."""
+        return tuple(weights.about for weights in self._known.values())
 
     def warm(self) -> None:
         """Load what is known, as far as it fits, and decode a little with each: the first request need not wait.
 
-        One that cannot be used costs the requests for it, as without warming.
+        One that cannot be used is known no more.
         """
-        for weights, folder in self._known.items():
+        for weights in list(self._known.values()):
+            kind = weights.kind
+            shape, side = (kind.channels, 8, 8), 8 * kind.scale
+            info = LatentInfo(shape, "float16", Vae("", "", weights.sha256), side, side, Normalisation())
             try:
-                self._warm(weights, folder)
+                self.decode([np.zeros(shape, np.float32)], info)
             except Exception as error:
-                logger().error("a VAE cannot be used", folder=str(folder), error=str(error))
-
-    def _warm(self, weights: str, folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        blocks = config.get("decoder_block_out_channels") or config["block_out_channels"]
-        channels, scale = int(config["latent_channels"]), 2 ** (len(blocks) - 1)
-        shape, side = (channels, 8, 8), 8 * scale
-        info = LatentInfo(shape, "float16", Vae("", "", weights), side, side, Normalisation())
-        self.decode([np.zeros(shape, np.float32)], info)
+                logger().error("a VAE cannot be used", folder=str(weights.folder), error=str(error))
+                del self._known[weights.sha256]
 
     def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
         """Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`."""
         import torch
 
         loaded, latent = self._load(info), latents[0]
-        if latent.shape[0] != loaded.channels:
-            raise RecordInvalid(f"{latent.shape[0]} channels, the VAE has {loaded.channels}", field="shape")
-        scale = loaded.scale
+        kind, scale = loaded.kind, loaded.kind.scale
+        if latent.shape[0] != kind.channels:
+            raise RecordInvalid(f"{latent.shape[0]} channels, the VAE has {kind.channels}", field="shape")
         if (latent.shape[1] * scale, latent.shape[2] * scale) != (info.height, info.width):
             raise RecordInvalid(f"{latent.shape} makes ×{scale}, not {info.height} × {info.width}", field="shape")
         try:
             with torch.inference_mode():
                 tensor = torch.from_numpy(np.stack(latents)).to(self._device)
-                samples = self._decoder(loaded, len(latents), info)(tensor.to(loaded.dtype)).float()
+                tensor = tensor.to(loaded.dtype)
+                samples = self._decoder(loaded, len(latents), info)(tensor[:, :, None] if kind.frames else tensor)
+                samples = (samples[:, :, 0] if kind.frames else samples).float()
                 pixels = (samples / 2 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
                 return list(np.asarray(pixels.permute(0, 2, 3, 1).contiguous().cpu().numpy(), dtype=np.uint8))
         except RuntimeError as error:  # torch.OutOfMemoryError is one; on the CPU there is no class of its own
@@ -137,43 +135,36 @@ class DiffusersVaes:
 
     def _load(self, info: LatentInfo) -> _Loaded:
         """In the dtype that the record asks for."""
-        weights, dtype = info.vae.weights_sha256, info.decode.dtype
-        name = f"{weights} {dtype}"
+        digest, dtype = info.vae.weights_sha256.lower(), info.decode.dtype
+        name = f"{digest} {dtype}"
         if name in self._loaded:
             self._loaded.move_to_end(name)
             return self._loaded[name]
-        folder = self._known.get(weights)
-        if folder is None:
+        weights = self._known.get(digest)
+        if weights is None:
             raise VaeUnknown(
-                f"no VAE with weights {weights[:16] or '(none named)'}…, of {info.vae.repository}", field="vae"
+                f"no VAE with weights {digest[:16] or '(none named)'}…, of {info.vae.repository}", field="vae"
             )
-        vae = _read(folder, dtype).to(self._device).eval()
+        vae = _read(weights, dtype).to(self._device).eval()
         size = sum(each.numel() * each.element_size() for each in vae.parameters())
         while self._loaded and size + sum(held.size for held in self._loaded.values()) > self._bytes_max:
             self._loaded.popitem(last=False)
-        blocks = getattr(vae.config, "decoder_block_out_channels", None) or vae.config.block_out_channels
-        channels = int(vae.config.latent_channels)
-        scale = 2 ** (len(blocks) - 1)
-        # The last stage is the widest: a block's input and output, and what lies between them, at full resolution.
-        pixel_bytes = 2 * sum(blocks[:2]) * vae.dtype.itemsize
-        tiled = _tiled(vae, scale)
-        loaded = _Loaded(self._engine.prepare(vae), tiled, channels, scale, vae.dtype, size, pixel_bytes)
+        pixel_bytes = int(weights.kind.pixel_values * vae.dtype.itemsize)
+        tiled = _tiled(vae, weights.kind.scale)
+        loaded = _Loaded(self._engine.prepare(vae), tiled, weights.kind, vae.dtype, size, pixel_bytes)
         self._loaded[name] = loaded
-        logger().info("vae loaded", folder=str(folder), bytes=size, device=str(self._device), engine=self._engine.name)
+        engine = self._engine.name
+        logger().info("vae loaded", folder=str(weights.folder), bytes=size, device=str(self._device), engine=engine)
         return loaded
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A VAE on the device: latent channels, factor from latent to pixels, bytes of its weights.
-
-    `pixel_bytes`: about what decoding takes for each pixel.
-    """
+    """A VAE on the device. `size`: bytes of its weights; `pixel_bytes`: about what decoding takes for each pixel."""
 
     decode: Decode
     tiled: Decode
-    channels: int
-    scale: int
+    kind: VaeKind
     dtype: Any
     size: int
     pixel_bytes: int
@@ -193,27 +184,10 @@ def _tiled(vae: Any, scale: int) -> Decode:
     return decode
 
 
-def weights_digest(folder: Path) -> str:
-    """SHA-256 of the folder's one .safetensors file, hexadecimal. Raises `ConfigInvalid`."""
-    return hashlib.sha256(_weights_file(folder).read_bytes()).hexdigest()
-
-
-def _weights_file(folder: Path) -> Path:
-    files = sorted(folder.glob("*.safetensors"))
-    if len(files) != 1 or not (folder / "config.json").is_file():
-        raise ConfigInvalid(f"{folder} has no config.json, or not one .safetensors file: no VAE as diffusers saves it")
-    return files[0]
-
-
-def _read(folder: Path, dtype: str) -> Any:
+def _read(weights: Weights, dtype: str) -> Any:
     import diffusers
     import torch
 
-    name = json.loads((folder / "config.json").read_text()).get("_class_name", "")
-    if name not in _CLASSES:
-        raise VaeUnknown(
-            f"{folder} is a {name or 'model without a class'}; there are {', '.join(_CLASSES)}", field="vae"
-        )
-    kind = getattr(diffusers, name)
-    options: dict[str, Any] = {"use_safetensors": True, "low_cpu_mem_usage": False}
-    return kind.from_pretrained(folder, torch_dtype=getattr(torch, dtype), **options)
+    kind = getattr(diffusers, weights.kind.class_name)
+    options: dict[str, Any] = {"use_safetensors": True, "low_cpu_mem_usage": False, "variant": weights.variant or None}
+    return kind.from_pretrained(weights.folder, torch_dtype=getattr(torch, dtype), **options)

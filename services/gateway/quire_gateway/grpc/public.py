@@ -27,6 +27,7 @@ from quire_gateway.core.preconditions import Tags
 from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.images import ImageGateway
 from quire_gateway.latents import LatentGateway
+from quire_gateway.own_memory import OwnMemory
 from quire_gateway.ports import LayerArrived
 from quire_gateway.retention import Retention
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
@@ -50,6 +51,7 @@ class GatewayServicer(GatewayServiceServicer):
         gateway: Gateway,
         images: ImageGateway,
         latents: LatentGateway,
+        own: OwnMemory,
         admission: Admission,
         lookups: Lookups,
         orchestrator: OrchestratorServiceStub,
@@ -60,6 +62,7 @@ class GatewayServicer(GatewayServiceServicer):
         self._gateway = gateway
         self._images = images
         self._latents = latents
+        self._own = own
         self._admission = admission
         self._lookups = lookups
         self._orchestrator = orchestrator
@@ -112,12 +115,19 @@ class GatewayServicer(GatewayServiceServicer):
 
     async def PutLatent(self, request: images_pb2.PutLatentRequest, context: Any) -> images_pb2.PutLatentResponse:
         principal = await self._admission.caller(context)
-        entry, durability = convert.image_from(request.entry), convert.durability_from(request.durability)
-        source, expected = convert.target_from(request.source), convert.expected_from(request.expected)
-        need = Need(write=True, payload=entry.record_bytes, memory=source.length)
+        source = convert.target_from(request.source)
+        need = Need(write=True, payload=request.record_bytes, memory=source.length)
         with self._admission.admit(principal, need):
-            replaced = await self._latents.put(principal.tenant, entry, source, durability, expected)
-        return images_pb2.PutLatentResponse(replaced=replaced)
+            entry = await self._own.take_record(
+                principal.tenant,
+                request.image_id,
+                source,
+                request.record_bytes,
+                durability=convert.durability_from(request.durability),
+                expected=convert.expected_from(request.expected),
+                allow_unknown_vae=request.allow_unknown_vae,
+            )
+        return images_pb2.PutLatentResponse(entry=convert.image_to(entry))
 
     async def GetLatent(self, request: images_pb2.GetLatentRequest, context: Any) -> images_pb2.GetLatentResponse:
         principal = await self._admission.caller(context)

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
 from email.utils import formatdate
 from typing import IO, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from quire.model.durability import Durability
 from quire.model.errors import ConditionFailed, DeadlineExceeded, ImageMissing, InvalidRequest
@@ -34,6 +36,7 @@ from quire_gateway.http.parameters import Parameters, named
 from quire_gateway.http.problems import REQUEST_ID, Handler, problems
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.requests import HttpRequests, listen, send, traced
+from quire_gateway.vaes import KnownVaes
 
 _BODY_TIMEOUT_S: Final = 60.0
 _SLICE_BYTES: Final = 1 << 20
@@ -43,19 +46,20 @@ _PAGE_MAX: Final = 1000
 _RECORD_TYPE: Final = "application/x-quire-latent"
 _OF_A_PUT: Final = (
     *("durability", "shape", "dtype", "height", "width", "vae_scale_factor", "scaling_factor", "shift_factor"),
-    *("do_scaling", "vae", "revision", "weights_sha256"),
+    *("do_scaling", "vae", "revision", "weights_sha256", "allow_unknown_vae"),
 )
 """What may be said of a latent."""
 
 
 class ImagesFrontend:
-    """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET /v1/images`, `GET /v1/latents/{id}`, `GET /healthz`. Does
-    nothing without an address to listen on. Raises `ConfigInvalid` for presets that are none.
+    """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET /v1/images`, `GET /v1/latents/{id}`, `GET /v1/vaes`,
+    `GET /healthz`. Does nothing without an address to listen on. Raises `ConfigInvalid` for presets that are none.
     """
 
-    def __init__(self, config: GatewayConfig, images: OwnMemory, admission: Admission) -> None:
+    def __init__(self, config: GatewayConfig, images: OwnMemory, vaes: KnownVaes, admission: Admission) -> None:
         self._config = config
         self._images = images
+        self._vaes = vaes
         self._admission = admission
         self._requests = HttpRequests("images")
         self._origins = Origins(config.http_origins)
@@ -77,6 +81,7 @@ class ImagesFrontend:
         app.router.add_delete("/v1/images/{id:.+}", self._delete)
         app.router.add_get("/v1/images", self._list)
         app.router.add_get("/v1/latents/{id:.+}", self._latent)
+        app.router.add_get("/v1/vaes", self._known_vaes)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._config.stop_grace_s)
         await self._runner.setup()
         await listen(self._runner, self._config.http_listen)
@@ -117,7 +122,14 @@ class ImagesFrontend:
                 record = await asyncio.to_thread(encode_record, values, info)
             tenant, image_id = request[_PRINCIPAL].tenant, request.match_info["id"]
             expected = await self._expected(request, tenant, image_id)
-            entry = await self._images.put_record(tenant, image_id, record, durability=durability, expected=expected)
+            entry = await self._images.put_record(
+                tenant,
+                image_id,
+                record,
+                durability=durability,
+                expected=expected,
+                allow_unknown_vae=_flag(query, "allow_unknown_vae", default=False),
+            )
         answer = {"id": entry.image_id, "latent_sha256": entry.latent_sha256.hex(), "record_bytes": entry.record_bytes}
         return web.json_response(answer, status=201, headers={"ETag": record_etag(entry)})
 
@@ -152,6 +164,8 @@ class ImagesFrontend:
                         await asyncio.to_thread(spool.write, piece)
             except TimeoutError:
                 raise DeadlineExceeded(f"the body did not come within {_BODY_TIMEOUT_S:g} s", field="body") from None
+            except (BadHttpMessage, web.RequestPayloadError) as error:
+                raise InvalidRequest(f"not encoded as its headers say: {error}", field="body") from None
             await asyncio.to_thread(spool.seek, 0)
             yield spool
 
@@ -223,6 +237,12 @@ class ImagesFrontend:
         """That this gateway answers; `quire status` says of the cluster's members."""
         return web.json_response({"status": "ok"}, headers={"Cache-Control": "no-store"})
 
+    async def _known_vaes(self, request: web.Request) -> web.StreamResponse:
+        """What a latent's `weights_sha256` can name, and how that is computed."""
+        known = sorted(self._vaes.by_weights.values(), key=lambda vae: (vae.name, vae.weights_sha256))
+        answer = {"vaes": [asdict(vae) for vae in known], "digest": "sha256sum of the VAE's .safetensors file"}
+        return web.json_response(answer, headers={"Cache-Control": "private, no-cache"})
+
     async def _latent(self, request: web.Request) -> web.StreamResponse:
         async with self._serving:
             entry, record = await self._images.get_record(request[_PRINCIPAL].tenant, request.match_info["id"])
@@ -230,7 +250,7 @@ class ImagesFrontend:
         return await self._send(request, record, headers)
 
     def _for_caches(self, entry: ImageEntry) -> dict[str, str]:
-        """With tokens one URL is another image for each tenant: only a cache that knows the caller's token may answer."""
+        """With tokens one URL is another image for each tenant: only the caller's own cache may keep it."""
         kept = self._config.http_cache_control
         if self._config.auth != "off":
             kept = ", ".join(["private", *(part for part in kept.split(", ") if part != "public")])
@@ -261,9 +281,9 @@ def _info(query: Mapping[str, str], shape: tuple[int, ...], dtype: str) -> Laten
     normalisation = Normalisation(
         _float(query, "scaling_factor", 1.0),
         _float(query, "shift_factor", 0.0),
-        undone=query.get("do_scaling", "true").lower() in ("false", "0", "no"),
+        undone=not _flag(query, "do_scaling", default=True),
     )
-    vae = Vae(query.get("vae", ""), query.get("revision", ""), query.get("weights_sha256", ""))
+    vae = Vae(query.get("vae", ""), query.get("revision", ""), query.get("weights_sha256", "").lower())
     return LatentInfo(
         shape,  # type: ignore[arg-type]
         dtype,
@@ -279,6 +299,17 @@ def _durability(name: str) -> Durability:
         return Durability[name.upper()]
     except KeyError:
         raise InvalidRequest(f"{name!r}; memory, local, replicated or object", field="durability") from None
+
+
+def _flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
+    value = query.get(name, "").lower()
+    if value in ("true", "1", "yes"):
+        return True
+    if value in ("false", "0", "no"):
+        return False
+    if value:
+        raise InvalidRequest(f"{query[name]!r}; true or false", field=name)
+    return default
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:

@@ -196,7 +196,9 @@ class LatentBackend:
             body.finish()
             async with self._whole:  # only once it is here: a slow client holds no turn
                 record = await asyncio.to_thread(spool.read)
-                return _latent_entry(await self._images.put_record(self._tenant, key, record))
+                allowed = described.metadata.get("allow-unknown-vae", "").lower() in ("1", "true")
+                entry = await self._images.put_record(self._tenant, key, record, allow_unknown_vae=allowed)
+                return _latent_entry(entry)
 
     async def delete(self, key: str, etag: str) -> None:
         _unconditional(etag)

@@ -13,9 +13,8 @@ import time
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.client import Buffer, QuireClient
+from quire.client import QuireClient
 from quire.client.remote_memory import RemoteMemory
-from quire.model.durability import Durability
 from quire.model.errors import NotImplementedHere
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.nodes import DecoderInfo, Node
@@ -25,6 +24,7 @@ from quire.wire.channels import ChannelPool, call
 from quire.wire.v1 import decoder_pb2 as pb
 from quire.wire.v1 import images_pb2
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_decoder.adapters.cluster import StoredRecords
 from quire_decoder.config import PREFIX, DecoderConfig
 from quire_decoder.core.tiers import LruTier
@@ -91,20 +91,21 @@ class ImageStore(DecoderServiceServicer):
         return image
 
 
-async def put_png(client: QuireClient, name: str, png: bytes, height: int, width: int) -> None:
-    """Store a PNG as an image's record."""
+async def put_png(client: QuireClient, orchestrator_address: str, name: str, png: bytes, side: int) -> None:
+    """Store a PNG as a chunk, and catalogue it as the record of an image: gateways take latent records alone."""
     digest = hashlib.sha256(png).digest()
-    entry = ImageEntry(name, digest, len(png), digest, "", height, width)
-    buffer: Buffer = client.allocate(entry.namespace.layout.chunk_bytes)
+    entry = ImageEntry(name, digest, len(png), digest, "", side, side)
+    buffer = client.allocate(entry.namespace.layout.chunk_bytes)
     assert buffer.view is not None, "host memory"
     memoryview(buffer.view.data)[: len(png)] = png
-    request = images_pb2.PutLatentRequest(
-        entry=convert.image_to(entry),
-        source=convert.target_to(buffer.target()),
-        durability=convert.durability_to(Durability.LOCAL),
-    )
-    await call(client.gateway.PutLatent, request, timeout_s=client.timeout_s, again=False)
+    session = await client.store(entry.namespace, entry.keys, 0, buffer, complete=True)
+    await session.finish()
     buffer.close()
+    channels = ChannelPool()
+    stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(orchestrator_address))
+    request = images_pb2.PutImageRequest(entry=convert.image_to(entry))
+    await call(stub.PutImage, request, timeout_s=client.timeout_s, again=False)
+    await channels.close()
 
 
 async def serve(config: DecoderConfig) -> None:

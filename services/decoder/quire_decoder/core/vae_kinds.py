@@ -1,0 +1,55 @@
+"""What a VAE's configuration says, as diffusers writes it: which latents it takes, and what decoding them costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+CLASSES: Final = ("AutoencoderKL", "AutoencoderTiny", "AutoencoderDC", "AutoencoderKLQwenImage")
+_WORKING_VALUES: Final = 8 / 3
+"""Values that live at full resolution for each channel of the two last stages: measured on AutoencoderKL and
+AutoencoderDC (2.0 to 2.7), less for AutoencoderTiny.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class VaeKind:
+    """`channels` of a latent; `scale`: pixels for each of its values, along each side; `frames`: it takes videos.
+
+    `pixel_values`: about how many values decoding holds for each pixel.
+    """
+
+    class_name: str
+    channels: int
+    scale: int
+    frames: bool
+    pixel_values: float
+    scaling_factor: float
+    shift_factor: float
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> VaeKind:
+        """Raises `ValueError` for a class that is not decoded here, and for a configuration without what is needed."""
+        name = config.get("_class_name", "")
+        if name not in CLASSES:
+            raise ValueError(f"it is a {name or 'model without a class'}; there are {', '.join(CLASSES)}")
+        try:
+            if name == "AutoencoderKLQwenImage":
+                widths = [config["base_dim"] * each for each in config["dim_mult"]]
+                channels = config["z_dim"]
+            else:
+                widths = config.get("decoder_block_out_channels") or config["block_out_channels"]
+                channels = config["latent_channels"]
+            scaling, shift = config.get("scaling_factor"), config.get("shift_factor")
+            return cls(
+                class_name=name,
+                channels=int(channels),
+                scale=2 ** (len(widths) - 1),
+                frames=name == "AutoencoderKLQwenImage",
+                pixel_values=_WORKING_VALUES * sum(widths[:2]),
+                scaling_factor=1.0 if scaling is None else float(scaling),
+                shift_factor=0.0 if shift is None else float(shift),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"its configuration lacks what a {name} has: {error!r}") from None

@@ -1,0 +1,40 @@
+"""Which VAEs there are, as the decoders say; a latent that none of them decodes is not stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from quire.model.errors import NoDecoder
+from quire.model.latents import LatentInfo, RecordInvalid, Values
+from quire.model.nodes import DecoderInfo, KnownVae
+from quire.model.vaes import check_decodable
+from quire_server.picture import Picture
+
+
+class KnownVaes:
+    """Of the decoders that are alive; without any, of those that were last."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+        self._last: dict[str, KnownVae] = {}
+
+    @property
+    def by_weights(self) -> Mapping[str, KnownVae]:
+        """By the digest of their weights."""
+        abouts = [node.about for node in self._picture.live.values()]
+        found = {vae.weights_sha256: vae for about in abouts if isinstance(about, DecoderInfo) for vae in about.vaes}
+        if found:
+            self._last = found
+        return self._last
+
+    async def check(self, values: Values, info: LatentInfo) -> None:
+        """Raises `RecordInvalid` for a latent that none decodes, `NoDecoder` where none has been heard of."""
+        try:
+            await asyncio.to_thread(check_decodable, values, info, self.by_weights)
+        except RecordInvalid:
+            await self._picture.refresh()  # a decoder may have come a moment ago
+            if not (known := self.by_weights):
+                message = "no decoder has said which VAEs it has; retry, or allow_unknown_vae for an archive"
+                raise NoDecoder(message, retry_after_s=1.0) from None
+            await asyncio.to_thread(check_decodable, values, info, known)
