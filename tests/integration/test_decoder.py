@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.latents import LatentInfo, Vae, encode_record
 from quire.transport.memory import MemoryTransport
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
+from quire_decoder.adapters.encoding_process import EncodingProcess
 from quire_decoder.adapters.vae import DiffusersVaes
 from quire_decoder.adapters.weights import weights_digest
 from quire_decoder.cache import Cache
@@ -135,6 +137,7 @@ async def scene(vae: Path) -> AsyncIterator[Scene]:
             records=records,
             vae=DiffusersVaes([vae], "cpu", 1 << 30),
             encoder=ImagecodecsEncoder(),
+            make_encoder_process=partial(EncodingProcess, 1 << 30, 60.0),
             remote_memory=RemoteMemory(transport),
             owners=owners,
             clock=SystemClock(),
@@ -279,3 +282,27 @@ async def test_a_record_that_promises_more_than_the_vae_makes(scene: Scene) -> N
     packed = replace(info, layout="packed", height=1024, width=1024)
     with pytest.raises(NotImplementedHere):
         await scene.home.serve(scene.records.put("packed", encode_record(values, packed), packed), PNG, "")
+
+
+async def test_what_is_wanted_no_more_is_not_decoded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record comes all the same; the device is not asked, and who comes next begins anew."""
+    device = scene.home._pipeline.device
+    asked, decode = list[str](), device.decode
+
+    async def counted(latent: Any, info: LatentInfo) -> Any:
+        asked.append(info.vae.repository)
+        return await decode(latent, info)
+
+    monkeypatch.setattr(device, "decode", counted)
+    entry = _image(scene, 8)
+    scene.records.gate = asyncio.Event()
+    waiting = [asyncio.create_task(scene.home.serve(entry, PNG, "")) for _ in range(3)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.wait(waiting)
+    assert not scene.home._running
+    scene.records.gate.set()
+    async with asyncio.timeout(20):
+        assert (await scene.home.serve(entry, PNG, "")).source == "miss"
+    assert len(asked) == 1 and scene.records.fetches == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter, deque
 from typing import Final
@@ -23,12 +24,16 @@ _BUFFERS_MAX: Final = 64
 _OF_ONE_PEER_MAX: Final = 8
 
 
+class Ended(asyncio.CancelledError):
+    """The request was cancelled, and the peers that were told of memory have said that they use it no more."""
+
+
 def may_be_in_use(error: BaseException) -> bool:
     """Whether a peer that was to be told of memory may be using it after this failure of the request.
 
     Not if it has refused, nor if there was no peer to be told.
     """
-    if isinstance(error, NoDecoder | NoStorageNode | MetadataUnavailable):
+    if isinstance(error, NoDecoder | NoStorageNode | MetadataUnavailable | Ended):
         return False
     return not isinstance(error, QuireError) or isinstance(error, Unavailable | DeadlineExceeded | InternalError)
 

@@ -27,6 +27,7 @@ QuireError
 │   ├── PartlyStored            not all chunks of a store were acknowledged
 │   └── PeerLost                the data plane to a client or node broke
 ├── DeadlineExceeded            not done in the time that the caller gave
+├── Abandoned                   ended because the caller wants it no more
 ├── NotImplementedHere          this deployment does not offer it
 │   └── VaeUnknown              no decoder has the VAE that a latent belongs to
 ├── VersionUnsupported          the other side speaks a protocol that this one does not understand
@@ -165,6 +166,10 @@ class PartlyStored(Unavailable):
 
 class DeadlineExceeded(QuireError):
     """Not done in the time that the caller gave."""
+
+
+class Abandoned(QuireError):
+    """Ended because the caller wants it no more; nothing of it goes on."""
 
 
 class NotImplementedHere(QuireError):

@@ -29,6 +29,7 @@ _STATUS: Final[dict[type[errors.QuireError], grpc.StatusCode]] = {
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.Abandoned: grpc.StatusCode.CANCELLED,
     errors.NotImplementedHere: grpc.StatusCode.UNIMPLEMENTED,
     errors.VersionUnsupported: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ConfigInvalid: grpc.StatusCode.FAILED_PRECONDITION,

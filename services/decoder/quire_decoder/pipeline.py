@@ -18,7 +18,8 @@ from quire.telemetry import names, tracer
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.dual_cache import Costs
 from quire_decoder.device import Device
-from quire_decoder.ports import Clock, PixelEncoder, Pixels, RecordSource, VaeRunner
+from quire_decoder.lanes import EncodingLanes
+from quire_decoder.ports import Clock, EncoderProcess, PixelEncoder, Pixels, RecordSource, VaeRunner
 
 Result = TypeVar("Result")
 LOSSLESS = Rendering("png")
@@ -39,6 +40,7 @@ class Pipeline:
         records: RecordSource,
         vae: VaeRunner,
         encoder: PixelEncoder,
+        make_encoder_process: Callable[[], EncoderProcess],
         clock: Clock,
         costs: Costs,
     ) -> None:
@@ -50,10 +52,13 @@ class Pipeline:
         self._fetching = asyncio.Semaphore(config.fetches_max)
         self._unpacked = asyncio.Semaphore(2 * config.batch_max + config.threads)
         self._threads = ThreadPoolExecutor(config.threads, "decoder")
+        self._lanes = EncodingLanes(config, encoder, make_encoder_process)
+        self._fetches: set[asyncio.Task[bytes]] = set()
         self.device = Device(vae, config.batch_max)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._lanes.close()
         self.device.close()
 
     async def fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages) -> bytes:
@@ -62,8 +67,7 @@ class Pipeline:
         """
         started = self._clock.monotonic_s()
         try:
-            async with asyncio.timeout(self._config.fetch_timeout_s), self._fetching:
-                record = await timed(stages, "fetch", self._delayed(self._records.fetch(entry, leased)))
+            record = await timed(stages, "fetch", self._fetched(entry, leased))
         except TimeoutError:
             raise NoStorageNode(f"no record within {self._config.fetch_timeout_s} s") from None
         except (Unavailable, DeadlineExceeded) as error:
@@ -99,14 +103,18 @@ class Pipeline:
             raise CorruptData(f"the VAE makes {pixels.shape}, the record says {entry.height} × {entry.width}")
         return pixels
 
-    async def encode(self, pixels: Pixels, rendering: Rendering, stages: Stages, stage: str = "encode") -> bytes:
-        """An image file. `stage`: what its time is counted as."""
-        return await timed(stages, stage, self._in_thread(self._encoder.encode, pixels, rendering))
-
-    async def transcode(self, lossless: bytes, rendering: Rendering, stages: Stages) -> bytes:
-        """Another form of a lossless image."""
-        pixels = await timed(stages, "transcode", self._in_thread(self._encoder.decode_lossless, lossless))
-        return await self.encode(pixels, rendering, stages)
+    async def encode(
+        self,
+        source: Pixels | bytes,
+        rendering: Rendering,
+        stages: Stages,
+        *,
+        entry: ImageEntry,
+        tenant: str,
+        stage: str = "encode",
+    ) -> bytes:
+        """An image file, of pixels or of the lossless image. `stage`: what its time is counted as."""
+        return await timed(stages, stage, self._lanes.encode(source, rendering, rendering.pixels(entry), tenant))
 
     async def check_lossless(self, image: bytes, entry: ImageEntry) -> None:
         """Raises `CorruptData` for what is no lossless image of the entry's size."""
@@ -114,11 +122,23 @@ class Pipeline:
         if pixels.shape != (entry.height, entry.width, 3):
             raise CorruptData(f"what came back as {entry.image_id!r} is {pixels.shape}")
 
-    async def _delayed(self, fetching: Awaitable[bytes]) -> bytes:
-        """As if the store were further away (`fetch_delay_ms`)."""
-        if self._config.fetch_delay_ms:
-            await asyncio.sleep(self._config.fetch_delay_ms / 1e3)
-        return await fetching
+    async def _fetched(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:
+        """Goes on where it is wanted no more: memory that a node was told of is free again when the node has ended."""
+        task = asyncio.create_task(self._fetch(entry, leased))
+        self._fetches.add(task)
+        task.add_done_callback(self._fetch_ended)
+        return await asyncio.shield(task)
+
+    def _fetch_ended(self, task: asyncio.Task[bytes]) -> None:
+        self._fetches.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen: it need not be awaited
+
+    async def _fetch(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:
+        async with asyncio.timeout(self._config.fetch_timeout_s), self._fetching:
+            if self._config.fetch_delay_ms:  # as if the store were further away
+                await asyncio.sleep(self._config.fetch_delay_ms / 1e3)
+            return await self._records.fetch(entry, leased)
 
     async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)

@@ -14,7 +14,7 @@ from quire.model.latents import LatentInfo
 from quire.model.nodes import KnownVae
 from quire_server.clock import Clock
 
-__all__ = ["Clock", "Owner", "PixelEncoder", "Pixels", "RecordSource", "RemoteMemory", "VaeRunner"]
+__all__ = ["Clock", "EncoderProcess", "Owner", "PixelEncoder", "Pixels", "RecordSource", "RemoteMemory", "VaeRunner"]
 
 Pixels = npt.NDArray[np.uint8]
 """(height, width, 3), RGB."""
@@ -55,6 +55,22 @@ class PixelEncoder(Protocol):
     def encode(self, pixels: Pixels, rendering: Rendering) -> bytes: ...
     def decode_lossless(self, image: bytes) -> Pixels:
         """Of what `encode` made as png."""
+
+
+class EncoderProcess(Protocol):
+    """A process that encodes one image at a time. `kill` may come from any thread."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it takes another image."""
+
+    def run(self, source: Pixels | bytes, rendering: Rendering) -> bytes:
+        """Encode pixels, or a lossless file of them. Blocks. Raises what `PixelEncoder` raises, `ResourceExhausted`,
+        `DeadlineExceeded`.
+        """
+
+    def kill(self) -> None:
+        """End it, also in the middle of an image."""
 
 
 class RemoteMemory(Protocol):

@@ -6,6 +6,7 @@ Requests for an image that is being decoded wait for that decode.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -18,7 +19,16 @@ from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.dual_cache import Outcome
 from quire_decoder.pipeline import LOSSLESS, Pipeline, Stages, timed
-from quire_decoder.ports import Clock, Owner, PixelEncoder, Pixels, RecordSource, RemoteMemory, VaeRunner
+from quire_decoder.ports import (
+    Clock,
+    EncoderProcess,
+    Owner,
+    PixelEncoder,
+    Pixels,
+    RecordSource,
+    RemoteMemory,
+    VaeRunner,
+)
 
 _NOT_LEASED = LeasedRecord()
 
@@ -41,6 +51,15 @@ class _Made:
     lossless: bytes | None = None
 
 
+@dataclass(slots=True, eq=False)
+class _Running:
+    """A decode, and how many wait for it. `ends_early`: with the last of them; else another's cache is told of it."""
+
+    task: asyncio.Task[_Made | bytes]
+    ends_early: bool
+    waiters: int = 0
+
+
 class Decoder:
     """Every public method is one request."""
 
@@ -51,6 +70,7 @@ class Decoder:
         records: RecordSource,
         vae: VaeRunner,
         encoder: PixelEncoder,
+        make_encoder_process: Callable[[], EncoderProcess],
         remote_memory: RemoteMemory,
         owners: Owner,
         clock: Clock,
@@ -62,9 +82,15 @@ class Decoder:
         self._encoder = encoder
         self._cache = Cache(config)
         self._pipeline = Pipeline(
-            config=config, records=records, vae=vae, encoder=encoder, clock=clock, costs=self._cache.costs
+            config=config,
+            records=records,
+            vae=vae,
+            encoder=encoder,
+            make_encoder_process=make_encoder_process,
+            clock=clock,
+            costs=self._cache.costs,
         )
-        self._running: dict[bytes, asyncio.Task[_Made | bytes]] = {}
+        self._running: dict[bytes, _Running] = {}
         self._joined = 0
 
     @property
@@ -92,11 +118,17 @@ class Decoder:
         self._pipeline.close()
 
     async def serve(
-        self, entry: ImageEntry, rendering: Rendering, owner_address: str = "", leased: LeasedRecord = _NOT_LEASED
+        self,
+        entry: ImageEntry,
+        rendering: Rendering,
+        owner_address: str = "",
+        leased: LeasedRecord = _NOT_LEASED,
+        tenant: str = "",
     ) -> Served:
         """An image, encoded as asked. `owner_address`: of the decoder whose cache it belongs to, if not this one's.
 
-        `leased`: its record, should no cache have it.
+        `leased`: its record, should no cache have it. `tenant`: who asks; tenants take turns. A request that is
+        cancelled takes nothing more of the device and of the encoder, unless others wait for the same.
 
         Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `ChunkMissing`, `CorruptData`.
         """
@@ -104,17 +136,18 @@ class Decoder:
             raise InvalidRequest(f"{pixels} pixels, {self._config.pixels_max} at most", field="width, height")
         stages: Stages = {}
         original = rendering.is_original(entry)
+        encode = partial(self._pipeline.encode, entry=entry, tenant=tenant)
         with tracer().start_as_current_span(names.DECODER_SERVE) as span:
-            made = await self._find(entry, owner_address, leased, stages)
+            made = await self._find(entry, owner_address, leased, stages, tenant)
             if isinstance(made, bytes):
                 source = "image"
-                image = made if original else await self._pipeline.transcode(made, rendering, stages)
+                image = made if original else await encode(made, rendering, stages)
             else:
                 source = made.source
                 if original and made.lossless is not None:
                     image = made.lossless
                 else:
-                    image = await self._pipeline.encode(made.pixels, rendering, stages)
+                    image = await encode(made.pixels, rendering, stages)
             span.set_attribute("quire.source", source)
         return Served(image, source, stages)
 
@@ -143,7 +176,9 @@ class Decoder:
 
     # ----
 
-    async def _find(self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages) -> _Made | bytes:
+    async def _find(
+        self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
+    ) -> _Made | bytes:
         """A decode, own or joined; or the lossless image as it lies in a cache."""
         key = entry.record_sha256
         joined = (running := self._running.get(key)) is not None
@@ -151,27 +186,45 @@ class Decoder:
             if len(self._running) >= self._config.requests_max:
                 raise TooManyRequests(f"{len(self._running)} decodes are running; retry later")
             if owner_address:
-                making = self._make_for(entry, owner_address, leased, stages)
+                making = self._make_for(entry, owner_address, leased, stages, tenant)
             else:
                 outcome, data = self._cache.look_up(key)
                 if outcome is Outcome.IMAGE:
                     assert data is not None, "an image hit has the image"
                     return data
-                making = self._make(entry, outcome, data, leased, stages)
+                making = self._make(entry, outcome, data, leased, stages, tenant)
             # A task of its own: a client that goes away does not end it for those that have joined.
-            running = self._running[key] = asyncio.create_task(making)
-            running.add_done_callback(partial(self._ended, key))
+            task = asyncio.create_task(making)
+            running = self._running[key] = _Running(task, ends_early=not owner_address)
+            task.add_done_callback(partial(self._ended, key, running))
         self._joined += joined
-        made = await timed(stages, "joined" if joined else "make", asyncio.shield(running))
+        running.waiters += 1
+        try:
+            made = await timed(stages, "joined" if joined else "make", asyncio.shield(running.task))
+        finally:
+            running.waiters -= 1
+            if not running.waiters and running.ends_early and not running.task.done():
+                self._forget(key, running)  # who comes now begins anew
+                running.task.cancel()
         return replace(made, source="joined") if joined and isinstance(made, _Made) else made
 
-    def _ended(self, key: bytes, task: asyncio.Task[_Made | bytes]) -> None:
-        del self._running[key]
+    def _ended(self, key: bytes, running: _Running, task: asyncio.Task[_Made | bytes]) -> None:
+        self._forget(key, running)
         if not task.cancelled():
             task.exception()  # seen: it need not be awaited
 
+    def _forget(self, key: bytes, running: _Running) -> None:
+        if self._running.get(key) is running:
+            del self._running[key]
+
     async def _make(
-        self, entry: ImageEntry, outcome: Outcome, record: bytes | None, leased: LeasedRecord, stages: Stages
+        self,
+        entry: ImageEntry,
+        outcome: Outcome,
+        record: bytes | None,
+        leased: LeasedRecord,
+        stages: Stages,
+        tenant: str,
     ) -> _Made | bytes:
         """Decode for this cache: from the latent tier, or from storage."""
         if record is None:
@@ -181,12 +234,12 @@ class Decoder:
         promote = self._cache.wants_image(outcome)
         made = _Made(await self._pipeline.decode(entry, record, stages), source)
         if promote:
-            made.lossless = await self._pipeline.encode(made.pixels, LOSSLESS, stages, "keep")
+            made.lossless = await self._keep(entry, made.pixels, stages, tenant)
             self._cache.keep_image(entry, made.lossless)
         return made
 
     async def _make_for(
-        self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages
+        self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
     ) -> _Made | bytes:
         """Decode for another's cache: with the owner's latent if it has one, and with its cache told."""
         kind, record = await self._ask_owner(entry, owner_address, stages)
@@ -196,11 +249,15 @@ class Decoder:
         record = record if record is not None else await self._pipeline.fetch(entry, leased, stages)
         made = _Made(await self._pipeline.decode(entry, record, stages), "latent" if kind else "miss")
         if kind == "promote":
-            made.lossless = await self._pipeline.encode(made.pixels, LOSSLESS, stages, "keep")
+            made.lossless = await self._keep(entry, made.pixels, stages, tenant)
         if fetched or made.lossless is not None:
             telling = self._tell_owner(entry, owner_address, record if fetched else None, made.lossless)
             await timed(stages, "owner", telling)
         return made
+
+    async def _keep(self, entry: ImageEntry, pixels: Pixels, stages: Stages, tenant: str) -> bytes:
+        """The image as caches keep it."""
+        return await self._pipeline.encode(pixels, LOSSLESS, stages, entry=entry, tenant=tenant, stage="keep")
 
     async def _ask_owner(self, entry: ImageEntry, owner_address: str, stages: Stages) -> tuple[str, bytes | None]:
         """What the owner's cache has: "image", "latent" or "promote" with the bytes, or nothing."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from quire import PROTOCOL_VERSION
 from quire.client.remote_memory import RemoteMemory
+from quire.model.errors import Abandoned
 from quire.model.nodes import Node
 from quire.transport import OFF, data_plane
 from quire.wire import convert
@@ -17,9 +19,10 @@ from quire.wire.v1 import decoder_pb2 as pb
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
 from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
+from quire_decoder.adapters.encoding_process import EncodingProcess
 from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes
 from quire_decoder.config import PREFIX, DecoderConfig
-from quire_decoder.runtime import Decoder
+from quire_decoder.runtime import Decoder, Served
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 from quire_server.service import member_tls, run_service, serve_member
@@ -31,19 +34,35 @@ class DecoderServicer(DecoderServiceServicer):
     def __init__(self, decoder: Decoder, remote_memory: RemoteMemory) -> None:
         self._decoder = decoder
         self._remote_memory = remote_memory
+        self._making: dict[bytes, asyncio.Task[Served]] = {}
 
     async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
         entry, target = convert.image_from(request.entry), convert.target_from(request.target)
-        served = await self._decoder.serve(
+        serving = self._decoder.serve(
             entry,
             convert.rendering_from(request.rendering),
             request.owner_address,
             convert.leased_record_from(request.record),
+            request.tenant,
         )
+        making = self._making[request.request_id] = asyncio.ensure_future(serving)
+        try:
+            served = await making
+        except asyncio.CancelledError:
+            if (this := asyncio.current_task()) is not None and this.cancelling():
+                raise
+            raise Abandoned("the caller wants it no more") from None
+        finally:
+            self._making.pop(request.request_id, None)
         await self._remote_memory.push(served.image, target)
         return pb.DecodeResponse(
             length=len(served.image), source=served.source, build=self._decoder.build, stages_us=served.stages_us
         )
+
+    async def Abandon(self, request: pb.AbandonRequest, context: Any) -> pb.AbandonResponse:
+        if (making := self._making.get(request.request_id)) is not None:
+            making.cancel()
+        return pb.AbandonResponse()
 
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:
         entry, target = convert.image_from(request.entry), convert.target_from(request.target)
@@ -77,6 +96,7 @@ async def serve(config: DecoderConfig) -> None:
         records=records,
         vae=vaes,
         encoder=ImagecodecsEncoder(),
+        make_encoder_process=partial(EncodingProcess, config.encode_bytes, config.encode_timeout_s),
         remote_memory=memory,
         owners=GrpcOwners(channels),
         clock=clock,

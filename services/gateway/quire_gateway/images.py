@@ -69,7 +69,7 @@ class ImageGateway:
                 if has(route.entry, etag) or memory is None:
                     return ImageServed(route.entry, etag)
                 target = memory if isinstance(memory, RdmaTarget) else memory(route.entry)
-                done = await self._decoders.decode(route, rendering, target)
+                done = await self._decoders.decode(tenant, route, rendering, target)
                 etag = rendering.etag(route.entry, done.build)
                 return ImageServed(route.entry, etag, done.length, done.source, route.runner, done.stages_us)
             except (NodeUnavailable, DeadlineExceeded) as error:

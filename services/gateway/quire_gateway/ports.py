@@ -193,5 +193,6 @@ class Catalogue(Protocol):
 class Decoders(Protocol):
     """Decoders by their gRPC address."""
 
-    async def decode(self, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
-        """Have an image written into `target` by the decoder that was chosen."""
+    async def decode(self, tenant: str, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
+        """Have an image written into `target` by the decoder that was chosen, for a tenant. Cancelled, it raises
+        `Ended` where that decoder has said that it writes no more."""

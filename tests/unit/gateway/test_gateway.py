@@ -180,7 +180,7 @@ class World:
 
     # ---- the decoder
 
-    async def decode(self, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
+    async def decode(self, tenant: str, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
         if self.decoder_fails:
             raise self.decoder_fails.pop()
         assert route.record.lease == b"leased"

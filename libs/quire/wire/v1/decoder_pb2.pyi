@@ -29,8 +29,14 @@ class DecodeRequest(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     owner_address: _builtins.str
     """The decoder whose cache the result belongs to; empty for this one."""
+    tenant: _builtins.str
+    """Who asks: tenants take turns."""
+    request_id: _builtins.bytes
+    """Names it for `Abandon`, 16 bytes."""
     @_builtins.property
     def entry(self) -> _images_pb2.ImageEntry:
         """Which image."""
@@ -55,14 +61,51 @@ class DecodeRequest(_message.Message):
         target: _common_pb2.RdmaTarget | None = ...,
         owner_address: _builtins.str = ...,
         record: _images_pb2.LeasedRecord | None = ...,
+        tenant: _builtins.str = ...,
+        request_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "record", b"record", "rendering", b"rendering", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "owner_address", b"owner_address", "record", b"record", "rendering", b"rendering", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "owner_address", b"owner_address", "record", b"record", "rendering", b"rendering", "request_id", b"request_id", "target", b"target", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DecodeRequest: _TypeAlias = DecodeRequest  # noqa: Y015
+
+@_typing.final
+class AbandonRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.bytes
+    """As in `DecodeRequest`."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonRequest: _TypeAlias = AbandonRequest  # noqa: Y015
+
+@_typing.final
+class AbandonResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbandonResponse: _TypeAlias = AbandonResponse  # noqa: Y015
 
 @_typing.final
 class DecodeResponse(_message.Message):

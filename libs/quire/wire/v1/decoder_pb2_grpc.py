@@ -40,6 +40,11 @@ class DecoderServiceStub:
                 request_serializer=quire_dot_v1_dot_decoder__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_decoder__pb2.DecodeResponse.FromString,
                 _registered_method=True)
+        self.Abandon = channel.unary_unary(
+                '/quire.v1.DecoderService/Abandon',
+                request_serializer=quire_dot_v1_dot_decoder__pb2.AbandonRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_decoder__pb2.AbandonResponse.FromString,
+                _registered_method=True)
         self.ReadCached = channel.unary_unary(
                 '/quire.v1.DecoderService/ReadCached',
                 request_serializer=quire_dot_v1_dot_decoder__pb2.ReadCachedRequest.SerializeToString,
@@ -58,6 +63,13 @@ class DecoderServiceServicer:
 
     def Decode(self, request, context):
         """Write an encoded image into the caller's memory, from a cache or decoded now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abandon(self, request, context):
+        """End a `Decode` that is wanted no more; it answers CANCELLED once nothing of it goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +96,11 @@ def add_DecoderServiceServicer_to_server(servicer, server):
                     servicer.Decode,
                     request_deserializer=quire_dot_v1_dot_decoder__pb2.DecodeRequest.FromString,
                     response_serializer=quire_dot_v1_dot_decoder__pb2.DecodeResponse.SerializeToString,
+            ),
+            'Abandon': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abandon,
+                    request_deserializer=quire_dot_v1_dot_decoder__pb2.AbandonRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_decoder__pb2.AbandonResponse.SerializeToString,
             ),
             'ReadCached': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadCached,
@@ -124,6 +141,33 @@ class DecoderService:
             '/quire.v1.DecoderService/Decode',
             quire_dot_v1_dot_decoder__pb2.DecodeRequest.SerializeToString,
             quire_dot_v1_dot_decoder__pb2.DecodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abandon(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.DecoderService/Abandon',
+            quire_dot_v1_dot_decoder__pb2.AbandonRequest.SerializeToString,
+            quire_dot_v1_dot_decoder__pb2.AbandonResponse.FromString,
             options,
             channel_credentials,
             insecure,

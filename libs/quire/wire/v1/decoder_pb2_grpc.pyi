@@ -35,6 +35,8 @@ class DecoderServiceStub:
     def __new__(cls, channel: _aio.Channel) -> DecoderServiceAsyncStub: ...
     Decode: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.DecodeRequest, _decoder_pb2.DecodeResponse]
     """Write an encoded image into the caller's memory, from a cache or decoded now."""
+    Abandon: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.AbandonRequest, _decoder_pb2.AbandonResponse]
+    """End a `Decode` that is wanted no more; it answers CANCELLED once nothing of it goes on."""
     ReadCached: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.ReadCachedRequest, _decoder_pb2.ReadCachedResponse]
     """Write a latent record out of this decoder's cache into another's memory."""
     WriteBack: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.WriteBackRequest, _decoder_pb2.WriteBackResponse]
@@ -47,6 +49,8 @@ class DecoderServiceAsyncStub(DecoderServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Decode: _aio.UnaryUnaryMultiCallable[_decoder_pb2.DecodeRequest, _decoder_pb2.DecodeResponse]  # type: ignore[assignment]
     """Write an encoded image into the caller's memory, from a cache or decoded now."""
+    Abandon: _aio.UnaryUnaryMultiCallable[_decoder_pb2.AbandonRequest, _decoder_pb2.AbandonResponse]  # type: ignore[assignment]
+    """End a `Decode` that is wanted no more; it answers CANCELLED once nothing of it goes on."""
     ReadCached: _aio.UnaryUnaryMultiCallable[_decoder_pb2.ReadCachedRequest, _decoder_pb2.ReadCachedResponse]  # type: ignore[assignment]
     """Write a latent record out of this decoder's cache into another's memory."""
     WriteBack: _aio.UnaryUnaryMultiCallable[_decoder_pb2.WriteBackRequest, _decoder_pb2.WriteBackResponse]  # type: ignore[assignment]
@@ -62,6 +66,14 @@ class DecoderServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_decoder_pb2.DecodeResponse, _abc.Awaitable[_decoder_pb2.DecodeResponse]]:
         """Write an encoded image into the caller's memory, from a cache or decoded now."""
+
+    @_abc_1.abstractmethod
+    def Abandon(
+        self,
+        request: _decoder_pb2.AbandonRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_decoder_pb2.AbandonResponse, _abc.Awaitable[_decoder_pb2.AbandonResponse]]:
+        """End a `Decode` that is wanted no more; it answers CANCELLED once nothing of it goes on."""
 
     @_abc_1.abstractmethod
     def ReadCached(

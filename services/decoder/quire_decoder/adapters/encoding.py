@@ -7,6 +7,7 @@ from typing import Any
 
 import imagecodecs
 import numpy as np
+from PIL import Image
 
 from quire.model.errors import CorruptData, InvalidRequest, NotImplementedHere
 from quire.model.images import Geometry, Rendering
@@ -20,7 +21,7 @@ class ImagecodecsEncoder:
 
     @property
     def build(self) -> str:
-        return f"imagecodecs {version('imagecodecs')}"
+        return f"imagecodecs {version('imagecodecs')}, pillow {version('pillow')}"
 
     def encode(self, pixels: Pixels, rendering: Rendering) -> bytes:
         """Raises `NotImplementedHere` for a format that this build of imagecodecs cannot write."""
@@ -56,8 +57,4 @@ def _shaped(pixels: Pixels, shape: Geometry) -> Pixels:
 
 def _resized(pixels: Pixels, height: int, width: int) -> Pixels:
     """Smooth, without aliasing."""
-    import torch  # slow to load, and seldom needed here
-
-    tensor = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None].float()
-    scaled = torch.nn.functional.interpolate(tensor, (height, width), mode="bicubic", antialias=True)
-    return np.asarray(scaled[0].permute(1, 2, 0).round().clamp(0, 255).to(torch.uint8).numpy())
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC))

@@ -41,11 +41,12 @@ class VaeKind:
             else:
                 widths = config.get("decoder_block_out_channels") or config["block_out_channels"]
                 channels = config["latent_channels"]
+            halvings = len(config.get("temperal_downsample") or widths[1:])  # diffusers spells it so
             scaling, shift = config.get("scaling_factor"), config.get("shift_factor")
             return cls(
                 class_name=name,
                 channels=int(channels),
-                scale=2 ** (len(widths) - 1),
+                scale=2**halvings,
                 frames=name == "AutoencoderKLQwenImage",
                 pixel_values=_WORKING_VALUES * sum(widths[:2]),
                 scaling_factor=1.0 if scaling is None else float(scaling),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
+from quire.client.quarantine import Ended, may_be_in_use
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability, OnExisting
+from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
 from quire.model.images import ExpectedImage, ImageEntry, Rendering
 from quire.model.index import OBJECT_TIER, ChunkRecord
@@ -14,6 +18,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
+from quire.telemetry import logger
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.v1 import decoder_pb2, images_pb2, orchestrator_pb2, storage_pb2
@@ -24,6 +29,8 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
 from quire_server.clock import Clock
 from quire_server.permits import permit
+
+_ABANDON_TIMEOUT_S: Final = 5.0
 
 
 class GrpcAllocator:
@@ -218,8 +225,10 @@ class GrpcDecoders:
         self._timeout_s = config.decode_timeout_s
         self._channels = channels
 
-    async def decode(self, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
+    async def decode(self, tenant: str, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
         request = decoder_pb2.DecodeRequest(
+            tenant=tenant,
+            request_id=os.urandom(16),
             entry=convert.image_to(route.entry),
             rendering=convert.rendering_to(rendering),
             target=convert.target_to(target),
@@ -227,5 +236,28 @@ class GrpcDecoders:
             record=convert.leased_record_to(route.record),
         )
         stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(route.runner_address))
-        answer = await call(stub.Decode, request, timeout_s=self._timeout_s, again=False)
+        calling = asyncio.ensure_future(call(stub.Decode, request, timeout_s=self._timeout_s, again=False))
+        try:
+            answer = await asyncio.shield(calling)
+        except asyncio.CancelledError:
+            if await _abandoned(stub, request.request_id, calling):
+                raise Ended from None
+            raise
         return Decoded(answer.length, answer.source, answer.build, dict(answer.stages_us))
+
+
+async def _abandoned(stub: DecoderServiceStub, request_id: bytes, calling: asyncio.Future[Any]) -> bool:
+    """End a decode that is wanted no more. Whether the decoder has said that it goes on no more."""
+    try:
+        request = decoder_pb2.AbandonRequest(request_id=request_id)
+        await call(stub.Abandon, request, timeout_s=_ABANDON_TIMEOUT_S, again=False)
+        await asyncio.wait([calling], timeout=_ABANDON_TIMEOUT_S)
+    except QuireError as error:
+        logger().warning("a decode goes on that is wanted no more", error=str(error))
+    finally:
+        if not calling.done():
+            calling.cancel()
+    if not calling.done() or calling.cancelled():
+        return False
+    failure = calling.exception()
+    return failure is None or not may_be_in_use(failure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import asdict
 from email.utils import formatdate
 from typing import IO, Final
@@ -82,7 +82,9 @@ class ImagesFrontend:
         app.router.add_get("/v1/images", self._list)
         app.router.add_get("/v1/latents/{id:.+}", self._latent)
         app.router.add_get("/v1/vaes", self._known_vaes)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=self._config.stop_grace_s)
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=self._config.stop_grace_s, handler_cancellation=True
+        )
         await self._runner.setup()
         await listen(self._runner, self._config.http_listen)
 
@@ -103,8 +105,12 @@ class ImagesFrontend:
 
     @web.middleware
     async def _measured(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A client that goes away ends what only reads; what writes goes on to its end."""
         with self._requests.timed(request) as answer:
-            response = await handler(request)
+            answering: Awaitable[web.StreamResponse] = handler(request)
+            if request.method in ("PUT", "DELETE"):
+                answering = asyncio.shield(answering)
+            response = await answering
             answer.status = response.status
             return response
 

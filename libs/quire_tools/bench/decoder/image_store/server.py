@@ -69,6 +69,9 @@ class ImageStore(DecoderServiceServicer):
         await self._remote_memory.push(image, convert.target_from(request.target))
         return pb.DecodeResponse(length=len(image), source=source, build="png", stages_us=stages)
 
+    async def Abandon(self, request: pb.AbandonRequest, context: Any) -> pb.AbandonResponse:
+        return pb.AbandonResponse()  # what is fetched is kept
+
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:
         raise NotImplementedHere("an image store decodes nothing for others")
 

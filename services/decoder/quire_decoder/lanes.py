@@ -1,0 +1,110 @@
+"""Encoding, in two lanes: small images in threads, large ones in processes that end when they are wanted no more.
+
+In each lane tenants take turns. The processes have the lower priority, so that a small image waits for no large one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from quire.model.images import Rendering
+from quire_decoder.config import DecoderConfig
+from quire_decoder.core.fair_queue import FairQueue
+from quire_decoder.ports import EncoderProcess, PixelEncoder, Pixels
+
+
+class FairTurns:
+    """So many at a time; of those that wait tenants take turns."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        if self._free:
+            self._free -= 1
+        else:
+            mine = asyncio.get_running_loop().create_future()
+            self._queue.add(tenant, mine)
+            try:
+                await mine
+            except asyncio.CancelledError:
+                if not self._queue.remove(tenant, mine):
+                    self._pass_on()  # the turn came at that moment
+                raise
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        if len(self._queue):
+            self._queue.take().set_result(None)
+        else:
+            self._free += 1
+
+
+class EncodingLanes:
+    """`encoder` is used in threads here; `make_process`: a process with one of its own."""
+
+    def __init__(
+        self, config: DecoderConfig, encoder: PixelEncoder, make_process: Callable[[], EncoderProcess]
+    ) -> None:
+        self._short_pixels = config.encode_short_pixels
+        self._encoder = encoder
+        self._make_process = make_process
+        self._short = FairTurns(config.threads)
+        self._long = FairTurns(config.encode_processes)
+        self._threads = ThreadPoolExecutor(config.threads, "encoder")
+        self._waiting = ThreadPoolExecutor(2 * config.encode_processes, "encoding process")
+        self._idle: list[EncoderProcess] = []
+
+    @property
+    def waiting(self) -> int:
+        """Images that wait for a turn."""
+        return self._short.waiting + self._long.waiting
+
+    async def encode(self, source: Pixels | bytes, rendering: Rendering, pixels: int, tenant: str) -> bytes:
+        """Pixels, or a lossless file of them, as a file. `pixels`: the most that there are while it is made.
+
+        Cancelling ends it: a large one at once, a small one when its thread is done.
+        Raises what `PixelEncoder` raises, `ResourceExhausted` and `DeadlineExceeded`.
+        """
+        if pixels <= self._short_pixels:
+            async with self._short.turn(tenant):
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._threads, self._encode_here, source, rendering
+                )
+        async with self._long.turn(tenant):
+            return await self._encode_apart(source, rendering)
+
+    def close(self) -> None:
+        for process in self._idle:
+            process.kill()
+        for pool in (self._threads, self._waiting):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _encode_here(self, source: Pixels | bytes, rendering: Rendering) -> bytes:
+        pixels = self._encoder.decode_lossless(source) if isinstance(source, bytes) else source
+        return self._encoder.encode(pixels, rendering)
+
+    async def _encode_apart(self, source: Pixels | bytes, rendering: Rendering) -> bytes:
+        process = self._idle.pop() if self._idle else self._make_process()
+        running = asyncio.get_running_loop().run_in_executor(self._waiting, process.run, source, rendering)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            process.kill()
+            running.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
+        finally:
+            if process.usable:
+                self._idle.append(process)
