@@ -9,6 +9,7 @@ import os
 import ssl
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import pytest
+from yarl import URL
 
 from quire.client import AdminClient, ImageClient, QuireClient
 from quire.model.descriptor import DeliveryOrder, Descriptor
@@ -33,8 +35,9 @@ from quire.model.errors import (
     Unauthenticated,
 )
 from quire.model.hashing import Namespace
-from quire.model.latents import LatentInfo, Normalisation, Vae
+from quire.model.latents import LatentInfo, Normalisation, Vae, decode_record
 from quire.model.layout import Dtype, KvLayout
+from quire.model.signed_urls import signed_url
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.tls import MEMBER_NAME, Tls
@@ -163,6 +166,54 @@ async def test_images_are_their_tenants_own(guarded: Guarded) -> None:
         with pytest.raises(ImageMissing):
             await theirs.head("cat")
         assert np.array_equal((await mine.get_latent("cat"))[0], values[0])
+
+
+async def test_a_signed_url_reads_what_it_names_until_its_time(guarded: Guarded) -> None:
+    """Without a token; not another image, not longer, not after its key was rotated, and nothing but reading."""
+    info = LatentInfo((4, 8, 8), "float16", Vae("v"), 64, 64)
+    tenants = [guarded.tenant("site"), guarded.tenant("other site")]
+    for number, tenant in enumerate(tenants):
+        async with guarded.client(tenant.token) as client:
+            values = np.full((4, 8, 8), number, dtype=np.float16)
+            await ImageClient(client).put("a b/猫", values, info, allow_unknown_vae=True)
+    (key, secret), (other_key, other_secret) = (tenant.token.split(":") for tenant in tenants)
+    path, soon_s = "/v1/latents/a%20b/%E7%8C%AB", time.time() + 600
+    mine = signed_url(path, key=key, secret=secret, expires_s=soon_s)
+    theirs = signed_url(path, key=other_key, secret=other_secret, expires_s=soon_s)
+    refused = {
+        path: 401,
+        mine.replace(key, other_key): 403,
+        mine.replace("/a%20b", "/a%20c"): 403,
+        mine.replace("expires=", "expires=1"): 403,
+        mine + "&w=1": 403,
+        mine.partition("&signature")[0]: 400,
+        signed_url(path, key=key, secret=secret, expires_s=time.time() - 1): 403,
+        signed_url(path, key=key, secret=other_secret, expires_s=soon_s): 403,
+        signed_url("/v1/images", key=key, secret=secret, expires_s=soon_s): 400,
+    }
+    async with aiohttp.ClientSession(f"http://{guarded.cluster.http_address}") as http:
+        got = []
+        for url in (mine, theirs):
+            async with http.get(URL(url, encoded=True)) as answer:
+                assert answer.status == 200, await answer.text()
+                assert "private" not in answer.headers["Cache-Control"], "one URL is one tenant's image"
+                got.append(decode_record(await answer.read())[0][0, 0, 0])
+        assert got == [0.0, 1.0]
+        for url, status in refused.items():
+            async with http.get(URL(url, encoded=True)) as answer:
+                assert answer.status == status, (url, await answer.text())
+        for method in ("PUT", "DELETE"):
+            async with http.request(method, URL(mine.replace("latents", "images"), encoded=True)) as answer:
+                assert answer.status == 401
+        command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "keys", "rotate", key]
+        command += ["--folder", str(guarded.cluster.folder)]
+        await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60, check=True)
+        async with asyncio.timeout(20):  # a gateway remembers a key for two seconds
+            while True:
+                async with http.get(URL(mine, encoded=True)) as answer:
+                    if answer.status == 403:
+                        break
+                await asyncio.sleep(0.2)
 
 
 async def test_members_speak_with_members_only(guarded: Guarded) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -279,6 +280,19 @@ def images_put(
     address = cluster_commands.gateway_of(folder, gateway)
     raw = images.record_of(file, weights, scale, scaling_factor, shift_factor)
     images.put(address, file, name, raw, allow_unknown_vae)
+
+
+@images_app.command("sign")
+def images_sign(
+    url: Annotated[str, typer.Argument(help="such as /v1/images/cat?preset=thumb, with or without a host")],
+    key: Annotated[str, typer.Option(help="the access key's name")],
+    secret: Annotated[str, typer.Option(envvar="QUIRE_KEY_SECRET", help="its secret key")],
+    expires: Annotated[int, typer.Option(min=1, help="seconds from now")] = 3600,
+) -> None:
+    """Sign a URL of an image: it is read without a key until it expires."""
+    from quire.model.signed_urls import signed_url
+
+    typer.echo(signed_url(url, key=key, secret=secret, expires_s=time.time() + expires))
 
 
 @images_app.command("vaes")

@@ -7,11 +7,12 @@ import contextlib
 import hmac
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from quire.model.errors import NotAllowed, ResourceExhausted, Unauthenticated
 from quire.model.hashing import tenant_name
+from quire.model.signed_urls import UrlClaim
 from quire.telemetry import counter, names
 from quire.wire.credentials import AUTHORIZATION, bearer, is_member
 from quire_gateway.config import GatewayConfig
@@ -106,6 +107,18 @@ class Admission:
                 "missing or invalid credentials: a key of `quire keys`, as Bearer NAME:SECRET", field=AUTHORIZATION
             )
         return self.principal(key)
+
+    async def authenticate_url(self, claim: UrlClaim) -> Principal:
+        """By a signed URL: it reads what it names, for the key's tenant. Raises `NotAllowed`."""
+        key = await self._keys.get(claim.key)
+        signed = claim.is_signed_with(self._keys.secret(key) if key is not None else _WRONG_SECRET)
+        if key is None or not signed:
+            raise NotAllowed("it is not of this URL, or its key is gone", field="signature")
+        if claim.expires_s * 1000 <= self._clock.now_ms():
+            raise NotAllowed("this URL's time is over", field="expires")
+        if self._config.auth == "off":
+            return Principal(read_only=True, rdma=False)
+        return replace(self.principal(key), read_only=True, rdma=False)
 
     def principal(self, key: AccessKey) -> Principal:
         """Of an access key whose secret was shown."""

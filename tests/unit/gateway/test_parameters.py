@@ -123,3 +123,10 @@ def test_without_free_forms_there_are_few() -> None:
 def test_presets_that_are_none_are_said_at_the_start(presets: str) -> None:
     with pytest.raises(ConfigInvalid, match="QUIRE_GATEWAY_IMAGES_PRESETS"):
         Parameters(presets)
+
+
+def test_a_signed_query_has_free_forms() -> None:
+    parameters, query = Parameters(PRESETS, free=False), [("w", "123"), ("format", "webp")]
+    with pytest.raises(InvalidRequest):
+        parameters.read(query, "")
+    assert parameters.read(query, "", signed=True).width == 123

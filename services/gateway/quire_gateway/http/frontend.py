@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import asdict
 from email.utils import formatdate
@@ -26,6 +27,7 @@ from quire.model.latents import (
     from_bytes,
     from_safetensors,
 )
+from quire.model.signed_urls import UrlClaim
 from quire.telemetry import names
 from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
@@ -42,7 +44,9 @@ _BODY_TIMEOUT_S: Final = 60.0
 _SLICE_BYTES: Final = 1 << 20
 _PRINCIPAL: Final = web.RequestKey("principal", Principal)
 _ADMITTED: Final = web.RequestKey("admitted", Taken)
+_CLAIM: Final = web.RequestKey("claim", UrlClaim)
 _PAGE_MAX: Final = 1000
+_SIGNED_PATHS: Final = ("/v1/images/", "/v1/latents/")
 _RECORD_TYPE: Final = "application/x-quire-latent"
 _OF_A_PUT: Final = (
     *("durability", "shape", "dtype", "height", "width", "vae_scale_factor", "scaling_factor", "shift_factor"),
@@ -97,11 +101,21 @@ class ImagesFrontend:
         if request.path == "/healthz":
             return await handler(request)
         with traced(request, names.GATEWAY_HTTP, request[REQUEST_ID]):
-            principal = await self._admission.authenticate(request.headers.get("Authorization", ""))
+            principal = await self._principal(request)
             need = Need(write=request.method in ("PUT", "DELETE"), payload=request.content_length or 0)
             with self._admission.admit(principal, need) as admitted:
                 request[_PRINCIPAL], request[_ADMITTED] = principal, admitted
                 return await handler(request)
+
+    async def _principal(self, request: web.Request) -> Principal:
+        """By a signed URL, to read; else by the header."""
+        claim = UrlClaim.read(request.path, request.query.items()) if request.method in ("GET", "HEAD") else None
+        if claim is None:
+            return await self._admission.authenticate(request.headers.get("Authorization", ""))
+        if not request.path.startswith(_SIGNED_PATHS):
+            raise InvalidRequest(f"is of {' and '.join(_SIGNED_PATHS)} alone", field="signature")
+        request[_CLAIM] = claim
+        return await self._admission.authenticate_url(claim)
 
     @web.middleware
     async def _measured(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -177,7 +191,9 @@ class ImagesFrontend:
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         """GET, and HEAD: the same without the body."""
-        rendering = self._parameters.read(request.query.items(), request.headers.get("Accept", ""))
+        claim, accept = request.get(_CLAIM), request.headers.get("Accept", "")
+        query = claim.query if claim is not None else request.query.items()
+        rendering = self._parameters.read(query, accept, signed=claim is not None)
         conditions = Preconditions.of(request.headers)
 
         def has(entry: ImageEntry, etag: str) -> bool:
@@ -191,7 +207,7 @@ class ImagesFrontend:
         headers = {
             "ETag": served.etag,
             "Vary": "Accept",
-        } | self._for_caches(served.entry)
+        } | self._for_caches(request, served.entry)
         if not data:
             return web.Response(status=304, headers=headers)
         headers |= {
@@ -252,15 +268,29 @@ class ImagesFrontend:
     async def _latent(self, request: web.Request) -> web.StreamResponse:
         async with self._serving:
             entry, record = await self._images.get_record(request[_PRINCIPAL].tenant, request.match_info["id"])
-        headers = {"Content-Type": _RECORD_TYPE, "ETag": record_etag(entry)} | self._for_caches(entry)
+        headers = {"Content-Type": _RECORD_TYPE, "ETag": record_etag(entry)} | self._for_caches(request, entry)
         return await self._send(request, record, headers)
 
-    def _for_caches(self, entry: ImageEntry) -> dict[str, str]:
-        """With tokens one URL is another image for each tenant: only the caller's own cache may keep it."""
-        kept = self._config.http_cache_control
-        if self._config.auth != "off":
-            kept = ", ".join(["private", *(part for part in kept.split(", ") if part != "public")])
-        return {"Last-Modified": formatdate(entry.created_ms // 1000, usegmt=True), "Cache-Control": kept}
+    def _for_caches(self, request: web.Request, entry: ImageEntry) -> dict[str, str]:
+        """With tokens one URL is another image for each tenant: only the caller's own cache may keep it. A signed URL
+        is one tenant's, for a time.
+        """
+        kept = [part.strip() for part in self._config.http_cache_control.split(",")]
+        if (claim := request.get(_CLAIM)) is not None:
+            left_s = max(0, claim.expires_s - int(time.time()))
+            kept = [_bounded(part, left_s) for part in kept]
+        elif self._config.auth != "off":
+            kept = ["private", *(part for part in kept if part != "public")]
+        modified = formatdate(entry.created_ms // 1000, usegmt=True)
+        return {"Last-Modified": modified, "Cache-Control": ", ".join(kept)}
+
+
+def _bounded(directive: str, most_s: int) -> str:
+    """A directive of Cache-Control, with no time beyond `most_s`."""
+    name, _, value = directive.partition("=")
+    if name.lower() in ("max-age", "s-maxage") and value.isdigit():
+        return f"{name}={min(int(value), most_s)}"
+    return directive
 
 
 def record_etag(entry: ImageEntry) -> str:

@@ -30,7 +30,8 @@ class Parameters:
     """What a query may say of an image.
 
     `presets`: `NAME=QUERY;NAME=QUERY`, such as `thumb=w=200&h=200&fit=cover`. Unless `free`, a query says a preset or
-    none, a format, and a dpr of 1, 2 or 3: so few forms that caches hold them. Raises `ConfigInvalid`.
+    none, a format, and a dpr of 1, 2 or 3: so few forms that caches hold them. A signed query may say anything. Raises
+    `ConfigInvalid`.
     """
 
     def __init__(self, presets: str = "", *, free: bool = True) -> None:
@@ -46,11 +47,11 @@ class Parameters:
             except (InvalidRequest, ValueError) as error:
                 raise ConfigInvalid(f"QUIRE_GATEWAY_IMAGES_PRESETS: {part!r}: {error}") from None
 
-    def read(self, query: Iterable[tuple[str, str]], accept: str) -> Rendering:
+    def read(self, query: Iterable[tuple[str, str]], accept: str, *, signed: bool = False) -> Rendering:
         """Raises `InvalidRequest`, `ParameterUnknown`, `NotAcceptable`. Without `format` the best that is accepted."""
         pairs = list(query)
         preset = [value for name, value in pairs if name == "preset"]
-        if not preset and self._free:
+        if not preset and (self._free or signed):
             return _rendering(named(pairs, _NAMES, _ALIASES), accept)
         given = named(pairs, _BESIDE_A_PRESET, _ALIASES)
         if preset and preset[0] not in self._presets:
