@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,8 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,9 +26,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from safetensors.torch import save
 
 from quire.client import QuireClient
-from quire.model.errors import ConfigInvalid
+from quire.model.errors import ConfigInvalid, QuireError
+from quire_decoder.adapters.weights import weights_digest
 from quire_tools.cli.cluster import write_namespace
-from quire_tools.local import LocalCluster
+from quire_tools.local import LocalCluster, read_state
+from quire_tools.local.ports import free_ports
 from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
 
 _REQUEST: Any = reflection_pb2.ServerReflectionRequest
@@ -61,6 +66,17 @@ def children_of(folder: Path) -> list[str]:
     return found
 
 
+def _until(look: Callable[[], Any]) -> Any:
+    """What it gives, once that is something. Bounded."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with contextlib.suppress(QuireError, OSError):
+            if found := look():
+                return found
+        time.sleep(0.1)
+    raise AssertionError("it did not come")
+
+
 def test_up_status_and_ctrl_c(tmp_path: Path) -> None:
     """`quire up` serves until Ctrl-C and leaves no process, lock or state behind; errors are one line."""
     folder = tmp_path / "data"
@@ -86,6 +102,36 @@ def test_up_status_and_ctrl_c(tmp_path: Path) -> None:
     assert children_of(folder) == []
     gone = quire("status", "--folder", str(folder))
     assert gone.returncode == 1 and "quire up" in gone.stderr and "Traceback" not in gone.stderr
+
+
+def test_up_starts_again_what_dies_and_keeps_its_ports(tmp_path: Path, vae: Path) -> None:
+    """Each service, Redis too, killed; images are at the port that was asked for, with the VAE that was given."""
+    (http_port,) = free_ports(1)
+    url, folder, said = f"http://127.0.0.1:{http_port}/v1/vaes", tmp_path / "data", tmp_path / "said"
+    command = [*QUIRE, "up", "--folder", str(folder), "--arena-mib", "64", "--http", str(http_port)]
+
+    def run(options: list[str], look: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+        with said.open("w") as out:
+            up = subprocess.Popen([*command, *options], stdout=out)
+        try:
+            running: dict[str, Any] = _until(lambda: read_state(folder)["processes"])
+            _until(lambda: "decoder-0" in said.read_text())
+            look(running)
+            up.send_signal(signal.SIGINT)
+            assert up.wait(60) == 0
+        finally:
+            up.kill()
+            up.wait()
+        return {name: address for name, (_, address) in running.items() if name != "redis"}
+
+    def kill_all(running: dict[str, Any]) -> None:
+        for pid, _ in running.values():
+            os.kill(pid, signal.SIGKILL)
+        _until(lambda: said.read_text().count("was started again") == len(running))
+        known = _until(lambda: json.load(urllib.request.urlopen(url, timeout=5))["vaes"])
+        assert weights_digest(vae) in {each["weights_sha256"] for each in known}
+
+    assert run(["--models", str(vae.parent)], kill_all) == run([], lambda running: None)
 
 
 def test_a_killed_launcher_takes_its_cluster_with_it(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,18 +14,16 @@ from rich.console import Console
 
 from quire import __version__
 from quire.model.errors import InvalidRequest, QuireError
-from quire.model.images import Fit
 from quire_tools.cli import cluster as cluster_commands
+from quire_tools.cli.images_app import images_app
 from quire_tools.cli.keys import keys_app
+from quire_tools.local import LocalCluster
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 bench_app = typer.Typer()
 app.add_typer(bench_app, name="bench")
 plan_app = typer.Typer(no_args_is_help=True, help="What a deployment needs and costs, before there is one.")
 app.add_typer(plan_app, name="plan")
-
-
-images_app = typer.Typer(no_args_is_help=True, help="Images that live as latents.")
 app.add_typer(images_app, name="images")
 app.add_typer(keys_app, name="keys")
 
@@ -61,10 +58,28 @@ def version() -> None:
 
 @app.command()
 def up(
-    folder: Folder = _FOLDER, storage_nodes: int = 1, arena_mib: int = 1024, drive_mib: int = 4096, trace: bool = False
+    folder: Folder = _FOLDER,
+    storage_nodes: int = 1,
+    arena_mib: int = 1024,
+    drive_mib: int = 4096,
+    decoders: Annotated[int, typer.Option(help="services that decode images", min=0)] = 1,
+    models: Annotated[Path | None, typer.Option(help="a VAE's folder, a pipeline's, or a folder of these")] = None,
+    http: Annotated[str, typer.Option(help="port, or host:port, of images over HTTP; as it was, if not given")] = "",
+    trace: bool = False,
 ) -> None:
-    """Start a cluster on this machine and keep it running until Ctrl-C."""
-    cluster_commands.up(folder, storage_nodes, arena_mib << 20, drive_mib << 20, trace)
+    """Start a cluster on this machine and keep it running until Ctrl-C. Services that end are started again."""
+    cluster_commands.up(
+        LocalCluster(
+            folder,
+            storage_nodes=storage_nodes,
+            decoders=decoders,
+            arena_bytes=arena_mib << 20,
+            drive_bytes=drive_mib << 20,
+            http_address=f"127.0.0.1:{http}" if http.isdigit() else http,
+            settings=cluster_commands.decoder_settings(models) if models is not None else {},
+            trace=trace,
+        )
+    )
 
 
 @app.command()
@@ -260,82 +275,6 @@ def calibrate(
         cluster_commands.as_operator(folder, admin, lambda operator: operator.set_theta(theta))
         report.notes.append(f"Θ of the cluster is now {theta} bytes ({theta / 2**20:g} MiB)")
     report.show(json_file, plot, draw=lambda path: bench.draw(report, path))
-
-
-@images_app.command("put")
-def images_put(
-    file: Annotated[Path, typer.Argument(help=".safetensors with one tensor, or a latent record")],
-    name: Annotated[str, typer.Option("--id", help="empty: the file's name")] = "",
-    weights: Annotated[str, typer.Option(help="SHA-256 of the VAE's weights")] = "",
-    scale: Annotated[int, typer.Option(help="pixels per latent pixel")] = 8,
-    scaling_factor: float = 1.0,
-    shift_factor: float = 0.0,
-    allow_unknown_vae: Annotated[bool, typer.Option(help="store it also where no decoder has its VAE")] = False,
-    folder: Folder = _FOLDER,
-    gateway: Gateway = "",
-) -> None:
-    """Store a latent under an id."""
-    from quire_tools.cli import images
-
-    address = cluster_commands.gateway_of(folder, gateway)
-    raw = images.record_of(file, weights, scale, scaling_factor, shift_factor)
-    images.put(address, file, name, raw, allow_unknown_vae)
-
-
-@images_app.command("sign")
-def images_sign(
-    url: Annotated[str, typer.Argument(help="such as /v1/images/cat?preset=thumb, with or without a host")],
-    key: Annotated[str, typer.Option(help="the access key's name")],
-    secret: Annotated[str, typer.Option(envvar="QUIRE_KEY_SECRET", help="its secret key")],
-    expires: Annotated[int, typer.Option(min=1, help="seconds from now")] = 3600,
-) -> None:
-    """Sign a URL of an image: it is read without a key until it expires."""
-    from quire.model.signed_urls import signed_url
-
-    typer.echo(signed_url(url, key=key, secret=secret, expires_s=time.time() + expires))
-
-
-@images_app.command("vaes")
-def images_vaes(folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
-    """VAEs that the decoders have, by the digest of their weights."""
-    from quire_tools.cli import images
-
-    images.vaes(cluster_commands.gateway_of(folder, gateway))
-
-
-@images_app.command("get")
-def images_get(
-    name: Annotated[str, typer.Argument(help="the image's id")],
-    out: Annotated[Path, typer.Argument(help="file to write; its suffix names the format: png, webp, jpeg, avif")],
-    quality: Annotated[int, typer.Option(help="1 to 100; 0: lossless where the format can be")] = 0,
-    width: Annotated[int, typer.Option(help="pixels at most; 0: as it is")] = 0,
-    height: Annotated[int, typer.Option(help="pixels at most; 0: as it is")] = 0,
-    fit: Annotated[Fit, typer.Option(help="the whole image within the box, or the box full of it")] = Fit.CONTAIN,
-    folder: Folder = _FOLDER,
-    gateway: Gateway = "",
-) -> None:
-    """Have an image decoded and encoded."""
-    from quire_tools.cli import images
-
-    images.get(cluster_commands.gateway_of(folder, gateway), name, out, quality, width, height, fit)
-
-
-@images_app.command("ls")
-def images_ls(prefix: str = "", folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
-    """Images whose ids begin with a prefix."""
-    from quire_tools.cli import images
-
-    images.ls(cluster_commands.gateway_of(folder, gateway), prefix)
-
-
-@images_app.command("rm")
-def images_rm(
-    name: Annotated[str, typer.Argument(help="the image's id")], folder: Folder = _FOLDER, gateway: Gateway = ""
-) -> None:
-    """Forget an image."""
-    from quire_tools.cli import images
-
-    images.rm(cluster_commands.gateway_of(folder, gateway), name)
 
 
 @app.command()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -17,31 +18,44 @@ from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace, block_keys, tenant_name
 from quire.wire.tls import MEMBER_NAME, tls_of_environment
 from quire_tools.local import LocalCluster, read_state
+from quire_tools.local.supervisor import Supervisor
 
 console = Console()
 
 
-def up(folder: Path, storage_nodes: int, arena_bytes: int, drive_bytes: int, trace: bool) -> None:
-    """Run a cluster until SIGINT or SIGTERM."""
+def up(cluster: LocalCluster) -> None:
+    """Run a cluster until SIGINT or SIGTERM; what ends by itself is started again."""
     stopped = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopped.set())
-    cluster = LocalCluster(
-        folder, storage_nodes=storage_nodes, arena_bytes=arena_bytes, drive_bytes=drive_bytes, trace=trace
-    )
     try:
         with console.status("starting"):
             cluster.start()
-        console.print(f"gateway [bold]{cluster.gateway_address}[/]; files in {folder}; Ctrl-C stops it")
-        console.print(f"operators {cluster.admin_address}, metrics of each service in {folder}/cluster.json")
+        console.print(f"gateway [bold]{cluster.gateway_address}[/]; files in {cluster.folder}; Ctrl-C stops it")
+        console.print(f"operators {cluster.admin_address}, metrics of each service in {cluster.folder}/cluster.json")
         console.print(f"images http://{cluster.http_address}/v1/images, S3 http://{cluster.s3_address} (`quire keys`)")
         for name in cluster.names:
             console.print(f"  {name:<14}{cluster.address(name)}  pid {cluster.pid(name)}")
-        while not stopped.wait(0.5):
-            pass
+        supervisor = Supervisor(cluster, console.print)
+        while not stopped.wait(0.25):
+            supervisor.look(time.monotonic())
     finally:
         with console.status("stopping"):
             cluster.stop()
+
+
+def decoder_settings(models: Path) -> dict[str, str]:
+    """For decoders with the VAEs in a folder: its own, a pipeline's, or of those in the folders below.
+
+    Raises `InvalidRequest` where there is none.
+    """
+    candidates = [models, models / "vae", *sorted(models.glob("*")), *sorted(models.glob("*/vae"))]
+    found = [each for each in candidates if any(each.glob("*.safetensors")) and (each / "config.json").is_file()]
+    if not found:
+        raise InvalidRequest(f"no folder with config.json and .safetensors in {models}", field="models")
+    if any("," in str(each) for each in found):
+        raise InvalidRequest(f"{models} has a comma in its name", field="models")
+    return {"QUIRE_DECODER_MODELS": ",".join(map(str, found)), "QUIRE_DECODER_WARM": "1"}
 
 
 def status(folder: Path, gateway: str) -> None:

