@@ -122,7 +122,7 @@ def test_up_starts_again_what_dies_and_keeps_its_ports(tmp_path: Path, vae: Path
         finally:
             up.kill()
             up.wait()
-        return {name: address for name, (_, address) in running.items() if name != "redis"}
+        return {name: address for name, (_, address) in running.items() if not name.startswith(("redis", "storage"))}
 
     def kill_all(running: dict[str, Any]) -> None:
         for pid, _ in running.values():

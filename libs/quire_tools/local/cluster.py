@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,9 +89,10 @@ class LocalCluster:
         modules: dict[str, str] | None = None,
     ) -> None:
         """`http_address`: of images, at the first gateway. Ports that are not given are as they were when the folder's
-        cluster ran before, where they are free. `tls`: members speak TLS with each other, clients at `tls_address`;
-        certificates in the folder's `certs`. `modules`: what to run in a service's place, by its name, e.g. to compare
-        with something else.
+        cluster ran before, where they are free, but for those of storage nodes.
+
+        `tls`: members speak TLS with each other, clients at `tls_address`; certificates in the folder's `certs`.
+        `modules`: what to run in a service's place, by its name, e.g. to compare with something else.
         """
         self.folder = folder
         self._modules = modules or {}
@@ -159,7 +161,7 @@ class LocalCluster:
         if not self._redis_url:
             self._start_redis(timeout_s)
         services = sum((self._gateways, self._orchestrators, self._schedulers, self._decoders, self._storage_nodes))
-        taken = iter(remembered_ports(self.folder / _PORTS, 2 * services + 3 * self._gateways))
+        taken, storage_ports = self._find_ports(2 * services + 3 * self._gateways - self._storage_nodes)
         self._metrics_ports = iter([next(taken) for _ in range(services)])
         ports = {
             "orchestrator": [next(taken) for _ in range(self._orchestrators)],
@@ -205,7 +207,7 @@ class LocalCluster:
         for index, port in enumerate(ports["scheduler"]):
             name = _numbered("scheduler", index)
             self._start_service(name, "scheduler", port, {"QUIRE_SCHEDULER_NODE_ID": name} | common)
-        for index in range(self._storage_nodes):
+        for index, port in enumerate(storage_ports):
             node = f"storage-{index}"
             extra = {
                 "QUIRE_STORAGE_NODE_ID": node,
@@ -214,7 +216,7 @@ class LocalCluster:
                 "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes),
                 "QUIRE_STORAGE_OBJECT_URL": str(self.folder / "objects"),
             }
-            self._start_service(node, "storage", next(taken), extra | common)
+            self._start_service(node, "storage", port, extra | common)
         self._write_state()
         deadline = time.monotonic() + timeout_s
         for process in self._processes.values():
@@ -319,6 +321,13 @@ class LocalCluster:
         self._write_state()
 
     # ----
+
+    def _find_ports(self, count: int) -> tuple[Iterator[int], list[int]]:
+        """`count` as they were before, and those of storage nodes. These are new: the nodes of a cluster that was
+        killed count as members for a while, and are told apart by their addresses.
+        """
+        remembered = remembered_ports(self.folder / _PORTS, count)
+        return iter(remembered), free_ports(self._storage_nodes, but=remembered)
 
     def _make_secret(self) -> str:
         file = self.folder / "secret"

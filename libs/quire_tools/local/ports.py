@@ -7,6 +7,7 @@ import errno
 import json
 import random
 import socket
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +19,8 @@ _LAST: Final = 32_767
 _TRIES: Final = 50
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nothing has bound. Raises `Unavailable` if there are none.
+def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
+    """Ports of 127.0.0.1 that nothing has bound, and none of `but`. Raises `Unavailable` if there are none.
 
     They lie below those that the kernel gives to outgoing connections: one of these could take a port between its being
     found free and its being bound.
@@ -33,6 +34,8 @@ def free_ports(count: int) -> list[int]:
                 return found
             each = stack.enter_context(socket.socket())
             port = pick.randint(_FIRST, last) if last > _FIRST else 0
+            if port in but:
+                continue
             try:
                 each.bind(("127.0.0.1", port))
             except OSError as error:

@@ -65,6 +65,7 @@ class EncodingLanes:
         self._long = FairTurns(config.encode_processes)
         self._threads = ThreadPoolExecutor(config.threads, "encoder")
         self._waiting = ThreadPoolExecutor(2 * config.encode_processes, "encoding process")
+        self._processes: set[EncoderProcess] = set()
         self._idle: list[EncoderProcess] = []
 
     @property
@@ -87,7 +88,7 @@ class EncodingLanes:
             return await self._encode_apart(source, rendering)
 
     def close(self) -> None:
-        for process in self._idle:
+        for process in self._processes:
             process.kill()
         for pool in (self._threads, self._waiting):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -98,6 +99,7 @@ class EncodingLanes:
 
     async def _encode_apart(self, source: Pixels | bytes, rendering: Rendering) -> bytes:
         process = self._idle.pop() if self._idle else self._make_process()
+        self._processes.add(process)
         running = asyncio.get_running_loop().run_in_executor(self._waiting, process.run, source, rendering)
         try:
             return await asyncio.shield(running)
@@ -108,3 +110,5 @@ class EncodingLanes:
         finally:
             if process.usable:
                 self._idle.append(process)
+            else:
+                self._processes.discard(process)

@@ -56,6 +56,11 @@ class Pipeline:
         self._fetches: set[asyncio.Task[bytes]] = set()
         self.device = Device(vae, config.batch_max)
 
+    @property
+    def encoding(self) -> int:
+        """Images that wait for a turn to be encoded."""
+        return self._lanes.waiting
+
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._lanes.close()

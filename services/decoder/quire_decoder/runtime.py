@@ -112,7 +112,8 @@ class Decoder:
     def stats(self) -> dict[str, float]:
         """For `quire status`."""
         device = self._pipeline.device
-        return self._cache.stats | {"joined": self._joined, "queue": device.waiting, "batches": device.batches}
+        queues = {"queue": device.waiting, "queue.encode": self._pipeline.encoding}
+        return self._cache.stats | queues | {"joined": self._joined, "batches": device.batches}
 
     def close(self) -> None:
         self._pipeline.close()

@@ -119,4 +119,9 @@ async def test_large_images_hold_no_small_one_up_and_end_when_cancelled() -> Non
             await asyncio.wait([task])
     assert len(_Process.made) == 3 and all(process.killed.is_set() for process in _Process.made)
     assert lanes.waiting == 0
-    lanes.close()
+    last = asyncio.create_task(lanes.encode(PIXELS, wanted, 101, "a"))
+    while len(_Process.made) < 4:
+        await asyncio.sleep(0.001)
+    lanes.close()  # ends what is running, too
+    with pytest.raises(ResourceExhausted):
+        await last

@@ -208,6 +208,7 @@ def show_trace(trace: Trace) -> None:
 
 def command(
     live: Annotated[bool, typer.Option("--live", help="a trace through the real services, by what is cached")] = False,
+    public: Annotated[bool, typer.Option("--public", help="small images over HTTP, beside large ones")] = False,
     storage: Annotated[bool, typer.Option("--storage", help="bytes by format, and what comes back")] = False,
     sim: Annotated[bool, typer.Option("--sim", help="the decoder's cache over a long trace; if nothing else")] = False,
     part: Annotated[str, typer.Option(help="of --sim: sizes, alphas, sensitivity, spillover, trace or all")] = "all",
@@ -218,7 +219,7 @@ def command(
     seed: int = 1,
     cache_share: Annotated[float, typer.Option(help="of the working set: --live, alphas, sensitivity")] = 0.0,
     speed: Annotated[float, typer.Option(help="of the spillover replay against real time; 0: devices 60% busy")] = 0.0,
-    requests: Annotated[int, typer.Option(help="of --live, counted ones")] = 600,
+    requests: Annotated[int, typer.Option(help="of --live and --public, counted ones")] = 600,
     warmup: Annotated[int, typer.Option(help="requests of --live before these")] = 2000,
     rate: Annotated[float, typer.Option(help="requests per second of --live")] = 8.0,
     size: Annotated[int, typer.Option(help="pixels of a side, --live and --storage")] = 128,
@@ -238,6 +239,10 @@ def command(
 
         report = fidelity.run(12, size)
         report.show(json_file, plot, draw=lambda path: figures.fidelity(report, path))
+    if public:
+        from quire_tools.bench.decoder import public as site
+
+        site.run(requests, 6, 4.0).show(json_file, plot)
     if live:
         from quire_tools.bench.decoder import live as replay
 
@@ -248,7 +253,7 @@ def command(
         settings = replay.LiveSettings(requests, warmup, rate, cache_share or 0.1, size, seed=seed, setups=chosen)
         report = replay.run(accesses, settings)
         report.show(json_file, plot, draw=lambda path: figures.live(report, path))
-    if sim or not (live or storage):
+    if sim or not (live or storage or public):
         accesses = read_trace(trace) if trace is not None else generate(images, seed)
         if trace is None and part in ("trace", "all"):
             show_trace(accesses)

@@ -6,6 +6,7 @@ Pixels and files travel in memfds over a socket pair; the process ends with it. 
 from __future__ import annotations
 
 import array
+import ctypes
 import json
 import mmap
 import os
@@ -27,6 +28,7 @@ from quire_decoder.ports import Pixels
 
 _MESSAGE_BYTES: Final = 1 << 16
 _NICE: Final = 10
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class EncodingProcess:
@@ -143,6 +145,7 @@ def _too_large(memory_bytes: int) -> InvalidRequest:
 
 
 def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # with the decoder, also where that is killed
     sock = socket.socket(fileno=int(sys.argv[1]))
     memory_bytes, timeout_s = int(sys.argv[2]), float(sys.argv[3])
     os.nice(_NICE)  # small images come first
