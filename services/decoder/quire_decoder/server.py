@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from quire import PROTOCOL_VERSION
 from quire.client.remote_memory import RemoteMemory
@@ -27,6 +28,8 @@ from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 from quire_server.service import member_tls, run_service, serve_member
 
+_ABANDONED_MAX: Final = 1024
+
 
 class DecoderServicer(DecoderServiceServicer):
     """Maps messages to `Decoder` and back."""
@@ -35,8 +38,11 @@ class DecoderServicer(DecoderServiceServicer):
         self._decoder = decoder
         self._remote_memory = remote_memory
         self._making: dict[bytes, asyncio.Task[Served]] = {}
+        self._abandoned: deque[bytes] = deque(maxlen=_ABANDONED_MAX)  # of requests that are yet to come
 
     async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
+        if request.request_id in self._abandoned:
+            raise Abandoned("the caller wants it no more")
         entry, target = convert.image_from(request.entry), convert.target_from(request.target)
         serving = self._decoder.serve(
             entry,
@@ -62,6 +68,8 @@ class DecoderServicer(DecoderServiceServicer):
     async def Abandon(self, request: pb.AbandonRequest, context: Any) -> pb.AbandonResponse:
         if (making := self._making.get(request.request_id)) is not None:
             making.cancel()
+        else:
+            self._abandoned.append(request.request_id)
         return pb.AbandonResponse()
 
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:

@@ -22,9 +22,10 @@ MIB = 1 << 20
 
 
 class _Counted(Admission):
-    """How many requests are being answered."""
+    """How many requests are being answered, and from which images."""
 
     running = 0
+    images: _Images
 
     @contextlib.contextmanager
     def admit(self, principal: Principal, need: Need) -> Iterator[Taken]:
@@ -39,7 +40,14 @@ class _Counted(Admission):
 class _Images:
     """Records of 32 MiB; a put answers at once."""
 
+    def __init__(self) -> None:
+        self.reading, self.told, self.read = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
     async def get_record(self, tenant: str, image_id: str) -> tuple[ImageEntry, bytes]:
+        if image_id == "slow":
+            self.reading.set()
+            await self.told.wait()
+            self.read.set()
         if image_id == "gone":
             raise ChunkMissing("gone")
         if image_id == "away":
@@ -63,6 +71,7 @@ async def frontend(request: pytest.FixtureRequest) -> AsyncIterator[tuple[_Count
     admission, images = _Counted(config, none, FakeClock()), _Images()
     served = ImagesFrontend(config, images, none, admission)  # type: ignore[arg-type]
     await served.start()
+    admission.images = images
     yield admission, free_port
     await served.close()
 
@@ -180,3 +189,17 @@ async def test_a_cluster_that_cannot_answer_says_when_to_ask_again_and_nothing_o
 async def test_health_needs_no_key_and_is_not_kept(frontend: tuple[_Counted, int]) -> None:
     head = await _head(frontend[1], "GET /healthz", "Authorization: Bearer unknown:key")
     assert (head[":status"], head["cache-control"]) == ("200", "no-store")
+
+
+async def test_a_record_is_read_to_its_end_where_the_client_hangs_up(frontend: tuple[_Counted, int]) -> None:
+    """A storage node writes into the gateway's memory: cut short, that memory would lie in quarantine."""
+    admission, port = frontend
+    _, writer = await _ask(port, b"GET /v1/latents/slow HTTP/1.1\r\nHost: h\r\n\r\n")
+    async with asyncio.timeout(20):
+        await admission.images.reading.wait()
+        writer.transport.abort()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.05)  # the gateway sees it
+        admission.images.told.set()
+        await admission.images.read.wait()

@@ -119,10 +119,10 @@ class ImagesFrontend:
 
     @web.middleware
     async def _measured(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """A client that goes away ends what only reads; what writes goes on to its end."""
+        """A client that goes away ends the making of an image; what writes, or reads a record, goes on to its end."""
         with self._requests.timed(request) as answer:
             answering: Awaitable[web.StreamResponse] = handler(request)
-            if request.method in ("PUT", "DELETE"):
+            if request.method not in ("GET", "HEAD") or not request.path.startswith("/v1/images/"):
                 answering = asyncio.shield(answering)
             response = await answering
             answer.status = response.status
