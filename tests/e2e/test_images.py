@@ -37,7 +37,6 @@ DECODERS = 3
 def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[LocalCluster]:
     settings = {
         "QUIRE_DECODER_MODELS": str(vae),
-        "QUIRE_DECODER_PROMOTE_HITS": "2",
         "QUIRE_DECODER_CACHE_BYTES": str(8 << 20),
     }
     folder = tmp_path_factory.mktemp("images")
@@ -104,14 +103,18 @@ async def test_put_once_get_in_every_format(images: ImageClient, vae: Path) -> N
     assert said.vae == info.vae
 
 
-async def test_the_way_through_the_tiers(images: ImageClient, vae: Path) -> None:
-    """Miss, latent, the hit that promotes, image; and what was got is the same each time."""
+async def test_the_way_through_the_forms(images: ImageClient, vae: Path) -> None:
+    """A miss, then the image that was kept; of it a rendition, which then is kept too: nothing is encoded for it."""
     values, info = _latent(vae, 2)
-    await images.put("tiers", values, info)
-    got = [await images.get("tiers") for _ in range(5)]
-    assert [each.source for each in got] == ["miss", "latent", "latent", "image", "image"]
+    await images.put("forms", values, info)
+    got = [await images.get("forms") for _ in range(3)]
+    assert [each.source for each in got] == ["miss", "image", "image"]
     assert len({each.data for each in got}) == 1
-    assert len({each.decoder for each in got}) == 1, "its owner serves it"
+    small = [await images.get("forms", Rendering("jpeg", 80, 32)) for _ in range(3)]
+    assert [each.source for each in small] == ["image", "rendition", "rendition"]
+    assert len({each.data for each in small}) == 1
+    assert "encode" in small[0].stages_us and not small[1].stages_us
+    assert len({each.decoder for each in got + small}) == 1, "its owner serves it"
 
 
 async def test_many_at_once_are_decoded_once(cluster: LocalCluster, images: ImageClient, vae: Path) -> None:

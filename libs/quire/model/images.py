@@ -178,9 +178,18 @@ class Rendering:
 
     def etag(self, entry: ImageEntry, decoder_build: str) -> str:
         """Strong: the record (values, VAE, rules), what decoded it, and how it was encoded. The same bytes have one."""
-        shape = self.geometry(entry.height, entry.width)
-        parts = (entry.record_sha256.hex(), decoder_build, self.format, self.encoded_quality, shape)
+        parts = (entry.record_sha256.hex(), decoder_build, *self._encoding(entry))
         return f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
+
+    def variant(self, entry: ImageEntry) -> str:
+        """Names the rendition among those of its image; "" for the lossless image as decoders keep it."""
+        if self.is_original(entry):
+            return ""
+        return hashlib.sha256(repr(self._encoding(entry)).encode()).hexdigest()[:16]
+
+    def _encoding(self, entry: ImageEntry) -> tuple[str, int, Geometry]:
+        """All that its bytes depend on beside the pixels."""
+        return self.format, self.encoded_quality, self.geometry(entry.height, entry.width)
 
 
 def _offset(room: int, gravity: Gravity, first: Gravity, last: Gravity) -> int:

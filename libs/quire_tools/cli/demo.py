@@ -96,9 +96,6 @@ class Demo:
         settings = {
             "QUIRE_SCHEDULER_LINKS": f"default={_LINK_BYTES_PER_S}",
             "QUIRE_SHARED_MEMORY": OFF,  # it would use no link
-            "QUIRE_DECODER_PROMOTE_HITS": "3",
-            "QUIRE_DECODER_TUNE_WINDOW": "40",
-            "QUIRE_DECODER_TUNE_STEP": "0.05",
             "QUIRE_DECODER_CACHE_BYTES": str(256 << 10),
         }
         cluster = LocalCluster(

@@ -62,7 +62,7 @@ async def _show(gateway: str, folder: Path, shifting: bool) -> tuple[list[Any], 
 
 
 async def _shift(client: QuireClient, images: ImageClient, prefix: str, latents: Sequence[Latent]) -> str:
-    """A workload that turns from a few favourites to all alike: the split between images and latents follows."""
+    """A workload that turns from a few favourites to all alike: what is kept as images and as latents follows."""
     names = []
     for index, (values, info) in enumerate(latents):
         for quarter, piece in enumerate(_quarters(values)):
@@ -77,22 +77,23 @@ async def _shift(client: QuireClient, images: ImageClient, prefix: str, latents:
             for name in wanted:
                 await images.get(str(name))
 
-        alphas: list[float] = []
+        shares: list[float] = []
         asking = [asyncio.create_task(ask()) for _ in range(4)]
         while not all(task.done() for task in asking):
             await asyncio.sleep(0.5)
-            alphas.append(await _alpha(client))
+            shares.append(await _image_share(client))
         await asyncio.gather(*asking)
         await asyncio.sleep(1.2)  # stats come with heartbeats
-        phases.append([*alphas, await _alpha(client)])
-    seen = [" ".join(f"{alpha:.2f}" for alpha, _ in groupby(phase)) for phase in phases]
+        phases.append([*shares, await _image_share(client)])
+    seen = [" ".join(share for share, _ in groupby(f"{each:.2f}" for each in phase)) for phase in phases]
     few, all_names = len(names) // 5, len(names)
-    return f"α, the images' part of the cache: {seen[0]} with {few} favourites, {seen[1]} with all {all_names} alike"
+    return f"the images' part of the cache: {seen[0]} with {few} favourites, {seen[1]} with all {all_names} alike"
 
 
-async def _alpha(client: QuireClient) -> float:
+async def _image_share(client: QuireClient) -> float:
     stats = [node.stats for node in await client.status() if node.role.value == "decoder"]
-    return float(np.mean([each.get("cache.alpha", 0.5) for each in stats]))
+    held = sum(each.get("cache.bytes", 0.0) for each in stats)
+    return sum(each.get("cache.image_bytes", 0.0) for each in stats) / held if held else 0.0
 
 
 def _quarters(values: Values) -> list[Values]:

@@ -34,16 +34,21 @@ _SHOWN: Mapping[Role, tuple[tuple[str, str, bool], ...]] = {
     ),
     Role.DECODER: (
         ("requests", "images/s", True),
+        ("hits.rendition", "rendition hits/s", True),
         ("hits.image", "image hits/s", True),
         ("hits.latent", "latent hits/s", True),
         ("queue", "queue", False),
-        ("cache.alpha", "α", False),
-        ("cache.gradient", "gradient", False),
+        ("cache.rendition_bytes", "renditions", False),
+        ("cache.image_bytes", "images", False),
+        ("cache.latent_bytes", "latents", False),
     ),
     Role.GATEWAY: (("transfers", "transfers", False), ("shed", "shed/s", True)),
     Role.SCHEDULER: (("leads", "leads", False), ("deliveries", "admitted", False)),
 }
-_BYTES = ("delivered bytes", "ingested bytes", "rate.granted")
+_BYTES = (
+    *("delivered bytes", "ingested bytes", "rate.granted"),
+    *("cache.rendition_bytes", "cache.image_bytes", "cache.latent_bytes"),
+)
 console = Console()
 
 

@@ -1,23 +1,30 @@
-"""The bytes of the dual-format cache: `core.dual_cache` decides what stays, in which form."""
+"""The bytes of the cache: `core.form_cache` decides what stays, in which form."""
 
 from __future__ import annotations
 
+from typing import Final
+
+from quire.model.errors import ConfigInvalid
 from quire.model.images import ImageEntry
 from quire_decoder.config import DecoderConfig
-from quire_decoder.core.dual_cache import Costs, DualCache, Outcome, Tuning
+from quire_decoder.core.form_cache import Costs, Form, FormCache, Kept
+
+_FORMS: Final = {"renditions": Form.RENDITION, "images": Form.IMAGE, "latents": Form.LATENT}
+_AVERAGE_SHARE: Final = 0.05
 
 
 class Cache:
-    """Images (lossless) and latent records by the digest of the record."""
+    """Latent records, lossless images and renditions, by the digest of the record. Raises `ConfigInvalid`."""
 
     def __init__(self, config: DecoderConfig) -> None:
-        self._only_images = config.alpha >= 1 and not config.tune
-        tuning = Tuning(
-            config.tune_step, config.tune_window, config.tail_share, config.promote_hits, adaptive=config.tune
-        )
-        costs = Costs(0.04, 0.14)  # until some were measured
-        self._cache: DualCache[bytes] = DualCache(config.cache_bytes, min(1.0, config.alpha), tuning, costs)
-        self._bytes: dict[bytes, bytes] = {}
+        names = [name.strip() for name in config.cache_forms.split(",") if name.strip()]
+        if unknown := set(names) - set(_FORMS):
+            raise ConfigInvalid(f"QUIRE_DECODER_CACHE_FORMS: {', '.join(unknown)}; there are {', '.join(_FORMS)}")
+        self._forms = {_FORMS[name] for name in names}
+        history = 1 << (config.cache_history - 1).bit_length()
+        self._cache: FormCache[bytes] = FormCache(config.cache_bytes, Costs(0.04, 0.14), history)  # until measured
+        self._bytes: dict[Kept[bytes], bytes] = {}
+        self._bytes_per_pixel = 1.4  # of a lossless image, until some were seen
 
     @property
     def capacity_bytes(self) -> int:
@@ -25,12 +32,12 @@ class Cache:
 
     @property
     def used_bytes(self) -> int:
-        """Of both forms."""
-        return self._cache.images.used_bytes + self._cache.latents.used_bytes
+        """Of all forms."""
+        return self._cache.used_bytes
 
     @property
     def costs(self) -> Costs:
-        """What fetching and decoding take here: the split is tuned by them."""
+        """What fetching, decoding and encoding take here: what a form is worth is known by them."""
         return self._cache.costs
 
     @property
@@ -39,52 +46,51 @@ class Cache:
         cache, total = self._cache, self._cache.total
         return {
             "requests": total.requests,
+            "hits.rendition": total.rendition_hits,
             "hits.image": total.image_hits,
             "hits.latent": total.latent_hits,
-            "misses": total.full_misses,
-            "cache.alpha": cache.alpha,
-            "cache.gradient": cache.last_gradient,
-            "cache.images": len(cache.images),
-            "cache.latents": len(cache.latents),
-            "cache.bytes": self.used_bytes,
+            "cache.bytes": cache.used_bytes,
+            "cache.rendition_bytes": cache.bytes_of(Form.RENDITION),
+            "cache.image_bytes": cache.bytes_of(Form.IMAGE),
+            "cache.latent_bytes": cache.bytes_of(Form.LATENT),
             "decode_ms": cache.costs.decode_s * 1e3,
             "fetch_ms": cache.costs.fetch_s * 1e3,
+            "encode_ms": cache.costs.encode_s * 1e3,
         }
 
-    def look_up(self, key: bytes) -> tuple[Outcome, bytes | None]:
-        """Where it is, and its bytes, taken before anything else can happen: looking up may move the split."""
-        outcome = self._cache.look_up(key)
-        data = None if outcome is Outcome.MISS else self._bytes[key]
-        self._drop_gone()
-        return outcome, data
+    def look_up(self, entry: ImageEntry, variant: str) -> tuple[Form | None, bytes | None]:
+        """Count a request, and find what is nearest to what it asks for. `variant`: see `Rendering.variant`."""
+        self._cache.look_up(entry.record_sha256, variant)
+        return self.find(entry, variant)
 
-    def wants_image(self, outcome: Outcome) -> bool:
-        """Whether what was looked up with this outcome is to be kept as an image.
+    def find(self, entry: ImageEntry, variant: str) -> tuple[Form | None, bytes | None]:
+        """The same; counts nothing."""
+        key = entry.record_sha256
+        nearest = (Kept(key, Form.RENDITION, variant),) if variant else ()
+        for kept in (*nearest, Kept(key, Form.IMAGE), Kept(key, Form.LATENT)):
+            if (data := self._bytes.get(kept)) is not None:
+                return kept.form, data
+        return None, None
 
-        A cache of images alone takes them at the first miss: there are no latent hits to count.
-        """
-        return self._only_images or (outcome is Outcome.PROMOTE and self._cache.alpha > 0)
-
-    def has_latent(self, key: bytes) -> bool:
-        return key in self._cache.latents
+    def wants_image(self, entry: ImageEntry) -> bool:
+        """Whether the lossless image of what was decoded is worth making and keeping."""
+        size = round(self._bytes_per_pixel * entry.height * entry.width)
+        return Form.IMAGE in self._forms and self._cache.wants(Kept(entry.record_sha256, Form.IMAGE), size)
 
     def keep_latent(self, entry: ImageEntry, record: bytes) -> None:
-        """Keep a record, unless one form of it is here."""
-        key = entry.record_sha256
-        if not self._cache.holds(key):
-            self._bytes[key] = record
-            self._cache.fetched(key, len(record))
-            self._drop_gone()
+        self._keep(Kept(entry.record_sha256, Form.LATENT), record)
 
     def keep_image(self, entry: ImageEntry, lossless: bytes) -> None:
-        """Keep an image in place of its latent."""
-        key = entry.record_sha256
-        if (self._only_images or key in self._cache.latents) and self._cache.promote(key, len(lossless)):
-            self._bytes[key] = lossless
-        self._drop_gone()
+        per_pixel = len(lossless) / (entry.height * entry.width)
+        self._bytes_per_pixel += _AVERAGE_SHARE * (per_pixel - self._bytes_per_pixel)
+        self._keep(Kept(entry.record_sha256, Form.IMAGE), lossless)
 
-    def _drop_gone(self) -> None:
-        for key in self._cache.gone:
-            if not self._cache.holds(key):  # it may have come back since
-                self._bytes.pop(key, None)
+    def keep_rendition(self, entry: ImageEntry, variant: str, data: bytes) -> None:
+        self._keep(Kept(entry.record_sha256, Form.RENDITION, variant), data)
+
+    def _keep(self, kept: Kept[bytes], data: bytes) -> None:
+        if kept.form in self._forms and self._cache.keep(kept, len(data)):
+            self._bytes[kept] = data
+        for each in self._cache.gone:
+            self._bytes.pop(each, None)
         self._cache.gone.clear()

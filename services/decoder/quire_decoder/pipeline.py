@@ -16,7 +16,7 @@ from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.latents import decode_record, denormalised
 from quire.telemetry import names, tracer
 from quire_decoder.config import DecoderConfig
-from quire_decoder.core.dual_cache import Costs
+from quire_decoder.core.form_cache import Costs
 from quire_decoder.device import Device
 from quire_decoder.lanes import EncodingLanes
 from quire_decoder.ports import Clock, EncoderProcess, PixelEncoder, Pixels, RecordSource, VaeRunner
@@ -30,7 +30,7 @@ Stages = dict[str, int]
 class Pipeline:
     """At most `fetches_max` records are fetched and 2·`batch_max` + `threads` latents unpacked at a time.
 
-    `costs` are told what fetching and decoding took.
+    `costs` are told what fetching, decoding and encoding took.
     """
 
     def __init__(
@@ -119,7 +119,11 @@ class Pipeline:
         stage: str = "encode",
     ) -> bytes:
         """An image file, of pixels or of the lossless image. `stage`: what its time is counted as."""
-        return await timed(stages, stage, self._lanes.encode(source, rendering, rendering.pixels(entry), tenant))
+        started = self._clock.monotonic_s()
+        image = await timed(stages, stage, self._lanes.encode(source, rendering, rendering.pixels(entry), tenant))
+        if stage == "encode":
+            self._costs.encoded(self._clock.monotonic_s() - started)
+        return image
 
     async def check_lossless(self, image: bytes, entry: ImageEntry) -> None:
         """Raises `CorruptData` for what is no lossless image of the entry's size."""

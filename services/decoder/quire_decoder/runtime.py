@@ -1,23 +1,25 @@
 """The decoder: requests for images, answered from the cache, by a decode of its own, or for another decoder's cache.
 
-Requests for an image that is being decoded wait for that decode.
+Requests for an image that is being decoded wait for that decode. A frontend asks the image's owner for what it has
+first (`serve_cached`), and has it decoded, there or elsewhere, if that is not enough (`serve`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import InvalidRequest, QuireError, TooManyRequests
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.nodes import DecoderInfo
-from quire.telemetry import logger, names, tracer
+from quire.telemetry import background, logger, names, tracer
 from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
-from quire_decoder.core.dual_cache import Outcome
+from quire_decoder.core.form_cache import Form
 from quire_decoder.pipeline import LOSSLESS, Pipeline, Stages, timed
 from quire_decoder.ports import (
     Clock,
@@ -44,11 +46,11 @@ class Served:
 
 @dataclass(slots=True)
 class _Made:
-    """A decode: the pixels, where the latent was found, and the image if it is kept."""
+    """A decode: the pixels, where the latent was found, and whether the cache wants the image."""
 
     pixels: Pixels
     source: str
-    lossless: bytes | None = None
+    wanted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +93,8 @@ class Decoder:
             costs=self._cache.costs,
         )
         self._running: dict[bytes, _Running] = {}
-        self._joined = 0
+        self._afterwards: set[asyncio.Task[None]] = set()
+        self._joined = self._fetched = 0
 
     @property
     def build(self) -> str:
@@ -113,9 +116,12 @@ class Decoder:
         """For `quire status`."""
         device = self._pipeline.device
         queues = {"queue": device.waiting, "queue.encode": self._pipeline.encoding}
-        return self._cache.stats | queues | {"joined": self._joined, "batches": device.batches}
+        made = {"joined": self._joined, "batches": device.batches, "misses": self._fetched}
+        return self._cache.stats | queues | made
 
     def close(self) -> None:
+        for task in self._afterwards:
+            task.cancel()
         self._pipeline.close()
 
     async def serve(
@@ -133,33 +139,43 @@ class Decoder:
 
         Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `ChunkMissing`, `CorruptData`.
         """
-        if (pixels := rendering.pixels(entry)) > self._config.pixels_max:
-            raise InvalidRequest(f"{pixels} pixels, {self._config.pixels_max} at most", field="width, height")
+        self._check(entry, rendering)
         stages: Stages = {}
-        original = rendering.is_original(entry)
-        encode = partial(self._pipeline.encode, entry=entry, tenant=tenant)
         with tracer().start_as_current_span(names.DECODER_SERVE) as span:
+            if not owner_address:
+                form, data = self._cache.find(entry, rendering.variant(entry))
+                if data is not None and form is not Form.LATENT:
+                    return await self._from_cache(entry, rendering, form, data, stages, tenant)
             made = await self._find(entry, owner_address, leased, stages, tenant)
-            if isinstance(made, bytes):
-                source = "image"
-                image = made if original else await encode(made, rendering, stages)
-            else:
-                source = made.source
-                if original and made.lossless is not None:
-                    image = made.lossless
-                else:
-                    image = await encode(made.pixels, rendering, stages)
+            source = "image" if isinstance(made, bytes) else made.source
             span.set_attribute("quire.source", source)
-        return Served(image, source, stages)
+            if isinstance(made, bytes):
+                image = await self._rendered(entry, rendering, made, stages, tenant)
+                return Served(image, source, stages)
+            image = await self._pipeline.encode(made.pixels, rendering, stages, entry=entry, tenant=tenant)
+            await self._keep(entry, rendering, made, image, owner_address, tenant)
+        return Served(image, made.source, stages)
+
+    async def serve_cached(self, entry: ImageEntry, rendering: Rendering, tenant: str = "") -> Served | None:
+        """A request for an image of this decoder's; answered if that takes no decoding. Every request counts, also
+        those that are decoded elsewhere then: what is kept depends on it.
+        """
+        self._check(entry, rendering)
+        form, data = self._cache.look_up(entry, rendering.variant(entry))
+        if data is None or form is Form.LATENT:
+            return None
+        with tracer().start_as_current_span(names.DECODER_SERVE):
+            return await self._from_cache(entry, rendering, form, data, {}, tenant)
 
     async def read_cached(self, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
-        """A request that was sent elsewhere counts here all the same; what this cache has goes there."""
-        outcome, data = self._cache.look_up(entry.record_sha256)
+        """What this cache has of an image that is being made elsewhere goes there."""
+        form, data = self._cache.find(entry, "")
         if data is None:
             return "", 0
         await self._remote_memory.push(data, target)
-        kind = {Outcome.IMAGE: "image", Outcome.LATENT: "latent", Outcome.PROMOTE: "promote"}[outcome]
-        return kind, len(data)
+        if form is Form.IMAGE:
+            return "image", len(data)
+        return "promote" if self._cache.wants_image(entry) else "latent", len(data)
 
     async def write_back(
         self, entry: ImageEntry, record: tuple[RdmaTarget, int] | None, image: tuple[RdmaTarget, int] | None
@@ -172,28 +188,51 @@ class Decoder:
         if image is not None:
             data = await self._pull(image, LOSSLESS.bytes_max(entry))
             await self._pipeline.check_lossless(data, entry)
-            if self._cache.has_latent(entry.record_sha256):
-                self._cache.keep_image(entry, data)
+            self._cache.keep_image(entry, data)
 
     # ----
+
+    def _check(self, entry: ImageEntry, rendering: Rendering) -> None:
+        if (pixels := rendering.pixels(entry)) > self._config.pixels_max:
+            raise InvalidRequest(f"{pixels} pixels, {self._config.pixels_max} at most", field="width, height")
+
+    async def _from_cache(
+        self,
+        entry: ImageEntry,
+        rendering: Rendering,
+        form: Form | None,
+        data: bytes,
+        stages: Stages,
+        tenant: str,
+    ) -> Served:
+        """`data`: the rendition, or the lossless image."""
+        if form is Form.RENDITION:
+            return Served(data, "rendition", stages)
+        image = await self._rendered(entry, rendering, data, stages, tenant)
+        if not rendering.is_original(entry):
+            self._cache.keep_rendition(entry, rendering.variant(entry), image)
+        return Served(image, "image", stages)
+
+    async def _rendered(
+        self, entry: ImageEntry, rendering: Rendering, lossless: bytes, stages: Stages, tenant: str
+    ) -> bytes:
+        if rendering.is_original(entry):
+            return lossless
+        return await self._pipeline.encode(lossless, rendering, stages, entry=entry, tenant=tenant)
 
     async def _find(
         self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
     ) -> _Made | bytes:
-        """A decode, own or joined; or the lossless image as it lies in a cache."""
+        """A decode, own or joined; or the lossless image as the owner's cache has it."""
         key = entry.record_sha256
         joined = (running := self._running.get(key)) is not None
         if running is None:
             if len(self._running) >= self._config.requests_max:
                 raise TooManyRequests(f"{len(self._running)} decodes are running; retry later")
             if owner_address:
-                making = self._make_for(entry, owner_address, leased, stages, tenant)
+                making = self._make_for(entry, owner_address, leased, stages)
             else:
-                outcome, data = self._cache.look_up(key)
-                if outcome is Outcome.IMAGE:
-                    assert data is not None, "an image hit has the image"
-                    return data
-                making = self._make(entry, outcome, data, leased, stages, tenant)
+                making = self._make(entry, leased, stages)
             # A task of its own: a client that goes away does not end it for those that have joined.
             task = asyncio.create_task(making)
             running = self._running[key] = _Running(task, ends_early=not owner_address)
@@ -207,7 +246,7 @@ class Decoder:
             if not running.waiters and running.ends_early and not running.task.done():
                 self._forget(key, running)  # who comes now begins anew
                 running.task.cancel()
-        return replace(made, source="joined") if joined and isinstance(made, _Made) else made
+        return replace(made, source="joined", wanted=False) if joined and isinstance(made, _Made) else made
 
     def _ended(self, key: bytes, running: _Running, task: asyncio.Task[_Made | bytes]) -> None:
         self._forget(key, running)
@@ -218,47 +257,75 @@ class Decoder:
         if self._running.get(key) is running:
             del self._running[key]
 
-    async def _make(
-        self,
-        entry: ImageEntry,
-        outcome: Outcome,
-        record: bytes | None,
-        leased: LeasedRecord,
-        stages: Stages,
-        tenant: str,
-    ) -> _Made | bytes:
-        """Decode for this cache: from the latent tier, or from storage."""
+    async def _make(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages) -> _Made | bytes:
+        """Decode for this cache: of the latent that it has, or of the record from storage; or the image, if it has that
+        by now.
+        """
+        form, record = self._cache.find(entry, "")
+        if form is Form.IMAGE and record is not None:
+            return record
+        source = "latent"
         if record is None:
-            record = await self._pipeline.fetch(entry, leased, stages)
+            source = "miss"
+            record = await self._fetch(entry, leased, stages)
             self._cache.keep_latent(entry, record)
-        source = "miss" if outcome is Outcome.MISS else "latent"
-        promote = self._cache.wants_image(outcome)
-        made = _Made(await self._pipeline.decode(entry, record, stages), source)
-        if promote:
-            made.lossless = await self._keep(entry, made.pixels, stages, tenant)
-            self._cache.keep_image(entry, made.lossless)
-        return made
+        wanted = self._cache.wants_image(entry)
+        return _Made(await self._pipeline.decode(entry, record, stages), source, wanted)
+
+    async def _fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages) -> bytes:
+        self._fetched += 1
+        return await self._pipeline.fetch(entry, leased, stages)
 
     async def _make_for(
-        self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
+        self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages
     ) -> _Made | bytes:
-        """Decode for another's cache: with the owner's latent if it has one, and with its cache told."""
+        """Decode for another's cache: of the owner's latent if it has one, and with its cache told."""
         kind, record = await self._ask_owner(entry, owner_address, stages)
         if kind == "image" and record is not None:
             return record
         fetched = record is None
-        record = record if record is not None else await self._pipeline.fetch(entry, leased, stages)
+        record = record if record is not None else await self._fetch(entry, leased, stages)
         made = _Made(await self._pipeline.decode(entry, record, stages), "latent" if kind else "miss")
-        if kind == "promote":
-            made.lossless = await self._keep(entry, made.pixels, stages, tenant)
-        if fetched or made.lossless is not None:
-            telling = self._tell_owner(entry, owner_address, record if fetched else None, made.lossless)
-            await timed(stages, "owner", telling)
+        made.wanted = kind == "promote"
+        if fetched:
+            await timed(stages, "owner", self._tell_owner(entry, owner_address, record, None))
         return made
 
-    async def _keep(self, entry: ImageEntry, pixels: Pixels, stages: Stages, tenant: str) -> bytes:
-        """The image as caches keep it."""
-        return await self._pipeline.encode(pixels, LOSSLESS, stages, entry=entry, tenant=tenant, stage="keep")
+    async def _keep(
+        self, entry: ImageEntry, rendering: Rendering, made: _Made, image: bytes, owner_address: str, tenant: str
+    ) -> None:
+        """What was made, in the owner's cache. A lossless image that was not asked for is made afterwards, if nothing
+        waits for an encoder.
+        """
+        if rendering.is_original(entry):
+            if made.wanted:
+                await self._keep_image(entry, image, owner_address)
+            return
+        if not owner_address:
+            self._cache.keep_rendition(entry, rendering.variant(entry), image)
+        if made.wanted and not self._pipeline.encoding:
+            self._later(self._make_lossless(entry, made.pixels, owner_address, tenant))
+
+    async def _make_lossless(self, entry: ImageEntry, pixels: Pixels, owner_address: str, tenant: str) -> None:
+        image = await self._pipeline.encode(pixels, LOSSLESS, {}, entry=entry, tenant=tenant, stage="keep")
+        await self._keep_image(entry, image, owner_address)
+
+    async def _keep_image(self, entry: ImageEntry, image: bytes, owner_address: str) -> None:
+        if owner_address:
+            await self._tell_owner(entry, owner_address, None, image)
+        else:
+            self._cache.keep_image(entry, image)
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        """What nobody waits for. What fails there is not kept."""
+        task = asyncio.create_task(work, context=background())
+        self._afterwards.add(task)
+        task.add_done_callback(self._done_later)
+
+    def _done_later(self, task: asyncio.Task[None]) -> None:
+        self._afterwards.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger().warning("an image is not kept", error=str(error))
 
     async def _ask_owner(self, entry: ImageEntry, owner_address: str, stages: Stages) -> tuple[str, bytes | None]:
         """What the owner's cache has: "image", "latent" or "promote" with the bytes, or nothing."""

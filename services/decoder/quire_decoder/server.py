@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -37,20 +38,20 @@ class DecoderServicer(DecoderServiceServicer):
     def __init__(self, decoder: Decoder, remote_memory: RemoteMemory) -> None:
         self._decoder = decoder
         self._remote_memory = remote_memory
-        self._making: dict[bytes, asyncio.Task[Served]] = {}
+        self._making: dict[bytes, asyncio.Task[Served | None]] = {}
         self._abandoned: deque[bytes] = deque(maxlen=_ABANDONED_MAX)  # of requests that are yet to come
 
     async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
         if request.request_id in self._abandoned:
             raise Abandoned("the caller wants it no more")
         entry, target = convert.image_from(request.entry), convert.target_from(request.target)
-        serving = self._decoder.serve(
-            entry,
-            convert.rendering_from(request.rendering),
-            request.owner_address,
-            convert.leased_record_from(request.record),
-            request.tenant,
-        )
+        rendering = convert.rendering_from(request.rendering)
+        serving: Coroutine[Any, Any, Served | None]
+        if request.cached_only:
+            serving = self._decoder.serve_cached(entry, rendering, request.tenant)
+        else:
+            record = convert.leased_record_from(request.record)
+            serving = self._decoder.serve(entry, rendering, request.owner_address, record, request.tenant)
         making = self._making[request.request_id] = asyncio.ensure_future(serving)
         try:
             served = await making
@@ -60,6 +61,8 @@ class DecoderServicer(DecoderServiceServicer):
             raise Abandoned("the caller wants it no more") from None
         finally:
             self._making.pop(request.request_id, None)
+        if served is None:
+            return pb.DecodeResponse()
         await self._remote_memory.push(served.image, target)
         return pb.DecodeResponse(
             length=len(served.image), source=served.source, build=self._decoder.build, stages_us=served.stages_us

@@ -1,4 +1,6 @@
-"""Images through the frontend: which decoder, whether it failed, and whether the client has the image already."""
+"""Images through the frontend: whether the client has the image already, whether its owner has it cached, which decoder
+makes it, and whether that failed.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from opentelemetry.trace import SpanKind
+
 from quire.model.descriptor import RdmaTarget
-from quire.model.errors import DeadlineExceeded, InvalidRequest, NoDecoder, NodeUnavailable, QuireError
-from quire.model.images import ImageEntry, Rendering
+from quire.model.errors import (
+    DeadlineExceeded,
+    ImageMissing,
+    InvalidRequest,
+    NoDecoder,
+    NodeUnavailable,
+    QuireError,
+)
+from quire.model.images import ImageEntry, Rendering, check_image_id
 from quire.telemetry import logger, names, tracer
-from quire_gateway.ports import Decoders, ImageRoute, Router
+from quire_gateway.owners import ImageOwners
+from quire_gateway.ports import Decoders, Entries, ImageRoute, Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +55,11 @@ class ImageGateway:
     `enlarge`: whether they may be asked for larger than they are.
     """
 
-    def __init__(self, router: Router, decoders: Decoders, *, enlarge: bool = False) -> None:
+    def __init__(
+        self, *, entries: Entries, owners: ImageOwners, router: Router, decoders: Decoders, enlarge: bool = False
+    ) -> None:
+        self._entries = entries
+        self._owners = owners
         self._router = router
         self._decoders = decoders
         self._enlarge = enlarge
@@ -54,30 +70,71 @@ class ImageGateway:
         """Have it written into `memory`. Raises `ImageMissing`, `NoDecoder`, what `has` raises and what the decoder
         raises.
 
-        One look at the catalogue: the decoder gets the record's lease along. One that fails is not replaced here: it
-        may still write into that memory, so another try needs other memory.
+        One that fails is not replaced here: it may still write into that memory, so another try needs other memory.
         """
         if rendering.enlarge and not self._enlarge:
             raise InvalidRequest("not allowed here (QUIRE_GATEWAY_IMAGES_ENLARGE)", field="enlarge")
         with tracer().start_as_current_span(names.GATEWAY_IMAGE, attributes={"quire.image": image_id}):
-            route = await self._router.route(tenant, image_id, _LEASE_MS if memory is not None else 0)
-            if not route.runner:
-                return _without_decoder(route, rendering, has)
-            failed = False
-            try:
-                etag = rendering.etag(route.entry, route.build)
-                if has(route.entry, etag) or memory is None:
-                    return ImageServed(route.entry, etag)
-                target = memory if isinstance(memory, RdmaTarget) else memory(route.entry)
-                done = await self._decoders.decode(tenant, route, rendering, target)
-                etag = rendering.etag(route.entry, done.build)
-                return ImageServed(route.entry, etag, done.length, done.source, route.runner, done.stages_us)
-            except (NodeUnavailable, DeadlineExceeded) as error:
-                failed = not error.answered  # the decoder itself; not what it needed, nor the client it could not reach
-                logger().warning("an image was not made", decoder=route.runner, error=str(error), failed=failed)
-                raise
-            finally:
-                await self._give_back(route, failed=failed)
+            entry = await self._entry(tenant, image_id)
+            if build := self._owners.build:
+                etag = rendering.etag(entry, build)
+                if has(entry, etag) or memory is None:
+                    return ImageServed(entry, etag)
+            target = memory(entry) if callable(memory) else memory
+            if target is not None:
+                cached = await self._cached(tenant, entry, rendering, target)
+                if cached is not None:
+                    return cached
+            return await self._made(tenant, image_id, rendering, target, has)
+
+    async def _entry(self, tenant: str, image_id: str) -> ImageEntry:
+        check_image_id(image_id)
+        with tracer().start_as_current_span(names.CATALOGUE_READ, kind=SpanKind.CLIENT):
+            entry = await self._entries.get(tenant, image_id)
+        if entry is None:
+            raise ImageMissing(f"there is no image {image_id!r}", field="id")
+        return entry
+
+    async def _cached(
+        self, tenant: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget
+    ) -> ImageServed | None:
+        """From the owner's cache, if that takes no decoding."""
+        owner = self._owners.owner(entry.record_sha256)
+        if owner is None:
+            return None
+        try:
+            done = await self._decoders.cached(tenant, owner.grpc_address, entry, rendering, target)
+        except (NodeUnavailable, DeadlineExceeded) as error:
+            if not error.answered:
+                self._owners.failed(owner)
+            raise
+        if not done.length:
+            return None
+        etag = rendering.etag(entry, done.build)
+        return ImageServed(entry, etag, done.length, done.source, owner.node_id, done.stages_us)
+
+    async def _made(
+        self, tenant: str, image_id: str, rendering: Rendering, target: RdmaTarget | None, has: Has
+    ) -> ImageServed:
+        """Decoded where the orchestrator says; the decoder gets the record's lease along."""
+        lease_ms = _LEASE_MS if target is not None else 0
+        route = await self._router.route(tenant, image_id, lease_ms, self._owners.failing)
+        if not route.runner:
+            return _without_decoder(route, rendering, has)
+        failed = False
+        try:
+            etag = rendering.etag(route.entry, route.build)
+            if has(route.entry, etag) or target is None:
+                return ImageServed(route.entry, etag)
+            done = await self._decoders.decode(tenant, route, rendering, target)
+            etag = rendering.etag(route.entry, done.build)
+            return ImageServed(route.entry, etag, done.length, done.source, route.runner, done.stages_us)
+        except (NodeUnavailable, DeadlineExceeded) as error:
+            failed = not error.answered  # the decoder itself; not what it needed, nor the client it could not reach
+            logger().warning("an image was not made", decoder=route.runner, error=str(error), failed=failed)
+            raise
+        finally:
+            await self._give_back(route, failed=failed)
 
     async def _give_back(self, route: ImageRoute, *, failed: bool) -> None:
         try:

@@ -27,6 +27,7 @@ __all__ = [
     "Decoded",
     "Decoders",
     "DeliverPart",
+    "Entries",
     "ImageRoute",
     "IngestPart",
     "LayerArrived",
@@ -143,8 +144,10 @@ class Decoded:
 class Router(Protocol):
     """The orchestrator, as far as images go."""
 
-    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int) -> ImageRoute:
-        """Of a tenant's image, with a lease on its record for so long; 0 for none. Raises `ImageMissing`."""
+    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
+        """Of a tenant's image, with a lease on its record for so long; 0 for none. `failed`: decoders that have just
+        not answered. Raises `ImageMissing`.
+        """
 
     async def finish(self, route: ImageRoute, *, failed: bool) -> None: ...
 
@@ -190,8 +193,21 @@ class Catalogue(Protocol):
         """A page of images by id, and what to begin the next after; "" for the last."""
 
 
+class Entries(Protocol):
+    """The catalogue as it lies in Redis; see `quire_server.redis.Images`."""
+
+    async def get(self, tenant: str, image_id: str) -> ImageEntry | None: ...
+
+
 class Decoders(Protocol):
     """Decoders by their gRPC address."""
+
+    async def cached(
+        self, tenant: str, address: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget
+    ) -> Decoded:
+        """What the decoder's cache has, if it need not be decoded, written into `target`; else of length 0. The request
+        counts there, whoever decodes the image then. Cancelled, it ends as `decode` does.
+        """
 
     async def decode(self, tenant: str, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
         """Have an image written into `target` by the decoder that was chosen, for a tenant. Cancelled, it raises

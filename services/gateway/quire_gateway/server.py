@@ -43,6 +43,7 @@ from quire_gateway.keyring import KeyRing
 from quire_gateway.latents import LatentGateway
 from quire_gateway.leases import Leases
 from quire_gateway.own_memory import OwnMemory
+from quire_gateway.owners import ImageOwners
 from quire_gateway.retention import Retention
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.access import CHUNKS_BUCKET, LATENTS_BUCKET, Authenticator
@@ -58,7 +59,7 @@ from quire_server.clock import Clock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.lookups import Lookups, LookupSettings
 from quire_server.picture import View
-from quire_server.redis import AccessKeys, Buckets, CacheEvents, Membership, Policies, PrefixIndex, connect
+from quire_server.redis import AccessKeys, Buckets, CacheEvents, Images, Membership, Policies, PrefixIndex, connect
 from quire_server.service import member_tls, run_service, serve_member
 
 
@@ -177,9 +178,15 @@ async def serve(config: GatewayConfig) -> None:
     channels, clock = ChannelPool(tls), SystemClock()
     nodes = GrpcStorageNodes(config, channels, clock)
     gateway = Gateway(config=config, allocator=GrpcAllocator(config, channels), nodes=nodes)
-    images = ImageGateway(GrpcRouter(config, channels), GrpcDecoders(config, channels), enlarge=config.images_enlarge)
     catalogue, redis = GrpcCatalogue(config, channels), connect(config.redis_url)
     view, lookups = _reading(config, redis, clock)
+    images = ImageGateway(
+        entries=Images(redis),
+        owners=ImageOwners(view, clock),
+        router=GrpcRouter(config, channels),
+        decoders=GrpcDecoders(config, channels),
+        enlarge=config.images_enlarge,
+    )
     leases = Leases(lookups)
     singles = SingleReads(lookups, gateway)
     latents = LatentGateway(gateway, catalogue, singles, leases)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from opentelemetry.trace import SpanKind
@@ -87,9 +87,12 @@ class ImageDesk:
         """Of the decoders, as far as is known; "" for not."""
         return self._router.build
 
-    async def route(self, tenant: str, image_id: str) -> tuple[Route | None, ImageEntry]:
-        """None without a decoder. Tenants with the same record share its decoder. Raises `ImageMissing`."""
+    async def route(self, tenant: str, image_id: str, failed: Iterable[str] = ()) -> tuple[Route | None, ImageEntry]:
+        """None without a decoder. Tenants with the same record share its decoder. `failed`: decoders that have just not
+        answered the one that asks. Raises `ImageMissing`.
+        """
         entry = await self.head(tenant, image_id)
+        self._router.failed(failed, self._clock.monotonic_s())
         route = self._router.route(entry.record_sha256, self._decoders(), self._clock.monotonic_s())
         return route, entry
 

@@ -190,7 +190,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return images_pb2.ListImagesResponse(entries=map(convert.image_to, entries), next_after=after)
 
     async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
-        route, entry = await self._images.route(request.tenant, request.image_id)
+        route, entry = await self._images.route(request.tenant, request.image_id, request.failed)
         if route is None:
             return images_pb2.RouteImageResponse(entry=convert.image_to(entry), build=self._images.build)
         found = Found()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from quire.model.errors import InvalidRequest
-from quire_decoder.core.dual_cache import Tuning
-from quire_decoder.core.tiers import SieveTier
+from quire_tools.bench.decoder.latentbox.dual_cache import Tuning
+from quire_tools.bench.decoder.latentbox.tiers import SieveTier
 from quire_tools.bench.decoder.plan import Prices, Scenario, cumulative
 from quire_tools.bench.decoder.simulator import (
     ClusterSettings,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import AsyncMock
@@ -16,6 +16,7 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
     ChunkMissing,
+    ImageMissing,
     InvalidRequest,
     NoDecoder,
     NodeUnavailable,
@@ -41,6 +42,7 @@ from quire_gateway.images import ImageGateway
 from quire_gateway.latents import LatentGateway
 from quire_gateway.leases import Leases
 from quire_gateway.own_memory import OwnMemory
+from quire_gateway.owners import ImageOwners
 from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
 from quire_gateway.runtime import FetchCall, FetchSummary, Gateway, Placement, StoreCall, StoreSummary
 from quire_gateway.single import SingleReads
@@ -85,6 +87,11 @@ class World:
     vaes_soon: dict[str, tuple[KnownVae, ...]] = field(default_factory=dict)
     reads: bool = False
     blamed: int = 0
+    asked: list[str] = field(default_factory=list)
+    owner_fails: list[QuireError] = field(default_factory=list)
+    passed_over: list[list[str]] = field(default_factory=list)
+    rendition: bytes = b""
+    builds: dict[str, str] = field(default_factory=dict)
 
     def gateway(self, **settings: Any) -> Gateway:
         this: Any = self
@@ -97,7 +104,7 @@ class World:
     def own_memory(self) -> OwnMemory:
         this: Any = self
         return OwnMemory(
-            images=ImageGateway(this, this),
+            images=ImageGateway(entries=this, owners=ImageOwners(this, self.clock), router=this, decoders=this),
             latents=LatentGateway(self.gateway(), this, self.singles(), Leases(this)),
             catalogue=this,
             memory=RemoteMemory(self.transport),
@@ -109,7 +116,10 @@ class World:
 
     @property
     def live(self) -> dict[str, Node]:
-        return {name: Node(node_id=name, about=DecoderInfo(vaes=vaes)) for name, vaes in self.vaes.items()}
+        return {
+            name: Node(node_id=name, about=DecoderInfo(build=self.builds.get(name, ""), vaes=vaes), grpc_address="d:1")
+            for name, vaes in self.vaes.items()
+        }
 
     async def refresh(self) -> None:
         self.vaes |= self.vaes_soon
@@ -161,7 +171,8 @@ class World:
     async def nodes(self) -> list[Node]:
         return []
 
-    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int) -> ImageRoute:
+    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
+        self.passed_over.append(list(failed))
         record = LeasedRecord(b"leased") if lease_ttl_ms else LeasedRecord()
         return ImageRoute(
             ticket=1,
@@ -178,7 +189,20 @@ class World:
         self.blamed += failed
         self.given_back.append(route.record.lease)
 
+    async def get(self, tenant: str, image_id: str) -> ImageEntry | None:
+        return self.images.get(image_id)
+
     # ---- the decoder
+
+    async def cached(
+        self, tenant: str, address: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget
+    ) -> Decoded:
+        self.asked.append(address)
+        if self.owner_fails:
+            raise self.owner_fails.pop()
+        if self.rendition:
+            await RemoteMemory(self.peer).push(self.rendition, target)
+        return Decoded(len(self.rendition), "rendition", "build", {})
 
     async def decode(self, tenant: str, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
         if self.decoder_fails:
@@ -320,6 +344,38 @@ async def test_a_decoder_is_blamed_for_its_own_failures_alone() -> None:
     assert world.blamed == 1
     world.decoder_fails = [ChunkMissing("replaced")]
     assert (await own.get("t", entry.image_id, Rendering("png")))[1] == b"an image"
+
+
+async def test_what_the_owner_has_cached_takes_no_route() -> None:
+    """Nor does an image that the client has. An owner that does not answer is passed over, here and where decoders are
+    chosen.
+    """
+    world = World(reads=True, rendition=b"small", builds={"d": "build"})
+    await world.transport.start()
+    await world.peer.start()
+    own, png = world.own_memory(), Rendering("png")
+    values = np.zeros((4, 8, 8), dtype=np.float16)
+    await own.put_record(
+        "t", "one", encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v", "", "ab" * 32), 64, 64))
+    )
+    served, data = await own.get("t", "one", png)
+    assert (data, served.source, served.decoder, world.passed_over) == (b"small", "rendition", "d", [])
+    again, nothing = await own.get("t", "one", png, lambda _, etag: etag == served.etag)
+    assert (again.etag, nothing, world.asked) == (served.etag, b"", ["d:1"]), "the decoder was not asked"
+    world.owner_fails = [NodeUnavailable("connection reset")]
+    assert (await own.get("t", "one", png))[1] == b"an image", "made where the orchestrator says"
+    assert world.passed_over == [["d"]]
+    await own.get("t", "one", png)
+    assert world.asked == ["d:1"] * 2, "not again so soon"
+    await world.clock.advance(10)
+    assert (await own.get("t", "one", png))[1] == b"small"
+    world.vaes["e"], world.builds["e"] = (), "another"
+    world.asked.clear()
+    assert (await own.get("t", "one", png, lambda _, etag: etag == served.etag))[1] == b"small", (
+        "which build is not known"
+    )
+    with pytest.raises(ImageMissing):
+        await own.get("t", "none", png)
 
 
 async def test_a_record_in_a_clients_memory_is_named_by_its_own_bytes() -> None:

@@ -31,12 +31,17 @@ class DecodeRequest(_message.Message):
     RECORD_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CACHED_ONLY_FIELD_NUMBER: _builtins.int
     owner_address: _builtins.str
     """The decoder whose cache the result belongs to; empty for this one."""
     tenant: _builtins.str
     """Who asks: tenants take turns."""
     request_id: _builtins.bytes
     """Names it for `Abandon`, 16 bytes."""
+    cached_only: _builtins.bool
+    """Only if it need not be decoded; else nothing is written. The image's owner is asked so first, whoever decodes it
+    then: its cache counts what is asked for.
+    """
     @_builtins.property
     def entry(self) -> _images_pb2.ImageEntry:
         """Which image."""
@@ -63,10 +68,11 @@ class DecodeRequest(_message.Message):
         record: _images_pb2.LeasedRecord | None = ...,
         tenant: _builtins.str = ...,
         request_id: _builtins.bytes = ...,
+        cached_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "record", b"record", "rendering", b"rendering", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "owner_address", b"owner_address", "record", b"record", "rendering", b"rendering", "request_id", b"request_id", "target", b"target", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_only", b"cached_only", "entry", b"entry", "owner_address", b"owner_address", "record", b"record", "rendering", b"rendering", "request_id", b"request_id", "target", b"target", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -136,9 +142,9 @@ class DecodeResponse(_message.Message):
     BUILD_FIELD_NUMBER: _builtins.int
     STAGES_US_FIELD_NUMBER: _builtins.int
     length: _builtins.int
-    """Bytes written."""
+    """Bytes written; 0 if it is not cached, and no more was asked for."""
     source: _builtins.str
-    """Where it was found: image, latent, miss, or joined to a decode under way."""
+    """Where it was found: rendition, image, latent, miss, or joined to a decode under way."""
     build: _builtins.str
     """Build of the decoder: part of the ETag."""
     @_builtins.property

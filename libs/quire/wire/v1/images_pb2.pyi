@@ -587,7 +587,7 @@ class GetImageResponse(_message.Message):
     etag: _builtins.str
     """Strong ETag."""
     source: _builtins.str
-    """Where it was found: image, latent, miss or joined; "" if nothing was asked of a decoder."""
+    """Where it was found: rendition, image, latent, miss or joined; "" if nothing was asked of a decoder."""
     decoder: _builtins.str
     """The decoder that answered."""
     @_builtins.property
@@ -651,22 +651,28 @@ class RouteImageRequest(_message.Message):
     IMAGE_ID_FIELD_NUMBER: _builtins.int
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
     """Which image."""
     lease_ttl_ms: _builtins.int
     """Lifetime of a lease on its record, milliseconds; 0 for none."""
     tenant: _builtins.str
     """Whose."""
+    @_builtins.property
+    def failed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Decoders that have just not answered, by their node_id: they are passed over for a while."""
+
     def __init__(
         self,
         *,
         image_id: _builtins.str = ...,
         lease_ttl_ms: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        failed: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image_id", b"image_id", "lease_ttl_ms", b"lease_ttl_ms", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "image_id", b"image_id", "lease_ttl_ms", b"lease_ttl_ms", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from quire.model.errors import InvalidRequest
-from quire_decoder.core.dual_cache import Tuning
-from quire_decoder.core.tiers import LruTier, SieveTier
 from quire_tools.bench.decoder import figures
+from quire_tools.bench.decoder.latentbox.dual_cache import Tuning
+from quire_tools.bench.decoder.latentbox.tiers import LruTier, SieveTier
 from quire_tools.bench.decoder.simulator import (
     DECODE_S,
     FETCH_S,

@@ -1,7 +1,7 @@
 """`quire bench images --live`: a trace through the real services, by what is cached (LatentBox, Table 4, Figure 7).
 
 Every set-up runs on the same stored bytes, the same requests in the same order, and the same cache size: ImgStore (PNGs
-in the same object tier), Decode-All (no cache), images alone, latents alone, and the tuned split.
+in the same object tier), Decode-All (no cache), images alone, latents alone, and all forms.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
 
 FETCH_MS: Final = 140.0
-_WINDOW: Final = 50
 _WARMERS: Final = 16
 SETUPS: Final[dict[str, dict[str, str]]] = {
     "ImgStore": {},
     "Decode-All": {"CACHE_BYTES": "0"},
-    "LB-ImgCache": {"ALPHA": "1", "TUNE": "false"},
-    "LB-LatentCache": {"ALPHA": "0", "TUNE": "false"},
-    "LB-Adaptive": {"TUNE_WINDOW": str(_WINDOW), "TUNE_STEP": "0.02"},
+    "images alone": {"CACHE_FORMS": "images"},
+    "latents alone": {"CACHE_FORMS": "latents"},
+    "all forms": {},
 }
 
 
@@ -48,7 +47,6 @@ class LiveSettings:
     rate: float = 8.0
     cache_share: float = 0.10
     size: int = 128
-    promote_hits: int = 4
     seed: int = 1
     setups: tuple[str, ...] = tuple(SETUPS)
 
@@ -60,7 +58,7 @@ class Outcome:
     latencies: list[float] = field(default_factory=list)
     sources: Counter[str] = field(default_factory=Counter)
     stages: dict[str, Counter[str]] = field(default_factory=dict)
-    alpha: float = float("nan")
+    image_share: float = float("nan")
 
     def add(self, seconds: float, source: str, stages_us: dict[str, int]) -> None:
         self.latencies.append(seconds)
@@ -87,7 +85,6 @@ def run(trace: Trace, settings: LiveSettings, show_progress: bool = True) -> Rep
             common = {
                 "CACHE_BYTES": str(capacity),
                 "FETCH_DELAY_MS": str(FETCH_MS),
-                "PROMOTE_HITS": str(settings.promote_hits),
                 "FETCHES_MAX": "64",
             }
             variables = {f"QUIRE_DECODER_{key}": value for key, value in (common | changes).items()}
@@ -159,7 +156,8 @@ async def _replay(gateway: str, names: list[str], settings: LiveSettings, step: 
         await asyncio.gather(*tasks)
         await asyncio.sleep(1.2)  # stats come with heartbeats
         for node in await client.status():
-            outcome.alpha = node.stats.get("cache.alpha", outcome.alpha)
+            if held := node.stats.get("cache.bytes", 0.0):
+                outcome.image_share = node.stats.get("cache.image_bytes", 0.0) / held
     return outcome
 
 
@@ -178,5 +176,5 @@ def _figures(outcome: Outcome) -> dict[str, float]:
         spent = outcome.stages.get(source, Counter())[stage]
         count = outcome.sources[source]
         figures[f"{source}: {stage}"] = spent / count / 1e3 if count else float("nan")
-    figures["α at the end"] = outcome.alpha
+    figures["images, % of the cache"] = 100 * outcome.image_share
     return figures

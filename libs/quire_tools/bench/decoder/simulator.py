@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from quire_decoder.core.dual_cache import Costs, Counters, DualCache, Outcome, Tuning
-from quire_decoder.core.tiers import LruTier, Tier
+from quire_tools.bench.decoder.latentbox.dual_cache import Costs, Counters, DualCache, Outcome, Tuning
+from quire_tools.bench.decoder.latentbox.tiers import LruTier, Tier
 from quire_tools.bench.decoder.trace import Trace
 
 MakeTier = Callable[[int, float], Tier[int]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from quire.client.quarantine import Ended, may_be_in_use
@@ -132,8 +132,10 @@ class GrpcRouter:
         self._timeout_s = config.control_timeout_s
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
-    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int) -> ImageRoute:
-        request = images_pb2.RouteImageRequest(image_id=image_id, lease_ttl_ms=lease_ttl_ms, tenant=tenant)
+    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
+        request = images_pb2.RouteImageRequest(
+            image_id=image_id, lease_ttl_ms=lease_ttl_ms, tenant=tenant, failed=failed
+        )
         answer = await call(self._stub.RouteImage, request, timeout_s=self._timeout_s)
         return ImageRoute(
             ticket=answer.ticket,
@@ -225,6 +227,19 @@ class GrpcDecoders:
         self._timeout_s = config.decode_timeout_s
         self._channels = channels
 
+    async def cached(
+        self, tenant: str, address: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget
+    ) -> Decoded:
+        request = decoder_pb2.DecodeRequest(
+            tenant=tenant,
+            request_id=os.urandom(16),
+            entry=convert.image_to(entry),
+            rendering=convert.rendering_to(rendering),
+            target=convert.target_to(target),
+            cached_only=True,
+        )
+        return await self._ask(address, request)
+
     async def decode(self, tenant: str, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
         request = decoder_pb2.DecodeRequest(
             tenant=tenant,
@@ -235,7 +250,10 @@ class GrpcDecoders:
             owner_address=route.owner_address if route.owner != route.runner else "",
             record=convert.leased_record_to(route.record),
         )
-        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(route.runner_address))
+        return await self._ask(route.runner_address, request)
+
+    async def _ask(self, address: str, request: decoder_pb2.DecodeRequest) -> Decoded:
+        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
         calling = asyncio.ensure_future(call(stub.Decode, request, timeout_s=self._timeout_s, again=False))
         try:
             answer = await asyncio.shield(calling)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.model.nodes import DecoderInfo, Node
@@ -82,6 +82,11 @@ class ImageRouter:
         self._depth[runner.node_id] = self.depth(runner.node_id) + 1
         self.build = build_of(runner)
         return Route(ticket, runner, owner, joined)
+
+    def failed(self, node_ids: Iterable[str], now_s: float) -> None:
+        """Decoders that did not answer somebody else."""
+        for name in node_ids:
+            self._failed[name] = max(self._failed.get(name, 0.0), now_s + self._failed_s)
 
     def finish(self, ticket: int, *, failed_at_s: float | None = None) -> bool:
         """A request has ended; whether it was known. `failed_at_s`: when, if the decoder did not answer."""

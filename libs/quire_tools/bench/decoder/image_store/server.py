@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import os
 import time
-from typing import Any
+from typing import Any, Final
 
 from quire import PROTOCOL_VERSION
 from quire.client import QuireClient
@@ -27,10 +27,12 @@ from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderSe
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_decoder.adapters.cluster import StoredRecords
 from quire_decoder.config import PREFIX, DecoderConfig
-from quire_decoder.core.tiers import LruTier
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 from quire_server.service import run_service, serve_member
+from quire_tools.bench.decoder.latentbox.tiers import LruTier
+
+_TAIL_SHARE: Final = 0.1
 
 
 class ImageStore(DecoderServiceServicer):
@@ -46,7 +48,7 @@ class ImageStore(DecoderServiceServicer):
             secret=config.cluster_secret.encode(),
             clock=SystemClock(),
         )
-        self._tier: LruTier[bytes] = LruTier(config.cache_bytes, config.tail_share)
+        self._tier: LruTier[bytes] = LruTier(config.cache_bytes, _TAIL_SHARE)
         self._held: dict[bytes, bytes] = {}
         self._fetching: dict[bytes, asyncio.Task[bytes]] = {}
         self.requests = self.hits = 0
@@ -55,6 +57,8 @@ class ImageStore(DecoderServiceServicer):
         entry = convert.image_from(request.entry)
         if convert.rendering_from(request.rendering) != Rendering("png"):
             raise NotImplementedHere("this store has PNGs, as they are", field="rendering")
+        if request.cached_only:
+            return pb.DecodeResponse()  # a look-up costs nothing here: `Decode` proper counts it
         self.requests += 1
         key, stages = entry.record_sha256, {}
         if self._tier.hit(key) is not None:

@@ -1,4 +1,4 @@
-"""The dual-format cache: one tier per object, bounded, tuned by its marginal hits."""
+"""LatentBox's cache, which the decoder's is compared with: one tier per object, bounded, tuned by its marginal hits."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_decoder.cache import Cache
-from quire_decoder.config import DecoderConfig
-from quire_decoder.core.dual_cache import Costs, Counters, DualCache, Outcome, Tuning, gradient
-from quire_decoder.core.tiers import LruTier, SieveTier, Tier
+from quire_tools.bench.decoder.latentbox.dual_cache import Costs, Counters, DualCache, Outcome, Tuning, gradient
+from quire_tools.bench.decoder.latentbox.tiers import LruTier, SieveTier, Tier
 
 TIERS: list[Callable[[int, float], Tier[int]]] = [LruTier, SieveTier]
 
@@ -204,10 +202,3 @@ def test_costs_are_moving_averages() -> None:
 def test_tuning_that_tunes_nothing(values: dict[str, float]) -> None:
     with pytest.raises(ValueError):
         Tuning(**values)  # type: ignore[arg-type]
-
-
-def test_what_one_decoder_has_measured_is_its_own() -> None:
-    """The costs that they start with were one object."""
-    one, other = Cache(DecoderConfig()), Cache(DecoderConfig())
-    one.costs.decoded(5.0)
-    assert one.costs.decode_s > other.costs.decode_s

@@ -1,0 +1,182 @@
+"""Which forms of which images are kept: latents, lossless images and renditions in one budget.
+
+All of them compete by what a byte saves: the rate at which an image is asked for (`core.reuse`), times the seconds that
+having the form saves, by its size. A latent saves the fetch, an image the decode, a rendition its encoding, and the
+decode where no image is kept. What saves least leaves first, so that the last byte of every form saves as much as that
+of the others: where LatentBox's tuner moves its split to (§4.3, Eq. 2), for three forms and for each object by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import IntEnum
+from operator import itemgetter
+from typing import Final, Generic, NamedTuple
+
+from quire_decoder.core.reuse import Item, Reuse
+
+_SAMPLED: Final = 24
+"""Of so many kept forms, drawn at random, the one that saves least leaves."""
+_AVERAGE_SHARE: Final = 0.05
+
+
+class Form(IntEnum):
+    """In what form an image is kept."""
+
+    RENDITION = 0
+    IMAGE = 1
+    LATENT = 2
+
+
+class Kept(NamedTuple, Generic[Item]):
+    """One form of one image. `rendition`: which of them, "" for the other forms."""
+
+    key: Item
+    form: Form
+    rendition: str = ""
+
+
+@dataclass(slots=True)
+class Costs:
+    """Seconds: moving averages of what was measured. `fixed`: they stay as they are."""
+
+    decode_s: float
+    fetch_s: float
+    encode_s: float = 0.01
+    fixed: bool = False
+
+    def decoded(self, seconds: float) -> None:
+        self.decode_s = self._next(self.decode_s, seconds)
+
+    def fetched(self, seconds: float) -> None:
+        self.fetch_s = self._next(self.fetch_s, seconds)
+
+    def encoded(self, seconds: float) -> None:
+        self.encode_s = self._next(self.encode_s, seconds)
+
+    def _next(self, before: float, seconds: float) -> float:
+        return before if self.fixed else before + _AVERAGE_SHARE * (seconds - before)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Of a lifetime."""
+
+    requests: int = 0
+    rendition_hits: int = 0
+    image_hits: int = 0
+    latent_hits: int = 0
+
+
+@dataclass(slots=True)
+class FormCache(Generic[Item]):
+    """Keys and sizes only: who holds the bytes is told what leaves, in `gone`, and empties it.
+
+    `history`: uses that rates are learnt from, a power of two.
+    """
+
+    capacity_bytes: int
+    costs: Costs
+    history: int = 1 << 16
+    seed: int = 1
+    total: Counters = field(default_factory=Counters)
+    gone: list[Kept[Item]] = field(default_factory=list)
+    used_bytes: int = 0
+    _reuse: Reuse[tuple[Item, str]] = field(init=False)
+    _items: list[Kept[Item]] = field(default_factory=list)
+    _place: dict[Kept[Item], int] = field(default_factory=dict)
+    _size: dict[Kept[Item], int] = field(default_factory=dict)
+    _bytes: list[int] = field(default_factory=lambda: [0] * len(Form))
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.capacity_bytes < 0:
+            raise ValueError(f"{self.capacity_bytes} bytes")
+        self._reuse, self._random = Reuse(self.history, 2), random.Random(self.seed)
+
+    def __contains__(self, kept: Kept[Item]) -> bool:
+        return kept in self._place
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def bytes_of(self, form: Form) -> int:
+        """What is kept in that form."""
+        return self._bytes[form]
+
+    def look_up(self, key: Item, rendition: str = "") -> Form | None:
+        """Count a request, for the image itself or for a rendition, and say the best form of what is kept."""
+        total = self.total
+        total.requests += 1
+        if rendition:
+            self._reuse.use((key, rendition), 0)
+            if Kept(key, Form.RENDITION, rendition) in self._place:
+                total.rendition_hits += 1
+                return Form.RENDITION
+        self._reuse.use((key, ""), 1)  # what renditions answered says nothing for an image
+        if Kept(key, Form.IMAGE) in self._place:
+            total.image_hits += 1
+            return Form.IMAGE
+        if Kept(key, Form.LATENT) in self._place:
+            total.latent_hits += 1
+            return Form.LATENT
+        return None
+
+    def wants(self, kept: Kept[Item], size: int) -> bool:
+        """Whether it would be kept now: worth asking before it is made at a cost."""
+        if kept in self._place or size > self.capacity_bytes:
+            return False
+        return self.used_bytes + size <= self.capacity_bytes or self._worst()[0] < self._worth(kept, size)
+
+    def keep(self, kept: Kept[Item], size: int) -> bool:
+        """Take a form in, at the cost of what saves less; whether it is here now."""
+        if kept in self._place:
+            return True
+        if size > self.capacity_bytes:
+            return False
+        worth = self._worth(kept, size)
+        while self.used_bytes + size > self.capacity_bytes:
+            least, worst = self._worst()
+            if least >= worth:
+                return False
+            self.remove(worst)
+        self._place[kept] = len(self._items)
+        self._items.append(kept)
+        self._size[kept] = size
+        self._bytes[kept.form] += size
+        self.used_bytes += size
+        return True
+
+    def remove(self, kept: Kept[Item]) -> None:
+        """It leaves, if it is here."""
+        place = self._place.pop(kept, None)
+        if place is None:
+            return
+        last = self._items.pop()
+        if last is not kept and place < len(self._items):
+            self._items[place] = last
+            self._place[last] = place
+        size = self._size.pop(kept)
+        self._bytes[kept.form] -= size
+        self.used_bytes -= size
+        self.gone.append(kept)
+
+    def _worst(self) -> tuple[float, Kept[Item]]:
+        items, draw = self._items, self._random.random
+        count = len(items)
+        drawn = [items[int(draw() * count)] for _ in range(_SAMPLED)] if count > _SAMPLED else items
+        return min(((self._worth(each, self._size[each]), each) for each in drawn), key=itemgetter(0))
+
+    def _worth(self, kept: Kept[Item], size: int) -> float:
+        """Seconds that a byte of it saves, per event."""
+        key, form, rendition = kept
+        if form is Form.LATENT:
+            saves_s = self.costs.fetch_s
+        elif form is Form.IMAGE:
+            saves_s = self.costs.decode_s
+        else:
+            saves_s = self.costs.encode_s
+            if Kept(key, Form.IMAGE) not in self._place:
+                saves_s += self.costs.decode_s
+        return self._reuse.rate((key, rendition)) * saves_s / size

@@ -1,0 +1,49 @@
+"""Which decoder an image belongs to, and what the decoders' images depend on, as the cluster's picture says."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quire.model.nodes import DecoderInfo, Node
+from quire_server.clock import Clock
+from quire_server.core.placement import rendezvous
+from quire_server.picture import Picture
+
+_FAILED_S: Final = 3.0
+
+
+class ImageOwners:
+    """Of the decoders that are alive; one that did not answer is passed over for a moment."""
+
+    def __init__(self, picture: Picture, clock: Clock) -> None:
+        self._picture = picture
+        self._clock = clock
+        self._failed: dict[str, float] = {}
+
+    @property
+    def build(self) -> str:
+        """Of all decoders; "" if there is none, or if they differ: then it takes a route to know."""
+        builds = {about.build for _, about in self._decoders()}
+        return builds.pop() if len(builds) == 1 else ""
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Those that have just not answered."""
+        now_s = self._clock.monotonic_s()
+        return tuple(name for name, until_s in self._failed.items() if until_s > now_s)
+
+    def owner(self, record_sha256: bytes) -> Node | None:
+        """The one with the strongest claim on that record."""
+        failing = self.failing
+        usable = [node for node, _ in self._decoders() if node.node_id not in failing]
+        return rendezvous(record_sha256, usable)[0] if usable else None
+
+    def failed(self, owner: Node) -> None:
+        """It did not answer."""
+        failing, now_s = self.failing, self._clock.monotonic_s()
+        self._failed = {name: until_s for name, until_s in self._failed.items() if name in failing}
+        self._failed[owner.node_id] = now_s + _FAILED_S
+
+    def _decoders(self) -> list[tuple[Node, DecoderInfo]]:
+        live = self._picture.live.values()
+        return [(node, node.about) for node in live if isinstance(node.about, DecoderInfo)]
