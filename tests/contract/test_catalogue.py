@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
+from typing import Any
 
+import cbor2
 import pytest
 import redis.asyncio as redis
 
-from quire.model.errors import ConditionFailed
+from quire.model.errors import ConditionFailed, ImageMissing
 from quire.model.images import ExpectedImage, ImageEntry
 from quire.model.keys import ChunkKeys
+from quire.testing.clock import FakeClock
 from quire_orchestrator.core.routing import ImageRouter
 from quire_orchestrator.images import ImageDesk
 from quire_server.clock import SystemClock
@@ -120,3 +124,39 @@ async def test_ids_are_listed_in_the_order_of_their_bytes(redis_client: redis.Re
             if not after:
                 break
         assert found == [each for each in ids if each.startswith(prefix)], prefix
+
+
+async def test_images_go_when_their_time_is_up(redis_client: redis.Redis) -> None:
+    """Not those that were put again meanwhile; an entry of before there were times is read as it was."""
+    clock, images, gone = FakeClock(), Images(redis_client), list[bytes]()
+
+    async def evict(key: ChunkKeys) -> bool:
+        gone.append(key.at(0))
+        return True
+
+    desk = ImageDesk(catalogue=images, router=ImageRouter(4, 60.0), decoders=list, evict=evict, clock=clock)
+    brief, again, kept = (
+        replace(_entry(name), metadata=(("z", "1"), ("a", "é"))) for name in ("brief", "again", "kept")
+    )
+    await desk.put("t", brief, ExpectedImage(), 5_000)
+    await desk.put("t", again, ExpectedImage(), 5_000)
+    await desk.put("", kept, ExpectedImage())
+    assert (await desk.head("t", "brief")).metadata == (("a", "é"), ("z", "1"))
+    await clock.advance(5)
+    await desk.put("t", again, ExpectedImage(), 5_000)
+    with pytest.raises(ImageMissing):
+        await desk.head("t", "brief")
+    assert [each.image_id for each in (await desk.list("t", "", "", 10))[0]] == ["again"]
+    await desk.sweep()
+    assert gone == [brief.keys.at(0)] and await images.get("t", "brief") is None
+    stale = replace(again, expires_ms=1)
+    assert await images.delete("t", "again", stale) is None, "another one is there by now"
+    await desk.put("t", again, ExpectedImage())
+    await clock.advance(100)
+    await desk.sweep()
+    assert await desk.head("t", "again") and await desk.head("", "kept")
+    stored: Any = await redis_client.hget("quire:{images}:entries", "kept")
+    raw = cbor2.loads(stored)
+    await redis_client.hset("quire:{images}:entries", "kept", cbor2.dumps(raw[:7]))
+    old = await images.get("", "kept")
+    assert old is not None and (old.record_sha256, old.expires_ms, old.metadata) == (kept.record_sha256, 0, ())

@@ -86,7 +86,8 @@ async def test_put_once_get_in_every_format(images: ImageClient, vae: Path) -> N
     entry = await images.put("picture-1", values, info)
     expected = _reference(vae, values)
     png = await images.get("picture-1")
-    assert (png.source, png.entry.latent_sha256) == ("miss", entry.latent_sha256)
+    assert png.source in ("latent", "miss"), "it may lie in its decoder's cache already"
+    assert png.entry.latent_sha256 == entry.latent_sha256
     assert np.array_equal(imagecodecs.png_decode(png.data), expected)
     webp = await images.get("picture-1", Rendering("webp"))
     assert np.array_equal(imagecodecs.webp_decode(webp.data)[..., :3], expected)
@@ -104,11 +105,12 @@ async def test_put_once_get_in_every_format(images: ImageClient, vae: Path) -> N
 
 
 async def test_the_way_through_the_forms(images: ImageClient, vae: Path) -> None:
-    """A miss, then the image that was kept; of it a rendition, which then is kept too: nothing is encoded for it."""
+    """A decode, then the image that was kept; of it a rendition, which then is kept too: nothing is encoded for it."""
     values, info = _latent(vae, 2)
     await images.put("forms", values, info)
     got = [await images.get("forms") for _ in range(3)]
-    assert [each.source for each in got] == ["miss", "image", "image"]
+    assert got[0].source in ("latent", "miss")
+    assert [each.source for each in got[1:]] == ["image", "image"]
     assert len({each.data for each in got}) == 1
     small = [await images.get("forms", Rendering("jpeg", 80, 32)) for _ in range(3)]
     assert [each.source for each in small] == ["image", "rendition", "rendition"]
@@ -125,7 +127,7 @@ async def test_many_at_once_are_decoded_once(cluster: LocalCluster, images: Imag
     got = await asyncio.gather(*(images.get("popular") for _ in range(40)))
     assert len({each.data for each in got}) == 1
     sources = [each.source for each in got]
-    assert sources.count("miss") == 1
+    assert sources.count("miss") + sources.count("latent") == 1
     assert "joined" in sources
     await asyncio.sleep(1.5)  # stats come with heartbeats
     assert await _misses(images) - before <= 1
@@ -433,6 +435,8 @@ async def test_without_a_decoder_what_a_client_has_stays_good(
             async with request("/v1/images/seen", headers={"If-None-Match": f'"x", W/{etag}'}) as answer:
                 assert (answer.status, answer.headers["ETag"]) == (304, etag)
         async with http.get("/v1/images/seen") as answer:
+            assert (answer.status, answer.headers["X-Quire-Source"]) == (200, "gateway"), "it was just sent"
+        async with http.get("/v1/images/seen", params={"width": "7"}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         async with http.get("/v1/images/seen", headers={"If-Match": '"x"'}) as answer:
             assert answer.status == 412

@@ -44,6 +44,8 @@ def traced(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Trac
         "QUIRE_DECODER_MODELS": str(vae),
         "QUIRE_SCHEDULER_LINKS": f"default={LINK_BYTES_PER_S}",
         "QUIRE_SCHEDULER_POLICY": "equal",
+        "QUIRE_DECODER_CACHE_BYTES": "0",  # every image is cold
+        "QUIRE_GATEWAY_IMAGES_KEPT_BYTES": "0",
     }
     with LocalCluster(folder, storage_nodes=2, arena_bytes=128 << 20, settings=settings, trace=True) as cluster:
         environment = {**os.environ, "QUIRE_TRACE_FOLDER": str(folder / "traces"), "PYTHONPATH": "."}

@@ -20,7 +20,7 @@ from quire.model.errors import (
     TargetInvalid,
     Unavailable,
 )
-from quire.model.images import RECORD_BYTES_MAX, ImageEntry, Rendering, check_image_id
+from quire.model.images import RECORD_BYTES_MAX, ImageAttributes, ImageEntry, Rendering, check_image_id
 from quire.model.latents import LatentInfo, Values, decode_record, encode_record
 from quire.model.nodes import DecoderInfo, KnownVae
 from quire.telemetry import names, tracer
@@ -30,14 +30,15 @@ from quire.wire.v1 import images_pb2 as pb
 
 _PAGE: Final = 500
 _SEEN_MAX: Final = 10_000
+_NOTHING_SAID: Final = ImageAttributes()
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
     """An encoded image. `data` is empty where the ETag that was given is still good.
 
-    `source`: image, latent or miss, by the cache of the decoder `decoder`, or joined to another's request; times by
-    stage in microseconds.
+    `source`: rendition, image, latent or miss, by the cache of the decoder `decoder`, or joined to another's request;
+    times by stage in microseconds.
     """
 
     entry: ImageEntry
@@ -64,13 +65,18 @@ class ImageClient:
         info: LatentInfo,
         *,
         durability: Durability = Durability.LOCAL,
+        attributes: ImageAttributes = _NOTHING_SAID,
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
-        """Store a latent; an image of that id is replaced. Raises `InvalidRequest` for one that no VAE of the cluster
-        decodes, unless `allow_unknown_vae`, and `NoDecoder` where no decoder has said which it has.
+        """Store a latent; an image of that id is replaced. `attributes`: metadata, and for how long it stays.
+
+        Raises `InvalidRequest` for one that no VAE of the cluster decodes, unless `allow_unknown_vae`, and `NoDecoder`
+        where no decoder has said which it has.
         """
         record = await asyncio.to_thread(encode_record, values, info)
-        return await self.put_record(image_id, record, durability=durability, allow_unknown_vae=allow_unknown_vae)
+        return await self.put_record(
+            image_id, record, durability=durability, attributes=attributes, allow_unknown_vae=allow_unknown_vae
+        )
 
     async def put_record(
         self,
@@ -78,6 +84,7 @@ class ImageClient:
         record: bytes,
         *,
         durability: Durability = Durability.LOCAL,
+        attributes: ImageAttributes = _NOTHING_SAID,
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
         """Store a record as it is. Raises as `put`."""
@@ -97,6 +104,8 @@ class ImageClient:
                 record_bytes=len(record),
                 durability=convert.durability_to(durability),
                 allow_unknown_vae=allow_unknown_vae,
+                ttl_ms=attributes.ttl_ms,
+                metadata=dict(attributes.metadata),
             )
             answer = await self._once(self._client.gateway.PutLatent, request)
         return self._remember(convert.image_from(answer.entry))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import unicodedata
 from dataclasses import dataclass
 from enum import Enum
@@ -25,6 +26,9 @@ MEDIA_TYPES: Final = {
     "avif": "image/avif",
 }
 WIDTH_MAX: Final = 8192
+TTL_MS_MAX: Final = 10 * 365 * 86_400_000
+_METADATA_BYTES_MAX: Final = 2048
+_METADATA_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _QUALITY: Final = {"jpeg": 90, "avif": 90}
 """Of formats that are not lossless here."""
 PIXELS_MAX: Final = 1 << 26
@@ -34,7 +38,8 @@ PIXELS_MAX: Final = 1 << 26
 class ImageEntry:
     """An image in the catalogue. `record_sha256` names its record in the chunk store, `record_bytes` is its length.
 
-    `latent_sha256` is of the values, `weights_sha256` of the VAE that they belong to, empty for unknown.
+    `latent_sha256` is of the values, `weights_sha256` of the VAE that they belong to, empty for unknown. `created_ms`,
+    `expires_ms`: since the Unix epoch; 0 for never. `metadata`: what its owner says of it, by name.
     """
 
     image_id: str
@@ -45,6 +50,8 @@ class ImageEntry:
     height: int
     width: int
     created_ms: int = 0
+    expires_ms: int = 0
+    metadata: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         check_image_id(self.image_id)
@@ -60,6 +67,15 @@ class ImageEntry:
         return record_namespace(self.record_bytes)
 
     @property
+    def version(self) -> str:
+        """Names what the image is made of: another record has another one."""
+        return self.record_sha256.hex()[:16]
+
+    def is_over(self, now_ms: int) -> bool:
+        """Whether its time is up."""
+        return 0 < self.expires_ms <= now_ms
+
+    @property
     def keys(self) -> ChunkKeys:
         """The one key of its record: by content, so that equal records are stored once."""
         return record_keys(self.record_sha256)
@@ -71,6 +87,26 @@ class ExpectedImage:
 
     absent: bool = False
     record_sha256: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageAttributes:
+    """What is said of an image when it is put: for how long it stays, 0 for ever, and metadata: names of small letters,
+    digits and hyphens with printable values, 2 KiB in all. Raises `InvalidRequest`.
+    """
+
+    ttl_ms: int = 0
+    metadata: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ttl_ms <= TTL_MS_MAX:
+            raise InvalidRequest(f"{self.ttl_ms} ms, ten years at most", field="ttl")
+        for name, value in self.metadata:
+            if not _METADATA_NAME.fullmatch(name) or not value.isprintable():
+                raise InvalidRequest(f"{name[:80]!r}: small letters, digits, hyphens; printable", field="metadata")
+        size = sum(len(name) + len(value.encode()) for name, value in self.metadata)
+        if size > _METADATA_BYTES_MAX or len(dict(self.metadata)) < len(self.metadata):
+            raise InvalidRequest(f"{size} bytes, {_METADATA_BYTES_MAX} at most; each name once", field="metadata")
 
 
 class Fit(Enum):

@@ -401,6 +401,8 @@ def image_from(message: images_pb2.ImageEntry) -> ImageEntry:
         message.height,
         message.width,
         message.created_ms,
+        message.expires_ms,
+        tuple(sorted(message.metadata.items())),
     )
 
 
@@ -414,6 +416,8 @@ def image_to(entry: ImageEntry) -> images_pb2.ImageEntry:
         height=entry.height,
         width=entry.width,
         created_ms=entry.created_ms,
+        expires_ms=entry.expires_ms,
+        metadata=dict(entry.metadata),
     )
 
 

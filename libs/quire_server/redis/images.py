@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from dataclasses import replace
+from typing import Final, cast
 
 import cbor2
 import redis.asyncio as redis
@@ -12,11 +13,12 @@ from quire.model.images import ExpectedImage, ImageEntry
 from quire_server.redis.connection import metadata_errors
 
 _ANYTHING = ExpectedImage()
-_USES, _UNUSED = "quire:{images}:uses", "quire:{images}:unused"
+_FIELDS_AT_FIRST: Final = 7
+_USES, _UNUSED, _EXPIRES = "quire:{images}:uses", "quire:{images}:unused", "quire:{images}:expires"
 
-# KEYS: entries, ids, uses, unused. ARGV: 1 id, 2 entry, 3 record digest; of the one before: 4 "1" if none must be
-# there, 5 its record's digest ("" any), which a packed entry begins with. Returns the entry before,
-# false if there was none, or 0 if that is not so: then the record is unused, unless other images have it.
+# KEYS: entries, ids, uses, unused, expires. ARGV: 1 id, 2 entry, 3 record digest; of the one before: 4 "1" if none must
+# be there, 5 its record's digest ("" any), which a packed entry begins with; 6 tenant and id, 7 when it goes. Returns
+# the entry before, false if there was none, or 0 if that is not so: then the record is unused, unless others have it.
 _PUT = """
 local before = redis.call('HGET', KEYS[1], ARGV[1])
 if (before and ARGV[4] == '1')
@@ -28,12 +30,19 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[2], 0, ARGV[1])
 redis.call('HINCRBY', KEYS[3], ARGV[3], 1)
 redis.call('SREM', KEYS[4], ARGV[3])
+if tonumber(ARGV[7]) > 0 then
+    redis.call('ZADD', KEYS[5], ARGV[7], ARGV[6])
+else
+    redis.call('ZREM', KEYS[5], ARGV[6])
+end
 return before
 """
-# KEYS: entries, ids, uses. ARGV: 1 id, 2 the entry that is meant (empty: any). Returns the entry, or false.
+# KEYS: entries, ids, expires. ARGV: 1 id, 2 the entry that is meant (empty: any), 3 tenant and id. Returns the entry,
+# or false.
 _DELETE = """
 local before = redis.call('HGET', KEYS[1], ARGV[1])
 if not before or (ARGV[2] ~= '' and before ~= ARGV[2]) then return false end
+redis.call('ZREM', KEYS[3], ARGV[3])
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 return before
@@ -67,8 +76,11 @@ class Images:
         assert packed[3:35] == entry.record_sha256, "the script reads it there"
         async with metadata_errors():
             before = await self._put(
-                keys=[_entries(tenant), _ids(tenant), _USES, _UNUSED],
-                args=[entry.image_id, packed, entry.record_sha256, int(expected.absent), expected.record_sha256],
+                keys=[_entries(tenant), _ids(tenant), _USES, _UNUSED, _EXPIRES],
+                args=[
+                    *(entry.image_id, packed, entry.record_sha256, int(expected.absent), expected.record_sha256),
+                    *(_member(tenant, entry.image_id), entry.expires_ms),
+                ],
             )
         if before == 0:
             raise ConditionFailed(f"{entry.image_id!r} is not as it was expected to be", field="expected")
@@ -79,11 +91,21 @@ class Images:
             raw = cast(bytes | None, await self._client.hget(_entries(tenant), image_id))
         return _unpack(image_id, raw) if raw else None
 
-    async def delete(self, tenant: str, image_id: str) -> ImageEntry | None:
-        """Take an image out of the catalogue; what it was, None if there was none."""
+    async def delete(self, tenant: str, image_id: str, meant: ImageEntry | None = None) -> ImageEntry | None:
+        """Take an image out of the catalogue, if it is the one that is `meant`; what it was, None if there was none."""
         async with metadata_errors():
-            raw = await self._delete(keys=[_entries(tenant), _ids(tenant), _USES], args=[image_id, b""])
+            raw = await self._delete(
+                keys=[_entries(tenant), _ids(tenant), _EXPIRES],
+                args=[image_id, _pack(meant) if meant is not None else b"", _member(tenant, image_id)],
+            )
         return _unpack(image_id, raw) if raw else None
+
+    async def expired(self, now_ms: int, limit: int) -> list[tuple[str, str]]:
+        """Tenants and ids of images whose time is up."""
+        async with metadata_errors():
+            found = await self._client.zrangebyscore(_EXPIRES, "-inf", now_ms, start=0, num=limit)
+        members = (cast(bytes, each).decode().partition("\0") for each in found)
+        return [(tenant, image_id) for tenant, _, image_id in members]
 
     async def release(self, record_sha256: bytes) -> bool:
         """An image does not use that record any more; whether no other does. Then it is among the `unused`."""
@@ -124,6 +146,10 @@ def _ids(tenant: str) -> str:
     return "quire:{images}:ids" + (f":{tenant}" if tenant else "")
 
 
+def _member(tenant: str, image_id: str) -> str:
+    return f"{tenant}\0{image_id}"
+
+
 def _pack(entry: ImageEntry) -> bytes:
     return cbor2.dumps(
         [
@@ -134,9 +160,16 @@ def _pack(entry: ImageEntry) -> bytes:
             entry.height,
             entry.width,
             entry.created_ms,
+            entry.expires_ms,
+            dict(sorted(entry.metadata)),
         ]
     )
 
 
 def _unpack(image_id: str, raw: bytes) -> ImageEntry:
-    return ImageEntry(image_id, *cbor2.loads(raw))
+    fields = cbor2.loads(raw)
+    entry = ImageEntry(image_id, *fields[:_FIELDS_AT_FIRST])
+    if len(fields) <= _FIELDS_AT_FIRST:  # of before there were times to live, and metadata
+        return entry
+    expires_ms, metadata = fields[_FIELDS_AT_FIRST:]
+    return replace(entry, expires_ms=expires_ms, metadata=tuple(sorted(metadata.items())))

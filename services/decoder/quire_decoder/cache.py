@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Final
 
 from quire.model.errors import ConfigInvalid
@@ -22,7 +23,8 @@ class Cache:
             raise ConfigInvalid(f"QUIRE_DECODER_CACHE_FORMS: {', '.join(unknown)}; there are {', '.join(_FORMS)}")
         self._forms = {_FORMS[name] for name in names}
         history = 1 << (config.cache_history - 1).bit_length()
-        self._cache: FormCache[bytes] = FormCache(config.cache_bytes, Costs(0.04, 0.14), history)  # until measured
+        costs = Costs(0.04, 0.14)  # until some were measured
+        self._cache: FormCache[bytes] = FormCache(config.cache_bytes, costs, Random().random, history)
         self._bytes: dict[Kept[bytes], bytes] = {}
         self._bytes_per_pixel = 1.4  # of a lossless image, until some were seen
 
@@ -62,6 +64,10 @@ class Cache:
         """Count a request, and find what is nearest to what it asks for. `variant`: see `Rendering.variant`."""
         self._cache.look_up(entry.record_sha256, variant)
         return self.find(entry, variant)
+
+    def announce(self, entry: ImageEntry) -> None:
+        """An image is new: that counts as a use of it, not as a request."""
+        self._cache.announce(entry.record_sha256)
 
     def find(self, entry: ImageEntry, variant: str) -> tuple[Form | None, bytes | None]:
         """The same; counts nothing."""

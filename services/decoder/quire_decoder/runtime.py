@@ -7,19 +7,19 @@ first (`serve_cached`), and has it decoded, there or elsewhere, if that is not e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import InvalidRequest, QuireError, TooManyRequests
 from quire.model.images import ImageEntry, LeasedRecord, Rendering
 from quire.model.nodes import DecoderInfo
-from quire.telemetry import background, logger, names, tracer
+from quire.telemetry import logger, names, tracer
 from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.form_cache import Form
+from quire_decoder.keeping import Keeping
 from quire_decoder.pipeline import LOSSLESS, Pipeline, Stages, timed
 from quire_decoder.ports import (
     Clock,
@@ -46,11 +46,10 @@ class Served:
 
 @dataclass(slots=True)
 class _Made:
-    """A decode: the pixels, where the latent was found, and whether the cache wants the image."""
+    """A decode: the pixels, and where the latent was found."""
 
     pixels: Pixels
     source: str
-    wanted: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +92,7 @@ class Decoder:
             costs=self._cache.costs,
         )
         self._running: dict[bytes, _Running] = {}
-        self._afterwards: set[asyncio.Task[None]] = set()
+        self._keeping = Keeping(self._pipeline, self._keep_image)
         self._joined = self._fetched = 0
 
     @property
@@ -120,8 +119,7 @@ class Decoder:
         return self._cache.stats | queues | made
 
     def close(self) -> None:
-        for task in self._afterwards:
-            task.cancel()
+        self._keeping.close()
         self._pipeline.close()
 
     async def serve(
@@ -152,8 +150,12 @@ class Decoder:
             if isinstance(made, bytes):
                 image = await self._rendered(entry, rendering, made, stages, tenant)
                 return Served(image, source, stages)
-            image = await self._pipeline.encode(made.pixels, rendering, stages, entry=entry, tenant=tenant)
-            await self._keep(entry, rendering, made, image, owner_address, tenant)
+            kept: bytes | None = None
+            if rendering.is_original(entry):
+                kept = await timed(stages, "keep", self._keeping.image(entry))
+            image = kept or await self._pipeline.encode(made.pixels, rendering, stages, entry=entry, tenant=tenant)
+            if not owner_address and not rendering.is_original(entry):
+                self._cache.keep_rendition(entry, rendering.variant(entry), image)
         return Served(image, made.source, stages)
 
     async def serve_cached(self, entry: ImageEntry, rendering: Rendering, tenant: str = "") -> Served | None:
@@ -178,12 +180,21 @@ class Decoder:
         return "promote" if self._cache.wants_image(entry) else "latent", len(data)
 
     async def write_back(
-        self, entry: ImageEntry, record: tuple[RdmaTarget, int] | None, image: tuple[RdmaTarget, int] | None
+        self,
+        entry: ImageEntry,
+        record: tuple[RdmaTarget, int] | None,
+        image: tuple[RdmaTarget, int] | None,
+        *,
+        stored: bool = False,
     ) -> None:
-        """Another decoder made this, for this one's cache. Raises `CorruptData` for another record than the entry's."""
+        """Another decoder made this, for this one's cache; or it was `stored` just now, and is asked for soon. Raises
+        `CorruptData` for another record than the entry's.
+        """
         if record is not None:
             data = await self._pull(record, entry.record_bytes)
             await self._pipeline.check(data, entry)
+            if stored:
+                self._cache.announce(entry)
             self._cache.keep_latent(entry, data)
         if image is not None:
             data = await self._pull(image, LOSSLESS.bytes_max(entry))
@@ -224,15 +235,18 @@ class Decoder:
         self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
     ) -> _Made | bytes:
         """A decode, own or joined; or the lossless image as the owner's cache has it."""
+        if (pixels := self._keeping.pixels(entry)) is not None:
+            self._joined += 1
+            return _Made(pixels, "joined")
         key = entry.record_sha256
         joined = (running := self._running.get(key)) is not None
         if running is None:
             if len(self._running) >= self._config.requests_max:
                 raise TooManyRequests(f"{len(self._running)} decodes are running; retry later")
             if owner_address:
-                making = self._make_for(entry, owner_address, leased, stages)
+                making = self._make_for(entry, owner_address, leased, stages, tenant)
             else:
-                making = self._make(entry, leased, stages)
+                making = self._make(entry, leased, stages, tenant)
             # A task of its own: a client that goes away does not end it for those that have joined.
             task = asyncio.create_task(making)
             running = self._running[key] = _Running(task, ends_early=not owner_address)
@@ -246,7 +260,7 @@ class Decoder:
             if not running.waiters and running.ends_early and not running.task.done():
                 self._forget(key, running)  # who comes now begins anew
                 running.task.cancel()
-        return replace(made, source="joined", wanted=False) if joined and isinstance(made, _Made) else made
+        return replace(made, source="joined") if joined and isinstance(made, _Made) else made
 
     def _ended(self, key: bytes, running: _Running, task: asyncio.Task[_Made | bytes]) -> None:
         self._forget(key, running)
@@ -257,7 +271,7 @@ class Decoder:
         if self._running.get(key) is running:
             del self._running[key]
 
-    async def _make(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages) -> _Made | bytes:
+    async def _make(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages, tenant: str) -> _Made | bytes:
         """Decode for this cache: of the latent that it has, or of the record from storage; or the image, if it has that
         by now.
         """
@@ -269,15 +283,17 @@ class Decoder:
             source = "miss"
             record = await self._fetch(entry, leased, stages)
             self._cache.keep_latent(entry, record)
-        wanted = self._cache.wants_image(entry)
-        return _Made(await self._pipeline.decode(entry, record, stages), source, wanted)
+        made = _Made(await self._pipeline.decode(entry, record, stages), source)
+        if self._cache.wants_image(entry):
+            self._keeping.begin(entry, made.pixels, "", tenant)
+        return made
 
     async def _fetch(self, entry: ImageEntry, leased: LeasedRecord, stages: Stages) -> bytes:
         self._fetched += 1
         return await self._pipeline.fetch(entry, leased, stages)
 
     async def _make_for(
-        self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages
+        self, entry: ImageEntry, owner_address: str, leased: LeasedRecord, stages: Stages, tenant: str
     ) -> _Made | bytes:
         """Decode for another's cache: of the owner's latent if it has one, and with its cache told."""
         kind, record = await self._ask_owner(entry, owner_address, stages)
@@ -286,46 +302,17 @@ class Decoder:
         fetched = record is None
         record = record if record is not None else await self._fetch(entry, leased, stages)
         made = _Made(await self._pipeline.decode(entry, record, stages), "latent" if kind else "miss")
-        made.wanted = kind == "promote"
+        if kind == "promote":
+            self._keeping.begin(entry, made.pixels, owner_address, tenant)
         if fetched:
             await timed(stages, "owner", self._tell_owner(entry, owner_address, record, None))
         return made
-
-    async def _keep(
-        self, entry: ImageEntry, rendering: Rendering, made: _Made, image: bytes, owner_address: str, tenant: str
-    ) -> None:
-        """What was made, in the owner's cache. A lossless image that was not asked for is made afterwards, if nothing
-        waits for an encoder.
-        """
-        if rendering.is_original(entry):
-            if made.wanted:
-                await self._keep_image(entry, image, owner_address)
-            return
-        if not owner_address:
-            self._cache.keep_rendition(entry, rendering.variant(entry), image)
-        if made.wanted and not self._pipeline.encoding:
-            self._later(self._make_lossless(entry, made.pixels, owner_address, tenant))
-
-    async def _make_lossless(self, entry: ImageEntry, pixels: Pixels, owner_address: str, tenant: str) -> None:
-        image = await self._pipeline.encode(pixels, LOSSLESS, {}, entry=entry, tenant=tenant, stage="keep")
-        await self._keep_image(entry, image, owner_address)
 
     async def _keep_image(self, entry: ImageEntry, image: bytes, owner_address: str) -> None:
         if owner_address:
             await self._tell_owner(entry, owner_address, None, image)
         else:
             self._cache.keep_image(entry, image)
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        """What nobody waits for. What fails there is not kept."""
-        task = asyncio.create_task(work, context=background())
-        self._afterwards.add(task)
-        task.add_done_callback(self._done_later)
-
-    def _done_later(self, task: asyncio.Task[None]) -> None:
-        self._afterwards.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger().warning("an image is not kept", error=str(error))
 
     async def _ask_owner(self, entry: ImageEntry, owner_address: str, stages: Stages) -> tuple[str, bytes | None]:
         """What the owner's cache has: "image", "latent" or "promote" with the bytes, or nothing."""

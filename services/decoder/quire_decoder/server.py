@@ -83,7 +83,7 @@ class DecoderServicer(DecoderServiceServicer):
     async def WriteBack(self, request: pb.WriteBackRequest, context: Any) -> pb.WriteBackResponse:
         record = (convert.target_from(request.record), request.record_length) if request.record_length else None
         image = (convert.target_from(request.image), request.image_length) if request.image_length else None
-        await self._decoder.write_back(convert.image_from(request.entry), record, image)
+        await self._decoder.write_back(convert.image_from(request.entry), record, image, stored=request.stored)
         return pb.WriteBackResponse()
 
 

@@ -27,6 +27,7 @@ class GatewayConfig(ServiceConfig):
     http_origins: str = setting("", "origins whose pages may fetch images (CORS), by commas; *: all; empty: none")
     images_presets: str = setting("", "NAME=QUERY;…: forms of images that `preset=NAME` means over HTTP")
     images_free_form: bool = setting(True, "over HTTP images may be asked for in other forms than presets")
+    images_kept_bytes: int = setting(64 << 20, "memory for images that were just sent over HTTP", minimum=0)
     images_enlarge: bool = setting(False, "images may be asked for larger than they are")
     s3_listen: str = setting("127.0.0.1:7481", "host:port of the S3 frontend; empty for none")
     s3_tls_listen: str = setting("", "host:port of the S3 frontend over HTTPS; empty for none")

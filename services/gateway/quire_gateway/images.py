@@ -22,7 +22,7 @@ from quire.model.errors import (
 from quire.model.images import ImageEntry, Rendering, check_image_id
 from quire.telemetry import logger, names, tracer
 from quire_gateway.owners import ImageOwners
-from quire_gateway.ports import Decoders, Entries, ImageRoute, Router
+from quire_gateway.ports import Clock, Decoders, Entries, ImageRoute, Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,20 @@ class ImageGateway:
     """
 
     def __init__(
-        self, *, entries: Entries, owners: ImageOwners, router: Router, decoders: Decoders, enlarge: bool = False
+        self,
+        *,
+        entries: Entries,
+        owners: ImageOwners,
+        router: Router,
+        decoders: Decoders,
+        clock: Clock,
+        enlarge: bool = False,
     ) -> None:
         self._entries = entries
         self._owners = owners
         self._router = router
         self._decoders = decoders
+        self._clock = clock
         self._enlarge = enlarge
 
     async def get(
@@ -78,20 +86,20 @@ class ImageGateway:
             entry = await self._entry(tenant, image_id)
             if build := self._owners.build:
                 etag = rendering.etag(entry, build)
-                if has(entry, etag) or memory is None:
+                if memory is None or has(entry, etag):
                     return ImageServed(entry, etag)
             target = memory(entry) if callable(memory) else memory
             if target is not None:
                 cached = await self._cached(tenant, entry, rendering, target)
                 if cached is not None:
                     return cached
-            return await self._made(tenant, image_id, rendering, target, has)
+            return await self._made(tenant, entry, rendering, target, has)
 
     async def _entry(self, tenant: str, image_id: str) -> ImageEntry:
         check_image_id(image_id)
         with tracer().start_as_current_span(names.CATALOGUE_READ, kind=SpanKind.CLIENT):
             entry = await self._entries.get(tenant, image_id)
-        if entry is None:
+        if entry is None or entry.is_over(self._clock.now_ms()):
             raise ImageMissing(f"there is no image {image_id!r}", field="id")
         return entry
 
@@ -114,11 +122,11 @@ class ImageGateway:
         return ImageServed(entry, etag, done.length, done.source, owner.node_id, done.stages_us)
 
     async def _made(
-        self, tenant: str, image_id: str, rendering: Rendering, target: RdmaTarget | None, has: Has
+        self, tenant: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget | None, has: Has
     ) -> ImageServed:
         """Decoded where the orchestrator says; the decoder gets the record's lease along."""
         lease_ms = _LEASE_MS if target is not None else 0
-        route = await self._router.route(tenant, image_id, lease_ms, self._owners.failing)
+        route = await self._router.route(entry, lease_ms, self._owners.failing)
         if not route.runner:
             return _without_decoder(route, rendering, has)
         failed = False

@@ -39,6 +39,7 @@ class LatentGateway:
         source: RdmaTarget,
         durability: Durability,
         expected: ExpectedImage = _ANYTHING,
+        ttl_ms: int = 0,
     ) -> bool:
         """Store the record that lies in `source`; whether the id had another image. Raises `TargetInvalid`,
         `ConditionFailed`, …
@@ -49,7 +50,7 @@ class LatentGateway:
                 # Pinned until it is catalogued: the last image with that record may just be deleted.
                 async with self._leases.held(entry.namespace, entry.keys) as leased:
                     if leased.matched_chunks:
-                        return await self._catalogue.put(tenant, entry, expected)
+                        return await self._catalogue.put(tenant, entry, expected, ttl_ms)
             raise ChunkMissing(f"the record of {entry.image_id!r} was evicted again and again", field="id")
 
     async def get(self, tenant: str, image_id: str, target: RdmaTarget) -> ImageEntry:

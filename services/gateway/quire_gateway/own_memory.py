@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from quire.model.descriptor import RdmaTarget
@@ -13,18 +14,22 @@ from quire.model.errors import ChunkMissing, DeadlineExceeded, InvalidRequest, T
 from quire.model.images import (
     RECORD_BYTES_MAX,
     ExpectedImage,
+    ImageAttributes,
     ImageEntry,
     Rendering,
     check_image_id,
     entry_of_record,
 )
 from quire_gateway.images import Has, ImageGateway, ImageServed, has_nothing
+from quire_gateway.kept import KeptImages
 from quire_gateway.latents import LatentGateway
 from quire_gateway.ports import Catalogue
 from quire_gateway.vaes import KnownVaes
 
 _PAGE: Final = 500
+_DELETES: Final = 16
 _ANYTHING: Final = ExpectedImage()
+_NOTHING_SAID: Final = ImageAttributes()
 
 
 class Memory(Protocol):
@@ -43,7 +48,8 @@ class Memory(Protocol):
 class OwnMemory:
     """Every method is one request, for a tenant: images are its own.
 
-    `reach`: makes sure that the data plane reaches the cluster first.
+    `reach`: makes sure that the data plane reaches the cluster first. `kept_bytes`: of images that were just sent.
+    `stored`: is told of new records.
     """
 
     def __init__(
@@ -55,6 +61,8 @@ class OwnMemory:
         memory: Memory,
         vaes: KnownVaes,
         reach: Callable[[], Awaitable[None]],
+        kept_bytes: int = 0,
+        stored: Callable[[ImageEntry, bytes], None] = lambda entry, record: None,
     ) -> None:
         self._images = images
         self._latents = latents
@@ -62,11 +70,14 @@ class OwnMemory:
         self._memory = memory
         self._vaes = vaes
         self._reach = reach
+        self._kept = KeptImages(kept_bytes)
+        self._stored = stored
 
     async def get(
         self, tenant: str, image_id: str, rendering: Rendering, has: Has = has_nothing
     ) -> tuple[ImageServed, bytes]:
-        """An image, encoded as asked; no bytes where the client `has` it. A decoder that fails is passed over once.
+        """An image, encoded as asked; no bytes where the client `has` it. One that was just sent is sent again while
+        the catalogue has it so; else a decoder that fails is passed over once.
 
         Raises `ImageMissing`, `NoDecoder`, and what the decoder raises.
         """
@@ -79,6 +90,15 @@ class OwnMemory:
 
     async def _get(self, tenant: str, image_id: str, rendering: Rendering, has: Has) -> tuple[ImageServed, bytes]:
         views: list[memoryview] = []
+        kept: tuple[ImageServed, bytes] | None = None
+
+        def has_or_kept(entry: ImageEntry, etag: str) -> bool:
+            nonlocal kept
+            if has(entry, etag):
+                return True
+            kept = self._kept.get(etag)
+            return kept is not None
+
         with contextlib.ExitStack() as lent:
 
             def room(entry: ImageEntry) -> RdmaTarget:
@@ -87,8 +107,15 @@ class OwnMemory:
                 assert isinstance(target, RdmaTarget)
                 return target
 
-            served = await self._images.get(tenant, image_id, rendering, room, has)
-            return served, bytes(views[0][: served.length]) if views else b""
+            served = await self._images.get(tenant, image_id, rendering, room, has_or_kept)
+            if served.length:
+                data = bytes(views[0][: served.length])
+                self._kept.keep(served, data)
+                return served, data
+        if kept is None:
+            return served, b""
+        sent, data = kept
+        return replace(served, length=sent.length, source="gateway"), data
 
     async def get_record(self, tenant: str, image_id: str) -> tuple[ImageEntry, bytes]:
         """The latent record, as it was stored, and what is known of it. Raises `ImageMissing`, `ChunkMissing`."""
@@ -111,17 +138,21 @@ class OwnMemory:
         *,
         durability: Durability = Durability.LOCAL,
         expected: ExpectedImage = _ANYTHING,
+        attributes: ImageAttributes = _NOTHING_SAID,
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
         """Store a record under an id. Raises `RecordInvalid`, also for one that no VAE of the cluster decodes,
         `InvalidRequest`, `ConditionFailed`.
         """
         entry, values, info = await asyncio.to_thread(entry_of_record, image_id, record)
+        entry = replace(entry, metadata=tuple(sorted(attributes.metadata)))
         if not allow_unknown_vae:
             await self._vaes.check(values, info)
         await self._reach()
         with self._memory.lend(record.ljust(entry.namespace.layout.chunk_bytes, b"\0")) as source:
-            await self._latents.put(tenant, entry, source, durability, expected)
+            await self._latents.put(tenant, entry, source, durability, expected, attributes.ttl_ms)
+        if not allow_unknown_vae:
+            self._stored(entry, record)
         return entry
 
     async def take_record(
@@ -133,6 +164,7 @@ class OwnMemory:
         *,
         durability: Durability,
         expected: ExpectedImage,
+        attributes: ImageAttributes = _NOTHING_SAID,
         allow_unknown_vae: bool,
     ) -> ImageEntry:
         """Store the record that lies in a client's memory: it is read and checked here, and stored from here, so that
@@ -144,7 +176,13 @@ class OwnMemory:
         await self._reach()
         record = await self._memory.pull(source, length)
         return await self.put_record(
-            tenant, image_id, record, durability=durability, expected=expected, allow_unknown_vae=allow_unknown_vae
+            tenant,
+            image_id,
+            record,
+            durability=durability,
+            expected=expected,
+            attributes=attributes,
+            allow_unknown_vae=allow_unknown_vae,
         )
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
@@ -156,6 +194,18 @@ class OwnMemory:
         """Whether there was one."""
         check_image_id(image_id)
         return await self._catalogue.delete(tenant, image_id)
+
+    async def delete_all(self, tenant: str, image_ids: Sequence[str]) -> list[bool]:
+        """Of each whether there was one. Raises `InvalidRequest` before any is deleted."""
+        for image_id in image_ids:
+            check_image_id(image_id)
+        turns = asyncio.Semaphore(_DELETES)
+
+        async def delete(image_id: str) -> bool:
+            async with turns:
+                return await self._catalogue.delete(tenant, image_id)
+
+        return await asyncio.gather(*(delete(each) for each in image_ids))
 
     async def page(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[Sequence[ImageEntry], str]:
         """Images whose ids begin with `prefix` and come after `after`, in order; and after which the next page begins

@@ -144,10 +144,8 @@ class Decoded:
 class Router(Protocol):
     """The orchestrator, as far as images go."""
 
-    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
-        """Of a tenant's image, with a lease on its record for so long; 0 for none. `failed`: decoders that have just
-        not answered. Raises `ImageMissing`.
-        """
+    async def route(self, entry: ImageEntry, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
+        """With a lease on the record for so long; 0 for none. `failed`: decoders that have just not answered."""
 
     async def finish(self, route: ImageRoute, *, failed: bool) -> None: ...
 
@@ -180,8 +178,8 @@ class Members(Protocol):
 class Catalogue(Protocol):
     """The orchestrator, as far as latents go. Images are a tenant's."""
 
-    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage) -> bool:
-        """Whether it replaced another. Raises `ConditionFailed`."""
+    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage, ttl_ms: int) -> bool:
+        """For so long, 0 for ever; whether it replaced another. Raises `ConditionFailed`."""
 
     async def head(self, tenant: str, image_id: str) -> ImageEntry:
         """Raises `ImageMissing`."""
@@ -208,6 +206,9 @@ class Decoders(Protocol):
         """What the decoder's cache has, if it need not be decoded, written into `target`; else of length 0. The request
         counts there, whoever decodes the image then. Cancelled, it ends as `decode` does.
         """
+
+    async def warm(self, address: str, entry: ImageEntry, source: RdmaTarget, length: int) -> None:
+        """Have a decoder take a new image's record into its cache."""
 
     async def decode(self, tenant: str, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
         """Have an image written into `target` by the decoder that was chosen, for a tenant. Cancelled, it raises

@@ -54,6 +54,7 @@ from quire_gateway.s3.rdma import RdmaRequests
 from quire_gateway.s3.reserved import ChunkBackend, LatentBackend
 from quire_gateway.single import SingleReads
 from quire_gateway.vaes import KnownVaes
+from quire_gateway.warming import Warming
 from quire_gateway.watching import Watching
 from quire_server.clock import Clock, SystemClock
 from quire_server.grpc_server import Server
@@ -148,6 +149,19 @@ def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[View, Loo
     return view, Lookups(settings=settings, index=index, picture=view, profiles=profiles, clock=clock)
 
 
+def _image_gateway(
+    config: GatewayConfig, channels: ChannelPool, redis: Any, owners: ImageOwners, decoders: GrpcDecoders, clock: Clock
+) -> ImageGateway:
+    return ImageGateway(
+        entries=Images(redis),
+        owners=owners,
+        router=GrpcRouter(config, channels),
+        decoders=decoders,
+        clock=clock,
+        enlarge=config.images_enlarge,
+    )
+
+
 def _described(
     config: GatewayConfig,
     incarnation: str,
@@ -174,25 +188,19 @@ async def _stop(servers: list[Server], grace_s: float, sessions: Sessions, watch
 
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
-    tls, incarnation = member_tls(config), os.urandom(8).hex()
-    channels, clock = ChannelPool(tls), SystemClock()
+    channels, clock, incarnation = ChannelPool(member_tls(config)), SystemClock(), os.urandom(8).hex()
     nodes = GrpcStorageNodes(config, channels, clock)
     gateway = Gateway(config=config, allocator=GrpcAllocator(config, channels), nodes=nodes)
     catalogue, redis = GrpcCatalogue(config, channels), connect(config.redis_url)
     view, lookups = _reading(config, redis, clock)
-    images = ImageGateway(
-        entries=Images(redis),
-        owners=ImageOwners(view, clock),
-        router=GrpcRouter(config, channels),
-        decoders=GrpcDecoders(config, channels),
-        enlarge=config.images_enlarge,
-    )
-    leases = Leases(lookups)
-    singles = SingleReads(lookups, gateway)
+    owners, decoders = ImageOwners(view, clock), GrpcDecoders(config, channels)
+    images = _image_gateway(config, channels, redis, owners, decoders, clock)
+    leases, singles = Leases(lookups), SingleReads(lookups, gateway)
     latents = LatentGateway(gateway, catalogue, singles, leases)
     transport = data_plane(OFF)
     await transport.start()
     memory, vaes = RemoteMemory(transport), KnownVaes(view)
+    warming = Warming(owners, decoders, memory.lend)
     own = OwnMemory(
         images=images,
         latents=latents,
@@ -200,9 +208,12 @@ async def serve(config: GatewayConfig) -> None:
         memory=memory,
         vaes=vaes,
         reach=Reachability(transport, GrpcMembers(config, channels).nodes).check,
+        kept_bytes=config.images_kept_bytes,
+        stored=warming.stored,
     )
     keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
     admission, watching = Admission(config, keys, clock), Watching(CacheEvents(redis))
+    retention = Retention(PrefixIndex(redis, cluster=config.redis_cluster), clock, config.retention_s_max)
     server, others, sessions = _listeners(
         config=config,
         gateway=gateway,
@@ -211,7 +222,7 @@ async def serve(config: GatewayConfig) -> None:
         own=own,
         admission=admission,
         lookups=lookups,
-        retention=Retention(PrefixIndex(redis, cluster=config.redis_cluster), clock, config.retention_s_max),
+        retention=retention,
         watching=watching,
         channels=channels,
     )
@@ -228,13 +239,11 @@ async def serve(config: GatewayConfig) -> None:
         images=own,
         memory=memory,
     )
-
     admission.start()
     await view.start()
     await frontend.start()
     await s3.start()
-    for other in others:
-        await other.start()
+    await asyncio.gather(*(other.start() for other in others))
     await serve_member(
         server,
         channels,
@@ -244,10 +253,9 @@ async def serve(config: GatewayConfig) -> None:
         config.drain_s,
         frontends=(frontend.close, s3.close, partial(_stop, others, config.stop_grace_s, sessions, watching)),
         stopping=sessions.leave,
-        last=(sessions.close, leases.close, admission.close, view.close),
+        last=(warming.close, sessions.close, leases.close, admission.close, view.close),
     )
-    await transport.close()
-    await redis.aclose()
+    await asyncio.gather(transport.close(), redis.aclose())
 
 
 def main() -> None:

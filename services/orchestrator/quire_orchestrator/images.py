@@ -50,12 +50,16 @@ class ImageDesk:
     async def close(self) -> None:
         await tasks.end([self._sweeper])
 
-    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage) -> bool:
-        """Catalogue an image; whether it replaced one, whose record goes unless others use it.
+    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage, ttl_ms: int = 0) -> bool:
+        """Catalogue an image, for so long (0: for ever); whether it replaced one, whose record goes unless others use
+        it.
 
         Raises `ConditionFailed`.
         """
-        before = await self._catalogue.put(tenant, replace(entry, created_ms=self._clock.now_ms()), expected)
+        now_ms = self._clock.now_ms()
+        expires_ms = now_ms + ttl_ms if ttl_ms else 0
+        entry = replace(entry, created_ms=now_ms, expires_ms=expires_ms)
+        before = await self._catalogue.put(tenant, entry, expected)
         if before is not None:
             await self._release(before)
         return before is not None
@@ -65,7 +69,7 @@ class ImageDesk:
         check_image_id(image_id)
         with tracer().start_as_current_span(names.CATALOGUE_READ, kind=SpanKind.CLIENT):
             entry = await self._catalogue.get(tenant, image_id)
-        if entry is None:
+        if entry is None or entry.is_over(self._clock.now_ms()):
             raise ImageMissing(f"there is no image {image_id!r}", field="id")
         return entry
 
@@ -80,21 +84,21 @@ class ImageDesk:
         """A page, and after which id the next begins ("": there is none)."""
         if limit > LIST_MAX:
             raise InvalidRequest(f"{limit}, {LIST_MAX} at most", field="limit")
-        return await self._catalogue.list(tenant, prefix, after, limit or LIST_MAX)
+        entries, next_after = await self._catalogue.list(tenant, prefix, after, limit or LIST_MAX)
+        now_ms = self._clock.now_ms()
+        return [entry for entry in entries if not entry.is_over(now_ms)], next_after
 
     @property
     def build(self) -> str:
         """Of the decoders, as far as is known; "" for not."""
         return self._router.build
 
-    async def route(self, tenant: str, image_id: str, failed: Iterable[str] = ()) -> tuple[Route | None, ImageEntry]:
+    def route(self, entry: ImageEntry, failed: Iterable[str] = ()) -> Route | None:
         """None without a decoder. Tenants with the same record share its decoder. `failed`: decoders that have just not
-        answered the one that asks. Raises `ImageMissing`.
+        answered the one that asks.
         """
-        entry = await self.head(tenant, image_id)
         self._router.failed(failed, self._clock.monotonic_s())
-        route = self._router.route(entry.record_sha256, self._decoders(), self._clock.monotonic_s())
-        return route, entry
+        return self._router.route(entry.record_sha256, self._decoders(), self._clock.monotonic_s())
 
     def finish(self, ticket: int, *, failed: bool) -> None:
         self._router.finish(ticket, failed_at_s=self._clock.monotonic_s() if failed else None)
@@ -109,7 +113,15 @@ class ImageDesk:
             await self._catalogue.removed(record_sha256)
 
     async def sweep(self) -> None:
-        """Remove records that were in use when their last image was deleted, and are not any more."""
+        """Remove images whose time is up, and records that were in use when their last image was deleted, and are not
+        any more.
+        """
+        for tenant, image_id in await self._catalogue.expired(self._clock.now_ms(), _SWEEP_MAX):
+            entry = await self._catalogue.get(tenant, image_id)
+            if entry is not None and entry.is_over(self._clock.now_ms()):
+                gone = await self._catalogue.delete(tenant, image_id, entry)
+                if gone is not None:  # nobody was faster, and it was not put again
+                    await self._release(gone)
         for record in await self._catalogue.unused(_SWEEP_MAX):
             await self._remove(record)
 

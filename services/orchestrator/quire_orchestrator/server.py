@@ -176,7 +176,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def PutImage(self, request: images_pb2.PutImageRequest, context: Any) -> images_pb2.PutImageResponse:
         entry, expected = convert.image_from(request.entry), convert.expected_from(request.expected)
-        return images_pb2.PutImageResponse(replaced=await self._images.put(request.tenant, entry, expected))
+        replaced = await self._images.put(request.tenant, entry, expected, request.ttl_ms)
+        return images_pb2.PutImageResponse(replaced=replaced)
 
     async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
         entry = await self._images.head(request.tenant, request.image_id)
@@ -190,9 +191,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return images_pb2.ListImagesResponse(entries=map(convert.image_to, entries), next_after=after)
 
     async def RouteImage(self, request: images_pb2.RouteImageRequest, context: Any) -> images_pb2.RouteImageResponse:
-        route, entry = await self._images.route(request.tenant, request.image_id, request.failed)
+        entry = convert.image_from(request.entry)
+        route = self._images.route(entry, request.failed)
         if route is None:
-            return images_pb2.RouteImageResponse(entry=convert.image_to(entry), build=self._images.build)
+            return images_pb2.RouteImageResponse(build=self._images.build)
         found = Found()
         if request.lease_ttl_ms:
             question = Question(entry.namespace, entry.keys, request.lease_ttl_ms, route.runner.location)
@@ -207,7 +209,6 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             runner_address=route.runner.grpc_address,
             owner=route.owner.node_id,
             owner_address=route.owner.grpc_address,
-            entry=convert.image_to(entry),
             build=build_of(route.runner),
             record=images_pb2.LeasedRecord(lease=found.token, nodes=convert.addresses_to(found.nodes, grpc=False)),
         )

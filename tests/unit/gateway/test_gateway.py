@@ -104,7 +104,9 @@ class World:
     def own_memory(self) -> OwnMemory:
         this: Any = self
         return OwnMemory(
-            images=ImageGateway(entries=this, owners=ImageOwners(this, self.clock), router=this, decoders=this),
+            images=ImageGateway(
+                entries=this, owners=ImageOwners(this, self.clock), router=this, decoders=this, clock=self.clock
+            ),
             latents=LatentGateway(self.gateway(), this, self.singles(), Leases(this)),
             catalogue=this,
             memory=RemoteMemory(self.transport),
@@ -157,7 +159,7 @@ class World:
             return found
         return replace(found, lease=_lease(self.clock, mine, keys=question.keys), token=b"token")
 
-    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage) -> bool:
+    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage, ttl_ms: int = 0) -> bool:
         replaced = entry.image_id in self.images
         self.images[entry.image_id] = entry
         return replaced
@@ -171,7 +173,7 @@ class World:
     async def nodes(self) -> list[Node]:
         return []
 
-    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
+    async def route(self, entry: ImageEntry, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
         self.passed_over.append(list(failed))
         record = LeasedRecord(b"leased") if lease_ttl_ms else LeasedRecord()
         return ImageRoute(
@@ -180,7 +182,7 @@ class World:
             runner_address="d:1",
             owner="d",
             owner_address="d:1",
-            entry=self.images[image_id],
+            entry=entry,
             build="build",
             record=record,
         )

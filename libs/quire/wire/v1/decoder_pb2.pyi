@@ -228,10 +228,13 @@ class WriteBackRequest(_message.Message):
     RECORD_LENGTH_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     IMAGE_LENGTH_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     record_length: _builtins.int
     """Bytes of the record; 0 for none."""
     image_length: _builtins.int
     """Bytes of the image; 0 for none."""
+    stored: _builtins.bool
+    """It was stored just now: that counts as a request for it."""
     @_builtins.property
     def entry(self) -> _images_pb2.ImageEntry:
         """Which image."""
@@ -252,10 +255,11 @@ class WriteBackRequest(_message.Message):
         record_length: _builtins.int = ...,
         image: _common_pb2.RdmaTarget | None = ...,
         image_length: _builtins.int = ...,
+        stored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "image", b"image", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "image", b"image", "image_length", b"image_length", "record", b"record", "record_length", b"record_length"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "image", b"image", "image_length", b"image_length", "record", b"record", "record_length", b"record_length", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,6 +82,26 @@ Global___Gravity: _TypeAlias = Gravity  # noqa: Y015
 class ImageEntry(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     IMAGE_ID_FIELD_NUMBER: _builtins.int
     RECORD_SHA256_FIELD_NUMBER: _builtins.int
     RECORD_BYTES_FIELD_NUMBER: _builtins.int
@@ -90,6 +110,8 @@ class ImageEntry(_message.Message):
     HEIGHT_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
     CREATED_MS_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
     """Its id: 1 to 512 bytes of UTF-8, in normal form C, without control characters and without parts between slashes
     that are empty, '.' or '..'.
@@ -108,6 +130,12 @@ class ImageEntry(_message.Message):
     """Its width in pixels."""
     created_ms: _builtins.int
     """When it was stored, milliseconds since the Unix epoch."""
+    expires_ms: _builtins.int
+    """When it goes, milliseconds since the Unix epoch; 0 for never."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What its owner says of it: names of small letters, digits and hyphens; 2 KiB in all."""
+
     def __init__(
         self,
         *,
@@ -119,10 +147,12 @@ class ImageEntry(_message.Message):
         height: _builtins.int = ...,
         width: _builtins.int = ...,
         created_ms: _builtins.int = ...,
+        expires_ms: _builtins.int = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "height", b"height", "image_id", b"image_id", "latent_sha256", b"latent_sha256", "record_bytes", b"record_bytes", "record_sha256", b"record_sha256", "weights_sha256", b"weights_sha256", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "expires_ms", b"expires_ms", "height", b"height", "image_id", b"image_id", "latent_sha256", b"latent_sha256", "metadata", b"metadata", "record_bytes", b"record_bytes", "record_sha256", b"record_sha256", "weights_sha256", b"weights_sha256", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -179,8 +209,11 @@ class PutImageRequest(_message.Message):
     ENTRY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
     """Whose it is; within the cluster."""
+    ttl_ms: _builtins.int
+    """For how long, milliseconds; 0 for ever."""
     @_builtins.property
     def entry(self) -> Global___ImageEntry:
         """The image; its record is in the chunk store already."""
@@ -195,10 +228,11 @@ class PutImageRequest(_message.Message):
         entry: Global___ImageEntry | None = ...,
         tenant: _builtins.str = ...,
         expected: Global___ExpectedImage | None = ...,
+        ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "expected", b"expected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "expected", b"expected", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "expected", b"expected", "tenant", b"tenant", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -254,10 +288,32 @@ Global___PutImageResponse: _TypeAlias = PutImageResponse  # noqa: Y015
 class PutLatentRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     IMAGE_ID_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     RECORD_BYTES_FIELD_NUMBER: _builtins.int
     ALLOW_UNKNOWN_VAE_FIELD_NUMBER: _builtins.int
+    TTL_MS_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
@@ -266,6 +322,8 @@ class PutLatentRequest(_message.Message):
     """Length of the record."""
     allow_unknown_vae: _builtins.bool
     """Store it also where no VAE of the cluster decodes it."""
+    ttl_ms: _builtins.int
+    """For how long it stays, milliseconds; 0 for ever."""
     durability: _common_pb2.Durability.ValueType
     """What an acknowledgement must mean."""
     @_builtins.property
@@ -273,6 +331,10 @@ class PutLatentRequest(_message.Message):
         """Memory of the client that begins with the record. It may still be read if the answer is UNAVAILABLE,
         DEADLINE_EXCEEDED or INTERNAL.
         """
+
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As in `ImageEntry`."""
 
     @_builtins.property
     def expected(self) -> Global___ExpectedImage:
@@ -285,12 +347,14 @@ class PutLatentRequest(_message.Message):
         source: _common_pb2.RdmaTarget | None = ...,
         record_bytes: _builtins.int = ...,
         allow_unknown_vae: _builtins.bool = ...,
+        ttl_ms: _builtins.int = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         durability: _common_pb2.Durability.ValueType = ...,
         expected: Global___ExpectedImage | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unknown_vae", b"allow_unknown_vae", "durability", b"durability", "expected", b"expected", "image_id", b"image_id", "record_bytes", b"record_bytes", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unknown_vae", b"allow_unknown_vae", "durability", b"durability", "expected", b"expected", "image_id", b"image_id", "metadata", b"metadata", "record_bytes", b"record_bytes", "source", b"source", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -648,16 +712,15 @@ Global___LeasedRecord: _TypeAlias = LeasedRecord  # noqa: Y015
 class RouteImageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    IMAGE_ID_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
     LEASE_TTL_MS_FIELD_NUMBER: _builtins.int
-    TENANT_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
-    image_id: _builtins.str
-    """Which image."""
     lease_ttl_ms: _builtins.int
     """Lifetime of a lease on its record, milliseconds; 0 for none."""
-    tenant: _builtins.str
-    """Whose."""
+    @_builtins.property
+    def entry(self) -> Global___ImageEntry:
+        """Which image, as the catalogue has it."""
+
     @_builtins.property
     def failed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Decoders that have just not answered, by their node_id: they are passed over for a while."""
@@ -665,14 +728,13 @@ class RouteImageRequest(_message.Message):
     def __init__(
         self,
         *,
-        image_id: _builtins.str = ...,
+        entry: Global___ImageEntry | None = ...,
         lease_ttl_ms: _builtins.int = ...,
-        tenant: _builtins.str = ...,
         failed: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "image_id", b"image_id", "lease_ttl_ms", b"lease_ttl_ms", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "failed", b"failed", "lease_ttl_ms", b"lease_ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -687,7 +749,6 @@ class RouteImageResponse(_message.Message):
     RUNNER_ADDRESS_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     OWNER_ADDRESS_FIELD_NUMBER: _builtins.int
-    ENTRY_FIELD_NUMBER: _builtins.int
     BUILD_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
     ticket: _builtins.int
@@ -703,10 +764,6 @@ class RouteImageResponse(_message.Message):
     build: _builtins.str
     """Build of the decoders: part of the ETag. Without one of the last that there was, if it is known."""
     @_builtins.property
-    def entry(self) -> Global___ImageEntry:
-        """What is known of the image."""
-
-    @_builtins.property
     def record(self) -> Global___LeasedRecord:
         """Its record, leased as asked."""
 
@@ -718,13 +775,12 @@ class RouteImageResponse(_message.Message):
         runner_address: _builtins.str = ...,
         owner: _builtins.str = ...,
         owner_address: _builtins.str = ...,
-        entry: Global___ImageEntry | None = ...,
         build: _builtins.str = ...,
         record: Global___LeasedRecord | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "record", b"record"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "entry", b"entry", "owner", b"owner", "owner_address", b"owner_address", "record", b"record", "runner", b"runner", "runner_address", b"runner_address", "ticket", b"ticket"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "owner", b"owner", "owner_address", b"owner_address", "record", b"record", "runner", b"runner", "runner_address", b"runner_address", "ticket", b"ticket"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 import imagecodecs
 import numpy as np
@@ -19,9 +19,7 @@ _PNG_LEVEL = 3
 class ImagecodecsEncoder:
     """The `PixelEncoder` port."""
 
-    @property
-    def build(self) -> str:
-        return f"imagecodecs {version('imagecodecs')}, pillow {version('pillow')}"
+    build: Final = f"imagecodecs {version('imagecodecs')}, pillow {version('pillow')}"
 
     def encode(self, pixels: Pixels, rendering: Rendering) -> bytes:
         """Raises `NotImplementedHere` for a format that this build of imagecodecs cannot write."""

@@ -45,7 +45,7 @@ class DiffusersVaes:
         self._known = find_weights(folders)
         self._loaded: OrderedDict[str, _Loaded] = OrderedDict()
 
-    @property
+    @cached_property
     def build(self) -> str:
         libraries = f"torch {version('torch')}, diffusers {version('diffusers')}"
         return f"{libraries}, {self._device_name}, {self._engine.name}, tiles above {self._decode_bytes >> 20} MiB"

@@ -8,7 +8,7 @@ of the others: where LatentBox's tuner moves its split to (§4.3, Eq. 2), for th
 
 from __future__ import annotations
 
-import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from operator import itemgetter
@@ -73,13 +73,13 @@ class Counters:
 class FormCache(Generic[Item]):
     """Keys and sizes only: who holds the bytes is told what leaves, in `gone`, and empties it.
 
-    `history`: uses that rates are learnt from, a power of two.
+    `history`: uses that rates are learnt from, a power of two. `draw`: random numbers from 0 up to 1.
     """
 
     capacity_bytes: int
     costs: Costs
+    draw: Callable[[], float]
     history: int = 1 << 16
-    seed: int = 1
     total: Counters = field(default_factory=Counters)
     gone: list[Kept[Item]] = field(default_factory=list)
     used_bytes: int = 0
@@ -88,12 +88,11 @@ class FormCache(Generic[Item]):
     _place: dict[Kept[Item], int] = field(default_factory=dict)
     _size: dict[Kept[Item], int] = field(default_factory=dict)
     _bytes: list[int] = field(default_factory=lambda: [0] * len(Form))
-    _random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         if self.capacity_bytes < 0:
             raise ValueError(f"{self.capacity_bytes} bytes")
-        self._reuse, self._random = Reuse(self.history, 2), random.Random(self.seed)
+        self._reuse = Reuse(self.history, 2)
 
     def __contains__(self, kept: Kept[Item]) -> bool:
         return kept in self._place
@@ -122,6 +121,10 @@ class FormCache(Generic[Item]):
             total.latent_hits += 1
             return Form.LATENT
         return None
+
+    def announce(self, key: Item) -> None:
+        """An object is new: what is known of things that were used once holds for it."""
+        self._reuse.use((key, ""), 1)
 
     def wants(self, kept: Kept[Item], size: int) -> bool:
         """Whether it would be kept now: worth asking before it is made at a cost."""
@@ -163,7 +166,7 @@ class FormCache(Generic[Item]):
         self.gone.append(kept)
 
     def _worst(self) -> tuple[float, Kept[Item]]:
-        items, draw = self._items, self._random.random
+        items, draw = self._items, self.draw
         count = len(items)
         drawn = [items[int(draw() * count)] for _ in range(_SAMPLED)] if count > _SAMPLED else items
         return min(((self._worth(each, self._size[each]), each) for each in drawn), key=itemgetter(0))

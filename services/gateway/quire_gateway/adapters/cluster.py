@@ -31,6 +31,7 @@ from quire_server.clock import Clock
 from quire_server.permits import permit
 
 _ABANDON_TIMEOUT_S: Final = 5.0
+_WARM_TIMEOUT_S: Final = 5.0
 
 
 class GrpcAllocator:
@@ -132,10 +133,8 @@ class GrpcRouter:
         self._timeout_s = config.control_timeout_s
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
-    async def route(self, tenant: str, image_id: str, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
-        request = images_pb2.RouteImageRequest(
-            image_id=image_id, lease_ttl_ms=lease_ttl_ms, tenant=tenant, failed=failed
-        )
+    async def route(self, entry: ImageEntry, lease_ttl_ms: int, failed: Sequence[str]) -> ImageRoute:
+        request = images_pb2.RouteImageRequest(entry=convert.image_to(entry), lease_ttl_ms=lease_ttl_ms, failed=failed)
         answer = await call(self._stub.RouteImage, request, timeout_s=self._timeout_s)
         return ImageRoute(
             ticket=answer.ticket,
@@ -143,7 +142,7 @@ class GrpcRouter:
             runner_address=answer.runner_address,
             owner=answer.owner,
             owner_address=answer.owner_address,
-            entry=convert.image_from(answer.entry),
+            entry=entry,
             build=answer.build,
             record=convert.leased_record_from(answer.record),
         )
@@ -172,9 +171,9 @@ class GrpcCatalogue:
         self._timeout_s = config.control_timeout_s
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
 
-    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage) -> bool:
+    async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage, ttl_ms: int) -> bool:
         request = images_pb2.PutImageRequest(
-            entry=convert.image_to(entry), tenant=tenant, expected=convert.expected_to(expected)
+            entry=convert.image_to(entry), tenant=tenant, expected=convert.expected_to(expected), ttl_ms=ttl_ms
         )
         return bool((await call(self._stub.PutImage, request, timeout_s=self._timeout_s)).replaced)
 
@@ -251,6 +250,13 @@ class GrpcDecoders:
             record=convert.leased_record_to(route.record),
         )
         return await self._ask(route.runner_address, request)
+
+    async def warm(self, address: str, entry: ImageEntry, source: RdmaTarget, length: int) -> None:
+        request = decoder_pb2.WriteBackRequest(
+            entry=convert.image_to(entry), record=convert.target_to(source), record_length=length, stored=True
+        )
+        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
+        await call(stub.WriteBack, request, timeout_s=_WARM_TIMEOUT_S, again=False)
 
     async def _ask(self, address: str, request: decoder_pb2.DecodeRequest) -> Decoded:
         stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))

@@ -71,6 +71,15 @@ class Preconditions:
         names = ("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since")
         return cls(*(headers.get(name, "") for name in names))
 
+    @staticmethod
+    def allow_range(if_range: str, etag: str, modified_s: float) -> bool:
+        """Whether a part is wanted of what has that strong tag, by If-Range (§13.1.5); else all of it is."""
+        if not if_range:
+            return True
+        if if_range.startswith(('"', "W/")):
+            return if_range == etag
+        return int(modified_s) == _seconds(if_range, float("nan"))
+
     @property
     def of_write(self) -> bool:
         """Whether they say anything of a PUT."""

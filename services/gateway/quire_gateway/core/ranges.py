@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from quire_gateway.core.byte_ranges import NothingInRange, byte_range
 from quire_gateway.core.preconditions import Preconditions, Verdict
 from quire_gateway.core.s3_errors import S3Error
 
-_RANGE: Final = re.compile(r"bytes=(\d{0,19})-(\d{0,19})")
+_COPY_RANGE: Final = re.compile(r"bytes=(\d{1,19})-(\d{1,19})")
 
 
 def read_range(header: str, size: int) -> tuple[int, int] | None:
@@ -16,27 +17,17 @@ def read_range(header: str, size: int) -> tuple[int, int] | None:
 
     Raises `S3Error` InvalidRange for one that holds no byte.
     """
-    matched = _RANGE.fullmatch(header.replace(" ", ""))
-    if matched is None or not any(matched.groups()):
-        return None
-    first, last = matched.groups()
-    if not first:
-        start, end = max(0, size - int(last)), size
-        empty = int(last) == 0 or size == 0
-    else:
-        if last and int(last) < int(first):
-            return None
-        start, end = int(first), min(size, int(last) + 1 if last else size)
-        empty = start >= size
-    if empty:
-        raise S3Error("InvalidRange", "The requested range is not satisfiable", {"Content-Range": f"bytes */{size}"})
-    return start, end
+    try:
+        return byte_range(header, size)
+    except NothingInRange:
+        headers = {"Content-Range": f"bytes */{size}"}
+        raise S3Error("InvalidRange", "The requested range is not satisfiable", headers) from None
 
 
 def read_copy_range(header: str, size: int) -> tuple[int, int]:
     """Start and end (exclusive) of what UploadPartCopy takes. Raises `S3Error` where it is not within the source."""
-    matched = _RANGE.fullmatch(header)
-    if matched is None or not all(matched.groups()):
+    matched = _COPY_RANGE.fullmatch(header)
+    if matched is None:
         raise S3Error("InvalidArgument", "The x-amz-copy-source-range value must be of the form bytes=first-last")
     first, last = map(int, matched.groups())
     if not first <= last < size:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import block_keys, tenant_name
+from quire.model.images import ImageAttributes
 from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import Location
@@ -125,6 +126,7 @@ class GatewayServicer(GatewayServiceServicer):
                 request.record_bytes,
                 durability=convert.durability_from(request.durability),
                 expected=convert.expected_from(request.expected),
+                attributes=ImageAttributes(request.ttl_ms, tuple(request.metadata.items())),
                 allow_unknown_vae=request.allow_unknown_vae,
             )
         return images_pb2.PutLatentResponse(entry=convert.image_to(entry))

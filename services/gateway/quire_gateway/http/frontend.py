@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import asdict
 from email.utils import formatdate
 from typing import IO, Final
@@ -14,27 +14,28 @@ from typing import IO, Final
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from quire.model.durability import Durability
 from quire.model.errors import ConditionFailed, DeadlineExceeded, ImageMissing, InvalidRequest
 from quire.model.images import ExpectedImage, ImageEntry
-from quire.model.latents import (
-    LatentInfo,
-    Normalisation,
-    RecordInvalid,
-    Vae,
-    Values,
-    encode_record,
-    from_bytes,
-    from_safetensors,
-)
+from quire.model.latents import encode_record
 from quire.model.signed_urls import UrlClaim
 from quire.telemetry import names
 from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
+from quire_gateway.core.byte_ranges import NothingInRange, byte_range
 from quire_gateway.core.limits import Taken
 from quire_gateway.core.preconditions import Preconditions, Verdict
+from quire_gateway.http.latent_puts import (
+    METADATA,
+    OF_A_PUT,
+    attributes_of,
+    durability_of,
+    flag,
+    info_of,
+    number,
+    values_of,
+)
 from quire_gateway.http.origins import Origins
-from quire_gateway.http.parameters import Parameters, named
+from quire_gateway.http.parameters import Parameters, named, without_version
 from quire_gateway.http.problems import REQUEST_ID, Handler, problems
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.requests import HttpRequests, listen, send, traced
@@ -47,16 +48,12 @@ _ADMITTED: Final = web.RequestKey("admitted", Taken)
 _CLAIM: Final = web.RequestKey("claim", UrlClaim)
 _PAGE_MAX: Final = 1000
 _SIGNED_PATHS: Final = ("/v1/images/", "/v1/latents/")
+_IMMUTABLE: Final = "public, max-age=31536000, immutable"
 _RECORD_TYPE: Final = "application/x-quire-latent"
-_OF_A_PUT: Final = (
-    *("durability", "shape", "dtype", "height", "width", "vae_scale_factor", "scaling_factor", "shift_factor"),
-    *("do_scaling", "vae", "revision", "weights_sha256", "allow_unknown_vae"),
-)
-"""What may be said of a latent."""
 
 
 class ImagesFrontend:
-    """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET /v1/images`, `GET /v1/latents/{id}`, `GET /v1/vaes`,
+    """`PUT`, `GET`, `HEAD`, `DELETE /v1/images/{id}`, `GET`, `POST /v1/images`, `GET /v1/latents/{id}`, `GET /v1/vaes`,
     `GET /healthz`. Does nothing without an address to listen on. Raises `ConfigInvalid` for presets that are none.
     """
 
@@ -84,6 +81,7 @@ class ImagesFrontend:
         app.router.add_get("/v1/images/{id:.+}", self._get)
         app.router.add_delete("/v1/images/{id:.+}", self._delete)
         app.router.add_get("/v1/images", self._list)
+        app.router.add_post("/v1/images", self._delete_all)
         app.router.add_get("/v1/latents/{id:.+}", self._latent)
         app.router.add_get("/v1/vaes", self._known_vaes)
         self._runner = web.AppRunner(
@@ -102,7 +100,7 @@ class ImagesFrontend:
             return await handler(request)
         with traced(request, names.GATEWAY_HTTP, request[REQUEST_ID]):
             principal = await self._principal(request)
-            need = Need(write=request.method in ("PUT", "DELETE"), payload=request.content_length or 0)
+            need = Need(write=request.method in ("PUT", "DELETE", "POST"), payload=request.content_length or 0)
             with self._admission.admit(principal, need) as admitted:
                 request[_PRINCIPAL], request[_ADMITTED] = principal, admitted
                 return await handler(request)
@@ -130,15 +128,15 @@ class ImagesFrontend:
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
         """Body: safetensors, raw values, or a record. What it is stands in the type, the rest in the query."""
-        query = named(request.query.items(), _OF_A_PUT)
-        durability = _durability(query.get("durability", "local"))
+        query = named(request.query.items(), OF_A_PUT)
+        durability = durability_of(query.get("durability", "local"))
         async with self._spooled(request) as spool, self._putting:  # a slow client holds no turn
             body, kind = await asyncio.to_thread(spool.read), request.content_type
             if kind == _RECORD_TYPE:
                 record = body
             else:
-                values, dtype = _values(query, body, kind)
-                info = _info(query, values.shape, dtype)
+                values, dtype = values_of(query, body, kind)
+                info = info_of(query, values.shape, dtype)
                 record = await asyncio.to_thread(encode_record, values, info)
             tenant, image_id = request[_PRINCIPAL].tenant, request.match_info["id"]
             expected = await self._expected(request, tenant, image_id)
@@ -148,9 +146,15 @@ class ImagesFrontend:
                 record,
                 durability=durability,
                 expected=expected,
-                allow_unknown_vae=_flag(query, "allow_unknown_vae", default=False),
+                attributes=attributes_of(request.headers, query),
+                allow_unknown_vae=flag(query, "allow_unknown_vae", default=False),
             )
-        answer = {"id": entry.image_id, "latent_sha256": entry.latent_sha256.hex(), "record_bytes": entry.record_bytes}
+        answer = {
+            "id": entry.image_id,
+            "version": entry.version,
+            "latent_sha256": entry.latent_sha256.hex(),
+            "record_bytes": entry.record_bytes,
+        }
         return web.json_response(answer, status=201, headers={"ETag": record_etag(entry)})
 
     async def _expected(self, request: web.Request, tenant: str, image_id: str) -> ExpectedImage:
@@ -193,10 +197,13 @@ class ImagesFrontend:
         """GET, and HEAD: the same without the body."""
         claim, accept = request.get(_CLAIM), request.headers.get("Accept", "")
         query = claim.query if claim is not None else request.query.items()
+        version, query = without_version(query)
         rendering = self._parameters.read(query, accept, signed=claim is not None)
         conditions = Preconditions.of(request.headers)
 
         def has(entry: ImageEntry, etag: str) -> bool:
+            if version not in ("", entry.version):
+                raise ImageMissing(f"{entry.image_id!r} has no version {version[:80]!r} (any more)", field="v")
             verdict = conditions.of_read(etag, entry.created_ms / 1e3)
             if verdict is Verdict.FAILED:
                 raise ConditionFailed("the image is another one now, or was modified", field="If-Match")
@@ -207,7 +214,7 @@ class ImagesFrontend:
         headers = {
             "ETag": served.etag,
             "Vary": "Accept",
-        } | self._for_caches(request, served.entry)
+        } | self._for_caches(request, served.entry, immutable=bool(version))
         if not data:
             return web.Response(status=304, headers=headers)
         headers |= {
@@ -215,17 +222,25 @@ class ImagesFrontend:
             "X-Quire-Source": served.source,
             "X-Quire-Decoder": served.decoder,
             "X-Quire-Latent": served.entry.latent_sha256.hex(),
-        }
+            "X-Quire-Version": served.entry.version,
+            "Accept-Ranges": "bytes",
+        } | {f"{METADATA}{name}": value for name, value in served.entry.metadata}
         headers["Server-Timing"] = ", ".join(
             f"{name};dur={spent / 1e3:.2f}" for name, spent in served.stages_us.items()
         )
-        return await self._send(request, data, headers)
+        part = _wanted_part(request, served.entry, served.etag, len(data))
+        if part is not None:
+            headers["Content-Range"] = f"bytes {part[0]}-{part[1] - 1}/{len(data)}"
+            data = data[slice(*part)]
+        return await self._send(request, data, headers, 200 if part is None else 206)
 
-    async def _send(self, request: web.Request, data: bytes, headers: dict[str, str]) -> web.StreamResponse:
+    async def _send(
+        self, request: web.Request, data: bytes, headers: dict[str, str], status: int = 200
+    ) -> web.StreamResponse:
         """Bytes to a client, within the request: it counts until the last one has left."""
         request[_ADMITTED].take(len(data))
         headers |= {"Content-Length": str(len(data)), "X-Request-Id": request[REQUEST_ID]}
-        response = web.StreamResponse(headers=headers)
+        response = web.StreamResponse(status=status, headers=headers)
         self._origins.mark(request, response)
         await response.prepare(request)
         try:
@@ -242,17 +257,31 @@ class ImagesFrontend:
             raise ImageMissing(f"there is no image {request.match_info['id']!r}", field="id")
         return web.Response(status=204)
 
+    async def _delete_all(self, request: web.Request) -> web.StreamResponse:
+        """Body: `{"delete": [id, …]}`, a thousand at most. Says which there were and which not."""
+        try:
+            asked = await request.json()
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"no JSON: {error}", field="body") from None
+        ids = asked.get("delete") if isinstance(asked, dict) and len(asked) == 1 else None
+        if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids) or not 0 < len(ids) <= _PAGE_MAX:
+            raise InvalidRequest(f'{{"delete": [id, …]}}, 1 to {_PAGE_MAX} of them', field="body")
+        ids = list(dict.fromkeys(ids))
+        deleted = await self._images.delete_all(request[_PRINCIPAL].tenant, ids)
+        found = dict(zip(ids, deleted, strict=True))
+        answer = {
+            "deleted": [each for each, there in found.items() if there],
+            "missing": [each for each, there in found.items() if not there],
+        }
+        return web.json_response(answer)
+
     async def _list(self, request: web.Request) -> web.StreamResponse:
         """A page by id; `next` is the `after` of the one behind it, null if this is the last."""
         given = named(request.query.items(), ("prefix", "after", "limit"))
-        limit = min(_PAGE_MAX, max(1, _number(given, "limit", _PAGE_MAX)))
+        limit = min(_PAGE_MAX, max(1, number(given, "limit", _PAGE_MAX)))
         tenant, prefix = request[_PRINCIPAL].tenant, given.get("prefix", "")
         entries, after = await self._images.page(tenant, prefix, given.get("after", ""), limit)
-        found = [
-            {"id": each.image_id, "bytes": each.record_bytes, "height": each.height, "width": each.width}
-            for each in entries
-        ]
-        answer = {"images": found, "next": after or None}
+        answer = {"images": [_listed(each) for each in entries], "next": after or None}
         return web.json_response(answer, headers={"Cache-Control": "private, no-cache"})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
@@ -271,11 +300,15 @@ class ImagesFrontend:
         headers = {"Content-Type": _RECORD_TYPE, "ETag": record_etag(entry)} | self._for_caches(request, entry)
         return await self._send(request, record, headers)
 
-    def _for_caches(self, request: web.Request, entry: ImageEntry) -> dict[str, str]:
+    def _for_caches(self, request: web.Request, entry: ImageEntry, *, immutable: bool = False) -> dict[str, str]:
         """With tokens one URL is another image for each tenant: only the caller's own cache may keep it. A signed URL
-        is one tenant's, for a time.
+        is one tenant's, for a time; and so is an image that goes. `immutable`: what the URL means will not change.
         """
-        kept = [part.strip() for part in self._config.http_cache_control.split(",")]
+        configured = _IMMUTABLE if immutable else self._config.http_cache_control
+        kept = [part.strip() for part in configured.split(",")]
+        if entry.expires_ms:
+            left_s = max(0, entry.expires_ms // 1000 - int(time.time()))
+            kept = [_bounded(part, left_s) for part in kept]
         if (claim := request.get(_CLAIM)) is not None:
             left_s = max(0, claim.expires_s - int(time.time()))
             kept = [_bounded(part, left_s) for part in kept]
@@ -283,6 +316,30 @@ class ImagesFrontend:
             kept = ["private", *(part for part in kept if part != "public")]
         modified = formatdate(entry.created_ms // 1000, usegmt=True)
         return {"Last-Modified": modified, "Cache-Control": ", ".join(kept)}
+
+
+def _listed(entry: ImageEntry) -> dict[str, object]:
+    return {
+        "id": entry.image_id,
+        "version": entry.version,
+        "bytes": entry.record_bytes,
+        "height": entry.height,
+        "width": entry.width,
+        "created_ms": entry.created_ms,
+        "expires_ms": entry.expires_ms or None,
+        "metadata": dict(entry.metadata),
+    }
+
+
+def _wanted_part(request: web.Request, entry: ImageEntry, etag: str, size: int) -> tuple[int, int] | None:
+    """Start and end (exclusive) of what a GET asks for; None for all. Raises 416."""
+    header = request.headers.get("Range", "") if request.method == "GET" else ""
+    if not header or not Preconditions.allow_range(request.headers.get("If-Range", ""), etag, entry.created_ms / 1e3):
+        return None
+    try:
+        return byte_range(header, size)
+    except NothingInRange:
+        raise web.HTTPRequestRangeNotSatisfiable(headers={"Content-Range": f"bytes */{size}"}) from None
 
 
 def _bounded(directive: str, most_s: int) -> str:
@@ -296,70 +353,3 @@ def _bounded(directive: str, most_s: int) -> str:
 def record_etag(entry: ImageEntry) -> str:
     """Strong: of the latent record."""
     return f'"{entry.record_sha256.hex()[:32]}"'
-
-
-def _values(query: Mapping[str, str], body: bytes, kind: str) -> tuple[Values, str]:
-    if kind == "application/octet-stream" and "shape" in query:
-        dtype = query.get("dtype", "float16")
-        try:
-            shape = tuple(int(size) for size in query["shape"].split(","))
-        except ValueError:
-            raise RecordInvalid(f"{query['shape']!r} is not channels,height,width", field="shape") from None
-        if len(shape) == 4 and shape[0] == 1:
-            shape = shape[1:]
-        return from_bytes(body, shape, dtype), dtype  # type: ignore[arg-type]
-    return from_safetensors(body)
-
-
-def _info(query: Mapping[str, str], shape: tuple[int, ...], dtype: str) -> LatentInfo:
-    """From the query, with the names of diffusers' remote_decode: scaling_factor, shift_factor, height, width, …"""
-    scale = _number(query, "vae_scale_factor", 8)
-    normalisation = Normalisation(
-        _float(query, "scaling_factor", 1.0),
-        _float(query, "shift_factor", 0.0),
-        undone=not _flag(query, "do_scaling", default=True),
-    )
-    vae = Vae(query.get("vae", ""), query.get("revision", ""), query.get("weights_sha256", "").lower())
-    return LatentInfo(
-        shape,  # type: ignore[arg-type]
-        dtype,
-        vae,
-        _number(query, "height", shape[1] * scale),
-        _number(query, "width", shape[2] * scale),
-        normalisation,
-    )
-
-
-def _durability(name: str) -> Durability:
-    try:
-        return Durability[name.upper()]
-    except KeyError:
-        raise InvalidRequest(f"{name!r}; memory, local, replicated or object", field="durability") from None
-
-
-def _flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
-    value = query.get(name, "").lower()
-    if value in ("true", "1", "yes"):
-        return True
-    if value in ("false", "0", "no"):
-        return False
-    if value:
-        raise InvalidRequest(f"{query[name]!r}; true or false", field=name)
-    return default
-
-
-def _number(query: Mapping[str, str], name: str, default: int) -> int:
-    try:
-        value = int(query.get(name, default))
-    except ValueError:
-        raise InvalidRequest(f"{query[name]!r} is no number", field=name) from None
-    if value < 0:
-        raise InvalidRequest(f"{value} is negative", field=name)
-    return value
-
-
-def _float(query: Mapping[str, str], name: str, default: float) -> float:
-    try:
-        return float(query.get(name, default))
-    except ValueError:
-        raise InvalidRequest(f"{query[name]!r} is no number", field=name) from None

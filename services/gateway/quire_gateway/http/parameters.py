@@ -80,6 +80,15 @@ def _rendering(given: Mapping[str, str], accept: str) -> Rendering:
     return replace(rendering, format=name, quality=quality)
 
 
+def without_version(query: Iterable[tuple[str, str]]) -> tuple[str, list[tuple[str, str]]]:
+    """The version (`v`) that a URL names, "" for none, and the rest of its query. Raises `InvalidRequest`."""
+    pairs = list(query)
+    versions = [value for name, value in pairs if name == "v"]
+    if len(versions) > 1 or "" in versions:
+        raise InvalidRequest("once, and what was said when the image was put", field="v")
+    return (versions or [""])[0], [pair for pair in pairs if pair[0] != "v"]
+
+
 def named(
     query: Iterable[tuple[str, str]], names: Sequence[str], aliases: Mapping[str, str] | None = None
 ) -> dict[str, str]:

@@ -30,6 +30,7 @@ _OF_GRPC: Final = {
 }
 _OF_ERROR: Final[dict[type[QuireError], int]] = {NotAcceptable: 406}
 _RETRY_S: Final = 1
+_KEPT_HEADERS: Final = ("Allow", "Content-Range")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -55,8 +56,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
         raise  # the client went away
     except web.HTTPException as error:
         response = _problem(error.status, type(error).__name__, error.reason, "", request_id)
-        if "Allow" in error.headers:
-            response.headers["Allow"] = error.headers["Allow"]
+        response.headers.update({name: error.headers[name] for name in _KEPT_HEADERS if name in error.headers})
     except Exception as error:
         logger().error("a request failed unexpectedly", path=request.path, request_id=request_id, exc_info=error)
         response = _problem(500, "InternalError", "the gateway's log has the details", "", request_id)

@@ -19,7 +19,7 @@ from isal import isal_zlib
 from quire.model.buckets import Page, StoredObject
 from quire.model.chunk_object import HEADER, ChunkObject, header_at_end, read_chunk_object, record_of, sound_header
 from quire.model.errors import CorruptData, ImageMissing, InvalidRequest
-from quire.model.images import RECORD_BYTES_MAX, ImageEntry
+from quire.model.images import RECORD_BYTES_MAX, ImageAttributes, ImageEntry
 from quire.model.keys import KEY_BYTES
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.own_memory import OwnMemory
@@ -31,6 +31,7 @@ _CHUNK_BYTES_MAX: Final = 256 << 20
 _PIECE_BYTES: Final = 8 << 20
 _TAIL_BYTES: Final = 8192
 _HEX: Final = "0123456789abcdef"
+_DIGITS_MAX: Final = 9
 
 
 class ChunkStore(Protocol):
@@ -196,8 +197,12 @@ class LatentBackend:
             body.finish()
             async with self._whole:  # only once it is here: a slow client holds no turn
                 record = await asyncio.to_thread(spool.read)
-                allowed = described.metadata.get("allow-unknown-vae", "").lower() in ("1", "true")
-                entry = await self._images.put_record(self._tenant, key, record, allow_unknown_vae=allowed)
+                said = dict(described.metadata)
+                allowed = said.pop("allow-unknown-vae", "").lower() in ("1", "true")
+                attributes = ImageAttributes(_ttl_ms(said.pop("ttl", "0")), tuple(said.items()))
+                entry = await self._images.put_record(
+                    self._tenant, key, record, attributes=attributes, allow_unknown_vae=allowed
+                )
                 return _latent_entry(entry)
 
     async def delete(self, key: str, etag: str) -> None:
@@ -235,8 +240,21 @@ def _chunk_entry(key: str, size: int, modified_s: float, etag: str) -> StoredObj
 def _latent_entry(entry: ImageEntry) -> StoredObject:
     headers = {"content-type": "application/x-quire-latent"}
     return StoredObject(
-        entry.image_id, _etag(entry.record_sha256), entry.record_bytes, entry.created_ms / 1e3, (), headers
+        key=entry.image_id,
+        etag=_etag(entry.record_sha256),
+        size=entry.record_bytes,
+        modified_s=entry.created_ms / 1e3,
+        blobs=(),
+        headers=headers,
+        metadata=dict(entry.metadata),
     )
+
+
+def _ttl_ms(text: str) -> int:
+    """Of seconds. Raises `InvalidRequest`."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        raise InvalidRequest(f"{text[:40]!r}; seconds", field="x-amz-meta-ttl")
+    return 1000 * int(text)
 
 
 def _etag(record_sha256: bytes) -> str:

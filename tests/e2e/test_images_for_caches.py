@@ -1,0 +1,110 @@
+"""Images over HTTP as caches and their owners need them: parts, versions, metadata, times to live, many deletes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import pytest
+
+from quire.model.latents import LatentInfo, Vae, encode_record
+from quire_decoder.adapters.weights import weights_digest
+from quire_tools.local import LocalCluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[LocalCluster]:
+    settings = {"QUIRE_DECODER_MODELS": str(vae)}
+    with LocalCluster(tmp_path_factory.mktemp("caches"), arena_bytes=64 << 20, settings=settings) as running:
+        yield running
+
+
+@pytest.fixture
+async def http(cluster: LocalCluster) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(f"http://{cluster.http_address}") as session:
+        yield session
+
+
+def _record(vae: Path, seed: int) -> bytes:
+    values = np.random.default_rng(seed).normal(size=(4, 16, 16)).astype(np.float16)
+    return encode_record(values, LatentInfo((4, 16, 16), "float16", Vae("tiny", "", weights_digest(vae)), 64, 64))
+
+
+async def test_parts_versions_and_metadata(http: aiohttp.ClientSession, vae: Path) -> None:
+    """A part of a rendition; a URL that means one record for ever; what the owner says of an image."""
+    record, path = _record(vae, 90), "/v1/images/parts"
+    said = {"Content-Type": "application/x-quire-latent", "X-Quire-Meta-Prompt": "a cat", "x-quire-meta-seed": "90"}
+    async with http.put(path, data=record, headers=said) as answer:
+        version = (await answer.json())["version"]
+    small = {"width": "32", "format": "jpeg"}
+    async with http.get(path, params=small) as answer:
+        whole, headers = await answer.read(), answer.headers
+        assert (headers["Accept-Ranges"], headers["X-Quire-Meta-Prompt"]) == ("bytes", "a cat")
+        assert (headers["X-Quire-Version"], headers["Cache-Control"]) == (version, "public, no-cache")
+    size, etag = len(whole), headers["ETag"]
+    for asked, condition, status, expected in (
+        ("bytes=2-9", "", 206, whole[2:10]),
+        ("bytes=-5", etag, 206, whole[-5:]),
+        ("bytes=2-", headers["Last-Modified"], 206, whole[2:]),
+        ("bytes=2-9", '"another"', 200, whole),
+        ("bytes=0-1,3-4", "", 200, whole),
+        (f"bytes={size}-", "", 416, None),
+    ):
+        wanted = {"Range": asked} | ({"If-Range": condition} if condition else {})
+        async with http.get(path, params=small, headers=wanted) as answer:
+            body = await answer.read()
+            assert answer.status == status and expected in (body, None), (asked, condition)
+            if status == 206:
+                start = size - len(body) if asked != "bytes=2-9" else 2
+                assert answer.headers["Content-Range"] == f"bytes {start}-{start + len(body) - 1}/{size}"
+            if status == 416:
+                assert answer.headers["Content-Range"] == f"bytes */{size}"
+    async with http.get(path, params=small | {"v": version}) as answer:
+        assert (await answer.read(), answer.headers["Cache-Control"]) == (whole, "public, max-age=31536000, immutable")
+    async with http.get(path, params=small | {"v": version, "preset": ""}) as answer:
+        assert answer.status == 400
+    for other in ("0" * 16, version.upper(), version[:8]):
+        async with http.get(path, params=small | {"v": other}) as answer:
+            assert answer.status == 404 and "immutable" not in answer.headers.get("Cache-Control", "")
+    async with http.put(path, data=record, headers=said | {"X-Quire-Meta-Prompt": "x" * 3000}) as answer:
+        assert answer.status in (400, 431)
+    async with http.get("/v1/images", params={"prefix": "parts"}) as answer:
+        (listed,) = (await answer.json())["images"]
+        assert (listed["version"], listed["metadata"]) == (version, {"prompt": "a cat", "seed": "90"})
+
+
+async def test_times_to_live_and_many_deletes(http: aiohttp.ClientSession, vae: Path) -> None:
+    """An image whose time is up is not there, and caches were told so; many go at once."""
+    record, kind = _record(vae, 91), {"Content-Type": "application/x-quire-latent"}
+    for name, ttl in (("brief-1", "1"), ("brief-2", "3600"), ("brief-3", "0")):
+        async with http.put(f"/v1/images/{name}", params={"ttl": ttl}, data=record, headers=kind) as answer:
+            assert answer.status == 201
+            version = (await answer.json())["version"]
+    async with http.get("/v1/images/brief-2", params={"v": version}) as answer:
+        (age,) = (part for part in answer.headers["Cache-Control"].split(", ") if part.startswith("max-age="))
+        assert 3000 < int(age.removeprefix("max-age=")) <= 3600
+    async with asyncio.timeout(20):
+        while True:
+            async with http.get("/v1/images/brief-1") as answer:
+                if answer.status == 404:
+                    break
+            await asyncio.sleep(0.1)
+    async with http.get("/v1/images", params={"prefix": "brief-"}) as answer:
+        assert [each["id"] for each in (await answer.json())["images"]] == ["brief-2", "brief-3"]
+    async with http.post("/v1/images", json={"delete": ["brief-3", "brief-9", "brief-2", "brief-2"]}) as answer:
+        assert await answer.json() == {"deleted": ["brief-3", "brief-2"], "missing": ["brief-9"]}
+    for body in (
+        "{",
+        "[]",
+        '{"delete": "brief"}',
+        '{"delete": []}',
+        '{"delete": ["../x"]}',
+        '{"delete": ["a"], "b": 1}',
+    ):
+        async with http.post("/v1/images", data=body) as answer:
+            assert answer.status == 400, body
+    async with http.put("/v1/images/brief-4", params={"ttl": "999999999999"}, data=record, headers=kind) as answer:
+        assert answer.status == 400
