@@ -13,10 +13,8 @@ from quire_tools.bench.decoder.latentbox.dual_cache import Tuning
 from quire_tools.bench.decoder.latentbox.tiers import SieveTier
 from quire_tools.bench.decoder.plan import Prices, Scenario, cumulative
 from quire_tools.bench.decoder.simulator import (
-    ClusterSettings,
     belady_miss_ratio,
     simulate,
-    simulate_cluster,
     simulate_image_store,
 )
 from quire_tools.bench.decoder.trace import PUBLISHED, Trace, generate, read_trace, statistics
@@ -86,17 +84,6 @@ def test_belady_is_a_floor() -> None:
     floor = belady_miss_ratio(trace, capacity, trace.image_bytes)
     lru = simulate(trace, capacity, 1.0, FIXED).total
     assert len(np.unique(trace.objects)) / len(trace) <= floor <= lru.full_misses / lru.requests
-
-
-def test_spillover_takes_the_peak_off() -> None:
-    """A burst for one node's objects: without spillover they queue there."""
-    trace = generate(3000, seed=4)
-    settings = ClusterSettings(nodes=4, cache_bytes=int(trace.working_set_bytes * 0.01), theta=2, speed=5e5)
-    with_spill, moved = simulate_cluster(trace, settings)
-    without, none = simulate_cluster(trace, ClusterSettings(4, settings.cache_bytes, math.inf, 5e5))
-    assert none == 0 < moved
-    assert np.percentile(with_spill, 99) < np.percentile(without, 99)
-    assert with_spill.mean() < without.mean()
 
 
 def test_traces_from_files(tmp_path: Path) -> None:

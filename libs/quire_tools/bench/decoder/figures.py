@@ -25,6 +25,27 @@ def sizes(report: Report, path: Path) -> None:
     _save(figure, path)
 
 
+def serving(report: Report, path: Path) -> None:
+    """Mean and P99 by row; below, where images were found (LatentBox, Figure 7)."""
+    pyplot = _pyplot()
+    figure, (upper, lower) = pyplot.subplots(2, 1, figsize=(9, 7))
+    rows = [row for row in report.rows if row.params["set-up"] != "Generation"]
+    names = ["\n".join(str(value) for value in row.params.values()) for row in rows]
+    for offset, column in ((-0.2, "mean"), (0.2, "P99")):
+        upper.bar([at + offset for at in range(len(rows))], [row.measured[column] for row in rows], 0.4, label=column)
+    bottom = [0.0] * len(rows)
+    for found in ("image", "latent", "miss"):
+        shares = [row.measured[f"{found}, %"] for row in rows]
+        lower.bar(range(len(rows)), shares, 0.6, bottom=bottom, label=found)
+        bottom = [below + share for below, share in zip(bottom, shares, strict=True)]
+    upper.set(ylabel="latency, ms", title=report.bench)
+    lower.set(ylabel="requests, %")
+    for axes in (upper, lower):
+        axes.set_xticks(range(len(rows)), names, fontsize=7)
+        axes.legend(fontsize=8)
+    _save(figure, path)
+
+
 def alphas(results: dict[str, Result], path: Path) -> None:
     """α and mean latency over time."""
     pyplot = _pyplot()

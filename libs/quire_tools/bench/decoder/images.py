@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,25 +14,27 @@ from rich.console import Console
 from rich.progress import Progress
 
 from quire.model.errors import InvalidRequest
-from quire_tools.bench.decoder import figures
+from quire_tools.bench.decoder import figures, paper
 from quire_tools.bench.decoder.latentbox.dual_cache import Tuning
 from quire_tools.bench.decoder.latentbox.tiers import LruTier, SieveTier
+from quire_tools.bench.decoder.serving import IMAGES
 from quire_tools.bench.decoder.simulator import (
     DECODE_S,
     FETCH_S,
-    ClusterSettings,
     MakeTier,
     Result,
     belady_miss_ratio,
     simulate,
-    simulate_cluster,
     simulate_image_store,
 )
 from quire_tools.bench.decoder.trace import PUBLISHED, Trace, generate, read_trace, statistics
 from quire_tools.bench.report import Report, Row
 
 SIZES: Final = (0.001, 0.005, 0.01, 0.02, 0.05, 0.10)
-_PARTS: Final = ("trace", "alphas", "sensitivity", "spillover", "sizes")
+_SERVING: Final = ("table", "policies", "changing", "spillover")
+_CACHE: Final = ("trace", "alphas", "sensitivity", "sizes")
+_PARTS: Final = (*_SERVING, *_CACHE)
+_IMAGES: Final = 100_000
 _STATIC_ALPHAS: Final = (0.3, 0.4, 0.5, 0.6, 0.7)
 _WINDOWS: Final = 100
 _DRIFT: Final = ((0.12, 0.05), (0.01, 0.3), (0.12, 0.05))
@@ -163,39 +166,6 @@ def run_sensitivity(trace: Trace, cache_share: float) -> Report:
     return report
 
 
-def run_spillover(trace: Trace, speed: float) -> Report:
-    """Six nodes, with and without spillover (Figure 10): an event simulation with queues at the devices.
-
-    `speed` 0: so that the devices are busy for about 60% of the time, if half of the requests need one.
-    """
-    report = Report(
-        "images", {"name": "no spillover: every decode at its owner", "unit": "mean latency, ms"}, tall=True
-    )
-    nodes, span_s = ClusterSettings().nodes, float(trace.times[-1] - trace.times[0])
-    speed = speed or max(1.0, 0.6 * nodes / DECODE_S * span_s / (0.5 * len(trace)))
-    settings = ClusterSettings(
-        cache_bytes=max(1, int(trace.working_set_bytes * 0.01 / 6)),
-        speed=speed,
-        tuning=Tuning(window=max(500, len(trace) // 600), step=0.02),
-    )
-    alone, _ = simulate_cluster(trace, replace(settings, theta=math.inf))
-    spilling, moved = simulate_cluster(trace, settings)
-    measured: dict[str, float] = {}
-    for name, each in (("without", alone), ("with", spilling)):
-        measured |= {
-            f"{name}: mean, ms": float(each.mean()) * 1e3,
-            f"{name}: P99, ms": float(np.percentile(each, 99)) * 1e3,
-        }
-    measured["mean lower by, %"] = (1 - measured["with: mean, ms"] / measured["without: mean, ms"]) * 100
-    measured["P99 lower by, %"] = (1 - measured["with: P99, ms"] / measured["without: P99, ms"]) * 100
-    measured["moved, %"] = 100 * moved / len(trace)
-    base = measured["without: mean, ms"]
-    report.rows.append(
-        Row({"nodes": nodes, "θ": 4, "speed": f"{speed:.3g}"}, measured, base, base / measured["with: mean, ms"])
-    )
-    return report
-
-
 def show_trace(trace: Trace) -> None:
     """How close a trace is to LatentBox's published statistics."""
     from rich.table import Table
@@ -211,14 +181,16 @@ def command(
     public: Annotated[bool, typer.Option("--public", help="small images over HTTP, beside large ones")] = False,
     storage: Annotated[bool, typer.Option("--storage", help="bytes by format, and what comes back")] = False,
     sim: Annotated[bool, typer.Option("--sim", help="the decoder's cache over a long trace; if nothing else")] = False,
-    part: Annotated[str, typer.Option(help="of --sim: sizes, alphas, sensitivity, spillover, trace or all")] = "all",
+    part: Annotated[
+        str,
+        typer.Option(help="of --sim: table, policies, changing, spillover, trace, alphas, sensitivity, sizes or all"),
+    ] = "all",
     trace: Annotated[
         Path | None, typer.Option(help="CSV: time_s, object_id, optionally image_bytes, latent_bytes")
     ] = None,
-    images: Annotated[int, typer.Option(help="how many images the generated trace has")] = 100_000,
+    images: Annotated[int, typer.Option(help="how many images the generated trace has; 0: as the part wants")] = 0,
     seed: int = 1,
     cache_share: Annotated[float, typer.Option(help="of the working set: --live, alphas, sensitivity")] = 0.0,
-    speed: Annotated[float, typer.Option(help="of the spillover replay against real time; 0: devices 60% busy")] = 0.0,
     requests: Annotated[int, typer.Option(help="of --live and --public, counted ones")] = 600,
     warmup: Annotated[int, typer.Option(help="requests of --live before these")] = 2000,
     rate: Annotated[float, typer.Option(help="requests per second of --live")] = 8.0,
@@ -230,9 +202,9 @@ def command(
     """Images as latents: the decoder's cache simulated or live, and what formats cost."""
     if part not in (*_PARTS, "all"):
         raise InvalidRequest(f"{part!r}; there are {', '.join(_PARTS)}, all", field="part")
-    if not 0 <= cache_share <= 1 or not 0 <= speed < math.inf:
-        raise InvalidRequest(f"cache share {cache_share}, speed {speed}", field="cache_share")
-    if min(requests, size, images) < 1 or warmup < 0 or not 0 < rate < 1e6 or size % 8 or size > 1024:
+    if not 0 <= cache_share <= 1:
+        raise InvalidRequest(f"{cache_share} is not within 0 and 1", field="cache_share")
+    if min(requests, size) < 1 or images < 0 or warmup < 0 or not 0 < rate < 1e6 or size % 8 or size > 1024:
         raise InvalidRequest(f"{requests} requests, {warmup} before, {rate} per second, size {size}", field="requests")
     if storage:
         from quire_tools.bench.decoder import fidelity
@@ -254,28 +226,54 @@ def command(
         report = replay.run(accesses, settings)
         report.show(json_file, plot, draw=lambda path: figures.live(report, path))
     if sim or not (live or storage or public):
-        accesses = read_trace(trace) if trace is not None else generate(images, seed)
-        if trace is None and part in ("trace", "all"):
-            show_trace(accesses)
-        _simulated(accesses, part, cache_share or 0.01, speed, json_file, plot)
+        wanted = _PARTS if part == "all" else (part,)
+        for parts, count in ((_SERVING, IMAGES), (_CACHE, _IMAGES)):
+            if chosen_parts := [each for each in wanted if each in parts]:
+                accesses = read_trace(trace) if trace is not None else generate(images or count, seed)
+                files = (json_file, plot)
+                _simulated(accesses, chosen_parts, cache_share or 0.01, seed, files, alone=part != "all")
 
 
 def _simulated(
-    accesses: Trace, part: str, cache_share: float, speed: float, json_file: Path | None, plot: Path | None
+    accesses: Trace,
+    parts: list[str],
+    cache_share: float,
+    seed: int,
+    files: tuple[Path | None, Path | None],
+    *,
+    alone: bool,
 ) -> None:
-    """With `all` the files get the table of sizes: the one that says most."""
+    """With `all` the files get the table of policies: the one that says most."""
+    with Progress(transient=True) as progress:
+        task = progress.add_task("requests", total=None)
 
-    def files(name: str) -> tuple[Path | None, Path | None]:
-        return (json_file, plot) if part == name or (part == "all" and name == "sizes") else (None, None)
+        def step(requests: int) -> None:
+            progress.advance(task, requests)
 
-    wanted = _PARTS if part == "all" else (part,)
-    if "alphas" in wanted:
+        reports = {part: _run(accesses, part, cache_share, seed, step) for part in parts}
+    for part, (report, draw) in reports.items():
+        if report is None:
+            show_trace(accesses)
+        else:
+            report.show(*(files if alone or part == "policies" else (None, None)), draw=draw)
+
+
+def _run(
+    accesses: Trace, part: str, cache_share: float, seed: int, step: Callable[[int], object]
+) -> tuple[Report | None, Callable[[Path], None] | None]:
+    """A part's report, and what draws it."""
+    if part == "alphas":
         report, results = run_alphas(accesses, cache_share)
-        report.show(*files("alphas"), draw=lambda path: figures.alphas(results, path))
-    if "sensitivity" in wanted:
-        run_sensitivity(accesses, cache_share).show(*files("sensitivity"))
-    if "spillover" in wanted:
-        run_spillover(accesses, speed).show(*files("spillover"))
-    if "sizes" in wanted:
-        sizes = run_sizes(accesses)
-        sizes.show(*files("sizes"), draw=lambda path: figures.sizes(sizes, path))
+        return report, partial(figures.alphas, results)
+    if part == "sizes":
+        report = run_sizes(accesses)
+        return report, partial(figures.sizes, report)
+    if part in ("table", "policies", "changing", "spillover"):
+        made = {
+            "table": partial(paper.run_table, accesses, step),
+            "policies": partial(paper.run_policies, accesses, step),
+            "changing": partial(paper.run_changing, accesses, seed, step),
+            "spillover": partial(paper.run_spillover, accesses, step),
+        }[part]()
+        return made, partial(figures.serving, made) if part != "spillover" else None
+    return (run_sensitivity(accesses, cache_share), None) if part == "sensitivity" else (None, None)

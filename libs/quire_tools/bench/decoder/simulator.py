@@ -1,6 +1,6 @@
-"""Runs the decoder's own cache over a trace, with latencies as numbers; and a cluster's queues, event by event.
+"""LatentBox's cache over a trace, with latencies as numbers (§6.5): what the tuner and its parameters are worth.
 
-The cache is `DualCache`, the very one that serves. Latencies of a request (LatentBox, Eq. 1): nothing for an image hit,
+Latencies of a request (LatentBox, Eq. 1): nothing for an image hit,
 T_decode for a latent hit, T_fetch + T_decode for a miss.
 """
 
@@ -121,65 +121,3 @@ def belady_miss_ratio(trace: Trace, capacity_bytes: int, sizes: npt.NDArray[np.i
                 del here[oldest]
                 used -= size_of[oldest]
     return misses / len(trace)
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSettings:
-    """`theta`: queue depth above which work goes elsewhere; infinite for never."""
-
-    nodes: int = 6
-    cache_bytes: int = 2 << 30
-    theta: float = 4
-    speed: float = 1000.0
-    decode_s: float = DECODE_S
-    fetch_s: float = FETCH_S
-    tuning: Tuning = field(default_factory=lambda: Tuning(window=2000, step=0.005, promote_hits=8))
-
-
-def simulate_cluster(trace: Trace, settings: ClusterSettings) -> tuple[npt.NDArray[np.float64], int]:
-    """Latencies of every request, and how many decodes went elsewhere (LatentBox, §4.4, Figure 10).
-
-    Each node has one device that decodes one latent at a time. Requests for an id that is being decoded wait for that
-    decode. Results go into the owner's cache, also where another node decoded. Fetches occupy nothing.
-    """
-    nodes = range(settings.nodes)
-    caches: list[DualCache[int]] = [
-        DualCache(settings.cache_bytes, 0.5, settings.tuning, Costs(settings.decode_s, settings.fetch_s, fixed=True))
-        for _ in nodes
-    ]
-    owner = np.random.default_rng(2).integers(0, settings.nodes, len(trace.image_bytes))
-    free_at = [0.0] * settings.nodes
-    queues: list[list[float]] = [[] for _ in nodes]  # ends of the decodes that each device has before it
-    decoding: dict[int, float] = {}
-    images, latents = trace.image_bytes.tolist(), trace.latent_bytes.tolist()
-    times = ((trace.times - trace.times[0]) / settings.speed).tolist()
-    latencies, spilled = np.zeros(len(trace)), 0
-    for at, key in enumerate(trace.objects.tolist()):
-        now, home = times[at], int(owner[key])
-        for queue in queues:
-            while queue and queue[0] <= now:
-                heapq.heappop(queue)
-        if (done := decoding.get(key, 0.0)) > now:
-            latencies[at] = done - now
-            continue
-        cache = caches[home]
-        outcome = cache.look_up(key)
-        if outcome is Outcome.IMAGE:
-            continue
-        runner = home
-        if len(queues[home]) > settings.theta:
-            runner = min(nodes, key=lambda node: (len(queues[node]), free_at[node]))
-            spilled += runner != home
-        ready = now + (settings.fetch_s if outcome is Outcome.MISS else 0.0)
-        begins = max(ready, free_at[runner])
-        ends = begins + settings.decode_s
-        free_at[runner] = ends
-        heapq.heappush(queues[runner], ends)
-        decoding[key] = ends
-        latencies[at] = ends - now
-        if outcome is Outcome.MISS:
-            cache.fetched(key, latents[key])
-        elif outcome is Outcome.PROMOTE:
-            cache.promote(key, images[key])
-        cache.gone.clear()
-    return latencies, spilled

@@ -16,7 +16,7 @@ from typing import Final, Generic, NamedTuple
 
 from quire_decoder.core.reuse import Item, Reuse
 
-_SAMPLED: Final = 24
+_SAMPLED: Final = 64
 """Of so many kept forms, drawn at random, the one that saves least leaves."""
 _AVERAGE_SHARE: Final = 0.05
 

@@ -16,7 +16,7 @@ import numpy as np
 _COUNTS: Final = 10
 _GAPS: Final = 8
 _CLASSES: Final = _COUNTS * _GAPS
-_REFRESH: Final = 1024
+_REFRESH: Final = 256
 _PRIOR: Final = 2.0
 """Uses that a class is taken to have had at the rate of its kin."""
 
@@ -41,6 +41,7 @@ class Reuse(Generic[Item]):
         self._uses = [[0.0] * (kinds * _CLASSES) for _ in range(self._ages + 1)]
         self._exposure = [[0.0] * (kinds * _CLASSES) for _ in range(self._ages + 1)]
         self._rates: list[list[float]] = []
+        self._unknown = 0.0
         self._learn()
 
     def __len__(self) -> int:
@@ -73,10 +74,10 @@ class Reuse(Generic[Item]):
             self._learn()
 
     def rate(self, item: Item) -> float:
-        """Uses per event to be expected now."""
+        """Uses per event to be expected now. What is not remembered is as the rarest of what was used longest ago."""
         last = self._last.get(item)
         if last is None:
-            return 0.5 / self._history
+            return self._unknown
         since = self._now - last
         age = since.bit_length() - 1 if since < self._history else self._ages - 1
         return self._rates[age][self._class[item]]
@@ -105,6 +106,7 @@ class Reuse(Generic[Item]):
         of_count = (uses.sum(3) + _PRIOR) / (exposure.sum(3) + _PRIOR / of_kind[:, :, None])
         rates = (uses + _PRIOR) / (exposure + _PRIOR / of_count[..., None])
         self._rates = rates.reshape(self._ages + 1, -1).tolist()
+        self._unknown = min(self._rates[self._ages - 1])
 
     def _fade(self) -> None:
         """What was learnt long ago counts less."""
