@@ -20,6 +20,7 @@ from quire.wire.channels import ChannelPool
 from quire.wire.v1 import decoder_pb2 as pb
 from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderServiceServicer_to_server
 from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
+from quire_decoder.adapters.delayed import DelayedVae
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.encoding_process import EncodingProcess
 from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes
@@ -93,6 +94,7 @@ async def serve(config: DecoderConfig) -> None:
     if DEMO_FOLDER.is_dir():
         folders.append(DEMO_FOLDER)
     vaes = DiffusersVaes(folders, config.device, config.model_bytes, config.engine, config.decode_bytes)
+    runner = DelayedVae(vaes, config.decode_delay_ms / 1e3) if config.decode_delay_ms else vaes
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     if config.warm:
         await asyncio.to_thread(vaes.warm)
@@ -105,7 +107,7 @@ async def serve(config: DecoderConfig) -> None:
     decoder = Decoder(
         config=config,
         records=records,
-        vae=vaes,
+        vae=runner,
         encoder=ImagecodecsEncoder(),
         make_encoder_process=partial(EncodingProcess, config.encode_bytes, config.encode_timeout_s),
         remote_memory=memory,

@@ -219,6 +219,11 @@ def command(
         from quire_tools.bench.decoder import live as replay
 
         accesses = read_trace(trace) if trace is not None else generate(3000, seed)
+        if part == "spillover":
+            from quire_tools.bench.decoder import spilling
+
+            spilling.run(accesses, requests, seed).show(json_file, plot)
+            return
         chosen = tuple(setups.split(",")) if setups else tuple(replay.SETUPS)
         if unknown := set(chosen) - set(replay.SETUPS):
             raise InvalidRequest(f"{', '.join(unknown)}; there are {', '.join(replay.SETUPS)}", field="setups")

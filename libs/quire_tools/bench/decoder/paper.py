@@ -16,6 +16,7 @@ from quire_tools.bench.decoder.serving import (
     Served,
     Serving,
     SetUp,
+    as_long_as,
     dual_setup,
     floor_ms,
     generation,
@@ -32,7 +33,9 @@ from quire_tools.bench.report import Report, Row
 
 CACHE_SHARES: Final = (0.01, 0.02, 0.05)
 STATIC_ALPHAS: Final = (0.3, 0.4, 0.5, 0.6, 0.7)
+_COLD: Final = "Quire, new images not kept"
 _SPILLOVER: Final = Serving(nodes=6, window_s=172.8, theta=4)  # 48 hours at 1000 times the speed (§6.5.3)
+_PUBLISHED_ALONE_MS: Final = 94.5
 Step = Callable[[int], object]
 
 
@@ -44,6 +47,7 @@ def run_table(trace: Trace, step: Step) -> Report:
     rows = {"Generation": generation(trace, serving)}
     rows |= {name: serve(trace, setup, serving, step) for name, setup in paper_setups().items()}
     rows["Quire"] = serve(trace, quire_setup(), serving, step)
+    rows[_COLD] = serve(trace, quire_setup(warm=False), serving, step)
     for name, served in rows.items():
         published = TABLE_4.get(name)
         figures = _latencies(served)
@@ -97,7 +101,7 @@ def run_changing(trace: Trace, seed: int, step: Step) -> Report:
     serving = replace(serving, node_bytes=int(0.02 * changed.working_set_bytes / serving.nodes))
     tuning = Tuning(window=10_000, step=0.02)
     setups = {f"α = {alpha}": dual_setup(alpha, replace(tuning, adaptive=False)) for alpha in STATIC_ALPHAS}
-    setups |= {"LB-Adaptive": dual_setup(0.5, tuning), "Quire": quire_setup()}
+    setups |= {"LB-Adaptive": dual_setup(0.5, tuning), "Quire": quire_setup(), _COLD: quire_setup(warm=False)}
     rows = {name: serve(changed, setup, serving, step) for name, setup in setups.items()}
     best = min(rows[f"α = {alpha}"].mean_ms for alpha in STATIC_ALPHAS)
     for name, served in rows.items():
@@ -144,18 +148,26 @@ def run_spillover(trace: Trace, step: Step) -> Report:
     trace = sized(trace)
     setup: SetUp = paper_setups()["LB-Adaptive"]
     found = look_ups(trace, setup, _SPILLOVER, step)
-    alone = timed(trace, setup, replace(_SPILLOVER, theta=math.inf), found)
-    spilling = timed(trace, setup, _SPILLOVER, found)
-    figures: dict[str, float] = {}
-    for name, served in (("without", alone), ("with", spilling)):
-        figures |= {f"{name}: {kind}": value for kind, value in _latencies(served).items() if kind in ("mean", "P99")}
-        figures[f"{name}: P99 of the queue"] = float(np.percentile(served.queued_s, 99)) * 1e3
-    figures["mean lower by, %"] = 100 * (1 - spilling.mean_ms / alone.mean_ms)
-    figures["P99 lower by, %"] = 100 * (1 - spilling.percentile_ms(99) / alone.percentile_ms(99))
-    figures["moved, %"] = 100 * spilling.spilled / len(found)
-    report.rows.append(Row({"nodes": 6, "θ": 4}, figures, alone.mean_ms, alone.mean_ms / spilling.mean_ms))
+    crowded = as_long_as(
+        replace(_SPILLOVER, theta=math.inf),
+        lambda tried: timed(trace, setup, tried, found).mean_ms < _PUBLISHED_ALONE_MS,
+    )
+    for load, serving in (("1000 × real time", _SPILLOVER), ("as busy as the paper's", crowded)):
+        alone = timed(trace, setup, replace(serving, theta=math.inf), found)
+        spilling = timed(trace, setup, replace(serving, theta=_SPILLOVER.theta), found)
+        figures: dict[str, float] = {}
+        for name, served in (("without", alone), ("with", spilling)):
+            figures |= {f"{name}: {kind}": each for kind, each in _latencies(served).items() if kind in ("mean", "P99")}
+        queues = [float(np.percentile(each.queued_s, 99)) for each in (alone, spilling)]
+        figures["mean lower by, %"] = 100 * (1 - spilling.mean_ms / alone.mean_ms)
+        figures["P99 lower by, %"] = 100 * (1 - spilling.percentile_ms(99) / alone.percentile_ms(99))
+        figures["queue's P99 lower by, %"] = 100 * (1 - queues[1] / queues[0]) if queues[0] else math.nan
+        figures["moved, %"] = 100 * spilling.spilled / len(found)
+        params = {"load": load, "window, s": f"{serving.window_s:.0f}"}
+        report.rows.append(Row(params, figures, alone.mean_ms, alone.mean_ms / spilling.mean_ms))
     report.notes.append(
-        "published: mean lower by 16.5% (94.5 to 78.9 ms), P99 by 23.9% (472.5 to 359.5), queue's P99 by 49%"
+        "six nodes, θ 4; published: mean lower by 16.5% (94.5 to 78.9 ms), P99 by 23.9% (472.5 to 359.5), "
+        "the queue's by 49%"
     )
     return report
 

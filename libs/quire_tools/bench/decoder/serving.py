@@ -128,9 +128,10 @@ class Dual(Nothing):
 
 
 class Forms:
-    """The decoder's cache. New images enter it, as gateways have them."""
+    """The decoder's cache. `warm`: new images enter it, as gateways see to."""
 
-    def __init__(self, capacity_bytes: int, decode_s: float, history: int, seed: int) -> None:
+    def __init__(self, capacity_bytes: int, decode_s: float, history: int, seed: int, *, warm: bool) -> None:
+        self._warm = warm
         costs = FormCosts(decode_s, LATENT_FETCH.mean_s, fixed=True)
         self._cache: FormCache[int] = FormCache(capacity_bytes, costs, Random(seed).random, history)
 
@@ -147,6 +148,8 @@ class Forms:
         return Found.MISS if form is None else Found.LATENT
 
     def stored(self, key: int, latent_bytes: int) -> None:
+        if not self._warm:
+            return
         self._cache.announce(key)
         self._cache.keep(Kept(key, Form.LATENT), latent_bytes)
 
@@ -217,9 +220,9 @@ def dual_setup(alpha: float, tuning: Tuning, decode_s: float = Serving().decode_
     return SetUp(lambda size, _: Dual(size, alpha, tuning, decode_s))
 
 
-def quire_setup(decode_s: float = Serving().decode_s, history: int = 1 << 17) -> SetUp:
-    """The decoder's own cache."""
-    return SetUp(lambda size, seed: Forms(size, decode_s, history, seed))
+def quire_setup(decode_s: float = Serving().decode_s, history: int = 1 << 17, *, warm: bool = True) -> SetUp:
+    """The decoder's own cache; `warm`: new images enter it."""
+    return SetUp(lambda size, seed: Forms(size, decode_s, history, seed, warm=warm))
 
 
 def sized(trace: Trace) -> Trace:
@@ -294,13 +297,13 @@ class _Devices:
         return request in self.begins and self.begins[request] + self._decode_s <= now
 
 
-def timed(trace: Trace, setup: SetUp, serving: Serving, found: list[Found]) -> Served:
-    """How long the requests of the window take, by where they find their images.
+def timed(trace: Trace, setup: SetUp, serving: Serving, found: list[Found], owners: list[int] | None = None) -> Served:
+    """How long the requests of the window take, by where they find their images. `owners`: of each image its node.
 
     Requests for an image that is being fetched or decoded wait for that (§4.4); a fetch occupies nothing.
     """
     _, start = _bounds(trace, serving)
-    keys, owners = trace.objects[start:].tolist(), _owners(trace, serving)
+    keys, owners = trace.objects[start:].tolist(), owners or _owners(trace, serving)
     times = trace.times[start:] - trace.times[start]
     times = (times * (serving.window_s / max(1e-9, float(times[-1])))).tolist()
     fetch_s = setup.fetch.draw(len(times), 7).tolist()
@@ -365,10 +368,10 @@ def loaded(trace: Trace, serving: Serving, queued_s: float = QUEUED_S) -> Servin
     """With the window so long that LB-LatentCache's requests queue for so long in mean, as the paper's did."""
     setup = paper_setups(serving.decode_s)["LB-LatentCache"]
     found = look_ups(trace, setup, serving)
-    return _as_long_as(serving, lambda tried: bool(timed(trace, setup, tried, found).queued_s.mean() < queued_s))
+    return as_long_as(serving, lambda tried: bool(timed(trace, setup, tried, found).queued_s.mean() < queued_s))
 
 
-def _as_long_as(serving: Serving, enough: Callable[[Serving], bool]) -> Serving:
+def as_long_as(serving: Serving, enough: Callable[[Serving], bool]) -> Serving:
     """The shortest window that is long enough."""
     low, high = 1.0, 1e7
     for _ in range(24):
@@ -386,7 +389,7 @@ def generation(trace: Trace, serving: Serving) -> Served:
     unbounded = replace(serving, node_bytes=1 << 50, window=_SUBSET, warmup=0, decode_s=GENERATE_S)
     setup = SetUp(lambda size, _: Images(size), fetch=Fetch(0.0, 0.0))
     found = look_ups(subset, setup, unbounded)
-    rated = _as_long_as(unbounded, lambda tried: bool(timed(subset, setup, tried, found).seconds.mean() < GENERATED_S))
+    rated = as_long_as(unbounded, lambda tried: bool(timed(subset, setup, tried, found).seconds.mean() < GENERATED_S))
     return timed(subset, setup, rated, found)
 
 

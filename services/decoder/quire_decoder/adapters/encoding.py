@@ -1,8 +1,9 @@
-"""Pixels to formats and back, by imagecodecs."""
+"""Pixels to formats and back, by imagecodecs; JPEG by Pillow, which writes progressive ones. No metadata is written."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
+from io import BytesIO
 from typing import Any, Final
 
 import imagecodecs
@@ -25,10 +26,11 @@ class ImagecodecsEncoder:
         """Raises `NotImplementedHere` for a format that this build of imagecodecs cannot write."""
         pixels = np.ascontiguousarray(_shaped(pixels, rendering.geometry(*pixels.shape[:2])))
         quality = rendering.encoded_quality
+        if rendering.format == "jpeg":
+            return _jpeg(pixels, quality)
         options: dict[str, dict[str, Any]] = {
             "png": {"level": _PNG_LEVEL},
             "webp": {"lossless": True} if not quality else {"level": quality, "lossless": False},
-            "jpeg": {"level": quality},
             "avif": {"level": quality, "speed": 8},
         }
         codec = getattr(imagecodecs, f"{rendering.format}_encode")
@@ -45,6 +47,17 @@ class ImagecodecsEncoder:
             return np.asarray(imagecodecs.png_decode(image), dtype=np.uint8)
         except (RuntimeError, ValueError) as error:
             raise CorruptData(f"a cached image does not decode: {error}") from None
+
+
+def _jpeg(pixels: Pixels, quality: int) -> bytes:
+    """Progressive: a browser shows it while it comes."""
+    file = BytesIO()
+    try:
+        Image.fromarray(pixels).save(file, "jpeg", quality=quality, progressive=True)
+    except (OSError, ValueError) as error:
+        shape = f"{pixels.shape[0]} × {pixels.shape[1]}"
+        raise InvalidRequest(f"jpeg cannot hold {shape}: {error}", field="format") from None
+    return file.getvalue()
 
 
 def _shaped(pixels: Pixels, shape: Geometry) -> Pixels:
