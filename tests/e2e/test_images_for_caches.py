@@ -1,4 +1,4 @@
-"""Images over HTTP as caches and their owners need them: parts, versions, metadata, times to live, many deletes."""
+"""Images over HTTP as caches and owners need them: parts, versions, metadata, times to live, many deletes, pictures."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import aiohttp
+import imagecodecs
 import numpy as np
 import pytest
 
 from quire.model.latents import LatentInfo, Vae, encode_record
 from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
+from quire_tools.local.pictures import pictures
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +110,34 @@ async def test_times_to_live_and_many_deletes(http: aiohttp.ClientSession, vae: 
             assert answer.status == 400, body
     async with http.put("/v1/images/brief-4", params={"ttl": "999999999999"}, data=record, headers=kind) as answer:
         assert answer.status == 400
+
+
+async def test_pictures_are_put_and_say_what_they_lost(http: aiohttp.ClientSession, cluster: LocalCluster) -> None:
+    """What comes back is as far from the picture as was said. A size that the VAE cannot make, and what is no picture,
+    are refused.
+    """
+    (picture,) = pictures(1, 128)
+    file, path = bytes(imagecodecs.png_encode(picture)), "/v1/images/painted"
+    async with http.get("/v1/vaes") as answer:
+        vaes = {vae["name"]: vae["weights_sha256"] for vae in (await answer.json())["vaes"]}
+    weights = {"weights_sha256": vaes["demo_vae"]}
+    async with http.put(path, data=file, headers={"Content-Type": "image/png"}) as answer:
+        assert answer.status == 400 and (await answer.json())["field"] == "weights_sha256", "there are two"
+    async with http.put(path, params=weights, data=file, headers={"Content-Type": "image/png"}) as answer:
+        assert answer.status == 201, await answer.text()
+        said = (await answer.json())["fidelity"]
+    async with http.get(path, params={"format": "png"}) as answer:
+        back = imagecodecs.png_decode(await answer.read())
+        assert answer.headers["X-Quire-Meta-Fidelity-Psnr-Db"] == f"{said['psnr_db']:.2f}"
+    errors = np.abs(back.astype(int) - picture)
+    assert 10 * np.log10(255**2 / (errors**2).mean()) == pytest.approx(said["psnr_db"], abs=0.1)
+    assert int(errors.max()) == said["error_max"] and said["psnr_db"] > 15
+    wrong: tuple[tuple[bytes, dict[str, str], int], ...] = (
+        (bytes(imagecodecs.png_encode(picture[:100, :99])), weights, 400),
+        (file[:500], weights, 400),
+        (b"GIF89a", weights, 400),
+        (file, {"weights_sha256": "ab" * 32}, 503),
+    )
+    for body, query, status in wrong:
+        async with http.put(path, params=query, data=body, headers={"Content-Type": "image/png"}) as answer:
+            assert answer.status == status, await answer.text()

@@ -35,6 +35,7 @@ from quire.model.latents import LatentInfo, Vae, encode_record
 from quire.transport.memory import MemoryTransport
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.encoding_process import EncodingProcess
+from quire_decoder.adapters.pictures import read_picture
 from quire_decoder.adapters.vae import DiffusersVaes
 from quire_decoder.adapters.weights import weights_digest
 from quire_decoder.cache import Cache
@@ -138,6 +139,7 @@ async def scene(vae: Path) -> AsyncIterator[Scene]:
             vae=DiffusersVaes([vae], "cpu", 1 << 30),
             encoder=ImagecodecsEncoder(),
             make_encoder_process=partial(EncodingProcess, 1 << 30, 60.0),
+            read_picture=read_picture,
             remote_memory=RemoteMemory(transport),
             owners=owners,
             clock=SystemClock(),

@@ -67,6 +67,10 @@ class Device:
             if waiting in self._queue:
                 self._queue.remove(waiting)
 
+    async def encode(self, pixels: Pixels, weights_sha256: str) -> Latent:
+        """The latent of a picture, between two batches. Raises `VaeUnknown`, `DeviceFull`, `NotImplementedHere`."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._vae.encode, pixels, weights_sha256)
+
     def close(self) -> None:
         if self._worker is not None:
             self._worker.cancel()

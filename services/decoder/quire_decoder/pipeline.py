@@ -83,19 +83,19 @@ class Pipeline:
 
     async def check(self, record: bytes, entry: ImageEntry) -> None:
         """Before anything is kept or shown. Raises `CorruptData` for another record than the entry's."""
-        await self._in_thread(_check, record, entry)
+        await self.in_thread(_check, record, entry)
 
     async def decode(self, entry: ImageEntry, record: bytes, stages: Stages) -> Pixels:
         """Pixels of a verified record, (height, width, 3) uint8. Raises `CorruptData`, `NotImplementedHere`."""
         async with self._unpacked:  # so that what waits for the device is bounded, and not in its large form
-            values, info = await timed(stages, "decompress", self._in_thread(decode_record, record))
+            values, info = await timed(stages, "decompress", self.in_thread(decode_record, record))
             if (info.height, info.width) != (entry.height, entry.width) or info.sha256 != entry.latent_sha256:
                 raise CorruptData("the record is another than the catalogue says")
             if info.layout != "chw" or info.normalisation.batch_norm:
                 raise NotImplementedHere(
                     f"layout {info.layout}, batch norm {info.normalisation.batch_norm}", field="record"
                 )
-            latent = await self._in_thread(denormalised, values, info)
+            latent = await self.in_thread(denormalised, values, info)
             started = self._clock.monotonic_s()
             with tracer().start_as_current_span(names.DECODER_STAGES + "decode") as span:
                 pixels, decode_s = await self.device.decode(latent, info)
@@ -127,7 +127,7 @@ class Pipeline:
 
     async def check_lossless(self, image: bytes, entry: ImageEntry) -> None:
         """Raises `CorruptData` for what is no lossless image of the entry's size."""
-        pixels = await self._in_thread(self._encoder.decode_lossless, image)
+        pixels = await self.in_thread(self._encoder.decode_lossless, image)
         if pixels.shape != (entry.height, entry.width, 3):
             raise CorruptData(f"what came back as {entry.image_id!r} is {pixels.shape}")
 
@@ -149,7 +149,8 @@ class Pipeline:
                 await asyncio.sleep(self._config.fetch_delay_ms / 1e3)
             return await self._records.fetch(entry, leased)
 
-    async def _in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    async def in_thread(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """One of the threads that decompress."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
 

@@ -44,6 +44,12 @@ class VaeRunner(Protocol):
         Raises `VaeUnknown`, `DeviceFull`, `RecordInvalid`.
         """
 
+    def encode(self, pixels: Pixels, weights_sha256: str) -> npt.NDArray[np.float32]:
+        """The latent of a picture, (channels, height, width), as the VAE's decoder takes it. Blocks.
+
+        Raises `VaeUnknown`, `DeviceFull`.
+        """
+
 
 class PixelEncoder(Protocol):
     """Formats. Blocks."""

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 from quire.model.descriptor import RdmaTarget
 from quire.model.errors import InvalidRequest, QuireError, TooManyRequests
@@ -20,6 +21,7 @@ from quire_decoder.cache import Cache
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.form_cache import Form
 from quire_decoder.keeping import Keeping
+from quire_decoder.pictures import EncodedLatent, Pictures, ReadPicture
 from quire_decoder.pipeline import LOSSLESS, Pipeline, Stages, timed
 from quire_decoder.ports import (
     Clock,
@@ -33,6 +35,7 @@ from quire_decoder.ports import (
 )
 
 _NOT_LEASED = LeasedRecord()
+PICTURE_BYTES_MAX: Final = 256 << 20
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class Decoder:
         vae: VaeRunner,
         encoder: PixelEncoder,
         make_encoder_process: Callable[[], EncoderProcess],
+        read_picture: ReadPicture,
         remote_memory: RemoteMemory,
         owners: Owner,
         clock: Clock,
@@ -92,6 +96,7 @@ class Decoder:
             costs=self._cache.costs,
         )
         self._running: dict[bytes, _Running] = {}
+        self._pictures = Pictures(self._pipeline, read_picture, lambda: vae.known, config.pixels_max)
         self._keeping = Keeping(self._pipeline, self._keep_image)
         self._joined = self._fetched = 0
 
@@ -168,6 +173,11 @@ class Decoder:
             return None
         with tracer().start_as_current_span(names.DECODER_SERVE):
             return await self._from_cache(entry, rendering, form, data, {}, tenant)
+
+    async def encode_latent(self, source: RdmaTarget, length: int, weights_sha256: str) -> EncodedLatent:
+        """Of a picture in the caller's memory. Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`."""
+        file = await self._pull((source, length), PICTURE_BYTES_MAX)
+        return await self._pictures.encode(file, weights_sha256)
 
     async def read_cached(self, entry: ImageEntry, target: RdmaTarget) -> tuple[str, int]:
         """What this cache has of an image that is being made elsewhere goes there."""

@@ -23,6 +23,7 @@ from quire_decoder.adapters.cluster import GrpcOwners, StoredRecords
 from quire_decoder.adapters.delayed import DelayedVae
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.encoding_process import EncodingProcess
+from quire_decoder.adapters.pictures import read_picture
 from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes
 from quire_decoder.config import PREFIX, DecoderConfig
 from quire_decoder.runtime import Decoder, Served
@@ -76,6 +77,12 @@ class DecoderServicer(DecoderServiceServicer):
             self._abandoned.append(request.request_id)
         return pb.AbandonResponse()
 
+    async def EncodeLatent(self, request: pb.EncodeLatentRequest, context: Any) -> pb.EncodeLatentResponse:
+        source, target = convert.target_from(request.source), convert.target_from(request.target)
+        made = await self._decoder.encode_latent(source, request.length, request.weights_sha256)
+        await self._remote_memory.push(made.record, target)
+        return pb.EncodeLatentResponse(record_bytes=len(made.record), psnr_db=made.psnr_db, error_max=made.error_max)
+
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:
         entry, target = convert.image_from(request.entry), convert.target_from(request.target)
         kind, length = await self._decoder.read_cached(entry, target)
@@ -110,6 +117,7 @@ async def serve(config: DecoderConfig) -> None:
         vae=runner,
         encoder=ImagecodecsEncoder(),
         make_encoder_process=partial(EncodingProcess, config.encode_bytes, config.encode_timeout_s),
+        read_picture=read_picture,
         remote_memory=memory,
         owners=GrpcOwners(channels),
         clock=clock,

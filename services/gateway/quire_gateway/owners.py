@@ -38,6 +38,16 @@ class ImageOwners:
         usable = [node for node, _ in self._decoders() if node.node_id not in failing]
         return rendezvous(record_sha256, usable)[0] if usable else None
 
+    def with_vae(self, weights_sha256: str, name: bytes) -> Node | None:
+        """Of those that have a VAE, the one with the strongest claim on a name."""
+        failing = self.failing
+        usable = [
+            node
+            for node, about in self._decoders()
+            if node.node_id not in failing and any(vae.weights_sha256 == weights_sha256 for vae in about.vaes)
+        ]
+        return rendezvous(name, usable)[0] if usable else None
+
     def failed(self, owner: Node) -> None:
         """It did not answer."""
         failing, now_s = self.failing, self._clock.monotonic_s()

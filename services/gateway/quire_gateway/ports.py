@@ -27,6 +27,7 @@ __all__ = [
     "Decoded",
     "Decoders",
     "DeliverPart",
+    "EncodedPicture",
     "Entries",
     "ImageRoute",
     "IngestPart",
@@ -141,6 +142,15 @@ class Decoded:
     stages_us: dict[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedPicture:
+    """A record that a decoder wrote; its image's PSNR against the picture in dB, and the largest difference, of 255."""
+
+    record_bytes: int
+    psnr_db: float
+    error_max: int
+
+
 class Router(Protocol):
     """The orchestrator, as far as images go."""
 
@@ -206,6 +216,11 @@ class Decoders(Protocol):
         """What the decoder's cache has, if it need not be decoded, written into `target`; else of length 0. The request
         counts there, whoever decodes the image then. Cancelled, it ends as `decode` does.
         """
+
+    async def encode(
+        self, address: str, source: RdmaTarget, length: int, weights_sha256: str, target: RdmaTarget
+    ) -> EncodedPicture:
+        """Have a record made of the picture in `source`, and written into `target`."""
 
     async def warm(self, address: str, entry: ImageEntry, source: RdmaTarget, length: int) -> None:
         """Have a decoder take a new image's record into its cache."""

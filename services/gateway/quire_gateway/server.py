@@ -44,6 +44,7 @@ from quire_gateway.latents import LatentGateway
 from quire_gateway.leases import Leases
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.owners import ImageOwners
+from quire_gateway.pictures import Pictures
 from quire_gateway.retention import Retention
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.access import CHUNKS_BUCKET, LATENTS_BUCKET, Authenticator
@@ -226,7 +227,7 @@ async def serve(config: GatewayConfig) -> None:
         watching=watching,
         channels=channels,
     )
-    frontend = ImagesFrontend(config, own, vaes, admission)
+    frontend = ImagesFrontend(config, own, Pictures(owners, decoders, vaes, memory), vaes, admission)
     s3 = _s3_frontend(
         config=config,
         admission=admission,

@@ -18,9 +18,7 @@ def _picture(height: int = 96, width: int = 64) -> Pixels:
     return np.stack((rows * 2 % 256, columns * 3 % 256, (rows + columns) % 256), axis=-1).astype(np.uint8)
 
 
-@pytest.mark.parametrize(
-    "rendering", [Rendering("jpeg", 80), Rendering("png"), Rendering("webp"), Rendering("avif", 80)]
-)
+@pytest.mark.parametrize("format_name", ["jpeg", "png", "webp", "avif"])
 def test_no_metadata_is_written(format_name: str) -> None:
     rendering = Rendering(format_name, 80 if format_name in ("jpeg", "avif") else 0)
     data = ImagecodecsEncoder().encode(_picture(), rendering)

@@ -69,7 +69,7 @@ async def frontend(request: pytest.FixtureRequest) -> AsyncIterator[tuple[_Count
         http_origins=getattr(request, "param", ""),
     )
     admission, images = _Counted(config, none, FakeClock()), _Images()
-    served = ImagesFrontend(config, images, none, admission)  # type: ignore[arg-type]
+    served = ImagesFrontend(config, images, none, none, admission)  # type: ignore[arg-type]
     await served.start()
     admission.images = images
     yield admission, free_port

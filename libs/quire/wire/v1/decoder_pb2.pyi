@@ -168,6 +168,70 @@ class DecodeResponse(_message.Message):
 Global___DecodeResponse: _TypeAlias = DecodeResponse  # noqa: Y015
 
 @_typing.final
+class EncodeLatentRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    WEIGHTS_SHA256_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    length: _builtins.int
+    """Bytes of it."""
+    weights_sha256: _builtins.str
+    """Digest of the VAE's weights."""
+    @_builtins.property
+    def source(self) -> _common_pb2.RdmaTarget:
+        """A picture as a file (PNG, JPEG, WebP, AVIF), in the caller's memory."""
+
+    @_builtins.property
+    def target(self) -> _common_pb2.RdmaTarget:
+        """Where to write the record."""
+
+    def __init__(
+        self,
+        *,
+        source: _common_pb2.RdmaTarget | None = ...,
+        length: _builtins.int = ...,
+        weights_sha256: _builtins.str = ...,
+        target: _common_pb2.RdmaTarget | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "source", b"source", "target", b"target", "weights_sha256", b"weights_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncodeLatentRequest: _TypeAlias = EncodeLatentRequest  # noqa: Y015
+
+@_typing.final
+class EncodeLatentResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_BYTES_FIELD_NUMBER: _builtins.int
+    PSNR_DB_FIELD_NUMBER: _builtins.int
+    ERROR_MAX_FIELD_NUMBER: _builtins.int
+    record_bytes: _builtins.int
+    """Bytes written."""
+    psnr_db: _builtins.float
+    """Of the record's image against the picture, dB; infinite where they are equal."""
+    error_max: _builtins.int
+    """The largest difference of a channel's value, of 255."""
+    def __init__(
+        self,
+        *,
+        record_bytes: _builtins.int = ...,
+        psnr_db: _builtins.float = ...,
+        error_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error_max", b"error_max", "psnr_db", b"psnr_db", "record_bytes", b"record_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncodeLatentResponse: _TypeAlias = EncodeLatentResponse  # noqa: Y015
+
+@_typing.final
 class ReadCachedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -45,6 +45,11 @@ class DecoderServiceStub:
                 request_serializer=quire_dot_v1_dot_decoder__pb2.AbandonRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_decoder__pb2.AbandonResponse.FromString,
                 _registered_method=True)
+        self.EncodeLatent = channel.unary_unary(
+                '/quire.v1.DecoderService/EncodeLatent',
+                request_serializer=quire_dot_v1_dot_decoder__pb2.EncodeLatentRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_decoder__pb2.EncodeLatentResponse.FromString,
+                _registered_method=True)
         self.ReadCached = channel.unary_unary(
                 '/quire.v1.DecoderService/ReadCached',
                 request_serializer=quire_dot_v1_dot_decoder__pb2.ReadCachedRequest.SerializeToString,
@@ -70,6 +75,13 @@ class DecoderServiceServicer:
 
     def Abandon(self, request, context):
         """End a `Decode` that is wanted no more; it answers CANCELLED once nothing of it goes on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EncodeLatent(self, request, context):
+        """Make a latent record of a picture, with a VAE's encoder.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,6 +113,11 @@ def add_DecoderServiceServicer_to_server(servicer, server):
                     servicer.Abandon,
                     request_deserializer=quire_dot_v1_dot_decoder__pb2.AbandonRequest.FromString,
                     response_serializer=quire_dot_v1_dot_decoder__pb2.AbandonResponse.SerializeToString,
+            ),
+            'EncodeLatent': grpc.unary_unary_rpc_method_handler(
+                    servicer.EncodeLatent,
+                    request_deserializer=quire_dot_v1_dot_decoder__pb2.EncodeLatentRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_decoder__pb2.EncodeLatentResponse.SerializeToString,
             ),
             'ReadCached': grpc.unary_unary_rpc_method_handler(
                     servicer.ReadCached,
@@ -168,6 +185,33 @@ class DecoderService:
             '/quire.v1.DecoderService/Abandon',
             quire_dot_v1_dot_decoder__pb2.AbandonRequest.SerializeToString,
             quire_dot_v1_dot_decoder__pb2.AbandonResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EncodeLatent(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.DecoderService/EncodeLatent',
+            quire_dot_v1_dot_decoder__pb2.EncodeLatentRequest.SerializeToString,
+            quire_dot_v1_dot_decoder__pb2.EncodeLatentResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class DecoderServiceStub:
     """Write an encoded image into the caller's memory, from a cache or decoded now."""
     Abandon: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.AbandonRequest, _decoder_pb2.AbandonResponse]
     """End a `Decode` that is wanted no more; it answers CANCELLED once nothing of it goes on."""
+    EncodeLatent: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.EncodeLatentRequest, _decoder_pb2.EncodeLatentResponse]
+    """Make a latent record of a picture, with a VAE's encoder."""
     ReadCached: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.ReadCachedRequest, _decoder_pb2.ReadCachedResponse]
     """Write a latent record out of this decoder's cache into another's memory."""
     WriteBack: _grpc.UnaryUnaryMultiCallable[_decoder_pb2.WriteBackRequest, _decoder_pb2.WriteBackResponse]
@@ -51,6 +53,8 @@ class DecoderServiceAsyncStub(DecoderServiceStub):
     """Write an encoded image into the caller's memory, from a cache or decoded now."""
     Abandon: _aio.UnaryUnaryMultiCallable[_decoder_pb2.AbandonRequest, _decoder_pb2.AbandonResponse]  # type: ignore[assignment]
     """End a `Decode` that is wanted no more; it answers CANCELLED once nothing of it goes on."""
+    EncodeLatent: _aio.UnaryUnaryMultiCallable[_decoder_pb2.EncodeLatentRequest, _decoder_pb2.EncodeLatentResponse]  # type: ignore[assignment]
+    """Make a latent record of a picture, with a VAE's encoder."""
     ReadCached: _aio.UnaryUnaryMultiCallable[_decoder_pb2.ReadCachedRequest, _decoder_pb2.ReadCachedResponse]  # type: ignore[assignment]
     """Write a latent record out of this decoder's cache into another's memory."""
     WriteBack: _aio.UnaryUnaryMultiCallable[_decoder_pb2.WriteBackRequest, _decoder_pb2.WriteBackResponse]  # type: ignore[assignment]
@@ -74,6 +78,14 @@ class DecoderServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_decoder_pb2.AbandonResponse, _abc.Awaitable[_decoder_pb2.AbandonResponse]]:
         """End a `Decode` that is wanted no more; it answers CANCELLED once nothing of it goes on."""
+
+    @_abc_1.abstractmethod
+    def EncodeLatent(
+        self,
+        request: _decoder_pb2.EncodeLatentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_decoder_pb2.EncodeLatentResponse, _abc.Awaitable[_decoder_pb2.EncodeLatentResponse]]:
+        """Make a latent record of a picture, with a VAE's encoder."""
 
     @_abc_1.abstractmethod
     def ReadCached(

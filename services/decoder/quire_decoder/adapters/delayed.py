@@ -28,6 +28,9 @@ class DelayedVae:
     def known(self) -> tuple[KnownVae, ...]:
         return self._vae.known
 
+    def encode(self, pixels: Pixels, weights_sha256: str) -> npt.NDArray[np.float32]:
+        return self._vae.encode(pixels, weights_sha256)
+
     def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
         time.sleep(self._delay_s)
         return self._vae.decode(latents, info)

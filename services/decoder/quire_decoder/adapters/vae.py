@@ -121,6 +121,21 @@ class DiffusersVaes:
             torch.cuda.empty_cache()
             raise DeviceFull(f"no memory for {len(latents)} latents of {latent.shape}") from None
 
+    def encode(self, pixels: Pixels, weights_sha256: str) -> npt.NDArray[np.float32]:
+        """Raises `VaeUnknown`, `DeviceFull`."""
+        import torch
+
+        height, width = pixels.shape[:2]
+        info = LatentInfo((1, 1, 1), "float16", Vae("", "", weights_sha256), height, width, Normalisation())
+        loaded = self._load(info)
+        if (needed := height * width * loaded.pixel_bytes) > self._decode_bytes:
+            raise DeviceFull(f"{height} × {width} need some {needed >> 20} MiB, more than QUIRE_DECODER_DECODE_BYTES")
+        with torch.inference_mode():
+            tensor = torch.from_numpy(pixels).to(self._device).permute(2, 0, 1)[None].to(loaded.dtype) / 127.5 - 1
+            encoded = loaded.encode(tensor[:, :, None] if loaded.kind.frames else tensor)
+            latent = (encoded[:, :, 0] if loaded.kind.frames else encoded)[0]
+            return np.asarray(latent.float().cpu().numpy(), dtype=np.float32)
+
     def _decoder(self, loaded: _Loaded, count: int, info: LatentInfo) -> Decode:
         """The whole image at once, or in tiles that overlap and are blended. Raises `DeviceFull` for too many."""
         needed = count * info.height * info.width * loaded.pixel_bytes
@@ -150,8 +165,8 @@ class DiffusersVaes:
         while self._loaded and size + sum(held.size for held in self._loaded.values()) > self._bytes_max:
             self._loaded.popitem(last=False)
         pixel_bytes = int(weights.kind.pixel_values * vae.dtype.itemsize)
-        tiled = _tiled(vae, weights.kind.scale)
-        loaded = _Loaded(self._engine.prepare(vae), tiled, weights.kind, vae.dtype, size, pixel_bytes)
+        tiled, encode = _tiled(vae, weights.kind.scale), _encoding(vae)
+        loaded = _Loaded(self._engine.prepare(vae), tiled, encode, weights.kind, vae.dtype, size, pixel_bytes)
         self._loaded[name] = loaded
         engine = self._engine.name
         logger().info("vae loaded", folder=str(weights.folder), bytes=size, device=str(self._device), engine=engine)
@@ -164,10 +179,21 @@ class _Loaded:
 
     decode: Decode
     tiled: Decode
+    encode: Decode
     kind: VaeKind
     dtype: Any
     size: int
     pixel_bytes: int
+
+
+def _encoding(vae: Any) -> Decode:
+    """A batch of samples to latents: the most likely ones, where the VAE says a distribution."""
+
+    def encode(samples: Any) -> Any:
+        made = vae.encode(samples, return_dict=False)[0]
+        return made.mode() if hasattr(made, "mode") and not hasattr(made, "shape") else made
+
+    return encode
 
 
 def _tiled(vae: Any, scale: int) -> Decode:

@@ -26,7 +26,7 @@ from quire.wire.v1.decoder_pb2_grpc import DecoderServiceStub
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_gateway.config import GatewayConfig
-from quire_gateway.ports import Allocated, Decoded, DeliverPart, ImageRoute, IngestPart, LayerArrived
+from quire_gateway.ports import Allocated, Decoded, DeliverPart, EncodedPicture, ImageRoute, IngestPart, LayerArrived
 from quire_server.clock import Clock
 from quire_server.permits import permit
 
@@ -250,6 +250,19 @@ class GrpcDecoders:
             record=convert.leased_record_to(route.record),
         )
         return await self._ask(route.runner_address, request)
+
+    async def encode(
+        self, address: str, source: RdmaTarget, length: int, weights_sha256: str, target: RdmaTarget
+    ) -> EncodedPicture:
+        request = decoder_pb2.EncodeLatentRequest(
+            source=convert.target_to(source),
+            length=length,
+            weights_sha256=weights_sha256,
+            target=convert.target_to(target),
+        )
+        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
+        answer = await call(stub.EncodeLatent, request, timeout_s=self._timeout_s, again=False)
+        return EncodedPicture(answer.record_bytes, answer.psnr_db, answer.error_max)
 
     async def warm(self, address: str, entry: ImageEntry, source: RdmaTarget, length: int) -> None:
         request = decoder_pb2.WriteBackRequest(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from dataclasses import asdict, replace
 from email.utils import formatdate
 from typing import IO, Final
 
@@ -15,7 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from quire.model.errors import ConditionFailed, DeadlineExceeded, ImageMissing, InvalidRequest
-from quire.model.images import ExpectedImage, ImageEntry
+from quire.model.images import MEDIA_TYPES, ExpectedImage, ImageEntry
 from quire.model.latents import encode_record
 from quire.model.signed_urls import UrlClaim
 from quire.telemetry import names
@@ -38,6 +39,7 @@ from quire_gateway.http.origins import Origins
 from quire_gateway.http.parameters import Parameters, named, without_version
 from quire_gateway.http.problems import REQUEST_ID, Handler, problems
 from quire_gateway.own_memory import OwnMemory
+from quire_gateway.pictures import Encoded, Pictures
 from quire_gateway.requests import HttpRequests, listen, send, traced
 from quire_gateway.vaes import KnownVaes
 
@@ -57,9 +59,12 @@ class ImagesFrontend:
     `GET /healthz`. Does nothing without an address to listen on. Raises `ConfigInvalid` for presets that are none.
     """
 
-    def __init__(self, config: GatewayConfig, images: OwnMemory, vaes: KnownVaes, admission: Admission) -> None:
+    def __init__(
+        self, config: GatewayConfig, images: OwnMemory, pictures: Pictures, vaes: KnownVaes, admission: Admission
+    ) -> None:
         self._config = config
         self._images = images
+        self._pictures = pictures
         self._vaes = vaes
         self._admission = admission
         self._requests = HttpRequests("images")
@@ -127,17 +132,15 @@ class ImagesFrontend:
             return response
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
-        """Body: safetensors, raw values, or a record. What it is stands in the type, the rest in the query."""
+        """Body: safetensors, raw values, a record, a picture. What it is stands in the type, the rest in the query."""
         query = named(request.query.items(), OF_A_PUT)
         durability = durability_of(query.get("durability", "local"))
         async with self._spooled(request) as spool, self._putting:  # a slow client holds no turn
             body, kind = await asyncio.to_thread(spool.read), request.content_type
-            if kind == _RECORD_TYPE:
-                record = body
-            else:
-                values, dtype = values_of(query, body, kind)
-                info = info_of(query, values.shape, dtype)
-                record = await asyncio.to_thread(encode_record, values, info)
+            record, encoded = await self._record_of(body, kind, query)
+            attributes = attributes_of(request.headers, query)
+            if encoded is not None:
+                attributes = replace(attributes, metadata=(*attributes.metadata, encoded.metadata))
             tenant, image_id = request[_PRINCIPAL].tenant, request.match_info["id"]
             expected = await self._expected(request, tenant, image_id)
             entry = await self._images.put_record(
@@ -146,16 +149,29 @@ class ImagesFrontend:
                 record,
                 durability=durability,
                 expected=expected,
-                attributes=attributes_of(request.headers, query),
+                attributes=attributes,
                 allow_unknown_vae=flag(query, "allow_unknown_vae", default=False),
             )
-        answer = {
+        answer: dict[str, object] = {
             "id": entry.image_id,
             "version": entry.version,
             "latent_sha256": entry.latent_sha256.hex(),
             "record_bytes": entry.record_bytes,
         }
+        if encoded is not None:
+            psnr_db = round(encoded.psnr_db, 2) if math.isfinite(encoded.psnr_db) else None
+            answer["fidelity"] = {"psnr_db": psnr_db, "error_max": encoded.error_max}
         return web.json_response(answer, status=201, headers={"ETag": record_etag(entry)})
+
+    async def _record_of(self, body: bytes, kind: str, query: Mapping[str, str]) -> tuple[bytes, Encoded | None]:
+        """The latent record to store, and what a picture lost by becoming one."""
+        if kind == _RECORD_TYPE:
+            return body, None
+        if kind in MEDIA_TYPES.values():
+            encoded = await self._pictures.encode(body, query.get("weights_sha256", ""))
+            return encoded.record, encoded
+        values, dtype = values_of(query, body, kind)
+        return await asyncio.to_thread(encode_record, values, info_of(query, values.shape, dtype)), None
 
     async def _expected(self, request: web.Request, tenant: str, image_id: str) -> ExpectedImage:
         """What a PUT's conditions ask for, of the latent's record: its ETag is that of /v1/latents. The catalogue sees

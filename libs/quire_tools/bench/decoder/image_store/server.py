@@ -76,6 +76,9 @@ class ImageStore(DecoderServiceServicer):
     async def Abandon(self, request: pb.AbandonRequest, context: Any) -> pb.AbandonResponse:
         return pb.AbandonResponse()  # what is fetched is kept
 
+    async def EncodeLatent(self, request: pb.EncodeLatentRequest, context: Any) -> pb.EncodeLatentResponse:
+        raise NotImplementedHere("an image store has no latents")
+
     async def ReadCached(self, request: pb.ReadCachedRequest, context: Any) -> pb.ReadCachedResponse:
         raise NotImplementedHere("an image store decodes nothing for others")
 

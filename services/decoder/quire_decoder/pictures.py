@@ -1,0 +1,66 @@
+"""Pictures to latents, by a VAE's encoder; and what was lost by that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.model.errors import InvalidRequest, VaeUnknown
+from quire.model.latents import LatentInfo, Normalisation, Vae, denormalised, encode_record
+from quire.model.nodes import KnownVae
+from quire_decoder.pipeline import Pipeline
+from quire_decoder.ports import Pixels
+
+ReadPicture = Callable[[bytes, int], Pixels]
+"""A file's pixels, of at most so many; see `adapters.pictures`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedLatent:
+    """A record, and how far its image is from the picture: PSNR in dB, infinite where they are equal, and the largest
+    difference of a channel's value, of 255.
+    """
+
+    record: bytes
+    psnr_db: float
+    error_max: int
+
+
+class Pictures:
+    """`known`: what can be decoded, and so encoded."""
+
+    def __init__(
+        self, pipeline: Pipeline, read_picture: ReadPicture, known: Callable[[], tuple[KnownVae, ...]], pixels_max: int
+    ) -> None:
+        self._pipeline = pipeline
+        self._read = read_picture
+        self._known = known
+        self._pixels_max = pixels_max
+
+    async def encode(self, file: bytes, weights_sha256: str) -> EncodedLatent:
+        """By the VAE with those weights. Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `NotImplementedHere`."""
+        vae = next((each for each in self._known() if each.weights_sha256 == weights_sha256), None)
+        if vae is None:
+            raise VaeUnknown(f"no VAE with weights {weights_sha256[:16]}… is here", field="weights_sha256")
+        picture = await self._pipeline.in_thread(self._read, file, self._pixels_max)
+        height, width = picture.shape[:2]
+        if height % vae.scale or width % vae.scale:
+            message = f"{height} × {width}: {vae.name} takes multiples of {vae.scale}; crop it"
+            raise InvalidRequest(message, field="body")
+        values = await self._pipeline.device.encode(picture, weights_sha256)
+        stored = values.astype(np.float16)
+        about = Vae(vae.name, "", weights_sha256)
+        info = LatentInfo(values.shape, "float16", about, height, width, Normalisation(undone=True))
+        record = await self._pipeline.in_thread(encode_record, stored, info)
+        back, _ = await self._pipeline.device.decode(denormalised(stored, info), info)
+        psnr_db, error_max = await self._pipeline.in_thread(_difference, picture, back)
+        return EncodedLatent(record, psnr_db, error_max)
+
+
+def _difference(one: Pixels, other: Pixels) -> tuple[float, int]:
+    errors = np.abs(one.astype(np.int16) - other)
+    square = float((errors.astype(np.float32) ** 2).mean())
+    return (10 * math.log10(255**2 / square) if square else math.inf), int(errors.max())
