@@ -313,6 +313,9 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
         "storage": ["bench", "images", "--storage", "--size", "64"],
         "s3": ["bench", "s3", "--sizes", "64", "--at-once", "4", "--total-mib", "4"],
         "spillover": ["bench", "images", "--sim", "--part", "spillover", "--trace", str(accesses)],
+        "table": ["bench", "images", "--sim", "--part", "table", "--trace", str(accesses)],
+        "policies": ["bench", "images", "--sim", "--part", "policies", "--trace", str(accesses)],
+        "changing": ["bench", "images", "--sim", "--part", "changing", "--trace", str(accesses)],
     }
 
     def run(name: str) -> None:
@@ -332,7 +335,7 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
 def test_images_live(tmp_path: Path) -> None:
     """The replay through real services, against the store of PNGs."""
     out, picture = tmp_path / "live.json", tmp_path / "live.png"
-    size = ["--requests", "15", "--warmup", "15", "--rate", "20", "--size", "64", "--setups", "ImgStore,LB-Adaptive"]
+    size = ["--requests", "15", "--warmup", "15", "--rate", "20", "--size", "64", "--setups", "ImgStore,all forms"]
     done = quire("bench", "images", "--live", *size, "--json", str(out), "--plot", str(picture), timeout_s=110)
     assert done.returncode == 0, done.stdout + done.stderr
     store, ours = json.loads(out.read_text())["rows"]

@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import days
 
-_SEEDS = int(os.environ.get("QUIRE_SIMULATION_SEEDS", "40"))
+_SEEDS = int(os.environ.get("QUIRE_SIMULATION_SEEDS", "24"))
 _MUTATION_SEEDS = int(os.environ.get("QUIRE_MUTATION_SEEDS", "200"))
 _STEP = 4
 

@@ -25,7 +25,7 @@ from quire.model.errors import (
     Unavailable,
 )
 from quire.model.hashing import Namespace
-from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
+from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering, entry_of_record
 from quire.model.keys import ChunkKeys
 from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae, encode_record
 from quire.model.layout import Dtype, KvLayout
@@ -89,6 +89,7 @@ class World:
     blamed: int = 0
     asked: list[str] = field(default_factory=list)
     owner_fails: list[QuireError] = field(default_factory=list)
+    stored: list[tuple[str, bytes]] = field(default_factory=list)
     passed_over: list[list[str]] = field(default_factory=list)
     rendition: bytes = b""
     builds: dict[str, str] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class World:
         this: Any = self
         return SingleReads(this, self.gateway())
 
-    def own_memory(self) -> OwnMemory:
+    def own_memory(self, kept_bytes: int = 0) -> OwnMemory:
         this: Any = self
         return OwnMemory(
             images=ImageGateway(
@@ -112,6 +113,8 @@ class World:
             memory=RemoteMemory(self.transport),
             vaes=KnownVaes(this),
             reach=AsyncMock(),
+            kept_bytes=kept_bytes,
+            stored=lambda entry, record: self.stored.append((entry.image_id, record)),
         )
 
     # ---- the cluster's members
@@ -378,6 +381,39 @@ async def test_what_the_owner_has_cached_takes_no_route() -> None:
     )
     with pytest.raises(ImageMissing):
         await own.get("t", "none", png)
+
+
+def _record(seed: int = 0) -> bytes:
+    values = np.full((4, 8, 8), seed, dtype=np.float16)
+    return encode_record(values, LatentInfo((4, 8, 8), "float16", Vae("v", "", "ab" * 32), 64, 64))
+
+
+async def test_what_was_just_sent_is_sent_again_while_it_is_so() -> None:
+    """Without a decoder; not once the image was replaced or deleted, nor for one that another gets in another form."""
+    world = World(reads=True, rendition=b"small", builds={"d": "build"})
+    await world.transport.start()
+    await world.peer.start()
+    own, png = world.own_memory(kept_bytes=1000), Rendering("png")
+    await own.put_record("t", "one", _record())
+    assert world.stored == [("one", _record())]
+    first, _ = await own.get("t", "one", png)
+    again, data = await own.get("t", "one", png)
+    assert (again.source, again.etag, data, world.asked) == ("gateway", first.etag, b"small", ["d:1"])
+    unchanged, nothing = await own.get("t", "one", png, lambda _, etag: etag == first.etag)
+    assert (unchanged.length, nothing) == (0, b"")
+    await own.get("t", "one", Rendering("jpeg", 80))
+    assert len(world.asked) == 2, "another form"
+    world.rendition = b"other"
+    await own.put_record("t", "one", _record(1))
+    assert (await own.get("t", "one", png))[1] == b"other"
+    del world.images["one"]
+    with pytest.raises(ImageMissing):
+        await own.get("t", "one", png)
+    world.images["two"] = replace(entry_of_record("two", _record())[0], expires_ms=world.clock.now_ms() + 5000)
+    await own.get("t", "two", png)
+    await world.clock.advance(5)
+    with pytest.raises(ImageMissing):
+        await own.get("t", "two", png)
 
 
 async def test_a_record_in_a_clients_memory_is_named_by_its_own_bytes() -> None:

@@ -80,3 +80,20 @@ def test_every_header_is_read_to_its_end(header: str) -> None:
 def test_verdicts(conditions: Preconditions, verdict: Verdict) -> None:
     """In the order of §13.2.2; whole seconds count, and a date that is none is passed over."""
     assert conditions.of_read(ETAG, MODIFIED_S) is verdict
+
+
+@pytest.mark.parametrize(
+    ("if_range", "allowed"),
+    [
+        ("", True),
+        ('"a"', True),
+        ('W/"a"', False),
+        ('"b"', False),
+        ("Thu, 01 Jan 1970 00:16:40 GMT", True),
+        ("Thu, 01 Jan 1970 00:16:41 GMT", False),
+        ("nonsense", False),
+    ],
+)
+def test_a_part_is_wanted_of_the_same_alone(if_range: str, allowed: bool) -> None:
+    """A weak tag says nothing of bytes (RFC 9110, 13.1.5)."""
+    assert Preconditions.allow_range(if_range, '"a"', 1000.4) is allowed

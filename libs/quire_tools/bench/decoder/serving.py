@@ -359,7 +359,6 @@ def _births(trace: Trace, first: int) -> list[bool]:
     _, earliest = np.unique(trace.objects, return_index=True)
     births = np.zeros(len(trace), dtype=bool)
     births[earliest] = True
-    births[0] = births[0] and first > 0
     listed: list[bool] = births[first:].tolist()
     return listed
 
@@ -384,9 +383,10 @@ def generation(trace: Trace, serving: Serving) -> Served:
     """On-demand generation of the window's first thousand requests: what was seen before comes from a cache. At
     the rate at which the mean is the paper's.
     """
-    part = slice(len(trace) - serving.window, len(trace) - serving.window + _SUBSET)
+    start = max(0, len(trace) - serving.window)
+    part = slice(start, start + _SUBSET)
     subset = replace(trace, times=trace.times[part], objects=trace.objects[part])
-    unbounded = replace(serving, node_bytes=1 << 50, window=_SUBSET, warmup=0, decode_s=GENERATE_S)
+    unbounded = replace(serving, node_bytes=1 << 50, window=len(subset), warmup=0, decode_s=GENERATE_S)
     setup = SetUp(lambda size, _: Images(size), fetch=Fetch(0.0, 0.0))
     found = look_ups(subset, setup, unbounded)
     rated = as_long_as(unbounded, lambda tried: bool(timed(subset, setup, tried, found).seconds.mean() < GENERATED_S))
