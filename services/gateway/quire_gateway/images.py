@@ -91,8 +91,8 @@ class ImageGateway:
             target = memory(entry) if callable(memory) else memory
             if target is not None:
                 cached = await self._cached(tenant, entry, rendering, target)
-                if cached is not None:
-                    return cached
+                if cached is not None:  # without a common build the ETag is known only now
+                    return cached if build or not has(entry, cached.etag) else ImageServed(entry, cached.etag)
             return await self._made(tenant, entry, rendering, target, has)
 
     async def _entry(self, tenant: str, image_id: str) -> ImageEntry:

@@ -16,6 +16,7 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import (
     ChunkMissing,
+    ConditionFailed,
     ImageMissing,
     InvalidRequest,
     NoDecoder,
@@ -376,9 +377,14 @@ async def test_what_the_owner_has_cached_takes_no_route() -> None:
     assert (await own.get("t", "one", png))[1] == b"small"
     world.vaes["e"], world.builds["e"] = (), "another"
     world.asked.clear()
-    assert (await own.get("t", "one", png, lambda _, etag: etag == served.etag))[1] == b"small", (
-        "which build is not known"
-    )
+    nothing_new, nothing = await own.get("t", "one", png, lambda _, etag: etag == served.etag)
+    assert (nothing_new.etag, nothing) == (served.etag, b"")
+
+    def refuses(entry: ImageEntry, etag: str) -> bool:
+        raise ConditionFailed("another version")
+
+    with pytest.raises(ConditionFailed):
+        await own.get("t", "one", png, refuses)
     with pytest.raises(ImageMissing):
         await own.get("t", "none", png)
 
