@@ -190,6 +190,8 @@ async def test_what_is_cached_takes_no_decoding(scene: Scene) -> None:
             await asyncio.sleep(0.01)
     other = await scene.home.serve_cached(entry, Rendering("jpeg", width=9))
     assert other is not None and other.source == "image"
+    made = await scene.home._make(entry, LeasedRecord(), {}, "")
+    assert isinstance(made, bytes), "a decode that begins when the image has just been kept is none"
     lossless = await scene.home.serve_cached(entry, PNG)
     assert lossless is not None and _pixels(lossless.image).shape == (16, 16, 3)
     stats = scene.home.stats
