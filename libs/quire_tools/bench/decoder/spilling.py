@@ -26,7 +26,7 @@ from quire_tools.bench.report import Report, Row
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
 
-DECODE_MS: Final = 31.0
+DECODE_MS: Final = 120.0
 _THETA: Final = 1
 _NEVER: Final = 1_000_000
 _BUSY: Final = 0.8
