@@ -73,7 +73,7 @@ SECONDS ?= 300
 SEED ?= $(shell date +%s)
 chaos: $(STAMP)         ## faults at random under load: make chaos SECONDS=300 SEED=1 (as root also networks that are cut)
 	QUIRE_CHAOS_SECONDS=$(SECONDS) QUIRE_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest -s tests/chaos/test_chaos.py
-	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 tests/e2e/test_graceful.py tests/unit/decoder/test_engines.py
+	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 tests/e2e/test_graceful.py tests/e2e/test_cli.py tests/unit/decoder/test_engines.py
 
 SEEDS ?= 2000
 STATES ?= 200000

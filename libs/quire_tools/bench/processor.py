@@ -27,10 +27,11 @@ class ProcessorTime:
         seconds = {"client": time.process_time()}
         for name in self._cluster.names:
             kind = name.rpartition("-")[0] if name[-1].isdigit() else name
-            seconds[kind] = seconds.get(kind, 0.0) + _of(self._cluster.pid(name))
+            seconds[kind] = seconds.get(kind, 0.0) + seconds_of(self._cluster.pid(name))
         return seconds
 
 
-def _of(pid: int) -> float:
+def seconds_of(pid: int) -> float:
+    """Processor seconds that a process has used, its threads included (Linux's /proc)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * _TICK_S

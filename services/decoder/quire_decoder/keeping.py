@@ -1,4 +1,4 @@
-"""Lossless images that are made to be kept: after the answer, unless it is what was asked for."""
+"""Lossless images for the cache. They are encoded after the answer, unless the answer is the lossless image."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire_decoder.pipeline import LOSSLESS, Pipeline
 from quire_decoder.ports import Pixels
 
 _LATER_S: Final = 0.05
-"""So much later, unless somebody waits for it: what was asked for is encoded first."""
+"""An image to keep is encoded this long after its decode, or as soon as a request waits for it: answers go first."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,10 @@ class _Making:
 
 
 class Keeping:
-    """Their pixels answer requests meanwhile. `keep`: takes an image for the cache of the decoder at an address."""
+    """Images that are being encoded for a cache; their pixels answer requests meanwhile.
+
+    `keep`: puts an image into the cache of the decoder at an address.
+    """
 
     def __init__(self, pipeline: Pipeline, keep: Callable[[ImageEntry, bytes, str], Awaitable[None]]) -> None:
         self._pipeline = pipeline
@@ -34,7 +37,7 @@ class Keeping:
         self._making: dict[bytes, _Making] = {}
 
     def begin(self, entry: ImageEntry, pixels: Pixels, owner_address: str, tenant: str) -> None:
-        """An image was decoded that a cache wants. One that fails, or that encoders have no time for, is not kept."""
+        """Encode an image that a cache wants. One that fails, or that the encoders have no time for, is not kept."""
         key = entry.record_sha256
         if key in self._making:
             return
@@ -48,7 +51,7 @@ class Keeping:
         return making.pixels if making is not None else None
 
     async def image(self, entry: ImageEntry) -> bytes | None:
-        """One that is being made, at once; None if it is not, or does not become any."""
+        """The image, if it is being encoded: without further delay. None if it is not, or if encoding fails."""
         making = self._making.get(entry.record_sha256)
         if making is None or making.task is None:
             return None

@@ -137,8 +137,9 @@ class Decoder:
     ) -> Served:
         """An image, encoded as asked. `owner_address`: of the decoder whose cache it belongs to, if not this one's.
 
-        `leased`: its record, should no cache have it. `tenant`: who asks; tenants take turns. A request that is
-        cancelled takes nothing more of the device and of the encoder, unless others wait for the same.
+        `leased`: where its record can be fetched from, if no cache has it. `tenant`: the caller's; the device and the
+        encoders serve tenants in turn. A cancelled request releases the device and the encoder, unless other requests
+        wait for the same image.
 
         Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `ChunkMissing`, `CorruptData`.
         """

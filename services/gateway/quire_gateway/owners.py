@@ -13,7 +13,7 @@ _FAILED_S: Final = 3.0
 
 
 class ImageOwners:
-    """Of the decoders that are alive; one that did not answer is passed over for a moment."""
+    """Owners among the live decoders. A decoder that did not answer is passed over for three seconds."""
 
     def __init__(self, picture: Picture, clock: Clock) -> None:
         self._picture = picture
@@ -22,24 +22,24 @@ class ImageOwners:
 
     @property
     def build(self) -> str:
-        """Of all decoders; "" if there is none, or if they differ: then it takes a route to know."""
+        """The build that all decoders have; "" if there is none, or if they differ. The route then says which."""
         builds = {about.build for _, about in self._decoders()}
         return builds.pop() if len(builds) == 1 else ""
 
     @property
     def failing(self) -> tuple[str, ...]:
-        """Those that have just not answered."""
+        """Names of decoders that are passed over."""
         now_s = self._clock.monotonic_s()
         return tuple(name for name, until_s in self._failed.items() if until_s > now_s)
 
     def owner(self, record_sha256: bytes) -> Node | None:
-        """The one with the strongest claim on that record."""
+        """The decoder with the highest rendezvous hash for that record."""
         failing = self.failing
         usable = [node for node, _ in self._decoders() if node.node_id not in failing]
         return rendezvous(record_sha256, usable)[0] if usable else None
 
     def with_vae(self, weights_sha256: str, name: bytes) -> Node | None:
-        """Of those that have a VAE, the one with the strongest claim on a name."""
+        """Among the decoders that have a VAE, the one with the highest rendezvous hash for a name."""
         failing = self.failing
         usable = [
             node

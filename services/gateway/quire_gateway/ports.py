@@ -213,8 +213,9 @@ class Decoders(Protocol):
     async def cached(
         self, tenant: str, address: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget
     ) -> Decoded:
-        """What the decoder's cache has, if it need not be decoded, written into `target`; else of length 0. The request
-        counts there, whoever decodes the image then. Cancelled, it ends as `decode` does.
+        """Write the image into `target` if the decoder's cache can answer without a decode; the length is 0 if not.
+
+        The cache counts the request in both cases. Cancellation is as in `decode`.
         """
 
     async def encode(

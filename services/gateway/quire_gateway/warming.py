@@ -1,4 +1,4 @@
-"""New images in the cache of the decoder that they belong to: they are asked for soon after they were made."""
+"""New records are sent to their owner's cache: an image is requested soon after it was made."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _TASKS_MAX: Final = 16
 
 
 class Warming:
-    """Afterwards, and only if there is time for it: an image that is not warm is fetched when it is asked for.
+    """Sends records after the PUT was answered, at most sixteen at a time; the rest are fetched on request.
 
-    `lend`: memory with a copy of some bytes, a context manager that yields its `RdmaTarget`.
+    `lend`: a context manager that copies bytes into registered memory and yields its `RdmaTarget`.
     """
 
     def __init__(self, owners: ImageOwners, decoders: Decoders, lend: Callable[[bytes], Any]) -> None:
@@ -29,7 +29,7 @@ class Warming:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def stored(self, entry: ImageEntry, record: bytes) -> None:
-        """Its record was stored."""
+        """Send a record that was just stored."""
         if len(self._tasks) >= _TASKS_MAX:
             return
         task = asyncio.create_task(self._warm(entry, record), context=background())

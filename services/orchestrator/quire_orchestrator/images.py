@@ -120,7 +120,7 @@ class ImageDesk:
             entry = await self._catalogue.get(tenant, image_id)
             if entry is not None and entry.is_over(self._clock.now_ms()):
                 gone = await self._catalogue.delete(tenant, image_id, entry)
-                if gone is not None:  # nobody was faster, and it was not put again
+                if gone is not None:  # it is as it was read: not deleted or replaced meanwhile
                     await self._release(gone)
         for record in await self._catalogue.unused(_SWEEP_MAX):
             await self._remove(record)

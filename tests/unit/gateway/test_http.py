@@ -42,11 +42,16 @@ class _Images:
 
     def __init__(self) -> None:
         self.reading, self.told, self.read = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.cut = False
 
     async def get_record(self, tenant: str, image_id: str) -> tuple[ImageEntry, bytes]:
         if image_id == "slow":
             self.reading.set()
-            await self.told.wait()
+            try:
+                await self.told.wait()
+            except asyncio.CancelledError:
+                self.cut = True
+                raise
             self.read.set()
         if image_id == "gone":
             raise ChunkMissing("gone")
@@ -201,5 +206,6 @@ async def test_a_record_is_read_to_its_end_where_the_client_hangs_up(frontend: t
         for _ in range(50):
             await asyncio.sleep(0)
         await asyncio.sleep(0.05)  # the gateway sees it
+        assert not admission.images.cut, "its reading was cancelled"
         admission.images.told.set()
         await admission.images.read.wait()

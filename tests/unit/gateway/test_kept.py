@@ -71,7 +71,7 @@ class _Cluster:
 
 
 async def test_new_images_are_told_to_their_decoder_afterwards() -> None:
-    """A few at a time; one that fails costs nobody anything; what a decoder reads stays lent meanwhile."""
+    """Sixteen at a time. A failure is logged and nothing else; the memory stays lent until the decoder has read it."""
     cluster: Any = _Cluster()
     owners = ImageOwners(cluster, FakeClock())
     warming = Warming(owners, cluster, cluster.lend)

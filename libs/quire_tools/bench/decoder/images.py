@@ -183,7 +183,10 @@ def command(
     sim: Annotated[bool, typer.Option("--sim", help="the decoder's cache over a long trace; if nothing else")] = False,
     part: Annotated[
         str,
-        typer.Option(help="of --sim: table, policies, changing, spillover, trace, alphas, sensitivity, sizes or all"),
+        typer.Option(
+            help="of --sim: table, policies, changing, spillover, trace, alphas, sensitivity, sizes or all; "
+            "of --live: spillover or all"
+        ),
     ] = "all",
     trace: Annotated[
         Path | None, typer.Option(help="CSV: time_s, object_id, optionally image_bytes, latent_bytes")
@@ -192,6 +195,7 @@ def command(
     seed: int = 1,
     cache_share: Annotated[float, typer.Option(help="of the working set: --live, alphas, sensitivity")] = 0.0,
     requests: Annotated[int, typer.Option(help="of --live and --public, counted ones")] = 600,
+    seconds: Annotated[float, typer.Option(help="of --public, for each rate")] = 4.0,
     warmup: Annotated[int, typer.Option(help="requests of --live before these")] = 2000,
     rate: Annotated[float, typer.Option(help="requests per second of --live")] = 8.0,
     size: Annotated[int, typer.Option(help="pixels of a side, --live and --storage")] = 128,
@@ -204,7 +208,15 @@ def command(
         raise InvalidRequest(f"{part!r}; there are {', '.join(_PARTS)}, all", field="part")
     if not 0 <= cache_share <= 1:
         raise InvalidRequest(f"{cache_share} is not within 0 and 1", field="cache_share")
-    if min(requests, size) < 1 or images < 0 or warmup < 0 or not 0 < rate < 1e6 or size % 8 or size > 1024:
+    if (
+        min(requests, size) < 1
+        or images < 0
+        or warmup < 0
+        or not 0 < rate < 1e6
+        or size % 8
+        or size > 1024
+        or seconds <= 0
+    ):
         raise InvalidRequest(f"{requests} requests, {warmup} before, {rate} per second, size {size}", field="requests")
     if storage:
         from quire_tools.bench.decoder import fidelity
@@ -214,22 +226,20 @@ def command(
     if public:
         from quire_tools.bench.decoder import public as site
 
-        site.run(requests, 6, 4.0).show(json_file, plot)
+        site.run(requests, 6, seconds).show(json_file, plot)
     if live:
-        from quire_tools.bench.decoder import live as replay
-
         accesses = read_trace(trace) if trace is not None else generate(3000, seed)
         if part == "spillover":
             from quire_tools.bench.decoder import spilling
 
             spilling.run(accesses, requests, seed).show(json_file, plot)
-            return
-        chosen = tuple(setups.split(",")) if setups else tuple(replay.SETUPS)
-        if unknown := set(chosen) - set(replay.SETUPS):
-            raise InvalidRequest(f"{', '.join(unknown)}; there are {', '.join(replay.SETUPS)}", field="setups")
-        settings = replay.LiveSettings(requests, warmup, rate, cache_share or 0.1, size, seed=seed, setups=chosen)
-        report = replay.run(accesses, settings)
-        report.show(json_file, plot, draw=lambda path: figures.live(report, path))
+        else:
+            from quire_tools.bench.decoder import live as replay
+
+            chosen = tuple(setups.split(",")) if setups else ()
+            settings = replay.LiveSettings(requests, warmup, rate, cache_share or 0.1, size, seed=seed, setups=chosen)
+            report = replay.run(accesses, settings)
+            report.show(json_file, plot, draw=lambda path: figures.live(report, path))
     if sim or not (live or storage or public):
         wanted = _PARTS if part == "all" else (part,)
         for parts, count in ((_SERVING, IMAGES), (_CACHE, _IMAGES)):

@@ -18,6 +18,7 @@ import numpy as np
 from rich.progress import Progress
 
 from quire.client import ImageClient, QuireClient
+from quire.model.errors import InvalidRequest
 from quire_tools.bench.decoder.image_store.server import put_png
 from quire_tools.bench.decoder.trace import Trace
 from quire_tools.bench.report import Report, Row
@@ -39,7 +40,7 @@ SETUPS: Final[dict[str, dict[str, str]]] = {
 class LiveSettings:
     """`warmup` requests come sixteen at a time and are not counted, then `rate` per second, with exponential gaps.
 
-    `size` of the images in pixels.
+    `size` of the images in pixels. `setups`: the first is the baseline; all of them if empty.
     """
 
     requests: int = 600
@@ -48,7 +49,7 @@ class LiveSettings:
     cache_share: float = 0.10
     size: int = 128
     seed: int = 1
-    setups: tuple[str, ...] = tuple(SETUPS)
+    setups: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -67,8 +68,11 @@ class Outcome:
 
 
 def run(trace: Trace, settings: LiveSettings, show_progress: bool = True) -> Report:
-    """Store, then replay, set-up by set-up."""
-    report = Report("images --live", {"name": f"{settings.setups[0]}, same run", "unit": "mean latency, ms"}, tall=True)
+    """Store, then replay, set-up by set-up. Raises `InvalidRequest` for a set-up that there is not."""
+    setups = settings.setups or tuple(SETUPS)
+    if unknown := set(setups) - set(SETUPS):
+        raise InvalidRequest(f"{', '.join(unknown)}; there are {', '.join(SETUPS)}", field="setups")
+    report = Report("images --live", {"name": f"{setups[0]}, same run", "unit": "mean latency, ms"}, tall=True)
     start = max(0, len(trace) // 2 - settings.warmup - settings.requests)
     order = trace.objects[start : start + settings.warmup + settings.requests]
     names = {int(key): f"i{at}" for at, key in enumerate(dict.fromkeys(order.tolist()))}
@@ -80,7 +84,7 @@ def run(trace: Trace, settings: LiveSettings, show_progress: bool = True) -> Rep
             bytes_of = asyncio.run(_store(cluster, list(names.values()), settings.size))
         progress.update(stored, total=1, completed=1)
         capacity = max(1, int(settings.cache_share * sum(png for png, _ in bytes_of)))
-        for name, changes in ((each, SETUPS[each]) for each in settings.setups):
+        for name, changes in ((each, SETUPS[each]) for each in setups):
             task = progress.add_task(name, total=len(requests))
             common = {
                 "CACHE_BYTES": str(capacity),
@@ -94,8 +98,7 @@ def run(trace: Trace, settings: LiveSettings, show_progress: bool = True) -> Rep
                 outcomes[name] = asyncio.run(
                     _replay(cluster.gateway_address, wanted, settings, lambda task=task: progress.advance(task))
                 )
-    first = settings.setups[0]
-    base = _mean_ms(outcomes[first])
+    base = _mean_ms(outcomes[setups[0]])
     for name, outcome in outcomes.items():
         report.rows.append(Row({"set-up": name}, _figures(outcome), base, base / _mean_ms(outcome)))
     pngs, latents = (np.array(each, dtype=float) for each in zip(*bytes_of, strict=True))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import shutil
 import socket
 import statistics
@@ -26,6 +25,7 @@ from rich.progress import Progress
 
 from quire.client import ImageClient, QuireClient
 from quire.model.errors import NodeUnavailable
+from quire_tools.bench.processor import seconds_of
 from quire_tools.bench.report import Report, Row
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
@@ -209,15 +209,6 @@ async def _rate(seconds: float, services: list[int], ask: Callable[[], Awaitable
             await ask()
             count += 1
 
-    started, before_s = time.perf_counter(), _cpu_s(services)
+    started, before_s = time.perf_counter(), sum(map(seconds_of, services))
     await asyncio.gather(*(client() for _ in range(_CLIENTS)))
-    return count / (time.perf_counter() - started), (_cpu_s(services) - before_s) / count
-
-
-def _cpu_s(services: list[int]) -> float:
-    """Seconds that processes have run, by Linux's /proc; their threads count."""
-    ticks = 0
-    for pid in services:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return count / (time.perf_counter() - started), (sum(map(seconds_of, services)) - before_s) / count

@@ -260,7 +260,7 @@ class GrpcDecoders:
             weights_sha256=weights_sha256,
             target=convert.target_to(target),
         )
-        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
+        stub = self._stub(address)
         answer = await call(stub.EncodeLatent, request, timeout_s=self._timeout_s, again=False)
         return EncodedPicture(answer.record_bytes, answer.psnr_db, answer.error_max)
 
@@ -268,11 +268,13 @@ class GrpcDecoders:
         request = decoder_pb2.WriteBackRequest(
             entry=convert.image_to(entry), record=convert.target_to(source), record_length=length, stored=True
         )
-        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
-        await call(stub.WriteBack, request, timeout_s=_WARM_TIMEOUT_S, again=False)
+        await call(self._stub(address).WriteBack, request, timeout_s=_WARM_TIMEOUT_S, again=False)
+
+    def _stub(self, address: str) -> DecoderServiceStub:
+        return DecoderServiceStub(self._channels.get(address))
 
     async def _ask(self, address: str, request: decoder_pb2.DecodeRequest) -> Decoded:
-        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
+        stub = self._stub(address)
         calling = asyncio.ensure_future(call(stub.Decode, request, timeout_s=self._timeout_s, again=False))
         try:
             answer = await asyncio.shield(calling)

@@ -84,7 +84,7 @@ class ImageRouter:
         return Route(ticket, runner, owner, joined)
 
     def failed(self, node_ids: Iterable[str], now_s: float) -> None:
-        """Decoders that did not answer somebody else."""
+        """Decoders that did not answer a gateway: they are passed over for a while."""
         for name in node_ids:
             self._failed[name] = max(self._failed.get(name, 0.0), now_s + self._failed_s)
 
