@@ -351,7 +351,9 @@ _LONG = pytest.mark.skipif(not os.environ.get("QUIRE_TEST_LONG"), reason="cluste
 def test_images_public(tmp_path: Path) -> None:
     """Latencies and rates of small images over HTTP, for each way of answering."""
     out = tmp_path / "public.json"
-    done = quire(*"bench images --public --requests 10 --seconds 0.5 --json".split(), str(out), timeout_s=110)
+    done = quire(
+        *["bench", "images", "--public", "--requests", "10", "--seconds", "0.5", "--json"], str(out), timeout_s=110
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads(out.read_text())["rows"]
     assert rows and all(row["measured"] for row in rows)
@@ -361,7 +363,7 @@ def test_images_public(tmp_path: Path) -> None:
 def test_images_spillover_live(tmp_path: Path) -> None:
     """Two decoders of injected decode time: a busy one's images are decoded by the other."""
     out = tmp_path / "spillover.json"
-    command = "bench images --live --part spillover --requests 60 --json".split()
+    command = ["bench", "images", "--live", "--part", "spillover", "--requests", "60", "--json"]
     done = quire(*command, str(out), timeout_s=110)
     assert done.returncode == 0, done.stdout + done.stderr
     alone, spilling = json.loads(out.read_text())["rows"][:2]

@@ -228,7 +228,7 @@ def command(
 
         site.run(requests, 6, seconds).show(json_file, plot)
     if live:
-        accesses = read_trace(trace) if trace is not None else generate(3000, seed)
+        accesses = _accesses(trace, 3000, seed)
         if part == "spillover":
             from quire_tools.bench.decoder import spilling
 
@@ -244,9 +244,12 @@ def command(
         wanted = _PARTS if part == "all" else (part,)
         for parts, count in ((_SERVING, IMAGES), (_CACHE, _IMAGES)):
             if chosen_parts := [each for each in wanted if each in parts]:
-                accesses = read_trace(trace) if trace is not None else generate(images or count, seed)
-                files = (json_file, plot)
+                accesses, files = _accesses(trace, images or count, seed), (json_file, plot)
                 _simulated(accesses, chosen_parts, cache_share or 0.01, seed, files, alone=part != "all")
+
+
+def _accesses(trace: Path | None, images: int, seed: int) -> Trace:
+    return read_trace(trace) if trace is not None else generate(images, seed)
 
 
 def _simulated(

@@ -271,7 +271,8 @@ class GrpcDecoders:
         await call(self._stub(address).WriteBack, request, timeout_s=_WARM_TIMEOUT_S, again=False)
 
     def _stub(self, address: str) -> DecoderServiceStub:
-        return DecoderServiceStub(self._channels.get(address))
+        stub: DecoderServiceStub = DecoderServiceStub(self._channels.get(address))
+        return stub
 
     async def _ask(self, address: str, request: decoder_pb2.DecodeRequest) -> Decoded:
         stub = self._stub(address)
