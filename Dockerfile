@@ -17,7 +17,7 @@ RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c con
 FROM builder AS decoder-builder
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt \
-    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} '.[decoder]'
+    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} '.[decoder,provenance]'
 
 FROM ${PYTHON} AS base
 RUN apt-get update && apt-get install -y --no-install-recommends libucx0 ibverbs-providers && rm -rf /var/lib/apt/lists/* \

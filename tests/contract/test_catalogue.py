@@ -13,6 +13,7 @@ import redis.asyncio as redis
 from quire.model.errors import ConditionFailed, ImageMissing
 from quire.model.images import ExpectedImage, ImageEntry
 from quire.model.keys import ChunkKeys
+from quire.model.provenance import GENERATED
 from quire.testing.clock import FakeClock
 from quire_orchestrator.core.routing import ImageRouter
 from quire_orchestrator.images import ImageDesk
@@ -136,12 +137,14 @@ async def test_images_go_when_their_time_is_up(redis_client: redis.Redis) -> Non
 
     desk = ImageDesk(catalogue=images, router=ImageRouter(4, 60.0), decoders=list, evict=evict, clock=clock)
     brief, again, kept = (
-        replace(_entry(name), metadata=(("z", "1"), ("a", "é"))) for name in ("brief", "again", "kept")
+        replace(_entry(name), metadata=(("z", "1"), ("a", "é")), provenance=GENERATED)
+        for name in ("brief", "again", "kept")
     )
     await desk.put("t", brief, ExpectedImage(), 5_000)
     await desk.put("t", again, ExpectedImage(), 5_000)
     await desk.put("", kept, ExpectedImage())
-    assert (await desk.head("t", "brief")).metadata == (("a", "é"), ("z", "1"))
+    seen = await desk.head("t", "brief")
+    assert (seen.metadata, seen.provenance) == ((("a", "é"), ("z", "1")), GENERATED)
     await clock.advance(5)
     await desk.put("t", again, ExpectedImage(), 5_000)
     with pytest.raises(ImageMissing):
@@ -157,6 +160,7 @@ async def test_images_go_when_their_time_is_up(redis_client: redis.Redis) -> Non
     assert await desk.head("t", "again") and await desk.head("", "kept")
     stored: Any = await redis_client.hget("quire:{images}:entries", "kept")
     raw = cbor2.loads(stored)
-    await redis_client.hset("quire:{images}:entries", "kept", cbor2.dumps(raw[:7]))
-    old = await images.get("", "kept")
-    assert old is not None and (old.record_sha256, old.expires_ms, old.metadata) == (kept.record_sha256, 0, ())
+    for fields, metadata in ((7, ()), (9, (("a", "é"), ("z", "1")))):
+        await redis_client.hset("quire:{images}:entries", "kept", cbor2.dumps(raw[:fields]))
+        old = await images.get("", "kept")
+        assert old == replace(kept, created_ms=raw[6], metadata=metadata, provenance="")

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Iterator
+from itertools import product
 from pathlib import Path
 
 import aiohttp
+import c2pa
 import imagecodecs
 import numpy as np
 import pytest
 
+from quire.model.images import MEDIA_TYPES
 from quire.model.latents import LatentInfo, Vae, encode_record
 from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import pictures
+from tests.signers import make_signer
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[LocalCluster]:
-    settings = {"QUIRE_DECODER_MODELS": str(vae)}
+    certificates, key = make_signer(tmp_path_factory.mktemp("signer"))
+    settings = {
+        "QUIRE_DECODER_MODELS": str(vae),
+        "QUIRE_DECODER_PROVENANCE_CERTIFICATES": str(certificates),
+        "QUIRE_DECODER_PROVENANCE_KEY": str(key),
+    }
     with LocalCluster(tmp_path_factory.mktemp("caches"), arena_bytes=64 << 20, settings=settings) as running:
         yield running
 
@@ -141,3 +151,32 @@ async def test_pictures_are_put_and_say_what_they_lost(http: aiohttp.ClientSessi
     for body, query, status in wrong:
         async with http.put(path, params=query, data=body, headers={"Content-Type": "image/png"}) as answer:
             assert answer.status == status, await answer.text()
+
+
+async def test_provenance_is_in_every_image(http: aiohttp.ClientSession, vae: Path) -> None:
+    """Made, from the decoder's cache, and from the gateway: signed; with a tag that says that its bytes change."""
+    record, path = _record(vae, 92), "/v1/images/signed"
+    said = {"Content-Type": "application/x-quire-latent", "X-Quire-Provenance": "generated"}
+    async with http.put(path, data=record, headers=said) as answer:
+        version = (await answer.json())["version"]
+        assert (answer.status, answer.headers["ETag"].startswith("W/")) == (201, False)
+    for form, query in product(MEDIA_TYPES, ({}, {"width": "32"}, {"v": version})):
+        for _ in range(2):
+            async with http.get(path, params={"format": form} | query) as answer:
+                body, etag = await answer.read(), answer.headers["ETag"]
+            assert (etag[:2], answer.headers["Accept-Ranges"]) == ("W/", "none")
+            with c2pa.Reader(MEDIA_TYPES[form], io.BytesIO(body)) as reader:
+                assert reader.get_validation_state() == "Valid" and "trainedAlgorithmicMedia" in reader.json()
+    async with http.get(path, params={"format": form} | query, headers={"If-None-Match": etag}) as answer:
+        assert answer.status == 304
+    wanted = {"Range": "bytes=0-9", "If-Range": etag}
+    async with http.get(path, params={"format": form} | query, headers=wanted) as answer:
+        assert (answer.status, len(await answer.read())) == (200, len(body))
+    async with http.put(path, data=record, headers=said | {"X-Quire-Provenance": "{}"}) as answer:
+        assert answer.status == 400 and "assertions" in (await answer.json())["detail"]
+    async with http.put(path, data=record, headers={"Content-Type": "application/x-quire-latent"}) as answer:
+        assert (await answer.json())["version"] != version
+    async with http.get(path, params={"format": "png"}) as answer:
+        plain = await answer.read()
+    with pytest.raises(c2pa.C2paError):
+        c2pa.Reader("image/png", io.BytesIO(plain))

@@ -106,6 +106,7 @@ class ImageClient:
                 allow_unknown_vae=allow_unknown_vae,
                 ttl_ms=attributes.ttl_ms,
                 metadata=dict(attributes.metadata),
+                provenance=attributes.provenance,
             )
             answer = await self._once(self._client.gateway.PutLatent, request)
         return self._remember(convert.image_from(answer.entry))

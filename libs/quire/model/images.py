@@ -15,6 +15,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.latents import LatentInfo, RecordInvalid, Values, decode_record
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.nodes import NodeAddress
+from quire.model.provenance import checked_provenance
 
 _ID_BYTES_MAX: Final = 512
 _UNIT_BYTES: Final = 4096
@@ -32,6 +33,8 @@ _METADATA_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _QUALITY: Final = {"jpeg": 90, "avif": 90}
 """Of formats that are not lossless here."""
 PIXELS_MAX: Final = 1 << 26
+_MANIFEST_BYTES_MAX: Final = 64 << 10
+"""Of a signed manifest: its certificates, and what it says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class ImageEntry:
 
     `latent_sha256` is of the values, `weights_sha256` of the VAE that they belong to, empty for unknown. `created_ms`,
     `expires_ms`: since the Unix epoch; 0 for never. `metadata`: what its owner says of it, by name.
+    `provenance`: what a signed manifest says in every image that is served of it (`quire.model.provenance`).
     """
 
     image_id: str
@@ -52,6 +56,7 @@ class ImageEntry:
     created_ms: int = 0
     expires_ms: int = 0
     metadata: tuple[tuple[str, str], ...] = ()
+    provenance: str = ""
 
     def __post_init__(self) -> None:
         check_image_id(self.image_id)
@@ -68,8 +73,10 @@ class ImageEntry:
 
     @property
     def version(self) -> str:
-        """Names what the image is made of: another record has another one."""
-        return self.record_sha256.hex()[:16]
+        """Names what is served: another record has another one, and another provenance."""
+        if not self.provenance:
+            return self.record_sha256.hex()[:16]
+        return hashlib.sha256(self.record_sha256 + self.provenance.encode()).hexdigest()[:16]
 
     def is_over(self, now_ms: int) -> bool:
         """Whether its time is up."""
@@ -92,11 +99,13 @@ class ExpectedImage:
 @dataclass(frozen=True, slots=True)
 class ImageAttributes:
     """What is said of an image when it is put: for how long it stays, 0 for ever, and metadata: names of small letters,
-    digits and hyphens with printable values, 2 KiB in all. Raises `InvalidRequest`.
+    digits and hyphens with printable values, 2 KiB in all; provenance as in `checked_provenance`. Raises
+    `InvalidRequest`.
     """
 
     ttl_ms: int = 0
     metadata: tuple[tuple[str, str], ...] = ()
+    provenance: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.ttl_ms <= TTL_MS_MAX:
@@ -104,6 +113,7 @@ class ImageAttributes:
         for name, value in self.metadata:
             if not _METADATA_NAME.fullmatch(name) or not value.isprintable():
                 raise InvalidRequest(f"{name[:80]!r}: small letters, digits, hyphens; printable", field="metadata")
+        object.__setattr__(self, "provenance", checked_provenance(self.provenance))
         size = sum(len(name) + len(value.encode()) for name, value in self.metadata)
         if size > _METADATA_BYTES_MAX or len(dict(self.metadata)) < len(self.metadata):
             raise InvalidRequest(f"{size} bytes, {_METADATA_BYTES_MAX} at most; each name once", field="metadata")
@@ -210,12 +220,18 @@ class Rendering:
     def bytes_max(self, entry: ImageEntry) -> int:
         """What no encoding of it exceeds: the pixels, and room for headers and incompressible rows."""
         height, width = self.size(entry)
-        return (6 if self.format == "avif" else 4) * height * width + (64 << 10)
+        manifest = _MANIFEST_BYTES_MAX if entry.provenance else 0
+        return (6 if self.format == "avif" else 4) * height * width + (64 << 10) + manifest
 
     def etag(self, entry: ImageEntry, decoder_build: str) -> str:
-        """Strong: the record (values, VAE, rules), what decoded it, and how it was encoded. The same bytes have one."""
-        parts = (entry.record_sha256.hex(), decoder_build, *self._encoding(entry))
-        return f'"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
+        """The record (values, VAE, rules), what decoded it, and how it was encoded. The same bytes have one.
+
+        Strong; but weak with provenance: bytes of a signature differ each time.
+        """
+        said = (entry.provenance,) if entry.provenance else ()
+        parts = (entry.record_sha256.hex(), decoder_build, *self._encoding(entry), *said)
+        weak = "W/" if entry.provenance else ""
+        return f'{weak}"{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"'
 
     def variant(self, entry: ImageEntry) -> str:
         """Names the rendition among those of its image; "" for the lossless image as decoders keep it."""

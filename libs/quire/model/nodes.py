@@ -66,12 +66,13 @@ class KnownVae:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderInfo:
-    """A decoder. Images of one `build` are equal."""
+    """A decoder. Images of one `build` are equal. `signer`: names the certificate that it signs provenance with."""
 
     build: str = ""
     capacity_bytes: int = 0
     used_bytes: int = 0
     vaes: tuple[KnownVae, ...] = ()
+    signer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,6 +246,7 @@ def node_to(node: Node) -> pb.Node:
             made.decoder.build = decoder.build
             made.decoder.capacity_bytes = decoder.capacity_bytes
             made.decoder.used_bytes = decoder.used_bytes
+            made.decoder.signer = decoder.signer
             made.decoder.vaes.extend(pb.KnownVae(**asdict(each)) for each in decoder.vaes)
         case GatewayInfo():
             made.gateway.SetInParent()
@@ -274,6 +275,7 @@ def _info_from(message: pb.Node) -> Info:
                 capacity_bytes=decoder.capacity_bytes,
                 used_bytes=decoder.used_bytes,
                 vaes=tuple(map(_vae_from, decoder.vaes)),
+                signer=decoder.signer,
             )
         case "gateway":
             return GatewayInfo()
@@ -403,6 +405,7 @@ def image_from(message: images_pb2.ImageEntry) -> ImageEntry:
         message.created_ms,
         message.expires_ms,
         tuple(sorted(message.metadata.items())),
+        message.provenance,
     )
 
 
@@ -418,6 +421,7 @@ def image_to(entry: ImageEntry) -> images_pb2.ImageEntry:
         created_ms=entry.created_ms,
         expires_ms=entry.expires_ms,
         metadata=dict(entry.metadata),
+        provenance=entry.provenance,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import cbor2
 import redis.asyncio as redis
@@ -14,6 +14,8 @@ from quire_server.redis.connection import metadata_errors
 
 _ANYTHING = ExpectedImage()
 _FIELDS_AT_FIRST: Final = 7
+_OF_BEFORE: Final[list[Any]] = [0, {}, ""]
+"""Time to live, metadata and provenance, of entries that were written before there were these."""
 _USES, _UNUSED, _EXPIRES = "quire:{images}:uses", "quire:{images}:unused", "quire:{images}:expires"
 
 # KEYS: entries, ids, uses, unused, expires. ARGV: 1 id, 2 entry, 3 record digest; of the one before: 4 "1" if none must
@@ -162,6 +164,7 @@ def _pack(entry: ImageEntry) -> bytes:
             entry.created_ms,
             entry.expires_ms,
             dict(sorted(entry.metadata)),
+            entry.provenance,
         ]
     )
 
@@ -169,7 +172,5 @@ def _pack(entry: ImageEntry) -> bytes:
 def _unpack(image_id: str, raw: bytes) -> ImageEntry:
     fields = cbor2.loads(raw)
     entry = ImageEntry(image_id, *fields[:_FIELDS_AT_FIRST])
-    if len(fields) <= _FIELDS_AT_FIRST:  # of before there were times to live, and metadata
-        return entry
-    expires_ms, metadata = fields[_FIELDS_AT_FIRST:]
-    return replace(entry, expires_ms=expires_ms, metadata=tuple(sorted(metadata.items())))
+    expires_ms, metadata, provenance = fields[_FIELDS_AT_FIRST:] + _OF_BEFORE[len(fields) - _FIELDS_AT_FIRST :]
+    return replace(entry, expires_ms=expires_ms, metadata=tuple(sorted(metadata.items())), provenance=provenance)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from quire.client import Image, ImageClient, QuireClient
 from quire.model.errors import InvalidRequest
-from quire.model.images import MEDIA_TYPES, Fit, ImageEntry, Rendering
+from quire.model.images import MEDIA_TYPES, Fit, ImageAttributes, ImageEntry, Rendering
 from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record, from_safetensors
 
 console = Console(highlight=False)
@@ -37,13 +37,16 @@ def record_of(file: Path, weights: str, scale: int, scaling: float, shift: float
     return raw
 
 
-def put(gateway: str, file: Path, image_id: str, record: bytes, allow_unknown_vae: bool) -> None:
-    """Raises `InvalidRequest`, `RecordInvalid` where no decoder has its VAE."""
+def put(gateway: str, file: Path, image_id: str, record: bytes, allow_unknown_vae: bool, provenance: str) -> None:
+    """Raises `InvalidRequest`, also where no decoder signs provenance; `RecordInvalid` where none has its VAE."""
+    attributes = ImageAttributes(provenance=provenance)
 
     async def store() -> ImageEntry:
         async with QuireClient(gateway) as client:
             name = image_id or file.stem
-            return await ImageClient(client).put_record(name, record, allow_unknown_vae=allow_unknown_vae)
+            return await ImageClient(client).put_record(
+                name, record, attributes=attributes, allow_unknown_vae=allow_unknown_vae
+            )
 
     entry, held = asyncio.run(store()), file.stat().st_size
     console.print(f"{entry.image_id}: {entry.height} × {entry.width}, {entry.record_bytes} bytes stored of {held}")

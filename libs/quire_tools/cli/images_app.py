@@ -26,6 +26,9 @@ def images_put(
     scaling_factor: float = 1.0,
     shift_factor: float = 0.0,
     allow_unknown_vae: Annotated[bool, typer.Option(help="store it also where no decoder has its VAE")] = False,
+    provenance: Annotated[
+        str, typer.Option(help="JSON of C2PA assertions that every image of it is signed with, or `generated`")
+    ] = "",
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
 ) -> None:
@@ -34,7 +37,7 @@ def images_put(
 
     address = cluster_commands.gateway_of(folder, gateway)
     raw = images.record_of(file, weights, scale, scaling_factor, shift_factor)
-    images.put(address, file, name, raw, allow_unknown_vae)
+    images.put(address, file, name, raw, allow_unknown_vae, provenance)
 
 
 @images_app.command("sign")

@@ -37,6 +37,10 @@ class DecoderConfig(ServiceConfig):
     cache_forms: str = setting("renditions,images,latents", "what is kept; what saves most per byte stays")
     cache_history: int = setting(1 << 16, "requests that the rates of use are learnt from", minimum=16)
     pixels_max: int = setting(1 << 26, "pixels of an image; larger ones are refused", minimum=1)
+    provenance_certificates: str = setting(
+        "", "PEM file: certificates to sign C2PA provenance with, the signer's first"
+    )
+    provenance_key: str = setting("", "PEM file: the signer's private key (Ed25519, P-256, P-384 or RSA)")
     fetches_max: int = setting(16, "records fetched at a time", minimum=1)
     threads: int = setting(2, "threads that decompress, and as many that encode", minimum=1)
     encode_short_pixels: int = setting(1 << 20, "pixels up to which an image is encoded in a thread", minimum=1)

@@ -14,7 +14,17 @@ from quire.model.latents import LatentInfo
 from quire.model.nodes import KnownVae
 from quire_server.clock import Clock
 
-__all__ = ["Clock", "EncoderProcess", "Owner", "PixelEncoder", "Pixels", "RecordSource", "RemoteMemory", "VaeRunner"]
+__all__ = [
+    "Clock",
+    "EncoderProcess",
+    "Owner",
+    "PixelEncoder",
+    "Pixels",
+    "ProvenanceSigner",
+    "RecordSource",
+    "RemoteMemory",
+    "VaeRunner",
+]
 
 Pixels = npt.NDArray[np.uint8]
 """(height, width, 3), RGB."""
@@ -49,6 +59,17 @@ class VaeRunner(Protocol):
 
         Raises `VaeUnknown`, `DeviceFull`.
         """
+
+
+class ProvenanceSigner(Protocol):
+    """Signs what images say of their making."""
+
+    @property
+    def name(self) -> str:
+        """Of the certificate."""
+
+    async def sign(self, image: bytes, rendering: Rendering, entry: ImageEntry) -> bytes:
+        """The image with a signed manifest of the entry's provenance. Raises `InvalidRequest` for what is none."""
 
 
 class PixelEncoder(Protocol):

@@ -29,6 +29,7 @@ from quire_decoder.ports import (
     Owner,
     PixelEncoder,
     Pixels,
+    ProvenanceSigner,
     RecordSource,
     RemoteMemory,
     VaeRunner,
@@ -79,8 +80,10 @@ class Decoder:
         remote_memory: RemoteMemory,
         owners: Owner,
         clock: Clock,
+        signer: ProvenanceSigner | None = None,
     ) -> None:
         self._config = config
+        self._signer = signer
         self._remote_memory = remote_memory
         self._owners = owners
         self._vae = vae
@@ -102,8 +105,9 @@ class Decoder:
 
     @property
     def build(self) -> str:
-        """Images of one build are equal."""
-        return f"{self._vae.build}, {self._encoder.build}"
+        """Images of one build are equal, but for the bytes of signatures."""
+        signs = f", signs as {self._signer.name}" if self._signer is not None else ""
+        return f"{self._vae.build}, {self._encoder.build}{signs}"
 
     @property
     def info(self) -> DecoderInfo:
@@ -113,6 +117,7 @@ class Decoder:
             capacity_bytes=self._cache.capacity_bytes,
             used_bytes=self._cache.used_bytes,
             vaes=self._vae.known,
+            signer=self._signer.name if self._signer is not None else "",
         )
 
     @property
@@ -144,25 +149,8 @@ class Decoder:
         Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`, `ChunkMissing`, `CorruptData`.
         """
         self._check(entry, rendering)
-        stages: Stages = {}
-        with tracer().start_as_current_span(names.DECODER_SERVE) as span:
-            if not owner_address:
-                form, data = self._cache.find(entry, rendering.variant(entry))
-                if data is not None and form is not Form.LATENT:
-                    return await self._from_cache(entry, rendering, form, data, stages, tenant)
-            made = await self._find(entry, owner_address, leased, stages, tenant)
-            source = "image" if isinstance(made, bytes) else made.source
-            span.set_attribute("quire.source", source)
-            if isinstance(made, bytes):
-                image = await self._rendered(entry, rendering, made, stages, tenant)
-                return Served(image, source, stages)
-            kept: bytes | None = None
-            if rendering.is_original(entry):
-                kept = await timed(stages, "keep", self._keeping.image(entry))
-            image = kept or await self._pipeline.encode(made.pixels, rendering, stages, entry=entry, tenant=tenant)
-            if not owner_address and not rendering.is_original(entry):
-                self._cache.keep_rendition(entry, rendering.variant(entry), image)
-        return Served(image, made.source, stages)
+        served = await self._serve(entry, rendering, owner_address, leased, tenant)
+        return await self._signed(entry, rendering, served)
 
     async def serve_cached(self, entry: ImageEntry, rendering: Rendering, tenant: str = "") -> Served | None:
         """A request for an image of this decoder's; answered if that takes no decoding. Every request counts, also
@@ -173,7 +161,8 @@ class Decoder:
         if data is None or form is Form.LATENT:
             return None
         with tracer().start_as_current_span(names.DECODER_SERVE):
-            return await self._from_cache(entry, rendering, form, data, {}, tenant)
+            served = await self._from_cache(entry, rendering, form, data, {}, tenant)
+            return await self._signed(entry, rendering, served)
 
     async def encode_latent(self, source: RdmaTarget, length: int, weights_sha256: str) -> EncodedLatent:
         """Of a picture in the caller's memory. Raises `InvalidRequest`, `VaeUnknown`, `DeviceFull`."""
@@ -217,6 +206,39 @@ class Decoder:
     def _check(self, entry: ImageEntry, rendering: Rendering) -> None:
         if (pixels := rendering.pixels(entry)) > self._config.pixels_max:
             raise InvalidRequest(f"{pixels} pixels, {self._config.pixels_max} at most", field="width, height")
+
+    async def _serve(
+        self, entry: ImageEntry, rendering: Rendering, owner_address: str, leased: LeasedRecord, tenant: str
+    ) -> Served:
+        stages: Stages = {}
+        with tracer().start_as_current_span(names.DECODER_SERVE) as span:
+            if not owner_address:
+                form, data = self._cache.find(entry, rendering.variant(entry))
+                if data is not None and form is not Form.LATENT:
+                    return await self._from_cache(entry, rendering, form, data, stages, tenant)
+            made = await self._find(entry, owner_address, leased, stages, tenant)
+            source = "image" if isinstance(made, bytes) else made.source
+            span.set_attribute("quire.source", source)
+            if isinstance(made, bytes):
+                image = await self._rendered(entry, rendering, made, stages, tenant)
+                return Served(image, source, stages)
+            kept: bytes | None = None
+            if rendering.is_original(entry):
+                kept = await timed(stages, "keep", self._keeping.image(entry))
+            image = kept or await self._pipeline.encode(made.pixels, rendering, stages, entry=entry, tenant=tenant)
+            if not owner_address and not rendering.is_original(entry):
+                self._cache.keep_rendition(entry, rendering.variant(entry), image)
+        return Served(image, made.source, stages)
+
+    async def _signed(self, entry: ImageEntry, rendering: Rendering, served: Served) -> Served:
+        """With the manifest of its provenance, if it has one. What caches keep is not signed."""
+        if not entry.provenance:
+            return served
+        if self._signer is None:
+            logger().warning("an image with provenance is served without: this decoder signs nothing")
+            return served
+        signing = self._signer.sign(served.image, rendering, entry)
+        return replace(served, image=await timed(served.stages_us, "sign", signing))
 
     async def _from_cache(
         self,

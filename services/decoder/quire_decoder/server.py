@@ -24,6 +24,7 @@ from quire_decoder.adapters.delayed import DelayedVae
 from quire_decoder.adapters.encoding import ImagecodecsEncoder
 from quire_decoder.adapters.encoding_process import EncodingProcess
 from quire_decoder.adapters.pictures import read_picture
+from quire_decoder.adapters.provenance import C2paProvenance
 from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes
 from quire_decoder.config import PREFIX, DecoderConfig
 from quire_decoder.runtime import Decoder, Served
@@ -102,6 +103,9 @@ async def serve(config: DecoderConfig) -> None:
         folders.append(DEMO_FOLDER)
     vaes = DiffusersVaes(folders, config.device, config.model_bytes, config.engine, config.decode_bytes)
     runner = DelayedVae(vaes, config.decode_delay_ms / 1e3) if config.decode_delay_ms else vaes
+    signer: C2paProvenance | None = None
+    if config.provenance_certificates or config.provenance_key:
+        signer = C2paProvenance(Path(config.provenance_certificates), Path(config.provenance_key))
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     if config.warm:
         await asyncio.to_thread(vaes.warm)
@@ -121,6 +125,7 @@ async def serve(config: DecoderConfig) -> None:
         remote_memory=memory,
         owners=GrpcOwners(channels),
         clock=clock,
+        signer=signer,
     )
     server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max, tls=tls)
     add_DecoderServiceServicer_to_server(DecoderServicer(decoder, memory), server.grpc)

@@ -142,12 +142,15 @@ class OwnMemory:
         allow_unknown_vae: bool = False,
     ) -> ImageEntry:
         """Store a record under an id. Raises `RecordInvalid`, also for one that no VAE of the cluster decodes,
-        `InvalidRequest`, `ConditionFailed`.
+        `InvalidRequest`, also for provenance that no decoder signs, `ConditionFailed`.
         """
         entry, values, info = await asyncio.to_thread(entry_of_record, image_id, record)
-        entry = replace(entry, metadata=tuple(sorted(attributes.metadata)))
+        metadata = tuple(sorted(attributes.metadata))
+        entry = replace(entry, metadata=metadata, provenance=attributes.provenance)
         if not allow_unknown_vae:
             await self._vaes.check(values, info)
+        if entry.provenance:
+            await self._vaes.check_signed()
         await self._reach()
         with self._memory.lend(record.ljust(entry.namespace.layout.chunk_bytes, b"\0")) as source:
             await self._latents.put(tenant, entry, source, durability, expected, attributes.ttl_ms)

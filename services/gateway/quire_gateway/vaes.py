@@ -1,11 +1,11 @@
-"""Which VAEs there are, as the decoders say; a latent that none of them decodes is not stored."""
+"""What the decoders can do, as they say: a latent that none of them decodes is not stored, nor provenance unsigned."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 
-from quire.model.errors import NoDecoder
+from quire.model.errors import InvalidRequest, NoDecoder
 from quire.model.latents import LatentInfo, RecordInvalid, Values
 from quire.model.nodes import DecoderInfo, KnownVae
 from quire.model.vaes import check_decodable
@@ -38,3 +38,15 @@ class KnownVaes:
                 message = "no decoder has said which VAEs it has; retry, or allow_unknown_vae for an archive"
                 raise NoDecoder(message, retry_after_s=1.0) from None
             await asyncio.to_thread(check_decodable, values, info, known)
+
+    async def check_signed(self) -> None:
+        """Raises `InvalidRequest` where no decoder signs provenance."""
+        if not self._signs():
+            await self._picture.refresh()
+            if not self._signs():
+                message = "no decoder signs (QUIRE_DECODER_PROVENANCE_CERTIFICATES and _KEY)"
+                raise InvalidRequest(message, field="provenance")
+
+    def _signs(self) -> bool:
+        abouts = [node.about for node in self._picture.live.values()]
+        return any(isinstance(about, DecoderInfo) and about.signer for about in abouts)

@@ -26,7 +26,7 @@ from quire.model.errors import (
     Unavailable,
 )
 from quire.model.hashing import Namespace
-from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering, entry_of_record
+from quire.model.images import ExpectedImage, ImageAttributes, ImageEntry, LeasedRecord, Rendering, entry_of_record
 from quire.model.keys import ChunkKeys
 from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae, encode_record
 from quire.model.layout import Dtype, KvLayout
@@ -34,6 +34,7 @@ from quire.model.lease import Lease
 from quire.model.nodes import DecoderInfo, KnownVae, Node, NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
+from quire.model.provenance import GENERATED
 from quire.model.ranges import ChunkRange
 from quire.testing import FakeClock
 from quire.transport.memory import MemoryTransport
@@ -94,6 +95,7 @@ class World:
     passed_over: list[list[str]] = field(default_factory=list)
     rendition: bytes = b""
     builds: dict[str, str] = field(default_factory=dict)
+    signer: str = ""
 
     def gateway(self, **settings: Any) -> Gateway:
         this: Any = self
@@ -123,7 +125,11 @@ class World:
     @property
     def live(self) -> dict[str, Node]:
         return {
-            name: Node(node_id=name, about=DecoderInfo(build=self.builds.get(name, ""), vaes=vaes), grpc_address="d:1")
+            name: Node(
+                node_id=name,
+                about=DecoderInfo(build=self.builds.get(name, ""), vaes=vaes, signer=self.signer),
+                grpc_address="d:1",
+            )
             for name, vaes in self.vaes.items()
         }
 
@@ -462,3 +468,15 @@ async def test_only_what_a_decoder_decodes_is_stored() -> None:
     with pytest.raises(RecordInvalid, match=r"cdcdcdcdcdcd….*small \(abababababab…\)"):
         await own.put_record("t", "other", other)
     assert sorted(world.images) == ["archive", "one", "two"]
+
+
+async def test_provenance_is_stored_where_a_decoder_signs() -> None:
+    world = World(reads=True)
+    await world.transport.start()
+    await world.peer.start()
+    own, generated = world.own_memory(), ImageAttributes(provenance="generated")
+    with pytest.raises(InvalidRequest, match="QUIRE_DECODER_PROVENANCE"):
+        await own.put_record("t", "one", _record(), attributes=generated)
+    world.signer = "a certificate"
+    entry = await own.put_record("t", "one", _record(), attributes=generated)
+    assert entry.provenance == world.images["one"].provenance == GENERATED

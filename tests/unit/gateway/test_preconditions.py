@@ -39,6 +39,7 @@ def test_lists_of_tags(header: str, strong: bool, weak: bool) -> None:
     """A comma within a tag does not end it; a tag may lack its quotes; the rest is passed over."""
     tags = Tags.parse(header)
     assert (tags.strongly(ETAG), tags.weakly(ETAG)) == (strong, weak)
+    assert (tags.strongly(f"W/{ETAG}"), tags.weakly(f"W/{ETAG}")) == (tags.any, weak)
 
 
 @given(st.lists(st.text(st.characters(min_codepoint=0x23, max_codepoint=0x7E), max_size=8), max_size=5), st.booleans())
@@ -97,3 +98,4 @@ def test_verdicts(conditions: Preconditions, verdict: Verdict) -> None:
 def test_a_part_is_wanted_of_the_same_alone(if_range: str, allowed: bool) -> None:
     """A weak tag says nothing of bytes (RFC 9110, 13.1.5)."""
     assert Preconditions.allow_range(if_range, '"a"', 1000.4) is allowed
+    assert not Preconditions.allow_range(if_range, 'W/"a"', 1000.4), "its bytes are others the next time"

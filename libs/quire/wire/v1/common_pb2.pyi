@@ -633,12 +633,15 @@ class DecoderInfo(_message.Message):
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     USED_BYTES_FIELD_NUMBER: _builtins.int
     VAES_FIELD_NUMBER: _builtins.int
+    SIGNER_FIELD_NUMBER: _builtins.int
     build: _builtins.str
     """What decides the pixels: VAE, precision, versions. Images of one build are equal."""
     capacity_bytes: _builtins.int
     """Bytes that its cache has space for."""
     used_bytes: _builtins.int
     """Bytes in its cache."""
+    signer: _builtins.str
+    """Names the certificate that it signs provenance with; empty if it does not."""
     @_builtins.property
     def vaes(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownVae]:
         """What it decodes with."""
@@ -650,10 +653,11 @@ class DecoderInfo(_message.Message):
         capacity_bytes: _builtins.int = ...,
         used_bytes: _builtins.int = ...,
         vaes: _abc.Iterable[Global___KnownVae] | None = ...,
+        signer: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "capacity_bytes", b"capacity_bytes", "used_bytes", b"used_bytes", "vaes", b"vaes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["build", b"build", "capacity_bytes", b"capacity_bytes", "signer", b"signer", "used_bytes", b"used_bytes", "vaes", b"vaes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -112,6 +112,7 @@ class ImageEntry(_message.Message):
     CREATED_MS_FIELD_NUMBER: _builtins.int
     EXPIRES_MS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
     """Its id: 1 to 512 bytes of UTF-8, in normal form C, without control characters and without parts between slashes
     that are empty, '.' or '..'.
@@ -132,6 +133,10 @@ class ImageEntry(_message.Message):
     """When it was stored, milliseconds since the Unix epoch."""
     expires_ms: _builtins.int
     """When it goes, milliseconds since the Unix epoch; 0 for never."""
+    provenance: _builtins.str
+    """What a signed C2PA manifest says in every image that is served of it: JSON with `assertions`, and a `title`; empty
+    for none.
+    """
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What its owner says of it: names of small letters, digits and hyphens; 2 KiB in all."""
@@ -149,10 +154,11 @@ class ImageEntry(_message.Message):
         created_ms: _builtins.int = ...,
         expires_ms: _builtins.int = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        provenance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "expires_ms", b"expires_ms", "height", b"height", "image_id", b"image_id", "latent_sha256", b"latent_sha256", "metadata", b"metadata", "record_bytes", b"record_bytes", "record_sha256", b"record_sha256", "weights_sha256", b"weights_sha256", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "expires_ms", b"expires_ms", "height", b"height", "image_id", b"image_id", "latent_sha256", b"latent_sha256", "metadata", b"metadata", "provenance", b"provenance", "record_bytes", b"record_bytes", "record_sha256", b"record_sha256", "weights_sha256", b"weights_sha256", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -314,6 +320,7 @@ class PutLatentRequest(_message.Message):
     ALLOW_UNKNOWN_VAE_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
     EXPECTED_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
@@ -324,6 +331,8 @@ class PutLatentRequest(_message.Message):
     """Store it also where no VAE of the cluster decodes it."""
     ttl_ms: _builtins.int
     """For how long it stays, milliseconds; 0 for ever."""
+    provenance: _builtins.str
+    """As in `ImageEntry`, or "generated": that a model made it. Refused where no decoder signs."""
     durability: _common_pb2.Durability.ValueType
     """What an acknowledgement must mean."""
     @_builtins.property
@@ -349,12 +358,13 @@ class PutLatentRequest(_message.Message):
         allow_unknown_vae: _builtins.bool = ...,
         ttl_ms: _builtins.int = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        provenance: _builtins.str = ...,
         durability: _common_pb2.Durability.ValueType = ...,
         expected: Global___ExpectedImage | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expected", b"expected", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unknown_vae", b"allow_unknown_vae", "durability", b"durability", "expected", b"expected", "image_id", b"image_id", "metadata", b"metadata", "record_bytes", b"record_bytes", "source", b"source", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unknown_vae", b"allow_unknown_vae", "durability", b"durability", "expected", b"expected", "image_id", b"image_id", "metadata", b"metadata", "provenance", b"provenance", "record_bytes", b"record_bytes", "source", b"source", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,8 +52,8 @@ class Tags:
         return self.any or (False, etag) in self.tags
 
     def weakly(self, etag: str) -> bool:
-        """Whether one of them has the same opaque tag as `etag`."""
-        return self.any or any(tag == etag for _, tag in self.tags)
+        """Whether one of them has the same opaque tag as `etag`, which may be weak itself."""
+        return self.any or any(tag == etag.removeprefix("W/") for _, tag in self.tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,11 @@ class Preconditions:
 
     @staticmethod
     def allow_range(if_range: str, etag: str, modified_s: float) -> bool:
-        """Whether a part is wanted of what has that strong tag, by If-Range (§13.1.5); else all of it is."""
+        """Whether a part is wanted of what has that tag, by If-Range (§13.1.5); else all of it is. Never of what has a
+        weak tag: its bytes are others the next time.
+        """
+        if etag.startswith("W/"):
+            return False
         if not if_range:
             return True
         if if_range.startswith(('"', "W/")):
@@ -92,7 +96,7 @@ class Preconditions:
         return not (self.if_none_match and etag is not None and Tags.parse(self.if_none_match).weakly(etag))
 
     def of_read(self, etag: str, modified_s: float) -> Verdict:
-        """Of a GET or HEAD of what has the strong tag `etag`, and was modified at that Unix time (§13.2.2)."""
+        """Of a GET or HEAD of what has the tag `etag`, and was modified at that Unix time (§13.2.2)."""
         if self.if_match:
             if not Tags.parse(self.if_match).strongly(etag):
                 return Verdict.FAILED

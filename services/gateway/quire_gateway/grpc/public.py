@@ -126,7 +126,7 @@ class GatewayServicer(GatewayServiceServicer):
                 request.record_bytes,
                 durability=convert.durability_from(request.durability),
                 expected=convert.expected_from(request.expected),
-                attributes=ImageAttributes(request.ttl_ms, tuple(request.metadata.items())),
+                attributes=ImageAttributes(request.ttl_ms, tuple(request.metadata.items()), request.provenance),
                 allow_unknown_vae=request.allow_unknown_vae,
             )
         return images_pb2.PutLatentResponse(entry=convert.image_to(entry))

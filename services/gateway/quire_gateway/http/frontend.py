@@ -239,7 +239,7 @@ class ImagesFrontend:
             "X-Quire-Decoder": served.decoder,
             "X-Quire-Latent": served.entry.latent_sha256.hex(),
             "X-Quire-Version": served.entry.version,
-            "Accept-Ranges": "bytes",
+            "Accept-Ranges": "none" if served.entry.provenance else "bytes",
         } | {f"{METADATA}{name}": value for name, value in served.entry.metadata}
         headers["Server-Timing"] = ", ".join(
             f"{name};dur={spent / 1e3:.2f}" for name, spent in served.stages_us.items()

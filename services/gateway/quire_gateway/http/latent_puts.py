@@ -12,6 +12,7 @@ from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae, V
 
 METADATA: Final = "x-quire-meta-"
 """What headers with metadata begin with."""
+PROVENANCE: Final = "X-Quire-Provenance"
 OF_A_PUT: Final = (
     *("durability", "shape", "dtype", "height", "width", "vae_scale_factor", "scaling_factor", "shift_factor"),
     *("do_scaling", "vae", "revision", "weights_sha256", "allow_unknown_vae", "ttl"),
@@ -20,10 +21,10 @@ OF_A_PUT: Final = (
 
 
 def attributes_of(headers: Mapping[str, str], query: Mapping[str, str]) -> ImageAttributes:
-    """Of a PUT: `ttl` in seconds, and headers with the prefix for metadata. Raises `InvalidRequest`."""
+    """Of a PUT: `ttl` in seconds; metadata and provenance in headers. Raises `InvalidRequest`."""
     named_so = [(name.lower(), value) for name, value in headers.items() if name.lower().startswith(METADATA)]
     metadata = tuple(sorted((name.removeprefix(METADATA), value) for name, value in named_so))
-    return ImageAttributes(1000 * number(query, "ttl", 0), metadata)
+    return ImageAttributes(1000 * number(query, "ttl", 0), metadata, headers.get(PROVENANCE, ""))
 
 
 def values_of(query: Mapping[str, str], body: bytes, kind: str) -> tuple[Values, str]:

@@ -199,7 +199,8 @@ class LatentBackend:
                 record = await asyncio.to_thread(spool.read)
                 said = dict(described.metadata)
                 allowed = said.pop("allow-unknown-vae", "").lower() in ("1", "true")
-                attributes = ImageAttributes(_ttl_ms(said.pop("ttl", "0")), tuple(said.items()))
+                ttl_ms, provenance = _ttl_ms(said.pop("ttl", "0")), said.pop("provenance", "")
+                attributes = ImageAttributes(ttl_ms, tuple(said.items()), provenance)
                 entry = await self._images.put_record(
                     self._tenant, key, record, attributes=attributes, allow_unknown_vae=allowed
                 )
