@@ -109,6 +109,7 @@ proto: $(STAMP)         ## regenerate libs/quire/wire/v1 from protos/
 	$(BIN)/python protos/generate.py
 
 bench: $(STAMP)         ## the benchmarks of the README, with figures
+	$(BIN)/quire bench index --json bench-index.json --plot bench-index.png
 	$(BIN)/quire bench lookup --json bench-lookup.json --plot bench-lookup.png
 	$(BIN)/quire bench delivery --json bench-delivery.json --plot bench-delivery.png
 	$(BIN)/quire bench delivery --tier drives --context 32768 --json bench-drives.json --plot bench-drives.png

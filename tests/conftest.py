@@ -24,6 +24,7 @@ from redis import Redis
 
 from quire_server.redis import connect
 from quire_tools.local import LocalCluster
+from tests.redis_cluster import RedisClusterServers, redis_cluster_servers
 
 pytest.register_assert_rewrite("quire.testing.contracts")
 
@@ -78,6 +79,30 @@ async def redis_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
     await client.flushall()
     yield client
     await client.aclose()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisClusterServers]:
+    """A real Redis Cluster for the session: three masters with a replica each. Tests leave its servers alone."""
+    with tempfile.TemporaryDirectory(prefix="quire-redis-") as folder, redis_cluster_servers(Path(folder)) as servers:
+        yield servers
+
+
+@pytest.fixture
+async def redis_cluster_client(redis_cluster: RedisClusterServers) -> AsyncIterator[redis.asyncio.Redis]:
+    """A client of an empty Redis Cluster."""
+    client = connect(redis_cluster.url)
+    flushing: Any = client.flushall(target_nodes="primaries")
+    await flushing
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture(params=["redis_client", "redis_cluster_client"], ids=["redis", "redis cluster"])
+def any_redis(request: pytest.FixtureRequest) -> redis.asyncio.Redis:
+    """A client of an empty Redis, then of an empty Redis Cluster."""
+    client: redis.asyncio.Redis = request.getfixturevalue(request.param)
+    return client
 
 
 @pytest.fixture(scope="module")

@@ -132,9 +132,9 @@ async def _replay(cluster: LocalCluster) -> tuple[list[dict[str, tuple[float, in
 def _look(cluster: LocalCluster) -> dict[str, tuple[float, int]]:
     """Resident MiB and open files of each service; and how many chunks the index lists in the object tier."""
     index = redis.from_url(cluster.redis_url)
-    listed = cast(bytes, index.hget("quire:listings", "@object"))
+    counts = [cast(bytes, index.hget(key, "@object")) or b"0" for key in index.scan_iter("quire:l:*")]
     index.close()
-    found = {"chunks": (0.0, int((listed or b"0").partition(b":")[0]))}
+    found = {"chunks": (0.0, sum(int(each.partition(b":")[0]) for each in counts))}
     for name in cluster.names:
         process = Path("/proc") / str(cluster.pid(name))
         pages = int((process / "statm").read_text().split()[1])

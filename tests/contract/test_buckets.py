@@ -77,9 +77,15 @@ class Scene:
         return sum(1 for file in self.folder.rglob("*") if file.is_file())
 
 
-@pytest.fixture(params=["redis", "memory"])
-async def scene(request: pytest.FixtureRequest, redis_client: redis.Redis, tmp_path: Path) -> Scene:
-    made = Scene(redis_client if request.param == "redis" else None, tmp_path / "objects")
+@pytest.fixture(params=["redis_client", "redis_cluster_client", "memory"])
+def client(request: pytest.FixtureRequest) -> redis.Redis | None:
+    """None for names in memory."""
+    return request.getfixturevalue(request.param) if request.param != "memory" else None
+
+
+@pytest.fixture
+async def scene(client: redis.Redis | None, tmp_path: Path) -> Scene:
+    made = Scene(client, tmp_path / "objects")
     await made.buckets.create("t", "b", 0.0)
     return made
 

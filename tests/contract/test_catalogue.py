@@ -26,14 +26,14 @@ def _entry(name: str, content: str = "") -> ImageEntry:
     return ImageEntry(name, digest, 1000, digest, "", 64, 64)
 
 
-async def test_pages_go_on_past_what_was_deleted_meanwhile(redis_client: redis.Redis) -> None:
-    images = Images(redis_client)
+async def test_pages_go_on_past_what_was_deleted_meanwhile(any_redis: redis.Redis) -> None:
+    images = Images(any_redis)
     for number in range(25):
         await images.put("", _entry(f"a-{number:02}"))
     await images.put("", _entry("b"))
     first, after = await images.list("", "a", "", 10)
     assert [entry.image_id for entry in first] == [f"a-{number:02}" for number in range(10)]
-    await redis_client.hdel("quire:{images}:entries", *(f"a-{number}" for number in range(10, 20)))
+    await any_redis.hdel("quire:{images}:entries", *(f"a-{number}" for number in range(10, 20)))
     second, after = await images.list("", "a", after, 10)
     assert second == []
     third, after = await images.list("", "a", after, 10)
@@ -41,7 +41,7 @@ async def test_pages_go_on_past_what_was_deleted_meanwhile(redis_client: redis.R
     assert after == ""
 
 
-async def test_a_record_in_use_goes_later(redis_client: redis.Redis) -> None:
+async def test_a_record_in_use_goes_later(any_redis: redis.Redis) -> None:
     """Deleted during a read: it stays until the read ends, unless an image uses it again."""
     leased: set[bytes] = set()
     gone: list[bytes] = []
@@ -52,7 +52,7 @@ async def test_a_record_in_use_goes_later(redis_client: redis.Redis) -> None:
         gone.append(key.at(0))
         return True
 
-    images = Images(redis_client)
+    images = Images(any_redis)
     desk = ImageDesk(catalogue=images, router=ImageRouter(4, 60.0), decoders=list, evict=evict, clock=SystemClock())
     one, other = _entry("one", "same"), _entry("other", "same")
     await desk.put("", one, ExpectedImage())
@@ -73,9 +73,9 @@ async def test_a_record_in_use_goes_later(redis_client: redis.Redis) -> None:
     assert await images.unused(10) == []
 
 
-async def test_tenants_have_ids_of_their_own(redis_client: redis.Redis) -> None:
+async def test_tenants_have_ids_of_their_own(any_redis: redis.Redis) -> None:
     """And share records: one that another tenant's image has stays."""
-    images = Images(redis_client)
+    images = Images(any_redis)
     mine, theirs = _entry("cat", "same"), _entry("cat", "same")
     assert await images.put("a", mine) is None
     assert await images.put("b", theirs) is None
@@ -89,9 +89,9 @@ async def test_tenants_have_ids_of_their_own(redis_client: redis.Redis) -> None:
     assert await images.get("b", "cat") == theirs
 
 
-async def test_what_is_expected_is_looked_at_as_it_is_put(redis_client: redis.Redis) -> None:
+async def test_what_is_expected_is_looked_at_as_it_is_put(any_redis: redis.Redis) -> None:
     """A refusal changes nothing; the record that came for nothing is unused, unless an image has it."""
-    images = Images(redis_client)
+    images = Images(any_redis)
     one, two, three = _entry("cat", "1"), _entry("cat", "2"), _entry("cat", "3")
     with pytest.raises(ConditionFailed):
         await images.put("", one, ExpectedImage(record_sha256=one.record_sha256))
@@ -109,9 +109,9 @@ async def test_what_is_expected_is_looked_at_as_it_is_put(redis_client: redis.Re
     assert await images.unused(10) == [three.record_sha256]
 
 
-async def test_ids_are_listed_in_the_order_of_their_bytes(redis_client: redis.Redis) -> None:
+async def test_ids_are_listed_in_the_order_of_their_bytes(any_redis: redis.Redis) -> None:
     """Also those beyond Latin, behind a prefix, page by page."""
-    images = Images(redis_client)
+    images = Images(any_redis)
     ids = sorted(
         ["a", "a/b", "a/\xff", "a/\u732b", "a/\U0001f431", "b", "\u732b", "\u732b/1", "\u732b/2"], key=str.encode
     )
@@ -127,9 +127,9 @@ async def test_ids_are_listed_in_the_order_of_their_bytes(redis_client: redis.Re
         assert found == [each for each in ids if each.startswith(prefix)], prefix
 
 
-async def test_images_go_when_their_time_is_up(redis_client: redis.Redis) -> None:
+async def test_images_go_when_their_time_is_up(any_redis: redis.Redis) -> None:
     """Not those that were put again meanwhile; an entry of before there were times is read as it was."""
-    clock, images, gone = FakeClock(), Images(redis_client), list[bytes]()
+    clock, images, gone = FakeClock(), Images(any_redis), list[bytes]()
 
     async def evict(key: ChunkKeys) -> bool:
         gone.append(key.at(0))
@@ -158,9 +158,9 @@ async def test_images_go_when_their_time_is_up(redis_client: redis.Redis) -> Non
     await clock.advance(100)
     await desk.sweep()
     assert await desk.head("t", "again") and await desk.head("", "kept")
-    stored: Any = await redis_client.hget("quire:{images}:entries", "kept")
+    stored: Any = await any_redis.hget("quire:{images}:entries", "kept")
     raw = cbor2.loads(stored)
     for fields, metadata in ((7, ()), (9, (("a", "é"), ("z", "1")))):
-        await redis_client.hset("quire:{images}:entries", "kept", cbor2.dumps(raw[:fields]))
+        await any_redis.hset("quire:{images}:entries", "kept", cbor2.dumps(raw[:fields]))
         old = await images.get("", "kept")
         assert old == replace(kept, created_ms=raw[6], metadata=metadata, provenance="")

@@ -1,15 +1,17 @@
-"""The index on a real Redis, asked in one call and by bucket, and in memory; and who is a member."""
+"""The index on a real Redis, on a real Redis Cluster, and in memory; and who is a member."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis.asyncio as redis
 
 from quire.model.errors import MetadataUnavailable, NameTaken
+from quire.model.index import records
+from quire.model.keys import BUCKET_CHUNKS
 from quire.model.nodes import Location, Node, SchedulerInfo, StorageInfo
 from quire.testing.contracts import IndexContract
 from quire.testing.contracts.index import chain
@@ -18,16 +20,70 @@ from quire_server.redis import Membership, PrefixIndex, connect
 
 
 class TestIndex(IndexContract):
-    @pytest.fixture(params=["one call", "by bucket", "memory"])
-    def index(self, request: pytest.FixtureRequest, redis_client: redis.Redis) -> PrefixIndex | MemoryIndex:
-        if request.param == "memory":
-            return MemoryIndex()
-        return PrefixIndex(redis_client, cluster=request.param == "by bucket")
+    @pytest.fixture(params=["redis_client", "redis_cluster_client", "memory"])
+    def index(self, request: pytest.FixtureRequest) -> PrefixIndex | MemoryIndex:
+        return MemoryIndex() if request.param == "memory" else PrefixIndex(request.getfixturevalue(request.param))
 
 
-async def test_membership_expires_and_leaves(redis_client: redis.Redis) -> None:
+async def test_a_registration_that_is_sent_again_counts_once(
+    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its answer was lost: the second one says the same, and the parent in the bucket before has one child."""
+    index, keys = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1)
+    run: Any = index._run
+
+    async def twice(name: str, *arguments: Any) -> Any:
+        if name == "register":
+            await run(name, *arguments)
+        return await run(name, *arguments)
+
+    monkeypatch.setattr(index, "_run", twice)
+    assert all(await index.register("a", records(keys, 0, len(keys)), 0))
+    trunk = list(reversed(records(keys, 0, BUCKET_CHUNKS)))
+    assert not (await index.evict(trunk, 0, 0)).removed, "the last chunk extends them"
+    assert len((await index.evict(records(keys, BUCKET_CHUNKS, 1), 0, 0)).removed) == 1
+    assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
+
+
+async def test_what_an_older_release_indexed_expires(redis_client: redis.Redis) -> None:
+    """Storage nodes register anew, under another epoch; services of that release read on for a day."""
+    old = ["quire:epoch", "quire:index:{ab}", "quire:pins:{ab}", "quire:objects:{ab}", "quire:listings", "quire:nodes"]
+    for name in old:
+        await redis_client.set(name, "x")
+    await redis_client.set("quire:policies", "x")
+    index = PrefixIndex(redis_client)
+    assert await index.epoch() and await index.rebuild()
+    assert all([0 < await redis_client.ttl(name) <= 86_400 for name in old])
+    assert await redis_client.ttl("quire:policies") == -1
+    await redis_client.persist("quire:epoch")
+    await index.epoch()
+    assert await redis_client.ttl("quire:epoch") == -1, "once"
+
+
+async def test_no_key_holds_more_than_a_page(redis_client: redis.Redis) -> None:
+    """One root of many conversations, one long chain, and many branches behind one chunk: 24 bytes a chunk at most."""
+    index = PrefixIndex(redis_client)
+    before = (await redis_client.info("memory"))["used_memory"]
+    shapes = [(60, 1, 400, 1), (2000, 1000, 1001, 0), (8, 2000, 5000, 3)]
+    for length, first, last, common in shapes:
+        for branch in range(first, last):
+            keys = chain(length, branch=branch, common=common)
+            assert all(await index.register("storage-1", records(keys, 0, length), 0))
+    longest = 0
+    async for name in redis_client.scan_iter(match="quire:x:*"):
+        if await redis_client.type(name) == b"string":
+            longest = max(longest, int.from_bytes(cast(bytes, await redis_client.getrange(name, 0, 1)), "big"))
+        else:
+            longest = max(longest, await redis_client.hlen(name))
+    assert longest <= 256
+    listed = (await index.listings())["storage-1"].count
+    used = (await redis_client.info("memory"))["used_memory"] - before
+    assert used / listed <= 24, f"{used / listed:.1f} bytes a chunk"
+
+
+async def test_membership_expires_and_leaves(any_redis: redis.Redis) -> None:
     """A member lives as long as it reports; an old incarnation's good-bye does not remove the new one."""
-    members = Membership(redis_client)
+    members = Membership(any_redis)
     old = Node(
         node_id="s",
         about=StorageInfo(worker_address=b"w", capacity_bytes=10, used_bytes=5, link="rack", has_object_tier=True),
@@ -55,9 +111,9 @@ async def test_membership_expires_and_leaves(redis_client: redis.Redis) -> None:
     assert await members.live() == []
 
 
-async def test_those_who_join_and_leave_are_made_known(redis_client: redis.Redis) -> None:
+async def test_those_who_join_and_leave_are_made_known(any_redis: redis.Redis) -> None:
     """A report of a member that is known is no news."""
-    members, heard = Membership(redis_client), asyncio.Queue[None]()
+    members, heard = Membership(any_redis), asyncio.Queue[None]()
 
     async def listen() -> None:
         async for _ in members.changes():
@@ -90,14 +146,14 @@ async def test_those_who_join_and_leave_are_made_known(redis_client: redis.Redis
 
 
 async def test_a_dead_member_is_not_listed_with_the_time_of_its_successor(
-    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its successor reports between two reads: the dead one's address does not get the living one's expiry."""
-    members = Membership(redis_client)
+    members = Membership(any_redis)
     dead = Node(node_id="s", about=StorageInfo(worker_address=b"dead"), incarnation="old")
     await members.renew(dead, 1)
     await asyncio.sleep(0.01)
-    read: Any = redis_client.execute_command
+    read: Any = any_redis.execute_command
 
     async def slowly(*arguments: Any, **options: Any) -> Any:
         answer = await read(*arguments, **options)
@@ -106,7 +162,7 @@ async def test_a_dead_member_is_not_listed_with_the_time_of_its_successor(
             await members.renew(replace(dead, about=StorageInfo(worker_address=b"alive"), incarnation="new"), 60_000)
         return answer
 
-    monkeypatch.setattr(redis_client, "execute_command", slowly)
+    monkeypatch.setattr(any_redis, "execute_command", slowly)
     assert [node.worker_address for node in await members.live()] != [b"dead"]
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from redis import Redis
 
 from quire.client import Lookup, QuireClient
 from quire.model.descriptor import DeliveryOrder
@@ -22,6 +21,7 @@ from quire.model.durability import Durability
 from quire.model.errors import PeerLost, QuireError, TargetInvalid, Unavailable
 from quire.model.hashing import Namespace
 from quire.model.layout import Dtype, KvLayout
+from quire_server.redis import PrefixIndex, connect
 from quire_server.telemetry import configure
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, random_payload, some_keys, store
@@ -81,15 +81,16 @@ async def test_a_vanished_client_frees_pins_lease_and_rate(slow: LocalCluster) -
         try:
             assert victim.stdout is not None
             assert await asyncio.to_thread(victim.stdout.readline) == "receiving\n"
-            redis = Redis.from_url(slow.redis_url)
-            pins = f"quire:pins:{{{keys.bucket_of(CHUNKS - 1).hex()}}}"
-            assert [name for name in redis.hkeys(pins) if len(name) > 32], "leased"
+            redis = connect(slow.redis_url)
+            index = PrefixIndex(redis)
+            assert await index.pins(keys.bucket_of(CHUNKS - 1)), "leased"
             await _until(lambda: _busy(client), "the delivery shows in the stats")
         finally:
             victim.kill()
             victim.wait()
         await _until(lambda: _idle(client), "the delivery is over")
-        assert not [name for name in redis.hkeys(pins) if len(name) > 32], "the lease was given back"
+        assert not await index.pins(keys.bucket_of(CHUNKS - 1)), "the lease was given back"
+        await redis.aclose()
         assert await client.evict(namespace, keys) == CHUNKS, "no pin is left on the slots"
 
 

@@ -13,7 +13,7 @@ import pytest
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DeadlineExceeded, KeysInvalid, MetadataUnavailable, NodeUnavailable
-from quire.model.index import ChunkRecord, Listing, ObjectMark
+from quire.model.index import ChunkRecord, Held, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Node, StorageInfo
@@ -68,9 +68,10 @@ class ScriptedIndex:
     async def listing(self, node_id: str) -> Listing:
         return Listing()
 
-    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
         return [], 0
 
+    async def withdraw_held(self, node_id: str, held: Sequence[Held]) -> None: ...
     async def damaged(self, node_id: str) -> None: ...
     async def rebuilt(self, token: str) -> None: ...
 

@@ -113,7 +113,7 @@ def test_only_its_adapter_knows_pyucx() -> None:
 def test_only_its_adapters_see_redis() -> None:
     for module, imports in IMPORTS.items():
         if "redis" in _tops(imports):
-            others = {"quire_tools.local.cluster", "quire_tools.bench.peers.stores"}  # one of its own; what is compared
+            others = {"quire_tools.local.cluster", "quire_tools.bench.peers.stores", "quire_tools.bench.index"}
             assert module.startswith("quire_server.redis") or module in others, module
 
 

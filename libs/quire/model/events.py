@@ -9,10 +9,11 @@ from quire.model.keys import ChunkKeys
 
 
 class EventKind(Enum):
-    """STORED: a holder has chunks; REMOVED: it has them no more."""
+    """STORED: a holder has chunks; REMOVED: it has them no more; CLEARED: it has none, and no keys are said."""
 
     STORED = 1
     REMOVED = 2
+    CLEARED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

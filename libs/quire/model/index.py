@@ -62,6 +62,15 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What the index lists for a node: a chunk and its bucket by their fingerprints, and the entry's generation."""
+
+    fingerprint: bytes
+    bucket: bytes
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evicted:
     """`removed`: what was taken out; `absent`: keys that were not indexed in the first place."""
 
@@ -85,12 +94,12 @@ class Listing:
 DIGEST_MODULUS: Final = 1 << 48
 
 
-def listing_number(key: bytes, generation: int) -> int:
-    """Of a chunk that an index entry of a generation lists: the first six bytes of both, added.
+def listing_number(print_: bytes, generation: int) -> int:
+    """Of a chunk, by its fingerprint, that an index entry of a generation lists: the first six bytes of both, added.
 
     With the generation, so that an index that went back to an earlier entry of the key differs from what nodes know.
     """
-    return int.from_bytes(key[:6], "big") + (generation >> 16)
+    return int.from_bytes(print_[:6], "big") + (generation >> 16)
 
 
 class ObjectMark(Enum):

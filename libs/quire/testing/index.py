@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from quire.model.fingerprints import fingerprint
 from quire.model.index import (
     DIGEST_MODULUS,
     OBJECT_TIER,
     ChunkRecord,
     Evicted,
     Gone,
+    Held,
     Listing,
     Match,
     ObjectMark,
@@ -179,7 +181,7 @@ class MemoryIndex:
     async def listings(self) -> dict[str, Listing]:
         counts, sums = Counter[str](), Counter[str]()
         for key, entry in self.state.entries.items():
-            number = listing_number(key, entry.generation)
+            number = listing_number(fingerprint(key), entry.generation)
             for name in entry.nodes:
                 counts[name] += 1
                 sums[name] += number
@@ -192,10 +194,16 @@ class MemoryIndex:
     async def count_change(self, node_id: str) -> None:
         self.state.changes[node_id] = self.state.changes.get(node_id, 0) + 1
 
-    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
         found = [entry for entry in self.state.entries.values() if node_id in entry.nodes]
-        bare = [replace(entry.record, parent=b"", parent_bucket=b"") for entry in found]
-        return [(record, entry.generation) for record, entry in zip(bare, found, strict=True)], 0
+        return [
+            Held(fingerprint(entry.record.key), fingerprint(entry.record.bucket), entry.generation) for entry in found
+        ], 0
+
+    async def unregister_held(self, node_id: str, held: Sequence[Held], now_ms: int) -> None:
+        prints = {each.fingerprint for each in held}
+        chunks = [entry.record for key, entry in self.state.entries.items() if fingerprint(key) in prints]
+        await self.unregister(node_id, chunks, now_ms)
 
     async def remember_drops(self, node_id: str, generations: Mapping[bytes, int]) -> None:
         self.state.dropped.setdefault(node_id, {}).update(generations)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Final, TypeVar
 
@@ -10,9 +10,10 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
 from quire.model.events import CacheEvent, EventKind
+from quire.model.fingerprints import PRINT_BYTES
 from quire.model.hashing import Namespace
 from quire.model.images import ExpectedImage, Fit, Gravity, ImageEntry, LeasedRecord, Rendering
-from quire.model.index import ChunkRecord
+from quire.model.index import ChunkRecord, Held
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.nodes import (
@@ -71,6 +72,7 @@ _ON_EXISTING: Final = {pb.ON_EXISTING_SKIP: OnExisting.SKIP, pb.ON_EXISTING_VERI
 _EVENT_KINDS: Final = {
     gateway_pb2.CACHE_EVENT_KIND_STORED: EventKind.STORED,
     gateway_pb2.CACHE_EVENT_KIND_REMOVED: EventKind.REMOVED,
+    gateway_pb2.CACHE_EVENT_KIND_CLEARED: EventKind.CLEARED,
 }
 
 Message = TypeVar("Message")
@@ -390,6 +392,17 @@ def outcome_to(outcome: NodeOutcome) -> pb.NodeOutcome:
         error_code=outcome.error_code,
         error_message=outcome.error_message,
     )
+
+
+def held_from(fingerprints: bytes, buckets: bytes, generations: Sequence[int]) -> list[Held]:
+    """Raises `InvalidRequest`."""
+    if len(fingerprints) != len(buckets) or len(fingerprints) != PRINT_BYTES * len(generations):
+        raise InvalidRequest(f"{len(fingerprints)} and {len(buckets)} bytes of fingerprints", field="fingerprints")
+    each = range(0, len(fingerprints), PRINT_BYTES)
+    return [
+        Held(fingerprints[at : at + PRINT_BYTES], buckets[at : at + PRINT_BYTES], generation)
+        for at, generation in zip(each, generations, strict=True)
+    ]
 
 
 def image_from(message: images_pb2.ImageEntry) -> ImageEntry:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from typing import cast
 
 import redis.asyncio as redis
 from google.protobuf.message import DecodeError
@@ -16,8 +15,8 @@ from quire.wire.convert import node_from, node_to
 from quire.wire.v1 import common_pb2
 from quire_server.redis.connection import metadata_errors
 
-_KEY = "quire:nodes"
-_EXPIRIES_KEY = "quire:nodes-until"
+_KEY = "quire:{nodes}"
+_EXPIRIES_KEY = "quire:{nodes}:until"
 
 _CHANNEL = "quire:nodes-changed"
 _LISTEN_S = 4.0
@@ -49,6 +48,10 @@ return 1
 """
 
 
+# KEYS: members, expiries. An entry with the expiry that it came with, and what time it is.
+_LIVE = "return {redis.call('HGETALL', KEYS[1]), redis.call('HGETALL', KEYS[2]), redis.call('TIME')}"
+
+
 class Membership:
     """Heartbeats in, live members out."""
 
@@ -56,6 +59,7 @@ class Membership:
         self._client = client
         self._leave = client.register_script(_LEAVE)
         self._renew = client.register_script(_RENEW)
+        self._live = client.register_script(_LIVE)
 
     async def renew(self, node: Node, ttl_ms: int) -> None:
         """Count `node` as alive for so long. Raises `NameTaken`: another process has its name."""
@@ -87,13 +91,10 @@ class Membership:
 
     async def live(self) -> list[Node]:
         """Members whose time is not over, by name."""
-        # In one transaction: an entry with the expiry that it came with.
-        async with metadata_errors(), self._client.pipeline(transaction=True) as together:
-            together.hgetall(_KEY)
-            together.hgetall(_EXPIRIES_KEY)
-            together.time()
-            found_, expiries_, (seconds, microseconds) = await together.execute()
-        entries, expiries = cast(dict[bytes, bytes], found_), cast(dict[bytes, bytes], expiries_)
+        async with metadata_errors():
+            entries_, expiries_, (seconds, microseconds) = await self._live(keys=[_KEY, _EXPIRIES_KEY])
+        entries = dict(zip(entries_[::2], entries_[1::2], strict=True))
+        expiries = dict(zip(expiries_[::2], expiries_[1::2], strict=True))
         now_ms = int(seconds) * 1000 + int(microseconds) // 1000
         found = []
         for name, raw in entries.items():

@@ -331,6 +331,19 @@ def bench_lookup(
     bench.run(context, chunk_tokens, rounds, clients).show(json_file, plot)
 
 
+@bench_app.command("index")
+def bench_index(
+    chunks: Annotated[int, typer.Option(min=1000, help="of each shape")] = 1_000_000,
+    seed: int = 1,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
+    """Bytes of Redis that a chunk takes in the prefix index, and the server's time to register and to match it."""
+    from quire_tools.bench import index as bench
+
+    bench.run(chunks, seed).show(json_file, plot)
+
+
 @bench_app.command("delivery")
 def bench_delivery(
     tier: Annotated[str, typer.Option(help="where the chunks lie: memory, or drives")] = "memory",

@@ -77,8 +77,11 @@ def publisher(address: str, topic: str = "") -> Callable[[EventPage], None]:
 
 def vllm_events(event: CacheEvent) -> list[dict[str, Any]]:
     """As vLLM's `BlockStored` and `BlockRemoved`: hashes are Quire's keys, tokens are not known, `ownership` is the
-    holder. Chunks of one chain that follow each other are one event.
+    holder. Chunks of one chain that follow each other are one event. A holder that has none any more is no event of
+    vLLM's: all are told to be cleared.
     """
+    if event.kind is EventKind.CLEARED:
+        return [{"type": "AllBlocksCleared"}]
     where = {
         "medium": "STORAGE" if event.holder == OBJECT_TIER else "QUIRE",
         "locality": "REMOTE",

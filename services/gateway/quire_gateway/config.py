@@ -47,9 +47,10 @@ class GatewayConfig(ServiceConfig):
     late_max_ms: int = setting(500, "a gateway that runs later than this takes no transfers; 0: it does", minimum=0)
     object_url: str = setting("quire-objects", "bytes of S3 objects: s3://, gs://, az:// or a folder")
     object_timeout_s: float = setting(30.0, "deadline of one request to the object tier", minimum=0.1)
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "where the metadata live", variable="QUIRE_REDIS_URL")
-    redis_cluster: bool = setting(
-        False, "ask index bucket by bucket, as a Redis Cluster needs it", variable="QUIRE_REDIS_CLUSTER"
+    redis_url: str = setting(
+        "redis://127.0.0.1:6379/0",
+        "where the metadata live: redis://, rediss://, unix://, redis+cluster://, redis+sentinel://",
+        variable="QUIRE_REDIS_URL",
     )
     profiles: str = setting("", "folder with compute profiles of your own (`quire profile`)", variable="QUIRE_PROFILES")
     fetch_fixed_ms: float = setting(10.0, "what a fetch costs besides its bytes, in a look-up's advice", minimum=0)

@@ -145,7 +145,7 @@ def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[View, Loo
     settings = LookupSettings(
         secret=config.cluster_secret, lease_ttl_ms_max=config.lease_ttl_ms_max, fetch_fixed_ms=config.fetch_fixed_ms
     )
-    index = PrefixIndex(redis, cluster=config.redis_cluster)
+    index = PrefixIndex(redis)
     profiles = Profiles(Path(config.profiles) if config.profiles else None)
     return view, Lookups(settings=settings, index=index, picture=view, profiles=profiles, clock=clock)
 
@@ -214,7 +214,7 @@ async def serve(config: GatewayConfig) -> None:
     )
     keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
     admission, watching = Admission(config, keys, clock), Watching(CacheEvents(redis))
-    retention = Retention(PrefixIndex(redis, cluster=config.redis_cluster), clock, config.retention_s_max)
+    retention = Retention(PrefixIndex(redis), clock, config.retention_s_max)
     server, others, sessions = _listeners(
         config=config,
         gateway=gateway,

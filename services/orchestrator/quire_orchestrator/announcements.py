@@ -52,6 +52,10 @@ class Announcements:
         for part in _parts(chunks):
             self._tell(EventKind.REMOVED, holder, part)
 
+    def cleared(self, holder: str) -> None:
+        """`holder` has nothing any more."""
+        self._tell(EventKind.CLEARED, holder, ())
+
     async def close(self) -> None:
         """Publish what still waits, as far as that goes quickly."""
         if self._telling is not None:

@@ -14,9 +14,10 @@ class OrchestratorConfig(ServiceConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7411", "host:port to listen on")
-    redis_url: str = setting("redis://127.0.0.1:6379/0", "where the metadata live", variable="QUIRE_REDIS_URL")
-    redis_cluster: bool = setting(
-        False, "ask index bucket by bucket, as a Redis Cluster needs it", variable="QUIRE_REDIS_CLUSTER"
+    redis_url: str = setting(
+        "redis://127.0.0.1:6379/0",
+        "where the metadata live: redis://, rediss://, unix://, redis+cluster://, redis+sentinel://",
+        variable="QUIRE_REDIS_URL",
     )
     cluster_secret: str = setting(
         "",

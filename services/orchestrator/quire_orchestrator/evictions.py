@@ -115,10 +115,9 @@ class Evictions:
             while more and name not in self._cluster.live:
                 page, cursor = await self._index.holdings(name, cursor)
                 more = cursor != 0
-                lost = [record for record, _ in page]
-                await self._index.unregister(name, lost, self._clock.now_ms())
-                self._announcements.removed(name, lost)
+                await self._index.unregister_held(name, page, self._clock.now_ms())
                 gone += len(page)
+            self._announcements.cleared(name)
             logger().warning("a node is gone for good: what it held is withdrawn", node=name, chunks=gone)
         return gone
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from opentelemetry.trace import SpanKind
 
-from quire.model.index import OBJECT_TIER, ChunkRecord, Listing, ObjectMark
+from quire.model.index import OBJECT_TIER, ChunkRecord, Held, Listing, ObjectMark
 from quire.telemetry import logger, names, tracer
 from quire_orchestrator.announcements import Announcements
 from quire_orchestrator.cluster import Cluster
@@ -83,9 +83,13 @@ class Reports:
         """What the index lists for a node, in two numbers."""
         return (await self._index.listings()).get(node_id, Listing())
 
-    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
         """A page of what the index lists for a node, and the next cursor, 0 at the end."""
         return await self._index.holdings(node_id, cursor)
+
+    async def withdraw_held(self, node_id: str, held: Sequence[Held]) -> None:
+        """Of what `holdings` told a node does not have these."""
+        await self._index.unregister_held(node_id, held, self._clock.now_ms())
 
     async def damaged(self, node_id: str) -> None:
         """A node found that the index has lost entries."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from quire.model.fingerprints import PRINT_BYTES
 from quire.model.hashing import tenant_name
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
@@ -98,10 +99,21 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     ) -> orchestrator_pb2.ListHoldingsResponse:
         page, cursor = await self._reports.holdings(request.node_id, request.cursor)
         return orchestrator_pb2.ListHoldingsResponse(
-            chunks=[convert.record_to(record) for record, _ in page],
-            generations=[generation for _, generation in page],
+            fingerprints=b"".join(each.fingerprint for each in page),
+            buckets=b"".join(each.bucket for each in page),
+            generations=[each.generation for each in page],
             cursor=cursor,
         )
+
+    async def WithdrawHeld(
+        self, request: orchestrator_pb2.WithdrawHeldRequest, context: Any
+    ) -> orchestrator_pb2.WithdrawHeldResponse:
+        unknown = [0] * (len(request.fingerprints) // PRINT_BYTES)
+        await self._reports.withdraw_held(
+            request.node_id, convert.held_from(request.fingerprints, request.buckets, unknown)
+        )
+        await self._reports.count_change(request.node_id)
+        return orchestrator_pb2.WithdrawHeldResponse()
 
     async def ReportDamage(
         self, request: orchestrator_pb2.ReportDamageRequest, context: Any
@@ -242,7 +254,7 @@ async def serve(config: OrchestratorConfig) -> None:
     channels = ChannelPool(tls)
     orchestrator = Orchestrator(
         config=config,
-        index=PrefixIndex(redis, cluster=config.redis_cluster),
+        index=PrefixIndex(redis),
         members=Membership(redis),
         policies=Policies(redis),
         holders=GrpcChunkHolder(channels),

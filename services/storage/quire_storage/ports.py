@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.descriptor import Descriptor
-from quire.model.index import ChunkRecord, Listing, ObjectMark
+from quire.model.index import ChunkRecord, Held, Listing, ObjectMark
 from quire.model.iocb import Iocb
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
@@ -82,9 +82,12 @@ class ClusterIndex(Protocol):
     async def listing(self, node_id: str) -> Listing:
         """What is listed for a node, in two numbers."""
 
-    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
-        """A page of what is listed for a node: records (their parents left empty), generations, and the next cursor,
-        0 at the end. A chunk that is listed all the while is in one page at least."""
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
+        """A page of what is listed for a node, and the next cursor, 0 at the end. A chunk that is listed all the while
+        is in one page at least."""
+
+    async def withdraw_held(self, node_id: str, held: Sequence[Held]) -> None:
+        """Deregister what `holdings` told of, and the node does not have. Counts as a change that it reported."""
 
     async def damaged(self, node_id: str) -> None:
         """A node found that the index has lost entries: the object tier must be looked at too."""

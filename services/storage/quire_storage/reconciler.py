@@ -7,11 +7,14 @@ from what the node believes, it looks at both, one by one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from quire.model.errors import QuireError
-from quire.model.index import ChunkRecord
+from quire.model.fingerprints import fingerprints
+from quire.model.index import ChunkRecord, Held
 from quire.telemetry import logger
 from quire_server.heartbeat import ClusterNews
 from quire_storage.ports import Clock, Listing
@@ -108,18 +111,17 @@ class Reconciler:
     async def _reconcile(self) -> None:
         """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
         dropped = await self._tiers.drop(await self._registry.drops())
-        listed: dict[bytes, int] = {}
-        gone: list[ChunkRecord] = []
-        async for page in self._registry.holdings():
-            for record, generation in page:
-                found = self._tiers.residency.look(record.key)
-                if found is None:
-                    gone.append(record)
-                elif found[1] == generation:
-                    listed[record.key] = generation
-        self._tiers.deny(gone)
+        listed: set[bytes] = set()
+        here, withdrawn = _Here(self._tiers.residency.keys), 0
+        async for page in self._registry.holdings(here.unknown):
+            for each in page:
+                key = here.key(each)
+                found = self._tiers.residency.look(key) if key is not None else None
+                if key is not None and found is not None and found[1] == each.generation:
+                    listed.add(key)
+                withdrawn += key is None
         missing = [key for key in list(self._tiers.residency.keys()) if key not in listed]
-        logger().info("compared with the index", dropped=dropped, withdrawn=len(gone), unlisted=len(missing))
+        logger().info("compared with the index", dropped=dropped, withdrawn=withdrawn, unlisted=len(missing))
         if await self._was_lost(missing):
             await self._registry.damaged()
         self._unlisted.update(dict.fromkeys(missing))
@@ -203,3 +205,30 @@ def parents_first(found: list[ChunkRecord]) -> list[ChunkRecord]:
         for each in reversed(chain):
             ordered.setdefault(each.key, each)
     return list(ordered.values())
+
+
+class _Here:
+    """The keys of what is here by their fingerprints, as the index tells of chunks. `keys`: all of them, now."""
+
+    def __init__(self, keys: Callable[[], list[bytes]]) -> None:
+        self._all = keys
+        self._look_again()
+
+    def key(self, held: Held) -> bytes | None:
+        """None for a chunk that was not here when that was looked at last."""
+        at = int(np.searchsorted(self._prints, np.frombuffer(held.fingerprint, ">u8").astype(np.uint64))[0])
+        there = at < len(self._prints) and int(self._prints[at]) == int.from_bytes(held.fingerprint, "big")
+        return self._keys[int(self._order[at])] if there else None
+
+    def unknown(self, page: Sequence[Held]) -> list[Held]:
+        """What is not here now."""
+        if all(self.key(each) is not None for each in page):
+            return []
+        self._look_again()
+        return [each for each in page if self.key(each) is None]
+
+    def _look_again(self) -> None:
+        self._keys = self._all()
+        prints = np.frombuffer(fingerprints(b"".join(self._keys)), dtype=">u8").astype(np.uint64)
+        self._order = np.argsort(prints)
+        self._prints = prints[self._order]

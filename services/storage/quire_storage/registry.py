@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from quire.model.errors import QuireError
-from quire.model.index import OBJECT_TIER, ChunkRecord, ObjectMark
+from quire.model.index import OBJECT_TIER, ChunkRecord, Held, ObjectMark
 from quire.telemetry import logger
 from quire_storage.ports import Clock, ClusterIndex, Listing
 
@@ -120,14 +120,21 @@ class Registry:
         """What the index lists for this node."""
         return await self._index.listing(self._node_id)
 
-    async def holdings(self) -> AsyncIterator[list[tuple[ChunkRecord, int]]]:
-        """Everything that the index lists for this node, page by page: records (without parents) and generations."""
-        cursor = 0
-        while True:
-            page, cursor = await self._index.holdings(self._node_id, cursor)
+    async def holdings(self, unknown: Callable[[Sequence[Held]], list[Held]]) -> AsyncIterator[list[Held]]:
+        """Everything that the index lists for this node, page by page. `unknown` says which of these are not here: they
+        are withdrawn, while nothing else is under way from this node to the index.
+        """
+        cursor, more = 0, True
+        while more:
+            page, after = await self._index.holdings(self._node_id, cursor)
+            if unknown(page):
+                async with self.quiet():
+                    page, after = await self._index.holdings(self._node_id, cursor)
+                    if gone := unknown(page):
+                        await self._index.withdraw_held(self._node_id, gone)
+                        self.changes += 1
             yield page
-            if not cursor:
-                return
+            cursor, more = after, after != 0
 
     async def unlisted(self, records: Sequence[ChunkRecord]) -> list[bytes]:
         """Keys of those for which this node is not listed."""

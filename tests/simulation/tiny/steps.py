@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from quire.model.durability import Durability
-from quire.model.index import OBJECT_TIER, ChunkRecord, ObjectMark
+from quire.model.fingerprints import fingerprint
+from quire.model.index import OBJECT_TIER, ChunkRecord, Held, ObjectMark
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk
 from tests.simulation.tiny.clients import Clients
-from tests.simulation.tiny.model import LOST, SHAPE, Broken, Node, Step, content_of, names_of, now
+from tests.simulation.tiny.model import LOST, RECORDS, SHAPE, Broken, Node, Step, content_of, names_of, now
+
+_RECORD_OF = {fingerprint(record.key): record for record in RECORDS}
 
 
 class Steps(Clients):
@@ -165,15 +168,16 @@ class Steps(Clients):
         page, _ = now(self.index.holdings(node.name, 0))
         self.later("compared", node, tuple(page))
 
-    def compared(self, node: Node, page: tuple[tuple[ChunkRecord, int], ...]) -> None:
+    def compared(self, node: Node, page: tuple[Held, ...]) -> None:
         residency = node.residency
         assert residency is not None
         gone, listed = [], set()
-        for record, generation in page:
+        for held in page:
+            record = _RECORD_OF[held.fingerprint]
             found = residency.look(record.key)
             if found is None:
                 gone.append(record)
-            elif found[1] == generation:
+            elif found[1] == held.generation:
                 listed.add(record.key)
         self.post(node, ev.Denied(gone))
         missing = sorted(set(residency.keys()) - listed)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.model.index import ChunkRecord, Listing
+from quire.model.index import ChunkRecord, Held, Listing
 from quire.testing import FakeClock
 from quire_server.heartbeat import ClusterNews
 from quire_storage.reconciler import Reconciler
@@ -35,7 +35,7 @@ class _Index:
     async def take_drops(self, node_id: str) -> dict[bytes, int]:
         return {}
 
-    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
         return [], 0
 
 

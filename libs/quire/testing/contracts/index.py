@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
+from quire.model.fingerprints import fingerprint
 from quire.model.index import DIGEST_MODULUS, ChunkRecord, Listing, ObjectMark, Pin, listing_number, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 
@@ -19,7 +21,7 @@ Index = Any
 def chain(length: int, branch: int = 0, common: int = 0) -> ChunkKeys:
     """Keys of a chain that shares its first `common` chunks with branch 0."""
     names = [(index, branch if index >= common else 0) for index in range(length)]
-    return ChunkKeys(b"".join(f"{index:05}/{which:05}".encode().ljust(32, b".") for index, which in names))
+    return ChunkKeys(b"".join(hashlib.sha256(f"{index}/{which}".encode()).digest() for index, which in names))
 
 
 async def _evict(index: Index, keys: ChunkKeys, keep: int, now_ms: int) -> list[tuple[bytes, tuple[str, ...]]]:
@@ -40,14 +42,20 @@ async def _listing(index: Index, node: str) -> Listing:
 
 async def _sum(index: Index, node: str, keys: Iterable[bytes]) -> Listing:
     """What the listing of a node should be, if it is listed for `keys`, by the entries' generations."""
+    found = await _holdings(index, node)
+    mine = [fingerprint(key) for key in keys]
+    assert found.keys() == set(mine)
+    return Listing(len(mine), sum(listing_number(each, found[each]) for each in mine) % DIGEST_MODULUS)
+
+
+async def _holdings(index: Index, node: str) -> dict[bytes, int]:
+    """Generations by fingerprint."""
     found, cursor, more = dict[bytes, int](), 0, True
     while more:
         page, cursor = await index.holdings(node, cursor)
-        found |= {record.key: generation for record, generation in page}
+        found |= {each.fingerprint: each.generation for each in page}
         more = bool(cursor)
-    mine = list(keys)
-    assert found.keys() == set(mine)
-    return Listing(len(mine), sum(listing_number(key, found[key]) for key in mine) % DIGEST_MODULUS)
+    return found
 
 
 async def _pin(index: Index, keys: ChunkKeys, lease: bytes, expires_ms: int, *, now_ms: int = 0) -> int:
@@ -157,14 +165,42 @@ class IndexContract:
         await index.unregister("b", [records(keys, 19, 1)[0]], 0)
         await _register(index, "b", records(keys, 19, 1))
         assert await _listing(index, "b") == await _sum(index, "b", [*keys.run(0, 5), *keys.run(15, 15)])
-        found: dict[bytes, int] = {}
+        found = await _holdings(index, "a")
+        assert set(found) == {fingerprint(key) for key in expected} and all(found.values())
+
+    async def test_what_holdings_tell_of_is_withdrawn(self, index: Index) -> None:
+        """Of a node that is gone for good: by fingerprints, also in buckets that lie behind one another."""
+        keys = chain(BUCKET_CHUNKS + 40)
+        await _register(index, "a", records(keys, 0, len(keys)))
+        await _register(index, "b", records(keys, 0, 30))
         cursor, more = 0, True
         while more:
             page, cursor = await index.holdings("a", cursor)
-            found |= {record.key: generation for record, generation in page}
-            assert all(not record.parent for record, _ in page)
-            more = cursor != 0
-        assert set(found) == expected and all(found.values())
+            await index.unregister_held("a", page, 0)
+            more = bool(cursor)
+        assert await _listing(index, "a") == Listing()
+        assert [(run.count, run.nodes) for run in (await index.match(keys)).runs] == [(30, ("b",))]
+
+    @pytest.mark.parametrize("branches", [3, 40])
+    async def test_a_root_that_many_share(self, index: Index, branches: int) -> None:
+        """Their chunks do not fit into one page: each is found, listed, and evicted from its end."""
+        chains = [chain(60, branch=branch, common=2) for branch in range(branches)]
+        for keys in chains:
+            await _register(index, "a", records(keys, 0, 40))
+        for keys in chains:
+            await _register(index, "b", records(keys, 30, 30))
+        for keys in chains:
+            runs = [(run.count, run.nodes) for run in (await index.match(keys)).runs]
+            assert runs == [(30, ("a",)), (10, ("a", "b")), (20, ("b",))]
+            assert await index.holders(records(keys, 28, 4)) == [("a",), ("a",), ("a", "b"), ("a", "b")]
+        assert (await _listing(index, "a")).count == 2 + 38 * branches
+        assert await _listing(index, "b") == await _sum(
+            index, "b", [key for keys in chains for key in keys.run(30, 30)]
+        )
+        for number, keys in enumerate(chains):
+            kept = 2 if number < branches - 1 else 0
+            assert len(await _evict(index, keys, 0, now_ms=0)) == 60 - kept
+        assert await _listing(index, "a") == await _listing(index, "b") == Listing()
 
     async def test_a_listing_tells_one_entry_of_a_key_from_the_next(self, index: Index) -> None:
         """An index that went back to an earlier entry differs from what the node knows; the keys are the same."""

@@ -33,6 +33,8 @@ class _CacheEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CacheE
     """The holder has the chunks."""
     CACHE_EVENT_KIND_REMOVED: _CacheEventKind.ValueType  # 2
     """It has them no more."""
+    CACHE_EVENT_KIND_CLEARED: _CacheEventKind.ValueType  # 3
+    """It has none any more: no keys follow."""
 
 class CacheEventKind(_CacheEventKind, metaclass=_CacheEventKindEnumTypeWrapper): ...
 
@@ -42,6 +44,8 @@ CACHE_EVENT_KIND_STORED: CacheEventKind.ValueType  # 1
 """The holder has the chunks."""
 CACHE_EVENT_KIND_REMOVED: CacheEventKind.ValueType  # 2
 """It has them no more."""
+CACHE_EVENT_KIND_CLEARED: CacheEventKind.ValueType  # 3
+"""It has none any more: no keys follow."""
 Global___CacheEventKind: _TypeAlias = CacheEventKind  # noqa: Y015
 
 @_typing.final

@@ -297,15 +297,16 @@ Global___ListHoldingsRequest: _TypeAlias = ListHoldingsRequest  # noqa: Y015
 class ListHoldingsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CHUNKS_FIELD_NUMBER: _builtins.int
+    FINGERPRINTS_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
     CURSOR_FIELD_NUMBER: _builtins.int
+    fingerprints: _builtins.bytes
+    """Fingerprints of the chunks that the node is listed for, 8 bytes each, concatenated."""
+    buckets: _builtins.bytes
+    """Of their buckets, likewise."""
     cursor: _builtins.int
     """For the next page; 0 after the last."""
-    @_builtins.property
-    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
-        """Chunks that the node is listed for; their parents are left empty."""
-
     @_builtins.property
     def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each chunk, in order: generation of its index entry."""
@@ -313,17 +314,61 @@ class ListHoldingsResponse(_message.Message):
     def __init__(
         self,
         *,
-        chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
+        fingerprints: _builtins.bytes = ...,
+        buckets: _builtins.bytes = ...,
         generations: _abc.Iterable[_builtins.int] | None = ...,
         cursor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "cursor", b"cursor", "generations", b"generations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "cursor", b"cursor", "fingerprints", b"fingerprints", "generations", b"generations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListHoldingsResponse: _TypeAlias = ListHoldingsResponse  # noqa: Y015
+
+@_typing.final
+class WithdrawHeldRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    FINGERPRINTS_FIELD_NUMBER: _builtins.int
+    BUCKETS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The storage node that does not hold the chunks."""
+    fingerprints: _builtins.bytes
+    """Fingerprints of chunks, as ListHoldings tells them."""
+    buckets: _builtins.bytes
+    """Of their buckets."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        fingerprints: _builtins.bytes = ...,
+        buckets: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "fingerprints", b"fingerprints", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithdrawHeldRequest: _TypeAlias = WithdrawHeldRequest  # noqa: Y015
+
+@_typing.final
+class WithdrawHeldResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithdrawHeldResponse: _TypeAlias = WithdrawHeldResponse  # noqa: Y015
 
 @_typing.final
 class ReportDamageRequest(_message.Message):

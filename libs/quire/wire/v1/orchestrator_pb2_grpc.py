@@ -92,6 +92,11 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.ListHoldingsRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListHoldingsResponse.FromString,
                 _registered_method=True)
+        self.WithdrawHeld = channel.unary_unary(
+                '/quire.v1.OrchestratorService/WithdrawHeld',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawHeldRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawHeldResponse.FromString,
+                _registered_method=True)
         self.ReportDamage = channel.unary_unary(
                 '/quire.v1.OrchestratorService/ReportDamage',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.ReportDamageRequest.SerializeToString,
@@ -251,6 +256,13 @@ class OrchestratorServiceServicer:
 
     def ListHoldings(self, request, context):
         """Everything that the index lists for a node, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WithdrawHeld(self, request, context):
+        """Deregister what ListHoldings told of, and the node does not have.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -425,6 +437,11 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     servicer.ListHoldings,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListHoldingsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.ListHoldingsResponse.SerializeToString,
+            ),
+            'WithdrawHeld': grpc.unary_unary_rpc_method_handler(
+                    servicer.WithdrawHeld,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawHeldRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.WithdrawHeldResponse.SerializeToString,
             ),
             'ReportDamage': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportDamage,
@@ -805,6 +822,33 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/ListHoldings',
             quire_dot_v1_dot_orchestrator__pb2.ListHoldingsRequest.SerializeToString,
             quire_dot_v1_dot_orchestrator__pb2.ListHoldingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WithdrawHeld(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/WithdrawHeld',
+            quire_dot_v1_dot_orchestrator__pb2.WithdrawHeldRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.WithdrawHeldResponse.FromString,
             options,
             channel_credentials,
             insecure,

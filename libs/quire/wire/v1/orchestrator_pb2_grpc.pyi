@@ -59,6 +59,8 @@ class OrchestratorServiceStub:
     """What the index lists for a node: how many chunks, and a digest of their keys."""
     ListHoldings: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ListHoldingsRequest, _orchestrator_pb2.ListHoldingsResponse]
     """Everything that the index lists for a node, page by page."""
+    WithdrawHeld: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawHeldRequest, _orchestrator_pb2.WithdrawHeldResponse]
+    """Deregister what ListHoldings told of, and the node does not have."""
     ReportDamage: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ReportDamageRequest, _orchestrator_pb2.ReportDamageResponse]
     """A node found that the index has lost entries."""
     ReportRebuilt: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ReportRebuiltRequest, _orchestrator_pb2.ReportRebuiltResponse]
@@ -121,6 +123,8 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """What the index lists for a node: how many chunks, and a digest of their keys."""
     ListHoldings: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ListHoldingsRequest, _orchestrator_pb2.ListHoldingsResponse]  # type: ignore[assignment]
     """Everything that the index lists for a node, page by page."""
+    WithdrawHeld: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawHeldRequest, _orchestrator_pb2.WithdrawHeldResponse]  # type: ignore[assignment]
+    """Deregister what ListHoldings told of, and the node does not have."""
     ReportDamage: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ReportDamageRequest, _orchestrator_pb2.ReportDamageResponse]  # type: ignore[assignment]
     """A node found that the index has lost entries."""
     ReportRebuilt: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ReportRebuiltRequest, _orchestrator_pb2.ReportRebuiltResponse]  # type: ignore[assignment]
@@ -246,6 +250,14 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.ListHoldingsResponse, _abc.Awaitable[_orchestrator_pb2.ListHoldingsResponse]]:
         """Everything that the index lists for a node, page by page."""
+
+    @_abc_1.abstractmethod
+    def WithdrawHeld(
+        self,
+        request: _orchestrator_pb2.WithdrawHeldRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.WithdrawHeldResponse, _abc.Awaitable[_orchestrator_pb2.WithdrawHeldResponse]]:
+        """Deregister what ListHoldings told of, and the node does not have."""
 
     @_abc_1.abstractmethod
     def ReportDamage(

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.model.descriptor import Descriptor
 from quire.model.errors import DeadlineExceeded, NodeUnavailable, QuireError, Unavailable
-from quire.model.index import ChunkRecord, Listing, ObjectMark
+from quire.model.index import ChunkRecord, Held, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
@@ -90,11 +90,15 @@ class GrpcClusterIndex:
         answer = await self._call(self._stub.GetListing, orchestrator_pb2.GetListingRequest(node_id=node_id))
         return Listing(answer.count, answer.digest, answer.changes)
 
-    async def holdings(self, node_id: str, cursor: int) -> tuple[list[tuple[ChunkRecord, int]], int]:
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
         request = orchestrator_pb2.ListHoldingsRequest(node_id=node_id, cursor=cursor)
         answer = await self._call(self._stub.ListHoldings, request)
-        records = map(convert.record_from, answer.chunks)
-        return list(zip(records, answer.generations, strict=True)), answer.cursor
+        return convert.held_from(answer.fingerprints, answer.buckets, answer.generations), answer.cursor
+
+    async def withdraw_held(self, node_id: str, held: Sequence[Held]) -> None:
+        prints, buckets = b"".join(each.fingerprint for each in held), b"".join(each.bucket for each in held)
+        request = orchestrator_pb2.WithdrawHeldRequest(node_id=node_id, fingerprints=prints, buckets=buckets)
+        await self._call(self._stub.WithdrawHeld, request)
 
     async def damaged(self, node_id: str) -> None:
         await self._call(self._stub.ReportDamage, orchestrator_pb2.ReportDamageRequest(node_id=node_id))

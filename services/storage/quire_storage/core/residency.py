@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, KeysInvalid, PoolFull, QuireError
+from quire.model.fingerprints import fingerprint
 from quire.model.index import DIGEST_MODULUS, listing_number
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk, DiskPlace, Header, MemoryPlace, Placed
@@ -483,7 +484,9 @@ class Residency:
     def _count_listed(self, key: bytes, generation: int, sign: int) -> None:
         if generation:
             self.listed_count += sign
-            self.listed_digest = (self.listed_digest + sign * listing_number(key, generation)) % DIGEST_MODULUS
+            self.listed_digest = (
+                self.listed_digest + sign * listing_number(fingerprint(key), generation)
+            ) % DIGEST_MODULUS
 
     def _indexing_ended(self, event: ev.IndexingEnded) -> None:
         goal = self._goals[event.ticket]

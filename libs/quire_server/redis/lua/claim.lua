@@ -1,0 +1,18 @@
+-- ARGV: 1 fingerprints packed, 2 now in ms, 3 until when the deletion runs at the most, 4 all keys packed. Returns a
+-- mask: "1" to be deleted, "0" not any more, "2" not yet, or claimed by another.
+local prints, now, keys, mask = ARGV[1], tonumber(ARGV[2]), ARGV[4], {}
+for at = 1, #prints, 8 do
+  local entry, key = entry_of(sub(prints, at, at + 7)), sub(keys, at * 4 - 3, at * 4 + 28)
+  local object = redis.call('HGET', objects, key)
+  if object and entry and listed(entry.n, '@object') then
+    redis.call('HDEL', objects, key)
+    object = false
+  end
+  if not object then mask[#mask + 1] = '0'
+  elseif tonumber(string.match(object, '%d+')) > now then mask[#mask + 1] = '2'
+  else
+    redis.call('HSET', objects, key, '!' .. ARGV[3])
+    mask[#mask + 1] = '1'
+  end
+end
+return table.concat(mask)

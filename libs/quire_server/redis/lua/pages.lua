@@ -1,0 +1,38 @@
+-- What all scripts share that look into pages.
+local sub, byte, char, find = string.sub, string.byte, string.char, string.find
+local function page_key(cell, id) return id == 0 and cell or cell .. struct.pack('>I3', id) end
+local function count_of(page) local high, low = byte(page, 1, 2) return high * 256 + low end
+local function about(page) return cmsgpack.unpack(sub(page, 3 + 8 * count_of(page))) end
+-- The row of a fingerprint, or nil.
+local function row_of(page, print)
+  local at, stop = 3, 3 + 8 * count_of(page)
+  while true do
+    at = find(page, print, at, true)
+    if not at or at >= stop then return nil end
+    if (at - 3) % 8 == 0 then return (at - 3) / 8 + 1 end
+    at = at + 1
+  end
+end
+local function directory(cell, slots, print)
+  local high, low = struct.unpack('>I1I4', print)
+  local level = 1
+  while level * 2 <= slots do level = level * 2 end
+  local slot = low % (level * 2)
+  if slot >= slots then slot = low % level end
+  return cell .. 'd' .. struct.pack('>I4', slot)
+end
+-- The number of the page beside the first one that has a chunk, or nil.
+local function page_of(cell, slots, print)
+  if slots == 0 then return nil end
+  return tonumber(redis.call('HGET', directory(cell, slots, print), sub(print, 1, 5)) or nil)
+end
+-- The holders of rows, run by run.
+local function each_run(page, from, to, add)
+  local spans = about(page)[1]
+  for at = 1, #spans, 3 do
+    local first, last = spans[at], (spans[at + 3] or count_of(page) + 1) - 1
+    if last >= from and first <= to then
+      add(math.min(last, to) - math.max(first, from) + 1, spans[at + 2])
+    end
+  end
+end

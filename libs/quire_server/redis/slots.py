@@ -1,0 +1,46 @@
+"""Names of the prefix index's keys in Redis. All of a bucket have one of 256 hash tags: they lie in one slot."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quire.model.fingerprints import PRINT_BYTES
+
+TAGS: Final = [f"{number:02x}".encode() for number in range(256)]
+
+
+def tag_of(bucket: bytes) -> bytes:
+    """The hash tag of a bucket, by its fingerprint."""
+    return TAGS[bucket[0]]
+
+
+def tagged(kind: bytes, tag: bytes) -> bytes:
+    """What all buckets of a tag share: `l` how many chunks each node is listed for, `due` objects to be deleted."""
+    return b"quire:%s:{%s}" % (kind, tag)
+
+
+_TAGGED_BYTES: Final = len(tagged(b"x", TAGS[0]))
+PAGES: Final = tagged(b"x", b"*") + b"*"
+"""Matches the pages of buckets."""
+
+
+def bucket_of_page(key: bytes) -> bytes:
+    """The bucket that a page belongs to."""
+    return key[_TAGGED_BYTES : _TAGGED_BYTES + PRINT_BYTES]
+
+
+def bucket_key(bucket: bytes) -> bytes:
+    return tagged(b"x", tag_of(bucket)) + bucket
+
+
+def pins_key(bucket: bytes) -> bytes:
+    return tagged(b"p", tag_of(bucket)) + bucket
+
+
+def objects_key(bucket: bytes) -> bytes:
+    return tagged(b"o", tag_of(bucket)) + bucket
+
+
+def bucket_keys(bucket: bytes) -> list[bytes]:
+    """Of the scripts that change a bucket."""
+    return [bucket_key(bucket), pins_key(bucket), objects_key(bucket), tagged(b"l", tag_of(bucket))]
