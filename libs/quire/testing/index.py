@@ -73,22 +73,17 @@ class MemoryIndex:
     # ---- look-ups
 
     async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match:
-        """By bisection, as Redis does it: what lies between two present keys is taken for present."""
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if keys.at(middle - 1) in self.state.entries:
-                low = middle
-            else:
-                high = middle - 1
-        if low and pin is not None:
-            self._pin(keys.at(low - 1), pin)
         runs: list[PlacedRun] = []
-        for index in range(low):
-            entry = self.state.entries.get(keys.at(index))
-            nodes = entry.nodes if entry is not None else ()
-            count = runs.pop().count if runs and runs[-1].nodes == nodes else 0
-            runs.append(PlacedRun(count + 1, nodes))
+        matched = 0
+        for key in keys:
+            entry = self.state.entries.get(key)
+            if entry is None:
+                break
+            matched += 1
+            count = runs.pop().count if runs and runs[-1].nodes == entry.nodes else 0
+            runs.append(PlacedRun(count + 1, entry.nodes))
+        if matched and pin is not None:
+            self._pin(keys.at(matched - 1), pin)
         return Match(tuple(runs))
 
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
