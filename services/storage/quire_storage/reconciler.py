@@ -112,6 +112,7 @@ class Reconciler:
         """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
         dropped = await self._tiers.drop(await self._registry.drops())
         listed: set[bytes] = set()
+        before = list(self._tiers.residency.keys())  # what comes meanwhile is registered by those who bring it
         here, withdrawn = _Here(self._tiers.residency.keys), 0
         async for page in self._registry.holdings(here.unknown):
             for each in page:
@@ -120,7 +121,7 @@ class Reconciler:
                 if key is not None and found is not None and found[1] == each.generation:
                     listed.add(key)
                 withdrawn += key is None
-        missing = [key for key in list(self._tiers.residency.keys()) if key not in listed]
+        missing = [key for key in before if key not in listed and self._tiers.residency.look(key) is not None]
         logger().info("compared with the index", dropped=dropped, withdrawn=withdrawn, unlisted=len(missing))
         if await self._was_lost(missing):
             await self._registry.damaged()
@@ -131,12 +132,17 @@ class Reconciler:
             self._spawn(self._register())
 
     async def _was_lost(self, keys: list[bytes]) -> bool:
-        """Whether the index has lost any of these, which it had acknowledged: not what is being evicted just now."""
-        suspects = await self._believed(keys)
-        if suspects:
-            await self._clock.sleep(_AGAIN_S)
-            suspects = await self._believed([record.key for record in suspects])
-        return bool(suspects) and bool(await self._registry.unlisted(suspects[:_BATCH]))
+        """Whether the index has lost any of these, which it had acknowledged. What is being evicted is not listed a
+        moment before it leaves this node: what is lost is so a while later, too.
+        """
+        for attempt in range(2):
+            if attempt:
+                await self._clock.sleep(_AGAIN_S)
+            suspects = await self._believed(keys)
+            if not suspects:
+                return False
+            keys = await self._registry.unlisted(suspects[:_BATCH])
+        return bool(keys)
 
     async def _believed(self, keys: list[bytes]) -> list[ChunkRecord]:
         """Of these the ones that this node believes to be listed."""

@@ -81,3 +81,57 @@ async def test_what_the_node_does_not_know_to_be_answered_is_no_damage() -> None
     await clock.advance(10.0)
     await asyncio.gather(*tasks)
     assert not index.damages and not tasks
+
+
+class _Racing(_Index):
+    """Lists nothing, while `lands` comes to the node, or `leaves` it soon after."""
+
+    def __init__(self, keys: dict[bytes, int]) -> None:
+        super().__init__()
+        self.keys = keys
+        self.lands: dict[bytes, int] = {}
+        self.leaves = False
+
+    async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
+        self.keys |= self.lands
+        return [], 0
+
+    async def locate(self, records: list[ChunkRecord]) -> list[tuple[str, ...]]:
+        if self.leaves:
+            self.keys.clear()
+        return [()] * len(records)
+
+
+@pytest.mark.parametrize(("case", "damages"), [("lost", 1), ("lands", 0), ("leaves", 0)])
+async def test_what_comes_or_goes_meanwhile_is_not_lost(case: str, damages: int) -> None:
+    """An index that was wrongly reported as damaged was told of the object tier, and evicted chunks came back."""
+    key = b"k" * 32
+    keys = {} if case == "lands" else {key: 5}
+    index, clock, tasks = _Racing(keys), FakeClock(), list[asyncio.Task[None]]()
+    index.lands, index.leaves = {key: 5} if case == "lands" else {}, case == "leaves"
+    record = ChunkRecord(key, b"", key, b"")
+
+    def look(each: bytes) -> tuple[Any, int] | None:
+        return (SimpleNamespace(chunk=SimpleNamespace(record=record)), keys[each]) if each in keys else None
+
+    async def drop(generations: dict[bytes, int]) -> int:
+        return 0
+
+    async def reregister(missing: list[bytes]) -> set[bytes]:
+        return set(missing)
+
+    anything: Any = index
+    residency = SimpleNamespace(listed_count=1, listed_digest=1, keys=lambda: list(keys), look=look)
+    tiers: Any = SimpleNamespace(residency=residency, objects=None, drop=drop, reregister=reregister)
+    reconciler = Reconciler(
+        tiers=tiers,
+        registry=Registry("a", anything, clock, 1.0),
+        clock=clock,
+        spawn=lambda work: tasks.append(asyncio.create_task(work)),
+    )
+    reconciler.on_news(ClusterNews("new", listing=Listing()))
+    for _ in range(20):
+        await clock.advance(0.5)
+    for each in tasks:
+        await asyncio.wait_for(each, 10)
+    assert index.damages == damages
