@@ -142,7 +142,8 @@ async def test_a_level_asked_for_later_is_reached_without_the_bytes(three: Local
         await store(client, namespace, keys, payload, durability=Durability.MEMORY)
         again = await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
         assert (again.stored_chunks, again.known_chunks, again.bytes_moved) == (0, 20, 0)
-        assert all(len(names) == 2 for names in await _holders(three, keys))
+        holders = await _holders(three, keys)
+        assert all(len(names) == 2 for names in holders), holders
 
 
 async def test_a_rotten_byte_is_healed_from_the_other_node(tmp_path: Path) -> None:
