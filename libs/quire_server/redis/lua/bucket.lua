@@ -37,14 +37,7 @@ local function insert(list, at, ...)
 end
 local function erase(list, at, count) for _ = 1, count do table.remove(list, at) end end
 local function find_row(page, print)
-  if page.rows[print] then return page.rows[print] end
-  local at = 1
-  while true do
-    at = find(page.prints, print, at, true)
-    if not at then return nil end
-    if (at - 1) % 8 == 0 then return (at - 1) / 8 + 1 end
-    at = at + 1
-  end
+  return page.rows[print] or row_among(page.prints, print, 1, #page.prints)
 end
 local function join(page)
   if #page.added > 0 then page.prints, page.added, page.rows = page.prints .. table.concat(page.added), {}, {} end

@@ -32,12 +32,7 @@ for b = 1, buckets do
     local chunk = first + done
     local print = sub(prints, 8 * chunk + 1, 8 * chunk + 8)
     local row = row_of(page, print)
-    if not row and page ~= root then page = root; row = row_of(page, print) end
-    if not row then
-      local id = page_of(cell, about(root)[5], print)
-      page = id and redis.call('GET', page_key(cell, id))
-      row = page and row_of(page, print)
-    end
+    if not row then page, row = page_with(cell, root, print) end
     if not row then break end
     local count = common(page, row, chunk, math.min(count_of(page) - row + 1, size - done))
     each_run(page, row, row + count - 1, add)

@@ -2,17 +2,24 @@
 local sub, byte, char, find = string.sub, string.byte, string.char, string.find
 local function page_key(cell, id) return id == 0 and cell or cell .. struct.pack('>I3', id) end
 local function count_of(page) local high, low = byte(page, 1, 2) return high * 256 + low end
-local function about(page) return cmsgpack.unpack(sub(page, 3 + 8 * count_of(page))) end
--- The row of a fingerprint, or nil.
-local function row_of(page, print)
-  local at, stop = 3, 3 + 8 * count_of(page)
+local unpacked = {}
+-- What is known of a page's chunks (`scripts`).
+local function about(page)
+  local known = unpacked[page]
+  if not known then known = cmsgpack.unpack(sub(page, 3 + 8 * count_of(page))); unpacked[page] = known end
+  return known
+end
+-- The row of a fingerprint among those that are packed from one byte to before another, or nil.
+local function row_among(packed, print, from, stop)
+  local at = from
   while true do
-    at = find(page, print, at, true)
+    at = find(packed, print, at, true)
     if not at or at >= stop then return nil end
-    if (at - 3) % 8 == 0 then return (at - 3) / 8 + 1 end
+    if (at - from) % 8 == 0 then return (at - from) / 8 + 1 end
     at = at + 1
   end
 end
+local function row_of(page, print) return row_among(page, print, 3, 3 + 8 * count_of(page)) end
 local function directory(cell, slots, print)
   local high, low = struct.unpack('>I1I4', print)
   local level = 1
@@ -25,6 +32,14 @@ end
 local function page_of(cell, slots, print)
   if slots == 0 then return nil end
   return tonumber(redis.call('HGET', directory(cell, slots, print), sub(print, 1, 5)) or nil)
+end
+-- The page that has a chunk of a bucket with that first page, and the row there; the row is nil where none has.
+local function page_with(cell, root, print)
+  local row = root and row_of(root, print)
+  if row or not root then return root, row end
+  local id = page_of(cell, about(root)[5], print)
+  local page = id and redis.call('GET', page_key(cell, id))
+  return page, page and row_of(page, print)
 end
 -- The holders of rows, run by run.
 local function each_run(page, from, to, add)
