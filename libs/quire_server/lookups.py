@@ -21,14 +21,14 @@ from quire.model.hashing import Namespace
 from quire.model.index import ChunkRecord, Match, Pin, records
 from quire.model.keys import ChunkKeys
 from quire.model.lease import Lease, LeaseSigner
-from quire.model.nodes import Location, Node, NodeAddress
+from quire.model.nodes import Location, Node, NodeAddress, StorageInfo
 from quire.model.policy import TenantPolicy
 from quire.model.profile import Profiles
 from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tally, tracer
 from quire_server.clock import Clock
 from quire_server.core.advice import Advice, advise
-from quire_server.core.placement import addresses_of, newcomer_rate, readable_each, readable_ranges
+from quire_server.core.placement import Reader, addresses_of, readable_each, readable_ranges
 from quire_server.picture import Picture
 
 _REDIS: Final = {"db.system.name": "redis"}
@@ -124,6 +124,7 @@ class Lookups:
         self._profiles = profiles
         self._clock = clock
         self._signer = LeaseSigner(settings.secret.encode())
+        self._turn = 0
         self._namespaces: set[str] = set()
         self._leased: dict[bytes, int] = {}
         self._expiries: list[tuple[int, bytes]] = []
@@ -189,14 +190,14 @@ class Lookups:
         if question.lease_ttl_ms:
             raise InvalidRequest("only prefixes are leased", field="lease_ttl_ms")
         roots = records(keys, 0, len(keys), unchained=True)
-        live, started = self._picture.storage_nodes(), time.perf_counter_ns()
+        live, reader, started = self._picture.storage_nodes(), self._reader(question), time.perf_counter_ns()
         with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
             holders = await self._index.holders(roots)
-        there, ranges = readable_each(holders, live, keys, question.client)
+        there, ranges = readable_each(holders, live, keys, reader)
         if len(there) < sum(map(bool, holders)):  # a holder is dead, or has joined since the picture was taken
             await self._picture.refresh()
             live = self._picture.storage_nodes()
-            there, ranges = readable_each(holders, live, keys, question.client)
+            there, ranges = readable_each(holders, live, keys, reader)
         self._count(question.namespace, len(there), len(keys))
         index_us = (time.perf_counter_ns() - started) // 1000
         tenant = self._picture.tenant(question.namespace)
@@ -205,17 +206,18 @@ class Lookups:
     async def _readable(self, question: Question, keys: ChunkKeys, pin: Pin | None) -> _Readable:
         """The part of `keys` that can be read; its last chunk is pinned."""
         live, looked_again, index_us = self._picture.storage_nodes(), False, 0
+        reader = self._reader(question)
         while True:
             started = time.perf_counter_ns()
             with tracer().start_as_current_span(names.INDEX_MATCH, kind=SpanKind.CLIENT, attributes=_REDIS):
                 match = await self._index.match(keys, pin)
             index_us += (time.perf_counter_ns() - started) // 1000
-            ranges = readable_ranges(match, live, keys, question.client)
+            ranges = readable_ranges(match, live, keys, reader)
             if _covered(ranges) < match.count and not looked_again:
                 # A holder is dead, or has joined since the picture was taken: what it has may be acknowledged.
                 await self._picture.refresh()
                 live, looked_again = self._picture.storage_nodes(), True
-                ranges = readable_ranges(match, live, keys, question.client)
+                ranges = readable_ranges(match, live, keys, reader)
             matched = keys.run(0, match.count)
             keys = keys.run(0, _covered(ranges))
             if pin is None or len(keys) == len(matched):
@@ -224,6 +226,10 @@ class Lookups:
             await self._unpin(matched, pin)
             if not len(keys):
                 return _Readable(keys, ranges, live, index_us)
+
+    def _reader(self, question: Question) -> Reader:
+        self._turn += 1
+        return Reader(question.namespace.layout.chunk_bytes, question.client, self._picture.link_rates, self._turn)
 
     async def _unpin(self, keys: ChunkKeys, pin: Pin | None) -> None:
         if pin is not None and len(keys):
@@ -264,12 +270,18 @@ class Lookups:
         if question.prompt_tokens < matched * layout.chunk_tokens:
             raise InvalidRequest(f"{question.prompt_tokens}, but more are cached", field="prompt_tokens")
         profile = self._profiles.find(question.namespace.model_id, question.device)
-        rate = newcomer_rate(self._picture.live.values(), ranges[0].node_id)
+        rate = self._newcomer_rate(ranges[0].node_id)
         if profile is None or rate <= 0:
             return None
         rate = min(rate, tenant.cap_bytes_per_s or rate)
         fixed_s = self._settings.fetch_fixed_ms / 1000
         return advise(profile, layout, question.prompt_tokens, matched, rate, fixed_s)
+
+    def _newcomer_rate(self, storage_node: str) -> int:
+        """What one more delivery would get on that node's link, bytes per second; 0: unknown."""
+        node = self._picture.live.get(storage_node)
+        about = node.about if node is not None else None
+        return self._picture.link_rates.get(about.link, 0) if isinstance(about, StorageInfo) else 0
 
     def _count(self, namespace: Namespace, matched: int, asked: int) -> None:
         """By namespace, the first so many; Prometheus keeps a series for each."""

@@ -15,6 +15,7 @@ from quire.telemetry import background, logger
 from quire.wire import version
 from quire_server import tasks
 from quire_server.clock import Clock
+from quire_server.core.placement import link_rates_of
 
 
 class Picture(Protocol):
@@ -23,6 +24,10 @@ class Picture(Protocol):
     @property
     def live(self) -> Mapping[str, Node]:
         """Members that are alive, by name."""
+
+    @property
+    def link_rates(self) -> Mapping[str, int]:
+        """What one more delivery would get on each link, bytes per second, where the scheduler says so."""
 
     def storage_nodes(self) -> Mapping[str, Node]:
         """Storage nodes among them."""
@@ -64,6 +69,7 @@ class View:
         self._looking = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self.live: Mapping[str, Node] = {}
+        self.link_rates: Mapping[str, int] = {}
 
     async def start(self) -> None:
         """Look once, if Redis answers, and keep looking."""
@@ -92,6 +98,7 @@ class View:
         members = await self._members.live()
         self.live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
         self._storage = {name: node for name, node in self.live.items() if node.role is Role.STORAGE}
+        self.link_rates = link_rates_of(self.live.values())
         self._tenants = await self._policies.tenants()
 
     async def _try(self) -> None:

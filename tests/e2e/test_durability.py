@@ -106,7 +106,8 @@ async def test_replicated_survives_the_loss_of_a_node(three: LocalCluster) -> No
         namespace = fresh_namespace()
         keys, payload = some_keys(namespace, 60), random_payload(namespace, 60)
         await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
-        assert all(len(names) == 2 for names in await _holders(three, keys))
+        holders = await _holders(three, keys)
+        assert all(len(names) == 2 for names in holders), holders
         found = await client.lookup(namespace, keys)
         victim = found.ranges[0].node_id
         await client.release(found)

@@ -12,17 +12,8 @@ from quire.client import QuireClient
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, InvalidRequest, NotImplementedHere, TargetInvalid
-from quire.model.hashing import Namespace
-from quire.model.nodes import Node, StorageInfo
-from quire_server.core.placement import placed_ranges
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
-
-
-def _owners(namespace: Namespace, chunks: int) -> set[str]:
-    """The storage nodes among which a prefix of this namespace is spread."""
-    nodes = [Node(node_id=f"storage-{index}", about=StorageInfo()) for index in range(3)]
-    return {each.node_id for each in placed_ranges(some_keys(namespace, chunks), 0, nodes)}
 
 
 @pytest.fixture(params=["session-ucx", "calls-ucx", "session-shared"])
@@ -43,8 +34,6 @@ async def test_what_was_stored_comes_back_layer_by_layer(
     """Bytes are exact at the moment each layer is announced, with stripes from several storage nodes (700 chunks)."""
     async with QuireClient(cluster.gateway_address) as client:
         namespace = fresh_namespace()
-        while chunks > 256 and len(_owners(namespace, chunks)) < 2:
-            namespace = fresh_namespace()
         keys, payload = some_keys(namespace, chunks), random_payload(namespace, chunks, seed=chunks)
         summary = await store(client, namespace, keys, payload)
         assert (summary.stored_chunks, summary.known_chunks) == (chunks, 0)
@@ -78,8 +67,6 @@ async def test_retrieved_in_one_exchange(cluster: LocalCluster, matching: int, f
     """What matches lies where it would if all of it did; what does not is left alone; the lease can be given back."""
     async with QuireClient(cluster.gateway_address) as client:
         namespace, chunks = fresh_namespace(), 700
-        while len(_owners(namespace, chunks)) < 2:
-            namespace = fresh_namespace()
         keys, payload = some_keys(namespace, chunks), random_payload(namespace, chunks)
         if matching:
             await store(client, namespace, keys.run(0, matching), payload[:, :matching])

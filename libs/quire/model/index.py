@@ -33,9 +33,12 @@ class PlacedRun:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest indexed prefix, as runs from its start."""
+    """The longest indexed prefix, as runs from its start. `extended`: an indexed chunk extends the last one of them,
+    the one that was asked for or another one.
+    """
 
     runs: tuple[PlacedRun, ...]
+    extended: bool = False
 
     @property
     def count(self) -> int:

@@ -84,7 +84,8 @@ class MemoryIndex:
             runs.append(PlacedRun(count + 1, entry.nodes))
         if matched and pin is not None:
             self._pin(keys.at(matched - 1), pin)
-        return Match(tuple(runs))
+        extended = matched > 0 and self.state.entries[keys.at(matched - 1)].children > 0
+        return Match(tuple(runs), extended)
 
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         found = (self.state.entries.get(chunk.key) for chunk in chunks)

@@ -1,16 +1,25 @@
-"""Where chunks go and where they are read from. Pure functions of keys, placements and live nodes."""
+"""Chunk ranges, and where chunks are read from. Pure functions of keys, placements and live nodes."""
 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
 
 from quire.model.index import OBJECT_TIER, Match
-from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
+from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, Node, NodeAddress, SchedulerInfo, StorageInfo
 from quire.model.ranges import ChunkRange
+from quire_server.core.claims import claims_by_capacity
 
-_NOWHERE = Location()
+_NOWHERE: Final = Location()
+_RANGE_BYTES: Final = 32 << 20
+_RANGE_CHUNKS_MAX: Final = 64
+_GOLDEN: Final = 0.6180339887498949
+"""Its multiples modulo 1 fill the unit interval evenly."""
 
 
 def rendezvous(name: bytes, nodes: Iterable[Node]) -> list[Node]:
@@ -25,24 +34,52 @@ def rendezvous(name: bytes, nodes: Iterable[Node]) -> list[Node]:
     return sorted(nodes, key=claim, reverse=True)
 
 
-def readable_ranges(
-    match: Match, live: Mapping[str, Node], keys: ChunkKeys, client: Location = _NOWHERE
-) -> list[ChunkRange]:
+def range_chunks(chunk_bytes: int) -> int:
+    """How many consecutive chunks are kept together: enough bytes for large reads, and so few chunks that a prefix of
+    a few thousand tokens uses the links of several nodes.
+    """
+    return max(1, min(_RANGE_CHUNKS_MAX, _RANGE_BYTES // chunk_bytes))
+
+
+def cut(first: int, stop: int, chunk_bytes: int, room: int = 0) -> list[tuple[int, int]]:
+    """(first, stop) of the ranges of chunks first … stop-1; the first of them takes `room` chunks, if that is not 0."""
+    step, bounds, at = range_chunks(chunk_bytes), list[tuple[int, int]](), first
+    while at < stop:
+        after = min(stop, at + (room if room and at == first else step))
+        bounds.append((at, after))
+        at = after
+    return bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Who reads. `client`: where that is; `chunk_bytes`: of the chunks that are read; `link_rates`: what one more
+    delivery would get on each link, where that is known, in bytes per second. `turn`: the number of the look-up.
+    """
+
+    chunk_bytes: int
+    client: Location = _NOWHERE
+    link_rates: Mapping[str, int] = field(default_factory=dict)
+    turn: int = 0
+
+
+def readable_ranges(match: Match, live: Mapping[str, Node], keys: ChunkKeys, reader: Reader) -> list[ChunkRange]:
     """The longest part of `match` of which every chunk can be read, and where.
 
-    Of several replicas the nearest to the client is taken, and among those equally near the one that has what is
-    before, so that ranges stay long. What only the object tier has goes to the node with the strongest claim on it.
+    Of several replicas the nearest to the client is taken. Those equally near take turns, range by range, by what
+    their links have left. What only the object tier has goes to the nodes with the strongest claim on it.
     """
     ranges: list[ChunkRange] = []
+    choice = _Choice(live, reader)
     first = 0
     for run in match.runs:
-        holders = [live[name] for name in run.nodes if name in live]
-        if holders:
-            best = _nearest(holders, client, ranges[-1].node_id if ranges else "")
-            _extend(ranges, ChunkRange(best, first, run.count))
+        if choice.holders(run.nodes):
+            extend(ranges, ChunkRange(choice.of(run.nodes, ranges), first, run.count))
         elif OBJECT_TIER in run.nodes and live:
-            for each in placed_ranges(keys.run(0, first + run.count), first, list(live.values())):
-                _extend(ranges, each)
+            bounds = cut(first, first + run.count, reader.chunk_bytes)
+            names = claims_by_capacity(live.values()).strongest([keys.at(at) for at, _ in bounds])
+            for (at, stop), name in zip(bounds, names, strict=True):
+                extend(ranges, ChunkRange(name, at, stop - at))
         else:
             break
         first += run.count
@@ -50,7 +87,7 @@ def readable_ranges(
 
 
 def readable_each(
-    holders: Sequence[Sequence[str]], live: Mapping[str, Node], keys: ChunkKeys, client: Location = _NOWHERE
+    holders: Sequence[Sequence[str]], live: Mapping[str, Node], keys: ChunkKeys, reader: Reader
 ) -> tuple[list[int], list[ChunkRange]]:
     """Which of chunks that are no prefix can be read, by what the index says of each; and where, counting those.
 
@@ -58,37 +95,52 @@ def readable_each(
     """
     there: list[int] = []
     ranges: list[ChunkRange] = []
-    nearest: dict[tuple[tuple[str, ...], str], str] = {}
+    choice = _Choice(live, reader)
     for at, names in enumerate(holders):
-        before = ranges[-1].node_id if ranges else ""
-        case = (tuple(names), before)
-        if case not in nearest:
-            nearest[case] = _nearest([live[name] for name in names if name in live], client, before)
-        node_id = nearest[case]
-        if not node_id and OBJECT_TIER in names and live:
-            node_id = rendezvous(keys.at(at), live.values())[0].node_id
+        node_id = ""
+        if choice.holders(tuple(names)):
+            node_id = choice.of(tuple(names), ranges)
+        elif OBJECT_TIER in names and live:
+            node_id = claims_by_capacity(live.values()).strongest([keys.at(at)])[0]
         if node_id:
-            _extend(ranges, ChunkRange(node_id, len(there), 1))
+            extend(ranges, ChunkRange(node_id, len(there), 1))
             there.append(at)
     return there, ranges
 
 
-def _nearest(holders: Sequence[Node], client: Location, before: str) -> str:
-    """Of several the nearest to the client, and among those equally near `before`; "" of none."""
-    if not holders:
-        return ""
-    return min(holders, key=lambda node: (client.distance(node.location), node.node_id != before)).node_id
+class _Choice:
+    """Which replica serves, for one request."""
 
+    def __init__(self, live: Mapping[str, Node], reader: Reader) -> None:
+        self._live = live
+        self._reader = reader
+        self._step = range_chunks(reader.chunk_bytes)
+        self._nearest: dict[tuple[str, ...], list[Node]] = {}
+        self._turn = reader.turn
 
-def placed_ranges(keys: ChunkKeys, first: int, nodes: Sequence[Node]) -> list[ChunkRange]:
-    """Nodes for chunks from `first` on: each index bucket together at the node with the strongest claim."""
-    ranges: list[ChunkRange] = []
-    at = first
-    while at < len(keys):
-        stop = min(len(keys), at - at % BUCKET_CHUNKS + BUCKET_CHUNKS)
-        _extend(ranges, ChunkRange(rendezvous(keys.bucket_of(at), nodes)[0].node_id, at, stop - at))
-        at = stop
-    return ranges
+    def holders(self, names: tuple[str, ...]) -> list[Node]:
+        """Those that are alive and nearest to the client, all equally near."""
+        if names not in self._nearest:
+            nodes = [self._live[name] for name in names if name in self._live]
+            distances = [self._reader.client.distance(node.location) for node in nodes]
+            near = min(distances, default=0)
+            self._nearest[names] = [node for node, each in zip(nodes, distances, strict=True) if each == near]
+        return self._nearest[names]
+
+    def of(self, names: tuple[str, ...], before: Sequence[ChunkRange]) -> str:
+        """One of them: the one that has what is before, while that is less than a range."""
+        nodes = self.holders(names)
+        if len(nodes) == 1:
+            return nodes[0].node_id
+        last = before[-1] if before else None
+        if last is not None and last.count < self._step and any(node.node_id == last.node_id for node in nodes):
+            return last.node_id
+        self._turn += 1
+        rates = list(accumulate(self._rate(node) for node in nodes))
+        return nodes[bisect(rates, self._turn * _GOLDEN % 1 * rates[-1], hi=len(nodes) - 1)].node_id
+
+    def _rate(self, node: Node) -> int:
+        return self._reader.link_rates.get(node.about.link, 1) if isinstance(node.about, StorageInfo) else 1
 
 
 def addresses_of(ranges: Iterable[ChunkRange], live: Mapping[str, Node]) -> list[NodeAddress]:
@@ -97,17 +149,17 @@ def addresses_of(ranges: Iterable[ChunkRange], live: Mapping[str, Node]) -> list
     return [NodeAddress(node.node_id, node.grpc_address, node.worker_address) for node in nodes]
 
 
-def newcomer_rate(members: Iterable[Node], storage_node: str) -> int:
-    """What the scheduler that leads would grant one more delivery on that node's link, bytes per second; 0: unknown."""
-    about = {node.node_id: node.about for node in members}
-    storage = about.get(storage_node)
-    if not isinstance(storage, StorageInfo):
-        return 0
-    rates = [each.link_rates.get(storage.link, 0) for each in about.values() if isinstance(each, SchedulerInfo)]
-    return max(rates, default=0)
+def link_rates_of(members: Iterable[Node]) -> dict[str, int]:
+    """What the scheduler that leads would grant one more delivery on each link, bytes per second."""
+    rates: dict[str, int] = {}
+    for node in members:
+        if isinstance(node.about, SchedulerInfo):
+            for link, rate in node.about.link_rates.items():
+                rates[link] = max(rate, rates.get(link, 0))
+    return rates
 
 
-def _extend(ranges: list[ChunkRange], more: ChunkRange) -> None:
+def extend(ranges: list[ChunkRange], more: ChunkRange) -> None:
     """Append, as one with the last range if that is of the same node."""
     if ranges and ranges[-1].node_id == more.node_id:
         last = ranges.pop()

@@ -433,9 +433,10 @@ class PrefixIndex:
         calls: list[tuple[list[bytes], list[Any]]] = [
             ([bucket_key(opener)], [part, BUCKET_CHUNKS, 1]) for opener, part in zip(openers, parts, strict=True)
         ]
-        flat: list[Any] = []
-        for part, runs in zip(parts, await self._all("match", calls), strict=True):
+        flat: list[Any] = [0]
+        for part, (extended, *runs) in zip(parts, await self._all("match", calls), strict=True):
             flat += runs
+            flat[0] = extended if runs else flat[0]
             if sum(runs[::2]) * PRINT_BYTES < len(part):
                 break
         return flat
@@ -468,12 +469,12 @@ class PrefixIndex:
 def _runs(flat: Sequence[Any]) -> Match:
     """What the script returns, neighbours of one placement together."""
     runs: list[PlacedRun] = []
-    for count, placement in zip(flat[::2], flat[1::2], strict=True):
+    for count, placement in zip(flat[1::2], flat[2::2], strict=True):
         nodes = _nodes(placement)
         if runs and runs[-1].nodes == nodes:
             count += runs.pop().count
         runs.append(PlacedRun(count, nodes))
-    return Match(tuple(runs))
+    return Match(tuple(runs), bool(flat[0]))
 
 
 def _keys(chunks: Sequence[ChunkRecord]) -> bytes:

@@ -16,24 +16,29 @@ from quire.model.ranges import ChunkRange, clip
 from quire.telemetry import logger
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.core.eviction import in_object
+from quire_orchestrator.core.placement import Placement, Tail
 from quire_orchestrator.errors import NoDurableNode
-from quire_orchestrator.ports import ChunkHolder, Index
+from quire_orchestrator.ports import ChunkHolder, Clock, Index
 from quire_server.core.placement import (
+    Reader,
     addresses_of,
-    placed_ranges,
+    range_chunks,
     readable_each,
     readable_ranges,
-    rendezvous,
 )
 
 
 class Allocation:
     """Every public method is one request."""
 
-    def __init__(self, *, index: Index, cluster: Cluster, holders: ChunkHolder) -> None:
+    def __init__(
+        self, *, index: Index, cluster: Cluster, holders: ChunkHolder, placement: Placement, clock: Clock
+    ) -> None:
         self._index = index
         self._cluster = cluster
         self._holders = holders
+        self._placement = placement
+        self._clock = clock
 
     async def allocate(
         self,
@@ -42,6 +47,7 @@ class Allocation:
         durability: Durability,
         on_existing: OnExisting,
         *,
+        chunk_bytes: int,
         unchained: bool = False,
     ) -> tuple[list[ChunkRange], list[NodeAddress], int]:
         """Nodes for the chunks that are not stored, how they are reached, and how many are stored, from the start on.
@@ -57,10 +63,11 @@ class Allocation:
             raise NoDurableNode("two storage nodes are needed, one is alive")
         if first > len(keys):
             raise InvalidRequest(f"{first}, but there are {len(keys)} keys", field="first_chunk")
+        reader = Reader(chunk_bytes)
         if unchained:
-            return await self._allocate_each(keys, first, durability, on_existing, live)
+            return await self._allocate_each(keys, first, durability, on_existing, live, reader)
         match = await self._index.match(keys)
-        readable = readable_ranges(match, live, keys)
+        readable = readable_ranges(match, live, keys, reader)
         if durability is not Durability.MEMORY:
             readable = await self._raised(match, readable, keys, durability)
         known = readable[-1].stop if readable else 0
@@ -68,19 +75,26 @@ class Allocation:
             raise InvalidRequest(
                 f"chunk {known} is not stored, so chunks from {first} on would have no parent", field="first_chunk"
             )
-        placed = placed_ranges(keys, max(known, first), nodes)
+        tail = _tail(readable, chunk_bytes) if known == match.count and not match.extended else None
+        placed = self._placement.place(keys, known, nodes, chunk_bytes, self._clock.monotonic_s(), tail)
         if on_existing is OnExisting.VERIFY:
             placed = [*clip(readable, first, known), *placed]
         return placed, addresses_of(placed, live), known
 
     async def _allocate_each(
-        self, keys: ChunkKeys, first: int, durability: Durability, on_existing: OnExisting, live: Mapping[str, Node]
+        self,
+        keys: ChunkKeys,
+        first: int,
+        durability: Durability,
+        on_existing: OnExisting,
+        live: Mapping[str, Node],
+        reader: Reader,
     ) -> tuple[list[ChunkRange], list[NodeAddress], int]:
-        """The new ones together at the node with the strongest claim on the first of them."""
+        """The new ones in ranges, as if they were a prefix."""
         if first or on_existing is OnExisting.VERIFY:
             raise InvalidRequest("chunks that are no prefix are stored whole, and not compared", field="first_chunk")
         holders = await self._index.holders(records(keys, 0, len(keys), unchained=True))
-        there, readable = readable_each(holders, live, keys)
+        there, readable = readable_each(holders, live, keys, reader)
         known = set(there)
         if durability is not Durability.MEMORY:
             found = keys.pick(there)
@@ -90,13 +104,15 @@ class Allocation:
         new = [at for at in range(len(keys)) if at not in known]
         if not new:
             return [], [], len(known)
-        node = rendezvous(keys.at(new[0]), live.values())[0]
+        nodes, now_s = list(live.values()), self._clock.monotonic_s()
+        together = self._placement.place(keys.pick(new), 0, nodes, reader.chunk_bytes, now_s)
         placed: list[ChunkRange] = []
-        for at in new:
-            if placed and placed[-1].stop == at:
-                placed[-1] = replace(placed[-1], count=placed[-1].count + 1)
-            else:
-                placed.append(ChunkRange(node.node_id, at, 1))
+        for each in together:
+            for at in new[each.first : each.stop]:
+                if placed and (placed[-1].node_id, placed[-1].stop) == (each.node_id, at):
+                    placed[-1] = replace(placed[-1], count=placed[-1].count + 1)
+                else:
+                    placed.append(ChunkRange(each.node_id, at, 1))
         return placed, addresses_of(placed, live), len(known)
 
     async def _raised(
@@ -131,3 +147,9 @@ class Allocation:
         except (QuireError, KeyError) as error:
             logger().warning("chunks could not be made durable", node=each.node_id, error=str(error))
             return mine
+
+
+def _tail(readable: Sequence[ChunkRange], chunk_bytes: int) -> Tail | None:
+    """The range that a chain ends in, if it has room."""
+    room = -readable[-1].count % range_chunks(chunk_bytes) if readable else 0
+    return Tail(readable[-1].node_id, room) if room else None

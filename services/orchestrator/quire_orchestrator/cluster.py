@@ -16,12 +16,14 @@ from quire_orchestrator.core.eviction import rebuilder
 from quire_orchestrator.policies import Policies
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members
 from quire_server import tasks
+from quire_server.core.placement import link_rates_of
 from quire_server.heartbeat import ClusterNews
 
 
 class Cluster:
     """`live`: members by name. `rebuild`: the rebuilding of the index that is wanted. `seen_s`: when each member was
-    last seen, by the monotonic clock. `listings`: what the index lists for each node.
+    last seen, by the monotonic clock. `listings`: what the index lists for each node. `link_rates`: what one more
+    delivery would get on each link, bytes per second.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Cluster:
         self.live: dict[str, Node] = {}
         self.listings: dict[str, Listing] = {}
         self.seen_s: dict[str, float] = {}
+        self.link_rates: dict[str, int] = {}
         self._epoch = self.rebuild = ""
         self._unusable: dict[str, str] = {}
         self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -105,6 +108,7 @@ class Cluster:
         # A node accepted by an orchestrator of another release is not used by this one.
         members = await self._members.live()
         self.live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
+        self.link_rates = link_rates_of(self.live.values())
         self._epoch, self.rebuild = await self._index.epoch(), await self._index.rebuild()
         self.listings = await self._index.listings()
         for name in self.live:

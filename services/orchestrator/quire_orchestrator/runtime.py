@@ -10,6 +10,7 @@ from quire_orchestrator.allocation import Allocation
 from quire_orchestrator.announcements import Announcements, EventLog
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.config import OrchestratorConfig
+from quire_orchestrator.core.placement import Placement
 from quire_orchestrator.evictions import Evictions
 from quire_orchestrator.policies import Policies
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members, PolicyBook
@@ -39,7 +40,8 @@ class Orchestrator:
         )
         settings = LookupSettings(secret=config.cluster_secret)
         self.lookups = Lookups(settings=settings, index=index, picture=cluster, profiles=Profiles(None), clock=clock)
-        self.allocation = Allocation(index=index, cluster=cluster, holders=holders)
+        placement = Placement(2 * config.heartbeat_ms / 1000)
+        self.allocation = Allocation(index=index, cluster=cluster, holders=holders, placement=placement, clock=clock)
         self.evictions = Evictions(
             config=config, index=index, cluster=cluster, holders=holders, announcements=announcements, clock=clock
         )

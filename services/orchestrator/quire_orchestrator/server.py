@@ -45,12 +45,13 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def Allocate(
         self, request: orchestrator_pb2.AllocateRequest, context: Any
     ) -> orchestrator_pb2.AllocateResponse:
-        convert.namespace_from(request.namespace)
+        namespace = convert.namespace_from(request.namespace)
         ranges, nodes, known = await self._allocation.allocate(
             ChunkKeys(request.chunk_keys),
             request.first_chunk,
             convert.durability_from(request.durability),
             convert.on_existing_from(request.on_existing),
+            chunk_bytes=namespace.layout.chunk_bytes,
             unchained=request.unchained,
         )
         return orchestrator_pb2.AllocateResponse(

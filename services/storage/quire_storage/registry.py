@@ -12,7 +12,8 @@ from quire.model.index import OBJECT_TIER, ChunkRecord, Held, ObjectMark
 from quire.telemetry import logger
 from quire_storage.ports import Clock, ClusterIndex, Listing
 
-_RETRY_S: Final = 0.02
+_RETRY_S: Final = 0.002
+_RETRY_S_MAX: Final = 0.05
 _BATCH_CHUNKS: Final = 4096
 
 
@@ -33,23 +34,30 @@ class Registry:
     async def registering(self, wanted: Sequence[ChunkRecord]) -> AsyncIterator[dict[bytes, int]]:
         """Generations of index entries by key, as they are indexed.
 
-        A chunk whose parent is on its way to another node is waited for, for a time.
+        A chunk whose parent is on its way to another node is waited for, for a time. Meanwhile the index is asked for
+        those alone that wait for another node, and not for what lies behind them here.
         """
         waiting, deadline_s = list(wanted), self._clock.monotonic_s() + self._timeout_s
+        pause_s, asked = _RETRY_S, waiting
         while waiting:
             indexed: dict[bytes, int] = {}
-            for first in range(0, len(waiting), _BATCH_CHUNKS):
-                part = waiting[first : first + _BATCH_CHUNKS]
+            for first in range(0, len(asked), _BATCH_CHUNKS):
+                part = asked[first : first + _BATCH_CHUNKS]
                 async with self._operation():
                     generations = await self._index.commit(self._node_id, part, reporter=self._node_id)
                     self.changes += 1
                 indexed |= {record.key: each for record, each in zip(part, generations, strict=True) if each}
             yield indexed
             waiting = [record for record in waiting if record.key not in indexed]
-            if waiting and self._clock.monotonic_s() > deadline_s:
+            if not waiting or self._clock.monotonic_s() > deadline_s:
                 return
-            if waiting:
-                await self._clock.sleep(_RETRY_S)
+            if indexed:
+                asked, pause_s = waiting, _RETRY_S
+            else:
+                behind = {record.key for record in waiting}
+                asked = [record for record in waiting if record.parent not in behind]
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, _RETRY_S_MAX)
 
     async def withdraw(self, lost: Sequence[ChunkRecord], holder: str = "") -> None:
         """Deregister chunks, at this node or at another holder.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import mmap
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import numpy as np
@@ -73,6 +73,7 @@ class Replicator:
         self._landing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._landing_turns = asyncio.Semaphore(_LANDINGS_MAX)
         self._round: deque[bytes] = deque()
+        self._spreading: Counter[bytes] = Counter()
         # Registered memory that a silent node may still write to. It is never unmapped and never used again.
         self._quarantined: deque[tuple[float, Region, Bytes]] = deque()
         self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
@@ -89,6 +90,14 @@ class Replicator:
 
     async def spread(self, keys: Sequence[bytes]) -> set[bytes]:
         """See to it that each chunk is on a drive of a second live node; those for which that is so."""
+        self._spreading.update(keys)
+        try:
+            return await self._spread(keys)
+        finally:
+            self._spreading.subtract(keys)
+            self._spreading = +self._spreading
+
+    async def _spread(self, keys: Sequence[bytes]) -> set[bytes]:
         chunks = self._tiers.find_all(keys)
         holders = await self._index.locate([chunk.record for chunk in chunks])
         already = {name for of_chunk in holders for name in of_chunk}
@@ -174,7 +183,8 @@ class Replicator:
         keys = list(self._tiers.residency.replicated)
         complete = True
         for first in range(0, len(keys), _BATCH_CHUNKS):
-            part = keys[first : first + _BATCH_CHUNKS]
+            # What is being stored is on its way to a node already, and not to the one that would be chosen here.
+            part = [key for key in keys[first : first + _BATCH_CHUNKS] if key not in self._spreading]
             safe = await self.spread(part)
             complete &= len(safe) == len(part)
             size = sum(chunk.bytes for chunk in self._tiers.find_all(part))
@@ -193,7 +203,7 @@ class Replicator:
         holders = await self._index.locate([chunk.record for chunk in chunks]) if chunks else []
         for chunk, listed in zip(chunks, holders, strict=True):
             keepers = keepers_of(chunk.key, listed)
-            if keepers == (me,):
+            if keepers == (me,) and chunk.key not in self._spreading:
                 alone.append(chunk.key)
             elif me in listed and me not in keepers:
                 surplus.setdefault(keepers, []).append(chunk.key)

@@ -10,7 +10,7 @@ from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Node, SchedulerInfo, StorageInfo
 from quire.model.profile import Profiles, ttft_s
 from quire_server.core.advice import advise
-from quire_server.core.placement import newcomer_rate
+from quire_server.core.placement import link_rates_of
 
 LLAMA = KvLayout(32, 16, 8, 128, Dtype.BF16)
 _found = Profiles().find("Llama-3.1-8B", "a100-80gb")
@@ -50,13 +50,12 @@ def test_long_prefixes_are_looked_at_in_steps() -> None:
     assert advice.chunks == 62_000
 
 
-def test_the_rate_is_that_of_the_nodes_link() -> None:
+def test_what_links_have_left() -> None:
     """As the scheduler that leads reports it; a standby reports none."""
     nodes = [
         Node(node_id="storage-0", about=StorageInfo(link="rack-1")),
         Node(node_id="leads", about=SchedulerInfo(link_rates={"rack-1": 5 * 10**9, "rack-2": 7 * 10**9})),
         Node(node_id="standby", about=SchedulerInfo()),
     ]
-    assert newcomer_rate(nodes, "storage-0") == 5 * 10**9
-    assert newcomer_rate(nodes[:1], "storage-0") == 0
-    assert newcomer_rate(nodes, "unknown") == 0
+    assert link_rates_of(nodes) == {"rack-1": 5 * 10**9, "rack-2": 7 * 10**9}
+    assert not link_rates_of(nodes[:1])

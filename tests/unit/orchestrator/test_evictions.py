@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.index import records
-from tests.unit.orchestrator.world import World
+from tests.unit.orchestrator.world import CHUNK, World
 
 
 async def test_a_prefix_that_lies_in_the_object_tier_alone_can_be_extended() -> None:
@@ -16,7 +16,7 @@ async def test_a_prefix_that_lies_in_the_object_tier_alone_can_be_extended() -> 
     await world.index.add_objects(stored, await world.index.register("a", stored, 0))
     await world.index.unregister("a", stored, 0, only_in_object=True)
     allocation = (await world.start()).allocation
-    ranges, nodes, known = await allocation.allocate(keys, 2, Durability.LOCAL, OnExisting.SKIP)
+    ranges, nodes, known = await allocation.allocate(keys, 2, Durability.LOCAL, OnExisting.SKIP, chunk_bytes=CHUNK)
     assert known == 2
     assert sum(each.count for each in ranges) == 2 and ranges[0].first == 2
     assert [node.node_id for node in nodes] == [each.node_id for each in ranges]

@@ -13,7 +13,7 @@ from quire.model.nodes import StorageInfo
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
 from quire_server.lookups import Question
-from tests.unit.orchestrator.world import LINK, SECRET, SPACE, World
+from tests.unit.orchestrator.world import CHUNK, LINK, SECRET, SPACE, World
 
 SIGNER = LeaseSigner(SECRET.encode())
 
@@ -102,17 +102,17 @@ async def test_an_allocation_raises_what_is_stored_and_places_the_rest() -> None
     world = World(can_raise=True)
     keys = await world.stored(6)
     allocation = (await world.start()).allocation
-    ranges, nodes, known = await allocation.allocate(keys, 0, Durability.LOCAL, OnExisting.SKIP)
+    ranges, nodes, known = await allocation.allocate(keys, 0, Durability.LOCAL, OnExisting.SKIP, chunk_bytes=CHUNK)
     assert (list(ranges), list(nodes), known) == ([], [], 6) and world.raised == ["a"]
-    ranges, nodes, known = await allocation.allocate(keys, 2, Durability.LOCAL, OnExisting.VERIFY)
+    ranges, nodes, known = await allocation.allocate(keys, 2, Durability.LOCAL, OnExisting.VERIFY, chunk_bytes=CHUNK)
     assert list(ranges) == [ChunkRange("a", 2, 4)] and [node.grpc_address for node in nodes] == ["a:1"]
     world.can_raise = False
-    ranges, _, known = await allocation.allocate(keys, 0, Durability.LOCAL, OnExisting.SKIP)
+    ranges, _, known = await allocation.allocate(keys, 0, Durability.LOCAL, OnExisting.SKIP, chunk_bytes=CHUNK)
     assert known == 0 and sum(each.count for each in ranges) == 6, "what cannot be raised is stored again"
     with pytest.raises(InvalidRequest, match="no parent"):
-        await allocation.allocate(keys, 3, Durability.LOCAL, OnExisting.SKIP)
+        await allocation.allocate(keys, 3, Durability.LOCAL, OnExisting.SKIP, chunk_bytes=CHUNK)
     with pytest.raises(InvalidRequest, match="first_chunk"):
-        await allocation.allocate(keys, 7, Durability.MEMORY, OnExisting.SKIP)
+        await allocation.allocate(keys, 7, Durability.MEMORY, OnExisting.SKIP, chunk_bytes=CHUNK)
 
 
 async def test_a_node_that_leaves_is_read_from_no_more() -> None:

@@ -22,6 +22,7 @@ from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.runtime import Orchestrator
 
 SPACE = Namespace("Llama-3.1-8B", "v1", KvLayout(32, 16, 8, 128, Dtype.BF16), b"salt")
+CHUNK = SPACE.layout.chunk_bytes
 SECRET = "s" * 32
 LINK = 5_000_000_000
 

@@ -192,3 +192,50 @@ async def test_a_copy_is_given_up_only_where_both_others_are_on_drives() -> None
     assert world.given_up == [two]
     await replicator._give_up([two], ("b", "lost"))
     assert world.given_up == [two], "one of them is not there"
+
+
+class _Slow:
+    """Tiers, index and other nodes at once. `targets`: nodes that were asked to copy; they do when `go` is set."""
+
+    def __init__(self, keys: list[bytes]) -> None:
+        self.residency, self.replicated = self, keys[::-1]
+        self.targets: list[str] = []
+        self.go = asyncio.Event()
+
+    def find_all(self, keys: list[bytes]) -> list[Chunk]:
+        return [Chunk(ChunkRecord(key, b"", key, b""), 1, 8, np.zeros(1, np.uint32)) for key in keys]
+
+    async def locate(self, records: list[ChunkRecord]) -> list[tuple[str, ...]]:
+        return [("me",)] * len(records)
+
+    async def storage_nodes(self) -> list[Node]:
+        return [Node(node_id=name, about=StorageInfo()) for name in ("me", "a", "b", "c", "d")]
+
+    async def replicate(self, target: Node, keys: ChunkKeys, source: Node) -> list[bool]:
+        self.targets.append(target.node_id)
+        await self.go.wait()
+        return [True] * len(keys)
+
+
+async def test_what_is_being_stored_is_not_copied_a_second_time() -> None:
+    """A check of all copies, while a store waits for its second one, chose another node: there were three."""
+    keys = [number.to_bytes(32, "big") for number in range(8)]
+    slow: Any = _Slow(keys)
+    replicator = Replicator(
+        config=StorageConfig(cluster_secret="s", node_id="me"),
+        tiers=slow,
+        transport=slow,
+        index=slow,
+        registry=slow,
+        peers=slow,
+        clock=CLOCK,
+        me=lambda: Node(node_id="me", about=StorageInfo()),
+    )
+    storing = asyncio.create_task(replicator.spread(keys))
+    await asyncio.sleep(0)
+    checking = asyncio.create_task(replicator.keep_replicated())
+    for _ in range(20):
+        await CLOCK.advance(1.0)
+    slow.go.set()
+    assert await storing == set(keys) and len(slow.targets) == 1
+    checking.cancel()

@@ -71,6 +71,25 @@ async def _count(index: Index, keys: ChunkKeys) -> int:
 class IndexContract:
     """Fixture `index`: an empty one."""
 
+    @pytest.mark.parametrize("length", [2, 256, 257, 300])
+    async def test_a_match_says_whether_its_end_is_extended(self, index: Index, length: int) -> None:
+        """By what was asked for or by another chain, in the same bucket or in the next; no more once that is gone."""
+
+        async def extended(keys: ChunkKeys) -> bool:
+            return bool((await index.match(keys)).extended)
+
+        keys, other = chain(length + 1), chain(length + 1, branch=1, common=length - 1)
+        assert not await extended(keys)
+        await _register(index, "a", records(keys, 0, length))
+        assert not await extended(keys) and not await extended(keys.run(0, length))
+        assert await extended(keys.run(0, length - 1)) and await extended(keys.run(0, 1))
+        await _register(index, "b", records(other, length - 1, 2))
+        assert await extended(other.run(0, length)) and not await extended(keys) and not await extended(other)
+        await _evict(index, other, length, 0)
+        assert not await extended(other)
+        await _evict(index, keys, length - 1, 0)
+        assert await extended(keys), "by the other chain"
+
     @pytest.mark.parametrize("length", [1, 255, 256, 257, 700])
     async def test_longest_match_at_every_kind_of_boundary(self, index: Index, length: int) -> None:
         """With the first `present` chunks registered, exactly these match, whatever the bucket they end in."""

@@ -41,6 +41,14 @@ local function page_with(cell, root, print)
   local page = id and redis.call('GET', page_key(cell, id))
   return page, page and row_of(page, print)
 end
+-- Whether an indexed chunk extends a row.
+local function is_extended(page, row)
+  local _, links, extra = unpack(about(page))
+  for at = 1, #extra, 2 do if extra[at] == row then return true end end
+  if row == count_of(page) then return false end
+  for at = 1, #links, 3 do if links[at] == row + 1 then return false end end
+  return true
+end
 -- The holders of rows, run by run.
 local function each_run(page, from, to, add)
   local spans = about(page)[1]

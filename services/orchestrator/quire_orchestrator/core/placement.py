@@ -1,0 +1,99 @@
+"""Where new chunks go.
+
+They are cut into ranges, and each range goes to the node with the strongest claim on its first chunk, so that what
+conversations share does not draw them all to one node, and a node that joins or leaves moves only its share. Loads are
+bounded (Mirrokni, Thorup and Zadimoghaddam, Consistent Hashing with Bounded Loads): a node that is fuller than the mean
+by more than a tenth is passed over. A chain that grows at its end goes on where its end lies, until that range is full.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
+from quire.model.ranges import ChunkRange
+from quire_server.core.claims import claims_by_capacity
+from quire_server.core.placement import cut, extend
+
+_BOUND: Final = 1.1
+_SLACK_BYTES: Final = 128 << 20
+"""By which any node may be over the mean: while there is little, it stays where its claims are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a chain that nothing else extends: its node, and how many chunks more its range may have."""
+
+    node_id: str
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    node_id: str
+    size: int
+    until_s: float
+
+
+class Placement:
+    """Knows what it sent where, for `memory_s`: until nodes have said that they have it."""
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self._sent: OrderedDict[bytes, _Sent] = OrderedDict()
+
+    def place(
+        self,
+        keys: ChunkKeys,
+        first: int,
+        nodes: Sequence[Node],
+        chunk_bytes: int,
+        now_s: float,
+        tail: Tail | None = None,
+    ) -> list[ChunkRange]:
+        """Nodes for the chunks from `first` on. What was placed a moment ago goes there again."""
+        if first >= len(keys):
+            return []
+        self._forget(now_s)
+        claims, by_name = claims_by_capacity(nodes), {node.node_id: at for at, node in enumerate(nodes)}
+        capacity = np.array([max(1, node.capacity_bytes) for node in nodes], dtype=np.float64)
+        loads = self._loads(nodes, by_name)
+        if tail is not None and tail.node_id not in by_name:
+            tail = None
+        bounds = cut(first, len(keys), chunk_bytes, tail.room if tail is not None else 0)
+        scores = claims.scores([keys.at(at) for at, _ in bounds])
+        ranges: list[ChunkRange] = []
+        for (at, stop), claim in zip(bounds, scores, strict=True):
+            key, size = keys.at(at), (stop - at) * chunk_bytes
+            before = self._sent.pop(key, None)
+            if before is not None and before.node_id in by_name:
+                chosen = by_name[before.node_id]
+                loads[chosen] -= before.size
+            else:
+                fits = loads <= _BOUND * capacity * (loads.sum() / capacity.sum()) + _SLACK_BYTES
+                chosen = int(np.argmax(np.where(fits, claim, -1.0)))
+                if tail is not None and at == first and fits[by_name[tail.node_id]]:
+                    chosen = by_name[tail.node_id]
+            loads[chosen] += size
+            name = nodes[chosen].node_id
+            self._sent[key] = _Sent(name, size, now_s + self._memory_s)
+            extend(ranges, ChunkRange(name, at, stop - at))
+        return ranges
+
+    def _loads(self, nodes: Sequence[Node], by_name: dict[str, int]) -> npt.NDArray[np.float64]:
+        loads = np.array([node.used_bytes for node in nodes], dtype=np.float64)
+        for each in self._sent.values():
+            if each.node_id in by_name:
+                loads[by_name[each.node_id]] += each.size
+        return loads
+
+    def _forget(self, now_s: float) -> None:
+        while self._sent and next(iter(self._sent.values())).until_s <= now_s:
+            self._sent.popitem(last=False)
