@@ -195,11 +195,11 @@ async def test_stores_that_cannot_work(scene: Scene) -> None:
     with pytest.raises(LayoutInvalid, match="slab"):
         await session.finish()
     many = fresh_namespace(KvLayout(4, 256, 8, 128, Dtype.FP16))
-    buffer = client.allocate(many.layout.payload_bytes(90))
-    session = await client.store(many, some_keys(many, 90), 0, buffer, durability=Durability.MEMORY)
+    buffer = client.allocate(many.layout.payload_bytes(180))
+    session = await client.store(many, some_keys(many, 180), 0, buffer, durability=Durability.MEMORY)
     with pytest.raises(PoolFull):
         await session.finish()
-    assert (await client.lookup(many, some_keys(many, 90))).matched_chunks == 0
+    assert (await client.lookup(many, some_keys(many, 180))).matched_chunks == 0
 
 
 async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: LocalCluster) -> None:

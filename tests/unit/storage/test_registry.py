@@ -37,10 +37,10 @@ async def test_only_what_waits_for_another_node_is_asked_for_again() -> None:
         return sum([len(indexed) async for indexed in registry.registering(wanted)])
 
     waiting = asyncio.create_task(register("b", (10, 30)))
-    for _ in range(8):
-        await clock.advance(0.05)
+    for _ in range(100):
+        await clock.advance(0.01)
     assert index.asked["b"][0] == 20 and set(index.asked["b"][1:]) == {2}, "the first of each range"
-    assert len(index.asked["b"]) <= 10, "ever less often"
+    assert len(index.asked["b"]) <= 30, "ever less often"
     other = asyncio.create_task(register("a", (0, 20)))
     for _ in range(20):
         await clock.advance(0.05)
