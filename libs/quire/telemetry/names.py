@@ -48,6 +48,7 @@ DRIVE_ERRORS: Final = "quire.storage.drive.errors"
 TIER_HITS: Final = "quire.storage.tier.hits"
 EVICTIONS: Final = "quire.storage.evictions"
 REPAIRS: Final = "quire.storage.repairs"
+HOT_COPIES: Final = "quire.storage.hot_copies"
 REPLICATED_BYTES: Final = "quire.storage.replicated"
 OBJECT_LAG_BYTES: Final = "quire.storage.object.lag"
 

@@ -85,12 +85,14 @@ class LocalCluster:
         http_address: str = "",
         trace: bool = False,
         tls: bool = False,
+        own_links: bool = False,
         settings: dict[str, str] | None = None,
         modules: dict[str, str] | None = None,
     ) -> None:
         """`http_address`: of images, at the first gateway. Ports that are not given are as they were when the folder's
         cluster ran before, where they are free, but for those of storage nodes.
 
+        `own_links`: each storage node sends over a link of its own, of its name.
         `tls`: members speak TLS with each other, clients at `tls_address`; certificates in the folder's `certs`.
         `modules`: what to run in a service's place, by its name, e.g. to compare with something else.
         """
@@ -107,6 +109,7 @@ class LocalCluster:
         self._http_address = http_address
         self._trace = trace
         self._tls = tls
+        self._own_links = own_links
         self.tls_address = ""
         self._settings = settings or {}
         self._processes: dict[str, _Process] = {}
@@ -215,6 +218,7 @@ class LocalCluster:
                 "QUIRE_STORAGE_DRIVE_BYTES": str(self._drive_bytes),
                 "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes),
                 "QUIRE_STORAGE_OBJECT_URL": str(self.folder / "objects"),
+                **({"QUIRE_STORAGE_LINK": node} if self._own_links else {}),
             }
             self._start_service(node, "storage", port, extra | common)
         self._write_state()

@@ -45,6 +45,10 @@ class StorageConfig(ServiceConfig):
     object_timeout_s: float = setting(30.0, "deadline of one request to the object tier", minimum=0.1)
     scrub_bytes_per_s: int = setting(20_000_000, "pace of the scrubber", minimum=1)
     replication_bytes_per_s: int = setting(200_000_000, "pace of re-replication after a node was lost", minimum=1)
+    hot_share: float = setting(
+        0.5, "share of link_bytes_per_s above which what is read most is copied to other nodes; 0: never", minimum=0
+    )
+    hot_idle_s: float = setting(60.0, "for how long such a copy stays after nobody wants it", minimum=0.1)
     replication_check_s: float = setting(2.0, "how often a node looks whether others were lost", minimum=0.05)
     policy_check_s: float = setting(10.0, "how often policies of namespaces are carried out", minimum=0.05)
     orchestrator_address: str = setting(

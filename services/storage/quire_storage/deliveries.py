@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, PeerLost, QuireError, TooManyRequests
@@ -25,7 +25,9 @@ _DEATH_SEEN_S = 60.0
 
 
 class Deliveries:
-    """`running`: how many there are now."""
+    """`running`: how many there are now. `on_read` hears which ranges of a request's keys were delivered, and of how
+    large chunks.
+    """
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class Deliveries:
         registry: Registry,
         index: ClusterIndex,
         spawn: Spawn,
+        on_read: Callable[[ChunkKeys, Sequence[ChunkRange], int], None],
     ) -> None:
         self._config = config
         self._parts = parts
@@ -43,6 +46,7 @@ class Deliveries:
         self._registry = registry
         self._index = index
         self._spawn = spawn
+        self._on_read = on_read
         self._delivering: set[str] = set()
         self.running = 0
         self.delivered_bytes = 0
@@ -152,6 +156,8 @@ class Deliveries:
                 self._tiers.unpin(pinned)
             else:
                 self._spawn(self._linger(delivery, pinned, name))
+        if outcome.bytes_moved:
+            self._on_read(call.descriptor.keys, call.ranges, call.descriptor.num_layers * call.descriptor.slice_bytes)
         self.delivered_bytes += outcome.bytes_moved
         self._delivered.add(outcome.bytes_moved, {"order": outcome.order.name.lower(), "scheduled": outcome.scheduled})
         if outcome.error_code == PeerLost.code() and delivery.peer is not None and call.lease:

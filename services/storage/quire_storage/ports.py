@@ -151,7 +151,7 @@ class Peers(Protocol):
     async def deliver(self, node: Node, descriptor: Descriptor) -> NodeOutcome:
         """Have another node deliver chunks that it has into memory of this one."""
 
-    async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
+    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[bool]:
         """Have a node pull chunks; for each whether it keeps it now."""
 
 

@@ -78,14 +78,18 @@ class Replicator:
         self._quarantined: deque[tuple[float, Region, Bytes]] = deque()
         self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
 
-    async def pull(self, source: Node, keys: Sequence[bytes]) -> list[bool]:
-        """Keep copies of chunks of another node, on disk and indexed; for each whether it is here now."""
+    async def pull(self, source: Node, keys: Sequence[bytes], level: Durability = Durability.REPLICATED) -> list[bool]:
+        """Keep copies of chunks of another node, indexed, and on a drive unless the level is `MEMORY`; for each whether
+        that is so now.
+        """
         missing = [key for key in keys if self._tiers.find(key) is None]
         listed: set[bytes] = set()
         for first in range(0, len(missing), _BATCH_CHUNKS):
-            listed |= await self._pull_some(source, missing[first : first + _BATCH_CHUNKS])
-        on_drive = await self._tiers.raise_level([key for key in keys if key not in listed], Durability.REPLICATED)
-        listed |= await self._tiers.reregister(on_drive)
+            listed |= await self._pull_some(source, missing[first : first + _BATCH_CHUNKS], level)
+        here = [key for key in keys if key not in listed]
+        if level is not Durability.MEMORY:
+            here = await self._tiers.raise_level(here, level)
+        listed |= await self._tiers.reregister(here)
         return [key in listed for key in keys]
 
     async def spread(self, keys: Sequence[bytes]) -> set[bytes]:
@@ -237,7 +241,7 @@ class Replicator:
         nodes = [node for node in await self._peers.storage_nodes() if node.node_id != me.node_id]
         return sorted(nodes, key=preference)
 
-    async def _pull_some(self, source: Node, keys: Sequence[bytes]) -> set[bytes]:
+    async def _pull_some(self, source: Node, keys: Sequence[bytes], level: Durability) -> set[bytes]:
         """Keys of those that are listed here now."""
         listed: set[bytes] = set()
         async for batch, payloads in self.fetch_batches(source, keys):
@@ -245,7 +249,7 @@ class Replicator:
                 async with self._tiers.reserved(batch[0].shape, len(batch)) as slots:
                     for index, payload in enumerate(payloads):
                         self._tiers.lay(slots, index, payload)
-                    async with self._tiers.storing(slots, batch, Durability.REPLICATED) as stored:
+                    async with self._tiers.storing(slots, batch, level) as stored:
                         listed |= stored.now()
             except QuireError as error:
                 logger().warning("copies of another node's chunks could not be kept", error=str(error))

@@ -13,6 +13,7 @@ from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire_storage.config import StorageConfig
 from quire_storage.core.pool_format import pack_header
+from quire_storage.hot_copies import HotCopies
 from quire_storage.ingest import IngestCall
 from quire_storage.ports import Spawn
 from quire_storage.replication import Replicator
@@ -24,12 +25,20 @@ class Requests:
     """Every method is one request. `ingests`: how many stores run now."""
 
     def __init__(
-        self, *, config: StorageConfig, tiers: Tiers, stores: Stores, replicator: Replicator, spawn: Spawn
+        self,
+        *,
+        config: StorageConfig,
+        tiers: Tiers,
+        stores: Stores,
+        replicator: Replicator,
+        hot_copies: HotCopies,
+        spawn: Spawn,
     ) -> None:
         self._config = config
         self._tiers = tiers
         self._stores = stores
         self._replicator = replicator
+        self._hot_copies = hot_copies
         self._spawn = spawn
         self.ingests = 0
 
@@ -71,8 +80,13 @@ class Requests:
         safe = await asyncio.shield(task)
         return [key in safe for key in keys]
 
-    async def replicate(self, source: Node, keys: ChunkKeys) -> list[bool]:
-        """Pull chunks from another node; for each whether it is here now, on a drive."""
+    async def replicate(self, source: Node, keys: ChunkKeys, *, hot: bool = False) -> list[bool]:
+        """Pull chunks from another node; for each whether it is here now, on a drive. `hot`: while they are read much,
+        and in memory will do.
+        """
+        if hot:
+            task = self._spawn(self._hot_copies.pull(source, keys), traced=True)
+            return cast(list[bool], await asyncio.shield(task))
         self._stores.check_level(Durability.LOCAL)
         task = self._spawn(self._replicator.pull(source, list(keys)), traced=True)
         return cast(list[bool], await asyncio.shield(task))

@@ -20,6 +20,7 @@ from quire_storage.core.slack import SlackLimits
 from quire_storage.deliveries import Deliveries
 from quire_storage.delivery import DeliveryParts
 from quire_storage.fair_queue import FairQueue, Wire
+from quire_storage.hot_copies import HotCopies
 from quire_storage.housekeeping import Housekeeping
 from quire_storage.integrity import Integrity
 from quire_storage.object_store import ObjectStore
@@ -124,6 +125,15 @@ class StorageNode:
             clock=self._clock,
             me=self._me,
         )
+        self._hot_copies = HotCopies(
+            config=config,
+            tiers=tiers,
+            replicator=self._replicator,
+            index=self._ports.index,
+            peers=self._ports.peers,
+            clock=self._clock,
+            me=self._me,
+        )
         self._integrity = Integrity(
             tiers=tiers, ring=self._ring, threads=self._threads, clock=self._clock, copies=self._replicator.copies
         )
@@ -163,15 +173,22 @@ class StorageNode:
             registry=self._registry,
             index=self._ports.index,
             spawn=self._spawn,
+            on_read=self._hot_copies.read,
         )
         self.prefetches = Prefetches(reading, self._parts.promotions, self._clock)
         self.requests = Requests(
-            config=config, tiers=tiers, stores=self._stores, replicator=self._replicator, spawn=self._spawn
+            config=config,
+            tiers=tiers,
+            stores=self._stores,
+            replicator=self._replicator,
+            hot_copies=self._hot_copies,
+            spawn=self._spawn,
         )
         self._reconciler = Reconciler(tiers=tiers, registry=self._registry, clock=self._clock, spawn=self._spawn)
         if self._write_behind is not None:
             self._write_behind.start(tiers, self._integrity.sound)
         self._spawn(Housekeeping(tiers, self._ports.index, self._clock, config.policy_check_s).run())
+        self._spawn(self._hot_copies.run())
         if self._pool is not None:
             self._spawn(self._integrity.scrub(config.scrub_bytes_per_s))
             self._spawn(self._replicator.keep_replicated())
@@ -233,6 +250,7 @@ class StorageNode:
             "delivered bytes": self.deliveries.delivered_bytes,
             "ingested bytes": self._stores.ingested_bytes,
             **self._parts.rates.stats,
+            "hot copies": self._hot_copies.kept,
             "corrupt": self._integrity.corrupt,
             "healed": self._integrity.healed,
             "scrubbed": self._integrity.scrubbed,

@@ -109,7 +109,8 @@ class StorageServicer(StorageServiceServicer):
         return pb.PrefetchChunksResponse(in_memory=bytes(there))
 
     async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.ReplicateResponse:
-        kept = await self._node.requests.replicate(convert.node_from(request.source), ChunkKeys(request.chunk_keys))
+        source, keys = convert.node_from(request.source), ChunkKeys(request.chunk_keys)
+        kept = await self._node.requests.replicate(source, keys, hot=request.hot)
         return pb.ReplicateResponse(kept=bytes(kept))
 
 

@@ -124,6 +124,16 @@ def test_a_node_that_joins_or_leaves_moves_its_share() -> None:
     assert moved <= 1.2 * share
 
 
+def test_a_long_prefix_uses_every_link() -> None:
+    nodes = [_node(f"n{number}") for number in range(4)]
+    for number in range(50):
+        ranges = Placement(0.0).place(_keys([number, *range(8 * RANGE - 1)]), 0, nodes, CHUNK, 0.0)
+        held = Counter[str]()
+        for each in ranges:
+            held[each.node_id] += each.count
+        assert set(held.values()) == {2 * RANGE}
+
+
 def test_space_counts() -> None:
     """A node of twice the size takes twice as much; one that is much fuller than the others takes nothing."""
     taken: Counter[str] = Counter()

@@ -81,12 +81,12 @@ async def _first(events: AsyncIterator[Any]) -> Any:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> tuple[Deliveries, _Tiers]:
     tiers: Any = _Tiers()
-    none: Any = None
     _Delivery.quiet = asyncio.Event()
     monkeypatch.setattr(module, "Delivery", _Delivery)
     config = StorageConfig(cluster_secret="s", node_id="storage-0", deliveries_max=2)
     spawn: Any = lambda work, traced=False: asyncio.get_running_loop().create_task(work)  # noqa: E731
-    return Deliveries(config=config, parts=none, tiers=tiers, registry=none, index=none, spawn=spawn), tiers
+    parts: Any = {"config": config, "parts": None, "tiers": tiers, "registry": None, "index": None, "on_read": None}
+    return Deliveries(spawn=spawn, **parts), tiers
 
 
 async def test_those_that_wait_for_a_slow_tier_count(node: tuple[Deliveries, _Tiers]) -> None:

@@ -432,8 +432,11 @@ class ReplicateRequest(_message.Message):
 
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    HOT_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys, 32 bytes each, concatenated; parents before children."""
+    hot: _builtins.bool
+    """They are read much: a copy in memory will do, until that is over."""
     @_builtins.property
     def source(self) -> _common_pb2.Node:
         """The node that has them."""
@@ -443,10 +446,11 @@ class ReplicateRequest(_message.Message):
         *,
         chunk_keys: _builtins.bytes = ...,
         source: _common_pb2.Node | None = ...,
+        hot: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "hot", b"hot", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

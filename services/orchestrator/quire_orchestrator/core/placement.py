@@ -3,7 +3,8 @@
 They are cut into ranges, and each range goes to the node with the strongest claim on its first chunk, so that what
 conversations share does not draw them all to one node, and a node that joins or leaves moves only its share. Loads are
 bounded (Mirrokni, Thorup and Zadimoghaddam, Consistent Hashing with Bounded Loads): a node that is fuller than the mean
-by more than a tenth is passed over. A chain that grows at its end goes on where its end lies, until that range is full.
+by more than a tenth is passed over. The ranges of one request go to different nodes, as far as there are any: it is
+read by all their links. A chain that grows at its end goes on where its end lies, until that range is full.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ class Placement:
         bounds = cut(first, len(keys), chunk_bytes, tail.room if tail is not None else 0)
         scores = claims.scores([keys.at(at) for at, _ in bounds])
         ranges: list[ChunkRange] = []
+        taken = np.zeros(len(nodes), dtype=np.bool_)
         for (at, stop), claim in zip(bounds, scores, strict=True):
             key, size = keys.at(at), (stop - at) * chunk_bytes
             before = self._sent.pop(key, None)
@@ -78,10 +80,13 @@ class Placement:
                 loads[chosen] -= before.size
             else:
                 fits = loads <= _BOUND * capacity * (loads.sum() / capacity.sum()) + _SLACK_BYTES
-                chosen = int(np.argmax(np.where(fits, claim, -1.0)))
+                if not (fits & ~taken).any():
+                    taken[:] = False
+                chosen = int(np.argmax(np.where(fits & ~taken, claim, -1.0)))
                 if tail is not None and at == first and fits[by_name[tail.node_id]]:
                     chosen = by_name[tail.node_id]
             loads[chosen] += size
+            taken[chosen] = True
             name = nodes[chosen].node_id
             self._sent[key] = _Sent(name, size, now_s + self._memory_s)
             extend(ranges, ChunkRange(name, at, stop - at))

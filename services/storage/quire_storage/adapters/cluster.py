@@ -155,8 +155,8 @@ class GrpcPeers:
             raise NodeUnavailable(f"{node.node_id} ended a delivery without an outcome")
         return outcome
 
-    async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
-        request = storage_pb2.ReplicateRequest(chunk_keys=keys.packed, source=convert.node_to(source))
+    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[bool]:
+        request = storage_pb2.ReplicateRequest(chunk_keys=keys.packed, source=convert.node_to(source), hot=hot)
         response = await call(self._stub(node).Replicate, request, timeout_s=_COPY_TIMEOUT_S, again=False)
         return [bool(mark) for mark in response.kept]
 

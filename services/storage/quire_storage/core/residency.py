@@ -151,6 +151,7 @@ class Residency:
         self._fetching: dict[bytes, list[int]] = {}
         self._promotions: dict[int, _Promotion] = {}
         self._read_lately: OrderedDict[bytes, None] = OrderedDict()
+        self._off_drives = 0  # entries that lie on none
         self.listed_count = self.listed_digest = 0
         self.namespaces = NamespaceBook()
         self.replicated: dict[bytes, None] = {}
@@ -174,7 +175,7 @@ class Residency:
 
     def __len__(self) -> int:
         on_drives = len(self.pool) if self.pool is not None else 0
-        return on_drives + sum(1 for entry in self._entries.values() if entry.disk is None)
+        return on_drives + self._off_drives
 
     def __contains__(self, key: bytes) -> bool:
         """Whether the chunk can be read here."""
@@ -739,7 +740,7 @@ class Residency:
         for entry, place in zip(write.entries, write.places, strict=True):
             entry.write = 0
             if place.drive not in failed:
-                entry.disk = place
+                self._put_on_drive(entry, place)
                 self._dirty.pop(entry.key, None)
             if entry.phase is Phase.LEAVING:
                 self._remove_header(entry)
@@ -801,7 +802,7 @@ class Residency:
                 self._out.append(self._withdrawal([placed.header.chunk]))
         for entry in mine:
             self._count_leaving(entry, -1)
-            entry.disk = None
+            self._put_on_drive(entry, None)
             if entry.phase is Phase.RESIDENT:
                 self.on_disk.remove(entry.key)
                 if entry.memory is not None:
@@ -843,7 +844,7 @@ class Residency:
         if entry.phase is Phase.LEAVING:
             return
         entry.phase = Phase.LEAVING
-        del self._entries[entry.key]
+        self._forget_entry(entry)
         self._leaving[entry.key] += 1
         self.in_memory.remove(entry.key)
         self.on_disk.remove(entry.key)
@@ -1130,7 +1131,18 @@ class Residency:
             self._leaving[entry.key] += 1
         else:
             self._entries[entry.key] = entry
+            self._off_drives += 1
         return entry
+
+    def _put_on_drive(self, entry: Entry, place: DiskPlace | None) -> None:
+        """It lies there, or on no drive."""
+        if self._entries.get(entry.key) is entry:
+            self._off_drives += (place is None) - (entry.disk is None)
+        entry.disk = place
+
+    def _forget_entry(self, entry: Entry) -> None:
+        del self._entries[entry.key]
+        self._off_drives -= entry.disk is None
 
     def _find(self, key: bytes) -> Entry | None:
         """The copy of a key that is arriving or resident, woken up if need be. `_rest` it unless something uses it."""
@@ -1139,7 +1151,8 @@ class Residency:
             placed = self.pool.get(key)
             if placed is not None:
                 entry = self._new_entry(placed.header.chunk, placed.header.level, Phase.RESIDENT)
-                entry.disk, entry.written = placed.place, placed.header.in_object
+                self._put_on_drive(entry, placed.place)
+                entry.written = placed.header.in_object
                 entry.generation, entry.in_object = self.pool.listing(placed.place)
         return entry
 
@@ -1159,7 +1172,8 @@ class Residency:
             else:
                 self.namespaces.left(entry.chunk)
                 self.replicated.pop(entry.key, None)
-            del self._entries[entry.key], self._copies[entry.number]
+            self._forget_entry(entry)
+            del self._copies[entry.number]
         if entry.phase is Phase.RESIDENT:
             self.in_memory.release(entry.key)
             self.on_disk.release(entry.key)
@@ -1196,6 +1210,7 @@ class Residency:
         for number, promotion in self._promotions.items():
             owners |= {place.offset: number for _, place in promotion.places.values()}
         self.ledger.check(owners)
+        assert self._off_drives == sum(entry.disk is None for entry in self._entries.values()), "they are counted"
         resident = {key: entry for key, entry in self._entries.items() if entry.phase is Phase.RESIDENT}
         in_memory = {key for key, entry in resident.items() if entry.memory is not None}
         asked = {entry.key for question in self._questions.values() for entry in question.entries}
