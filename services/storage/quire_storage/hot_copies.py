@@ -26,7 +26,7 @@ from quire_storage.tiers import Tiers
 _CHECK_S = 1.0
 _AT_ONCE = 4
 _HOT_SHARE = 0.1
-_COLD_SHARE = 0.01
+_COLD_SHARE = 0.05
 
 
 @dataclass(slots=True)

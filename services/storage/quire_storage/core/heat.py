@@ -9,7 +9,7 @@ from typing import Final
 
 from quire.model.keys import KEY_BYTES, ChunkKeys
 
-_HALF_LIFE_S: Final = 4.0
+_HALF_LIFE_S: Final = 2.0
 _RANGES_MAX: Final = 4096
 
 
