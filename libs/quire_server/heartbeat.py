@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quire.model.errors import NameTaken, QuireError, VersionUnsupported
 from quire.model.index import Listing
 from quire.model.nodes import Node
 from quire.telemetry import background, logger
 from quire.wire.channels import ChannelPool, call
-from quire.wire.convert import node_to
+from quire.wire.convert import node_from, node_to
 from quire.wire.v1 import orchestrator_pb2 as pb
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire_server.roster import Changes, Roster
 
 _TIMEOUT_S = 2.0
 _RETRY_S = 0.3
@@ -22,19 +23,20 @@ _RETRY_S = 0.3
 @dataclass(frozen=True, slots=True)
 class ClusterNews:
     """The name of the index, another one if it was lost; the cluster's threshold Θ, 0 for none; what the index lists
-    for this node; and, if this node is to register what lies in the object tier, by what name it reports that.
+    for this node, None where that was not looked up; and, if this node is to register what lies in the object tier, by
+    what name it reports that.
     """
 
     index_epoch: str
     theta_bytes: int = 0
-    listing: Listing = field(default_factory=Listing)
+    listing: Listing | None = None
     rebuild: str = ""
 
 
 class Heartbeat:
     """Announces `describe()` to the orchestrator at the interval that it asks for.
 
-    `on_news` hears what every answer says of the cluster.
+    `on_news` hears what every answer says of the cluster, `roster` of the other storage nodes.
     """
 
     def __init__(
@@ -43,10 +45,12 @@ class Heartbeat:
         orchestrator_address: str,
         describe: Callable[[], Node],
         on_news: Callable[[ClusterNews], None] = lambda news: None,
+        roster: Roster | None = None,
     ) -> None:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(orchestrator_address))
         self._describe = describe
         self._on_news = on_news
+        self._roster = roster
         self._task: asyncio.Task[None] | None = None
         self._joined = asyncio.Event()
 
@@ -72,7 +76,8 @@ class Heartbeat:
     async def _run(self) -> None:
         failing = False
         while True:
-            request = pb.HeartbeatRequest(node=node_to(self._describe()))
+            known = self._roster.version if self._roster is not None else ""
+            request = pb.HeartbeatRequest(node=node_to(self._describe()), members_version=known)
             try:
                 response = await call(self._stub.Heartbeat, request, timeout_s=_TIMEOUT_S)
             except QuireError as error:
@@ -85,7 +90,24 @@ class Heartbeat:
                 continue
             failing = False
             self._joined.set()
-            listing = Listing(response.listed_chunks, response.listed_digest, response.changes)
+            if self._roster is not None:
+                self._roster.update(
+                    Changes(
+                        response.members_version,
+                        tuple(map(node_from, response.members)),
+                        tuple(response.gone),
+                        response.all_members,
+                    )
+                )
+            listing = None
+            if response.has_listing:
+                listing = Listing(response.listed_chunks, response.listed_digest, response.changes)
             news = ClusterNews(response.index_epoch, response.theta_bytes, listing, response.rebuild)
             self._on_news(news)
-            await asyncio.sleep(response.interval_ms / 1000)
+            await self._pause(response.interval_ms / 1000)
+
+    async def _pause(self, seconds: float) -> None:
+        if self._roster is None:
+            await asyncio.sleep(seconds)
+        else:
+            await self._roster.wanted(seconds)

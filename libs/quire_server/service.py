@@ -19,6 +19,7 @@ from quire.wire.tls import MEMBER_NAME, Tls
 from quire_server.config import ServiceConfig, load
 from quire_server.grpc_server import Server, until_signalled
 from quire_server.heartbeat import ClusterNews, Heartbeat
+from quire_server.roster import Roster
 from quire_server.telemetry import configure, publish
 from quire_server.telemetry.metrics import metrics_listener
 
@@ -67,6 +68,7 @@ async def serve_member(
     drain_s: float,
     on_news: Callable[[ClusterNews], None] = lambda news: None,
     *,
+    roster: Roster | None = None,
     stopping: Callable[[], None] = lambda: None,
     frontends: Sequence[Closing] = (),
     last: Sequence[Closing] = (),
@@ -75,9 +77,10 @@ async def serve_member(
 
     What was looked up before it left can be had for `drain_s`. Then `frontends` are closed, whose requests need this
     service's parts, then the service (`stopping`: when it takes nothing more), then `last`, which still calls others.
+    `roster` hears who the storage nodes are.
     """
     publish(lambda: describe().all_stats)
-    heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news)
+    heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news, roster)
     await server.start()
     heartbeat.start()
     await until_signalled(stop_within_s(grace_s, drain_s))

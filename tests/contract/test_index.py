@@ -97,14 +97,16 @@ async def test_membership_expires_and_leaves(any_redis: redis.Redis) -> None:
     )
     new = Node(node_id="s", about=SchedulerInfo(link_rates={"rack": 7}), grpc_address="h:2", incarnation="new")
     await members.renew(old, 60_000)
-    assert await members.live() == [old]
+    assert await members.described() == [old]
+    assert await members.live() == [replace(old, stats={}, tenant_stats={}, notes={})], "without figures for people"
     with pytest.raises(NameTaken, match="another name"):
         await members.renew(new, 60_000)
-    assert await members.live() == [old], "finding 7: a second live process of one name is refused"
+    assert await members.described() == [old], "finding 7: a second live process of one name is refused"
     await members.renew(old, 1)
     await asyncio.sleep(0.01)
     assert await members.live() == []
     await members.renew(new, 60_000)
+    assert await members.described() == [new], "nothing of the one before it"
     assert not await members.leave("s", "old")
     assert await members.live() == [new]
     assert await members.leave("s", "new")

@@ -181,7 +181,7 @@ async def test_tokens_are_hashed_at_the_orchestrator(scene: Scene, cluster: Loca
 
 
 async def test_stores_that_cannot_work(scene: Scene) -> None:
-    """No parent, a source that is too small, chunks larger than a slab, more than there is memory: none is kept whole."""
+    """No parent, a source that is too small, chunks larger than a slab, more than there is memory: not kept whole."""
     client, namespace, keys, _, _ = scene
     strange = ChunkKeys(os.urandom(32 * 5))
     payload = random_payload(namespace, 5)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from quire import PROTOCOL_VERSION
-from quire.model.errors import MetadataUnavailable, NameTaken, QuireError
+from quire.model.errors import MetadataUnavailable, QuireError
 from quire.model.nodes import Location, Node
 from quire.model.permit import PermitSigner
 from quire.model.policy import NamespacePolicy, TenantPolicy
@@ -52,12 +52,14 @@ from quire_server.heartbeat import Heartbeat
 from quire_server.lookups import Lookups, LookupSettings
 from quire_server.permits import PermitChecker
 from quire_server.picture import View
+from quire_server.roster import Roster
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.config import StorageConfig
 from quire_storage.ports import Ports
 from quire_storage.runtime import StorageNode
 from quire_storage.server import StorageServicer
 from tests.integration.engine.disk import SimDisk, no_fault
+from tests.simulation.members import Members
 
 EPOCH_MS = 1_700_000_000_000
 SECRET = "simulated"
@@ -133,64 +135,6 @@ class Metadata:
         if old:
             self._snapshots = old  # what came after them has never been
             self.index.state = old[-1][1].copy()
-
-
-class Members:
-    """The `Members` port. Its clock is that of Redis."""
-
-    def __init__(self, metadata: Metadata, loop: SimulatedLoop) -> None:
-        self._metadata = metadata
-        self._loop = loop
-        self._members: dict[str, tuple[Node, float]] = {}
-        self._changed: set[asyncio.Event] = set()
-
-    async def renew(self, node: Node, ttl_ms: int) -> None:
-        self._check()
-        if self._is_taken(node):
-            raise NameTaken(f"a node named {node.node_id!r} is alive", field="node_id")
-        known = self._members.get(node.node_id)
-        if known is None or known[0].incarnation != node.incarnation or known[1] <= self._loop.time():
-            self._tell()
-        self._members[node.node_id] = (node, self._loop.time() + ttl_ms / 1000)
-
-    def _is_taken(self, node: Node) -> bool:
-        known = self._members.get(node.node_id)
-        return known is not None and known[1] > self._loop.time() and known[0].incarnation != node.incarnation
-
-    async def leave(self, node_id: str, incarnation: str) -> bool:
-        self._check()
-        known = self._members.get(node_id)
-        if known is None or known[0].incarnation != incarnation:
-            return False
-        del self._members[node_id]
-        self._tell()
-        return True
-
-    async def changes(self) -> AsyncIterator[None]:
-        self._check()
-        changed = asyncio.Event()
-        self._changed.add(changed)
-        try:
-            yield
-            while True:
-                await changed.wait()
-                changed.clear()
-                await self._metadata.wait()
-                yield
-        finally:
-            self._changed.discard(changed)
-
-    def _tell(self) -> None:
-        for changed in self._changed:
-            changed.set()
-
-    async def live(self) -> list[Node]:
-        self._check()
-        return [node for node, until_s in self._members.values() if until_s > self._loop.time()]
-
-    def _check(self) -> None:
-        if self._metadata.down:
-            raise MetadataUnavailable("Redis does not answer")
 
 
 class Policies:
@@ -459,11 +403,11 @@ class Cluster:
         clock = SimClock(self.loop, process)
         permits = PermitSigner(SECRET.encode())
         transport = member.transport = SimTransport(self.fabric, process)
-        disk, incarnation = member.disk, f"{process.name}/{self._starts}"
+        disk, incarnation, roster = member.disk, f"{process.name}/{self._starts}", Roster()
         ports = Ports(
             index=GrpcClusterIndex(channels, "orchestrator"),
             rates=GrpcRateSource(channels, ["scheduler"], "default"),
-            peers=GrpcPeers(channels, "orchestrator", permits, cast(Clock, clock)),
+            peers=GrpcPeers(channels, roster, permits, cast(Clock, clock)),
             objects=self.objects if self.objects_on else None,
             drives=lambda: disk,
             block_io=cast(Any, disk),
@@ -485,12 +429,18 @@ class Cluster:
         await node.start()
         servicer = StorageServicer(node, process.name, PermitChecker(permits, cast(Clock, clock)))
         add_StorageServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, process.name, process)))
-        self._announce(process, describe, node.on_news)
+        self._announce(process, describe, node.on_news, roster)
         return node
 
-    def _announce(self, process: Process, describe: Callable[[], Node], on_news: Callable[[Any], None]) -> None:
+    def _announce(
+        self,
+        process: Process,
+        describe: Callable[[], Node],
+        on_news: Callable[[Any], None],
+        roster: Roster | None = None,
+    ) -> None:
         channels: Any = SimChannels(self.network, process)
-        Heartbeat(channels, "orchestrator", describe, on_news).start()
+        Heartbeat(channels, "orchestrator", describe, on_news, roster).start()
 
 
 class _NoThreads:

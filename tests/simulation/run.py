@@ -58,7 +58,7 @@ def day(seed: int, seconds: float, faults: Sequence[str], *, reads_only: bool = 
     started, failure = time.perf_counter(), ""
     try:
         simulate(seed, main)
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         failure = f"{type(error).__name__}: {error}"
     counts = days[0].history.counts
     operations = sum(count for name, count in counts.items() if ":" not in name)

@@ -187,6 +187,9 @@ class MemoryIndex:
             for name in sorted(counts.keys() | changes.keys())
         }
 
+    async def listing(self, node_id: str) -> Listing:
+        return (await self.listings()).get(node_id, Listing())
+
     async def count_change(self, node_id: str) -> None:
         self.state.changes[node_id] = self.state.changes.get(node_id, 0) + 1
 

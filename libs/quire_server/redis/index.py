@@ -30,12 +30,12 @@ from quire.model.index import (
     Match,
     ObjectMark,
     Pin,
-    PlacedRun,
 )
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys
 from quire_server.redis import scripts
 from quire_server.redis.connection import is_cluster, metadata_errors
 from quire_server.redis.old_format import let_old_format_expire
+from quire_server.redis.scripts import nodes_of, pin_arguments, runs_of
 from quire_server.redis.slots import (
     PAGES,
     TAGS,
@@ -55,7 +55,6 @@ _REBUILD_KEY: Final = "quire:rebuild"
 _SCANNED: Final = 64
 _AT_ONCE: Final = 64
 _HELD_AT_ONCE: Final = 4096
-_PRUNE_MS: Final = 10_000
 _DROPS_TTL_S: Final = 30 * 24 * 3600
 _MASTER_SHIFT: Final = 56
 _OBJECT_MARKS: Final = {ord("1"): ObjectMark.LISTED, ord("0"): ObjectMark.GONE, ord("!"): ObjectMark.DELETING}
@@ -84,18 +83,18 @@ class PrefixIndex:
         names, arguments = [bucket_key(each) for each in openers], [prints, BUCKET_CHUNKS, len(openers)]
         if pin is not None:
             names += [pins_key(each) for each in openers]
-            arguments += _pin_arguments(pin)
-        return _runs(await self._run("match", names, arguments))
+            arguments += pin_arguments(pin)
+        return runs_of(await self._run("match", names, arguments))
 
     async def _match_each(self, prints: bytes, openers: list[bytes], pin: Pin | None) -> Match:
         """Bucket by bucket. What goes between the match and the pin is looked up again."""
         while True:
-            match = _runs(await self._match_buckets(prints, openers))
+            match = runs_of(await self._match_buckets(prints, openers))
             if pin is None or not match.count:
                 return match
             tip = (match.count - 1) * PRINT_BYTES
             opener = openers[(match.count - 1) // BUCKET_CHUNKS]
-            arguments = [prints[tip : tip + PRINT_BYTES], *_pin_arguments(pin)]
+            arguments = [prints[tip : tip + PRINT_BYTES], *pin_arguments(pin)]
             if await self._run("pin", [bucket_key(opener), pins_key(opener)], arguments):
                 return match
 
@@ -164,7 +163,7 @@ class PrefixIndex:
                 if answer == b"absent":
                     absent.append(chunk.key)
                 elif answer != b"kept":
-                    gone = Gone(chunk, int.from_bytes(answer[:8], "big"), _nodes(answer[8:]))
+                    gone = Gone(chunk, int.from_bytes(answer[:8], "big"), nodes_of(answer[8:]))
                     removed.append(gone)
                     due += [chunk] if OBJECT_TIER in gone.nodes else []
             await self._uncount(rest[:count], now_ms)
@@ -179,14 +178,14 @@ class PrefixIndex:
                 part = chunks[at : at + _HELD_AT_ONCE]
                 names = [bucket_key(fingerprint(chunk.bucket)) for chunk in part]
                 placements += await self._run("holders", names, [fingerprints(_keys(part))])
-            return [_nodes(placement) for placement in placements]
+            return [nodes_of(placement) for placement in placements]
         calls: list[tuple[list[bytes], list[Any]]] = []
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             records = list(group)
             calls.append(([bucket_key(fingerprint(bucket))] * len(records), [fingerprints(_keys(records))]))
         for found in await self._all("holders", calls):
             placements += found
-        return [_nodes(placement) for placement in placements]
+        return [nodes_of(placement) for placement in placements]
 
     async def epoch(self) -> str:
         """Random name of this index, given when it is first asked for: an index that was lost has another.
@@ -201,12 +200,11 @@ class PrefixIndex:
 
     # ---- what nodes are listed for
 
-    async def listings(self) -> dict[str, Listing]:
-        """For every node that was ever listed, how many chunks it is listed for, and their digest."""
+    async def listings(self, only: str = "") -> dict[str, Listing]:
+        """For every node that was ever listed, or one, how many chunks it is listed for, and their digest."""
         tags = [TAGS] if not self._cluster else [[tag] for tag in TAGS]
-        found = await self._all("listings", [([tagged(b"l", tag) for tag in part], []) for part in tags])
-        async with metadata_errors():
-            changes = cast(dict[bytes, bytes], await self._client.hgetall(_CHANGES_KEY))
+        found = await self._all("listings", [([tagged(b"l", tag) for tag in part], [only]) for part in tags])
+        changes = await self._changes(only)
         counts = dict.fromkeys(changes, (0, 0))
         for flat in found:
             for name, count, digest in zip(flat[::3], flat[1::3], flat[2::3], strict=True):
@@ -216,6 +214,16 @@ class PrefixIndex:
             name.decode(): Listing(count, digest, int(changes.get(name, b"0")))
             for name, (count, digest) in counts.items()
         }
+
+    async def _changes(self, only: str) -> dict[bytes, bytes]:
+        async with metadata_errors():
+            if only:
+                return {only.encode(): cast(bytes, await self._client.hget(_CHANGES_KEY, only)) or b"0"}
+            return cast(dict[bytes, bytes], await self._client.hgetall(_CHANGES_KEY))
+
+    async def listing(self, node_id: str) -> Listing:
+        """Of one node."""
+        return (await self.listings(node_id)).get(node_id, Listing())
 
     async def count_change(self, node_id: str) -> None:
         """A node has reported something. To be called when it is done, and before the node is answered."""
@@ -466,17 +474,6 @@ class PrefixIndex:
         return await pipeline.execute()
 
 
-def _runs(flat: Sequence[Any]) -> Match:
-    """What the script returns, neighbours of one placement together."""
-    runs: list[PlacedRun] = []
-    for count, placement in zip(flat[1::2], flat[2::2], strict=True):
-        nodes = _nodes(placement)
-        if runs and runs[-1].nodes == nodes:
-            count += runs.pop().count
-        runs.append(PlacedRun(count, nodes))
-    return Match(tuple(runs), bool(flat[0]))
-
-
 def _keys(chunks: Sequence[ChunkRecord]) -> bytes:
     return b"".join(chunk.key for chunk in chunks)
 
@@ -485,13 +482,5 @@ def _generations(marks: bytes) -> list[int]:
     return [int.from_bytes(marks[at + 1 : at + 9], "big") for at in range(0, len(marks), 9)]
 
 
-def _pin_arguments(pin: Pin) -> list[Any]:
-    return [pin.lease_id, pin.expires_ms, pin.ttl_ms, pin.now_ms, pin.now_ms + _PRUNE_MS]
-
-
 def _drops_key(node_id: str) -> str:
     return f"quire:dropped:{node_id}"
-
-
-def _nodes(placement: bytes) -> tuple[str, ...]:
-    return tuple(placement.decode().split(",")) if placement else ()

@@ -21,9 +21,13 @@ and a hash that counts what each node is listed for (node → count:digest).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
+from quire.model.index import Match, Pin, PlacedRun
+
+_PRUNE_MS: Final = 10_000
 _SHARED: Final = {
     "match": ("pages", "pinning"),
     "holders": ("pages",),
@@ -51,3 +55,27 @@ def sources() -> dict[str, str]:
         return (folder / f"{name}.lua").read_text()
 
     return {name: "".join(map(read, (*shared, name))) for name, shared in _SHARED.items()}
+
+
+# ---- what they take and answer
+
+
+def pin_arguments(pin: Pin) -> list[Any]:
+    """Of `match` and `pin`."""
+    return [pin.lease_id, pin.expires_ms, pin.ttl_ms, pin.now_ms, pin.now_ms + _PRUNE_MS]
+
+
+def runs_of(flat: Sequence[Any]) -> Match:
+    """What `match` returns, neighbours of one placement together."""
+    runs: list[PlacedRun] = []
+    for count, placement in zip(flat[1::2], flat[2::2], strict=True):
+        nodes = nodes_of(placement)
+        if runs and runs[-1].nodes == nodes:
+            count += runs.pop().count
+        runs.append(PlacedRun(count, nodes))
+    return Match(tuple(runs), bool(flat[0]))
+
+
+def nodes_of(placement: bytes) -> tuple[str, ...]:
+    """The names of a placement."""
+    return tuple(placement.decode().split(",")) if placement else ()

@@ -212,21 +212,23 @@ class LocalCluster:
             self._start_service(name, "scheduler", port, {"QUIRE_SCHEDULER_NODE_ID": name} | common)
         for index, port in enumerate(storage_ports):
             node = f"storage-{index}"
-            extra = {
-                "QUIRE_STORAGE_NODE_ID": node,
-                "QUIRE_STORAGE_DRIVES": str(self.folder / node),
-                "QUIRE_STORAGE_DRIVE_BYTES": str(self._drive_bytes),
-                "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes),
-                "QUIRE_STORAGE_OBJECT_URL": str(self.folder / "objects"),
-                **({"QUIRE_STORAGE_LINK": node} if self._own_links else {}),
-            }
-            self._start_service(node, "storage", port, extra | common)
+            self._start_service(node, "storage", port, self._storage_settings(node) | common)
         self._write_state()
         deadline = time.monotonic() + timeout_s
         for process in self._processes.values():
             if process.name != "redis":
                 self._wait_healthy(process, deadline)
         self._wait_joined(deadline)
+
+    def _storage_settings(self, node: str) -> dict[str, str]:
+        return {
+            "QUIRE_STORAGE_NODE_ID": node,
+            "QUIRE_STORAGE_DRIVES": str(self.folder / node),
+            "QUIRE_STORAGE_DRIVE_BYTES": str(self._drive_bytes),
+            "QUIRE_STORAGE_ARENA_BYTES": str(self._arena_bytes),
+            "QUIRE_STORAGE_OBJECT_URL": str(self.folder / "objects"),
+            **({"QUIRE_STORAGE_LINK": node} if self._own_links else {}),
+        }
 
     def stop(self, timeout_s: float = 15.0) -> None:
         """Ask every process to stop, then make it. Leaves no process, socket or lock behind.

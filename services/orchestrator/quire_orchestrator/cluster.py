@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from quire.model.errors import QuireError, VersionUnsupported
 from quire.model.hashing import Namespace
@@ -18,11 +19,15 @@ from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members
 from quire_server import tasks
 from quire_server.core.placement import link_rates_of
 from quire_server.heartbeat import ClusterNews
+from quire_server.roster import Changes, RosterLog
+
+_REPORT_MS: Final = 2
+_LISTING_S: Final = 0.02
 
 
 class Cluster:
     """`live`: members by name. `rebuild`: the rebuilding of the index that is wanted. `seen_s`: when each member was
-    last seen, by the monotonic clock. `listings`: what the index lists for each node. `link_rates`: what one more
+    last seen, by the monotonic clock. `link_rates`: what one more
     delivery would get on each link, bytes per second.
     """
 
@@ -43,10 +48,12 @@ class Cluster:
         self._holders = holders
         self._clock = clock
         self.live: dict[str, Node] = {}
-        self.listings: dict[str, Listing] = {}
         self.seen_s: dict[str, float] = {}
         self.link_rates: dict[str, int] = {}
-        self._epoch = self.rebuild = ""
+        self._epoch = self.rebuild = self._rebuilder = ""
+        self._storage: dict[str, Node] = {}
+        self._roster = RosterLog()
+        self._listing_due_s: dict[str, float] = {}
         self._unusable: dict[str, str] = {}
         self._watchers: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._refresher: asyncio.Task[None] | None = None
@@ -58,15 +65,35 @@ class Cluster:
     async def close(self) -> None:
         await tasks.end([self._refresher, *self._watchers.values()])
 
-    async def heartbeat(self, node: Node) -> tuple[int, ClusterNews]:
-        """Keep a member alive; milliseconds until it should report again, and what is new."""
+    async def heartbeat(self, node: Node, version: str) -> tuple[int, ClusterNews, Changes]:
+        """Keep a member alive; milliseconds until it should report again, what is new, and, for a storage node, what of
+        the others has changed since it knew that version.
+        """
         self._check_version(node)
-        await self._members.renew(node, self._config.member_ttl_ms)
+        await self._members.renew(node, max(self._config.member_ttl_ms, 3 * self._interval_ms))
         self.live[node.node_id] = node
-        self._watch()
-        listing = self.listings.get(node.node_id, Listing())
-        chosen = self.rebuild if self.rebuild and rebuilder(self.rebuild, self.storage_nodes()) == node.node_id else ""
-        return self._config.heartbeat_ms, ClusterNews(self._epoch, self._policies.theta_bytes, listing, chosen)
+        if node.role is not Role.STORAGE:
+            return self._interval_ms, ClusterNews(self._epoch, self._policies.theta_bytes), Changes("")
+        self._watch(node)
+        self._storage[node.node_id] = node
+        self._roster.look_at(node)
+        listing = await self._listing(node.node_id)
+        chosen = self.rebuild if node.node_id == self._rebuilder else ""
+        news = ClusterNews(self._epoch, self._policies.theta_bytes, listing, chosen)
+        return self._interval_ms, news, self._roster.changes(version)
+
+    @property
+    def _interval_ms(self) -> int:
+        """The more members, the less often each reports."""
+        return max(self._config.heartbeat_ms, _REPORT_MS * len(self.live))
+
+    async def _listing(self, node_id: str) -> Listing | None:
+        """What the index lists for a node; the more members, the less often that is looked up."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._listing_due_s.get(node_id, 0.0):
+            return None
+        self._listing_due_s[node_id] = now_s + _LISTING_S * len(self.live)
+        return await self._index.listing(node_id)
 
     def _check_version(self, node: Node) -> None:
         """Raises `VersionUnsupported`; the log says it once for each start of a node."""
@@ -84,13 +111,13 @@ class Cluster:
         await self.refresh()
 
     async def nodes(self, role: Role | None) -> list[Node]:
-        """Those that are alive, of a role or of all."""
+        """Those that are alive, of a role or of all, with their figures for people."""
         await self.refresh()
-        return [node for node in self.live.values() if role in (None, node.role)]
+        return [node for node in await self._members.described() if role in (None, node.role)]
 
     def storage_nodes(self) -> dict[str, Node]:
         """Those that are alive, by name."""
-        return self._of(Role.STORAGE)
+        return self._storage
 
     def tenant(self, namespace: Namespace) -> TenantPolicy:
         """What a namespace's tenant gets of the links."""
@@ -110,24 +137,28 @@ class Cluster:
         self.live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
         self.link_rates = link_rates_of(self.live.values())
         self._epoch, self.rebuild = await self._index.epoch(), await self._index.rebuild()
-        self.listings = await self._index.listings()
+        self._storage = self._of(Role.STORAGE)
+        self._roster.look(self._storage)
+        self._rebuilder = rebuilder(self.rebuild, self._storage) if self.rebuild else ""
         for name in self.live:
             self.seen_s[name] = self._clock.monotonic_s()
         await self._policies.refresh()
-        self._watch()
-
-    def _watch(self) -> None:
-        """Watch the connection to every storage node: a process that dies is known at once, not at its expiry."""
         for node in self.storage_nodes().values():
-            name = (node.node_id, node.incarnation)
-            if name not in self._watchers:
-                self._watchers[name] = asyncio.create_task(self._until_gone(node))
+            self._watch(node)
+
+    def _watch(self, node: Node) -> None:
+        """Watch the connection to a storage node: a process that dies is known at once, not at its expiry."""
+        name = (node.node_id, node.incarnation)
+        if name not in self._watchers:
+            self._watchers[name] = asyncio.create_task(self._until_gone(node))
 
     async def _until_gone(self, node: Node) -> None:
         try:
             await self._holders.gone(node)
             logger().warning("the connection to a storage node broke", node=node.node_id)
             self.live.pop(node.node_id, None)
+            self._storage = self._of(Role.STORAGE)
+            self._roster.look(self._storage)
             await self._members.leave(node.node_id, node.incarnation)  # until its next heartbeat
         except QuireError as error:
             logger().warning("membership cannot be written", error=str(error))
@@ -136,7 +167,7 @@ class Cluster:
 
     async def _keep_fresh(self) -> None:
         while True:
-            await self._clock.sleep(self._config.heartbeat_ms / 2000)
+            await self._clock.sleep(self._interval_ms / 2000)
             try:
                 await self.refresh()
             except QuireError as error:

@@ -107,7 +107,7 @@ class Evictions:
         again what it has."""
         gone = 0
         now_s = self._clock.monotonic_s()
-        for name, listing in self._cluster.listings.items():
+        for name, listing in (await self._index.listings()).items():
             seen_s = self._cluster.seen_s.setdefault(name, now_s)
             if name == OBJECT_TIER or not listing.count or now_s - seen_s < self._config.node_lost_ms / 1000:
                 continue

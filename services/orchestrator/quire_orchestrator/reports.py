@@ -81,7 +81,7 @@ class Reports:
 
     async def listing(self, node_id: str) -> Listing:
         """What the index lists for a node, in two numbers."""
-        return (await self._index.listings()).get(node_id, Listing())
+        return await self._index.listing(node_id)
 
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
         """A page of what the index lists for a node, and the next cursor, 0 at the end."""

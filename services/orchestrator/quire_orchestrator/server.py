@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.model.fingerprints import PRINT_BYTES
 from quire.model.hashing import tenant_name
-from quire.model.index import ChunkRecord
+from quire.model.index import ChunkRecord, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
 from quire.wire import convert
@@ -139,15 +139,22 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def Heartbeat(
         self, request: orchestrator_pb2.HeartbeatRequest, context: Any
     ) -> orchestrator_pb2.HeartbeatResponse:
-        interval_ms, news = await self._cluster.heartbeat(convert.node_from(request.node))
+        node = convert.node_from(request.node)
+        interval_ms, news, changes = await self._cluster.heartbeat(node, request.members_version)
+        listing = news.listing or Listing()
         return orchestrator_pb2.HeartbeatResponse(
             interval_ms=interval_ms,
             index_epoch=news.index_epoch,
             theta_bytes=news.theta_bytes,
-            listed_chunks=news.listing.count,
-            listed_digest=news.listing.digest,
+            listed_chunks=listing.count,
+            listed_digest=listing.digest,
             rebuild=news.rebuild,
-            changes=news.listing.changes,
+            changes=listing.changes,
+            has_listing=news.listing is not None,
+            members=map(convert.node_to, changes.nodes),
+            gone=changes.gone,
+            all_members=changes.all,
+            members_version=changes.version,
         )
 
     async def EvictChunks(

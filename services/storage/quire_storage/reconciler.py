@@ -53,7 +53,8 @@ class Reconciler:
 
     def on_news(self, news: ClusterNews) -> None:
         """What a heartbeat's answer says of the index."""
-        self._different = self._different + 1 if self._is_different(news.listing) else 0
+        if news.listing is not None:
+            self._different = self._different + 1 if self._is_different(news.listing) else 0
         if news.index_epoch != self._epoch:
             self._epoch = news.index_epoch
             self._start(sure=True)

@@ -41,6 +41,9 @@ COPIES = 2
 _LANDING_BYTES = 32 << 20
 _BATCH_CHUNKS = 64
 _PATROL_CHUNKS = 512
+_SLICE_CHUNKS = 8192
+_Start = tuple[str, str]
+"""Of a node: its name and incarnation."""
 _RESPREAD_PAUSE_S = 5.0
 _LANDINGS_MAX = 4
 _QUARANTINED_MAX = 16
@@ -74,6 +77,8 @@ class Replicator:
         self._landing_turns = asyncio.Semaphore(_LANDINGS_MAX)
         self._round: deque[bytes] = deque()
         self._spreading: Counter[bytes] = Counter()
+        # Of replicated chunks a start of another node that had a copy when that was looked at last.
+        self._elsewhere: dict[bytes, _Start] = {}
         # Registered memory that a silent node may still write to. It is never unmapped and never used again.
         self._quarantined: deque[tuple[float, Region, Bytes]] = deque()
         self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
@@ -112,7 +117,9 @@ class Replicator:
             except QuireError as error:
                 logger().warning("a node took no replicas", node=target.node_id, error=str(error))
                 continue
-            safe |= {key for key, kept in zip(left, marks, strict=True) if kept}
+            kept = {key for key, mark in zip(left, marks, strict=True) if mark}
+            self._elsewhere |= dict.fromkeys(kept, (target.node_id, target.incarnation))
+            safe |= kept
             left = [key for key in left if key not in safe]
             if not left:
                 break
@@ -164,17 +171,17 @@ class Replicator:
                 yield [chunk for chunk, _ in landed], [payload for _, payload in landed]
 
     async def keep_replicated(self) -> None:
-        """See to it that replicated chunks have two live holders: all of them whenever the storage nodes are others
-        than before, and some at a time while they are not.
+        """See to it that replicated chunks have two live holders: those whose other copy may be lost whenever the
+        storage nodes are others than before, and all, some at a time, while they are not.
         """
-        known: set[tuple[str, str]] | None = None
+        known: set[_Start] | None = None
         while True:
             await self._clock.sleep(self._config.replication_check_s)
             try:
                 nodes = {(node.node_id, node.incarnation) for node in await self._peers.storage_nodes()}
                 if nodes == known:
                     await self._patrol()
-                elif await self._respread():
+                elif await self._respread(nodes):
                     known = nodes
                 else:
                     await self._clock.sleep(_RESPREAD_PAUSE_S)
@@ -183,8 +190,9 @@ class Replicator:
 
     # ----
 
-    async def _respread(self) -> bool:
-        keys = list(self._tiers.residency.replicated)
+    async def _respread(self, nodes: set[_Start]) -> bool:
+        """Whether all chunks are safe that have no copy on any of these, as far as is known."""
+        keys = await self._without_copy(nodes)
         complete = True
         for first in range(0, len(keys), _BATCH_CHUNKS):
             # What is being stored is on its way to a node already, and not to the one that would be chosen here.
@@ -195,18 +203,32 @@ class Replicator:
             await self._clock.sleep(size / self._config.replication_bytes_per_s)
         return complete
 
+    async def _without_copy(self, nodes: set[_Start]) -> list[bytes]:
+        found: list[bytes] = []
+        for at, key in enumerate(list(self._tiers.residency.replicated)):
+            if self._elsewhere.get(key) not in nodes:
+                found.append(key)
+            if at % _SLICE_CHUNKS == 0:
+                await asyncio.sleep(0)
+        return found
+
     async def _patrol(self) -> None:
         """Look at the next replicated chunks: spread those that no other node has, give up copies beyond the second."""
         if not self._round:
             self._round = deque(self._tiers.residency.replicated)
+            self._elsewhere = {key: self._elsewhere[key] for key in self._round if key in self._elsewhere}
         part = [self._round.popleft() for _ in range(min(_PATROL_CHUNKS, len(self._round)))]
         chunks = self._tiers.find_all(part)
         me = self._config.node_id
         alone: list[bytes] = []
         surplus: dict[tuple[str, ...], list[bytes]] = {}
         holders = await self._index.locate([chunk.record for chunk in chunks]) if chunks else []
+        starts = {node.node_id: node.incarnation for node in await self._peers.storage_nodes()}
         for chunk, listed in zip(chunks, holders, strict=True):
             keepers = keepers_of(chunk.key, listed)
+            others = [(name, starts[name]) for name in keepers if name != me and name in starts]
+            if others:
+                self._elsewhere[chunk.key] = others[0]
             if keepers == (me,) and chunk.key not in self._spreading:
                 alone.append(chunk.key)
             elif me in listed and me not in keepers:

@@ -115,25 +115,7 @@ class StorageNode:
         """The parts that stand on the tiers, and what runs in the background."""
         config, tiers = self._config, self._tiers
         region = self._transport.register(arena.view)
-        self._replicator = Replicator(
-            config=config,
-            tiers=tiers,
-            transport=self._transport,
-            index=self._ports.index,
-            registry=self._registry,
-            peers=self._ports.peers,
-            clock=self._clock,
-            me=self._me,
-        )
-        self._hot_copies = HotCopies(
-            config=config,
-            tiers=tiers,
-            replicator=self._replicator,
-            index=self._ports.index,
-            peers=self._ports.peers,
-            clock=self._clock,
-            me=self._me,
-        )
+        self._build_copies()
         self._integrity = Integrity(
             tiers=tiers, ring=self._ring, threads=self._threads, clock=self._clock, copies=self._replicator.copies
         )
@@ -192,6 +174,29 @@ class StorageNode:
         if self._pool is not None:
             self._spawn(self._integrity.scrub(config.scrub_bytes_per_s))
             self._spawn(self._replicator.keep_replicated())
+
+    def _build_copies(self) -> None:
+        """What has chunks copied from node to node."""
+        config, tiers = self._config, self._tiers
+        self._replicator = Replicator(
+            config=config,
+            tiers=tiers,
+            transport=self._transport,
+            index=self._ports.index,
+            registry=self._registry,
+            peers=self._ports.peers,
+            clock=self._clock,
+            me=self._me,
+        )
+        self._hot_copies = HotCopies(
+            config=config,
+            tiers=tiers,
+            replicator=self._replicator,
+            index=self._ports.index,
+            peers=self._ports.peers,
+            clock=self._clock,
+            me=self._me,
+        )
 
     async def close(self) -> None:
         """Let transfers finish for the configured time, then cut them; write what is in memory only."""

@@ -26,6 +26,7 @@ from quire.wire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageSe
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 from quire_server.permits import PermitChecker
+from quire_server.roster import Roster
 from quire_server.service import member_tls, run_service, serve_member
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
@@ -120,11 +121,11 @@ async def serve(config: StorageConfig) -> None:
     channels, incarnation = ChannelPool(tls), os.urandom(8).hex()
     clock, permits = SystemClock(), PermitSigner(config.cluster_secret.encode())
     transport = data_plane(config.shared_memory, config.shared_memory_users, ucx_tls=config.ucx_tls)
-    address = config.orchestrator_address
+    address, roster = config.orchestrator_address, Roster()
     ports = Ports(
         index=GrpcClusterIndex(channels, address),
         rates=GrpcRateSource(channels, config.scheduler_addresses, config.link),
-        peers=GrpcPeers(channels, address, permits, clock),
+        peers=GrpcPeers(channels, roster, permits, clock),
         objects=ObstoreTier(config.object_url, config.object_timeout_s) if config.object_url else None,
         drives=partial(FileDrives, direct=config.direct),
         block_io=choose_block_io,
@@ -153,7 +154,9 @@ async def serve(config: StorageConfig) -> None:
     await node.start()
     logger().info("data plane", transport=transport.description)
 
-    await serve_member(server, channels, address, describe, config.stop_grace_s, config.drain_s, node.on_news)
+    await serve_member(
+        server, channels, address, describe, config.stop_grace_s, config.drain_s, node.on_news, roster=roster
+    )
     await node.close()
 
 

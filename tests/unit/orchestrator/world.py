@@ -77,6 +77,8 @@ class World:
             for name, info in self.infos.items()
         ]
 
+    described = live
+
     async def tenants(self) -> dict[str, TenantPolicy]:
         return self.tenants_
 

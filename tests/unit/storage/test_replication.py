@@ -217,11 +217,8 @@ class _Slow:
         return [True] * len(keys)
 
 
-async def test_what_is_being_stored_is_not_copied_a_second_time() -> None:
-    """A check of all copies, while a store waits for its second one, chose another node: there were three."""
-    keys = [number.to_bytes(32, "big") for number in range(8)]
-    slow: Any = _Slow(keys)
-    replicator = Replicator(
+def _replicator_of(slow: Any) -> Replicator:
+    return Replicator(
         config=StorageConfig(cluster_secret="s", node_id="me"),
         tiers=slow,
         transport=slow,
@@ -231,6 +228,13 @@ async def test_what_is_being_stored_is_not_copied_a_second_time() -> None:
         clock=CLOCK,
         me=lambda: Node(node_id="me", about=StorageInfo()),
     )
+
+
+async def test_what_is_being_stored_is_not_copied_a_second_time() -> None:
+    """A check of all copies, while a store waits for its second one, chose another node: there were three."""
+    keys = [number.to_bytes(32, "big") for number in range(8)]
+    slow: Any = _Slow(keys)
+    replicator = _replicator_of(slow)
     storing = asyncio.create_task(replicator.spread(keys))
     await asyncio.sleep(0)
     checking = asyncio.create_task(replicator.keep_replicated())
@@ -239,3 +243,17 @@ async def test_what_is_being_stored_is_not_copied_a_second_time() -> None:
     slow.go.set()
     assert await storing == set(keys) and len(slow.targets) == 1
     checking.cancel()
+
+
+async def test_a_change_among_nodes_concerns_what_the_lost_one_held() -> None:
+    """Every change had all replicated chunks located again, by every node."""
+    keys = [number.to_bytes(32, "big") for number in range(8)]
+    slow: Any = _Slow(keys)
+    slow.go.set()
+    replicator = _replicator_of(slow)
+    assert await replicator.spread(keys[:5]) == set(keys[:5])
+    (target,) = slow.targets
+    live = {("me", ""), *((name, "") for name in "abcd")}
+    assert set(await replicator._without_copy(live)) == set(keys[5:]), "not looked at yet"
+    assert set(await replicator._without_copy(live - {(target, "")})) == set(keys)
+    assert set(await replicator._without_copy(live - {(target, "")} | {(target, "again")})) == set(keys)

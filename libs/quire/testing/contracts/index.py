@@ -36,7 +36,8 @@ async def _register(index: Index, node: str, chunks: list[ChunkRecord]) -> list[
 
 
 async def _listing(index: Index, node: str) -> Listing:
-    listing: Listing = (await index.listings()).get(node, Listing())
+    listing: Listing = await index.listing(node)
+    assert listing == (await index.listings()).get(node, Listing())
     return listing
 
 

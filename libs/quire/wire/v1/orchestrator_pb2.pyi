@@ -736,6 +736,9 @@ class HeartbeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
+    MEMBERS_VERSION_FIELD_NUMBER: _builtins.int
+    members_version: _builtins.str
+    """Of storage nodes: the version of what it knows of the others; empty for nothing."""
     @_builtins.property
     def node(self) -> _common_pb2.Node:
         """The node as it is now."""
@@ -744,10 +747,11 @@ class HeartbeatRequest(_message.Message):
         self,
         *,
         node: _common_pb2.Node | None = ...,
+        members_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members_version", b"members_version", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -764,6 +768,11 @@ class HeartbeatResponse(_message.Message):
     LISTED_DIGEST_FIELD_NUMBER: _builtins.int
     REBUILD_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
+    HAS_LISTING_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    ALL_MEMBERS_FIELD_NUMBER: _builtins.int
+    MEMBERS_VERSION_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """When to send the next one, milliseconds."""
     index_epoch: _builtins.str
@@ -778,6 +787,20 @@ class HeartbeatResponse(_message.Message):
     """Not empty: this node is to register what lies in the object tier, and to report when it has done so."""
     changes: _builtins.int
     """Changes that this node has reported."""
+    has_listing: _builtins.bool
+    """Whether the three numbers above were looked up this time."""
+    all_members: _builtins.bool
+    """`members` are all."""
+    members_version: _builtins.str
+    """Of what the node knows with this answer."""
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]:
+        """To storage nodes: storage nodes that joined or changed since the request's version, or all."""
+
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of those that left since."""
+
     def __init__(
         self,
         *,
@@ -788,10 +811,15 @@ class HeartbeatResponse(_message.Message):
         listed_digest: _builtins.int = ...,
         rebuild: _builtins.str = ...,
         changes: _builtins.int = ...,
+        has_listing: _builtins.bool = ...,
+        members: _abc.Iterable[_common_pb2.Node] | None = ...,
+        gone: _abc.Iterable[_builtins.str] | None = ...,
+        all_members: _builtins.bool = ...,
+        members_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "index_epoch", b"index_epoch", "interval_ms", b"interval_ms", "listed_chunks", b"listed_chunks", "listed_digest", b"listed_digest", "rebuild", b"rebuild", "theta_bytes", b"theta_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_members", b"all_members", "changes", b"changes", "gone", b"gone", "has_listing", b"has_listing", "index_epoch", b"index_epoch", "interval_ms", b"interval_ms", "listed_chunks", b"listed_chunks", "listed_digest", b"listed_digest", "members", b"members", "members_version", b"members_version", "rebuild", b"rebuild", "theta_bytes", b"theta_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
