@@ -225,7 +225,7 @@ MUTATIONS: dict[str, Mutation] = {
         "an S3 upload is completed although a part was sent again meanwhile",
         (_edit(MemoryBuckets, "complete", "any(known.get(part.number) != part for part in parts)", "False"),),
         found_by="blob",
-        seed=145,
+        seed=455,
     ),
 }
 
