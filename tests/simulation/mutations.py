@@ -101,7 +101,7 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("redis emptied",),
         found_by="acknowledged",
-        seed=15,
+        seed=43,
     ),
     "unmapped-landing": Mutation(
         4,
