@@ -307,6 +307,7 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
     commands = {
         "scheduler": ["bench", "scheduler"],
         "kv": ["plan", "kv", "--trace", str(trace)],
+        "cluster": ["plan", "cluster", "--trace", str(trace), "--nodes", "3,10"],
         "images": ["plan", "images"],
         "sizes": ["bench", "images", "--sim", "--part", "sizes", "--trace", str(accesses)],
         "alphas": ["bench", "images", "--sim", "--part", "alphas", "--trace", str(accesses)],
@@ -345,6 +346,18 @@ def test_images_live(tmp_path: Path) -> None:
 
 
 _LONG = pytest.mark.skipif(not os.environ.get("QUIRE_TEST_LONG"), reason="clusters for a minute (make chaos)")
+
+
+@_LONG
+@pytest.mark.parametrize(
+    "size", [["links", "--clients", "50", "--rounds", "1", "--chunks", "16"], ["membership", "--sizes", "5,20"]]
+)
+def test_many_nodes(tmp_path: Path, size: list[str]) -> None:
+    """Links of their own, and what membership costs."""
+    out = tmp_path / "bench.json"
+    done = quire("bench", *size, "--json", str(out), timeout_s=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(json.loads(out.read_text())["rows"]) > 1
 
 
 @_LONG

@@ -6,6 +6,7 @@ from quire_server.redis.connection import connect
 from quire_server.redis.events import CacheEvents
 from quire_server.redis.images import Images
 from quire_server.redis.index import PrefixIndex
+from quire_server.redis.kept import Kept
 from quire_server.redis.leader import RedisLeaderLease
 from quire_server.redis.membership import Membership
 from quire_server.redis.policies import Policies
@@ -15,6 +16,7 @@ __all__ = [
     "Buckets",
     "CacheEvents",
     "Images",
+    "Kept",
     "Membership",
     "Policies",
     "PrefixIndex",

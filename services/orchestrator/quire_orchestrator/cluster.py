@@ -78,6 +78,8 @@ class Cluster:
         self._storage[node.node_id] = node
         self._roster.look_at(node)
         listing = await self._listing(node.node_id)
+        if self.rebuild and not self._rebuilder:  # this may be the first one that can
+            self._rebuilder = rebuilder(self.rebuild, self._storage)
         chosen = self.rebuild if node.node_id == self._rebuilder else ""
         news = ClusterNews(self._epoch, self._policies.theta_bytes, listing, chosen)
         return self._interval_ms, news, self._roster.changes(version)

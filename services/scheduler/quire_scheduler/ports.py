@@ -1,9 +1,11 @@
-"""What the scheduler needs from outside: the clock, and a lease that one of several schedulers can hold."""
+"""What the scheduler needs from outside: the clock, a lease that one of several can hold, and a place for curves."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from quire_scheduler.core.curves import Learned
 from quire_server.clock import Clock
 
 
@@ -20,4 +22,14 @@ class LeaderLease(Protocol):
         """Give it up if it is held under that name."""
 
 
-__all__ = ["Clock", "LeaderLease"]
+class CurveShelf(Protocol):
+    """What policies have learned, by kind of link, for the next leader. Both raise `MetadataUnavailable`."""
+
+    async def keep(self, learned: Mapping[str, Sequence[Learned]]) -> None:
+        """In place of what is kept."""
+
+    async def found(self) -> dict[str, list[Learned]]:
+        """What is kept; nothing, if that is too old or of another release."""
+
+
+__all__ = ["Clock", "CurveShelf", "LeaderLease"]

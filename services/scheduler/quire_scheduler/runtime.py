@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from quire.model.errors import TooManyRequests
 from quire.model.nodes import SchedulerInfo
 from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.core.curves import Learned
 from quire_scheduler.core.epochs import Grant, LinkEpochs
 from quire_scheduler.core.factory import make_policy
 from quire_scheduler.core.policy import Demand, Observation
@@ -25,9 +26,13 @@ class Scheduler:
         self._clock = clock
         self._leadership = leadership
         self._term = leadership.term
-        self._observed = 0
+        self.observed = 0
+        """Observations so far."""
+        self._budgets = set(config.budgets.values())
         self._margins = {link: config.margin_share * budget for link, budget in config.budgets.items()}
-        self._policies = {link: make_policy(config.policy, margin) for link, margin in self._margins.items()}
+        # Links of one budget are of one kind: what is learned on one counts for all.
+        self._kinds = {budget: make_policy(config.policy, config.margin_share * budget) for budget in self._budgets}
+        self._policies = {link: self._kinds[budget] for link, budget in config.budgets.items()}
         self._link_of: dict[str, str] = {}
         self._links: dict[str, LinkEpochs] = {}
         self._clear()
@@ -49,7 +54,7 @@ class Scheduler:
         if not self._leadership.leading:
             return {"leads": 0, "deliveries": 0}
         self._advance()
-        stats: dict[str, float] = {"leads": 1, "deliveries": self.admitted, "observed": self._observed}
+        stats: dict[str, float] = {"leads": 1, "deliveries": self.admitted, "observed": self.observed}
         for name, link in self._links.items():
             stats[f"link.{name}.budget"] = link.budget_bytes_per_s
             stats[f"link.{name}.granted"] = link.granted_bytes_per_s
@@ -85,7 +90,18 @@ class Scheduler:
         """Learn what came of a rate."""
         if link in self._policies:
             self._policies[link].observe(observation)
-            self._observed += 1
+            self.observed += 1
+
+    def learned(self) -> dict[str, list[Learned]]:
+        """By kind of link what its policy has learned."""
+        found = {str(budget): policy.curves.told() for budget, policy in self._kinds.items() if policy.curves}
+        return {kind: told for kind, told in found.items() if told}
+
+    def take_over(self, learned: Mapping[str, Sequence[Learned]]) -> None:
+        """Know what the leader before knew."""
+        for budget, policy in self._kinds.items():
+            if policy.curves is not None:
+                policy.curves.take_over(learned.get(str(budget), ()))
 
     def _check(self) -> None:
         """Raises `NotLeader`. What a leader before knew is out of date: deliveries are admitted again."""

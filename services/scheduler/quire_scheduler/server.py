@@ -10,14 +10,16 @@ from quire.model.nodes import Node
 from quire.wire.channels import ChannelPool
 from quire.wire.v1 import scheduler_pb2 as pb
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceServicer, add_SchedulerServiceServicer_to_server
+from quire_scheduler.adapters.shelf import RedisCurveShelf
 from quire_scheduler.config import PREFIX, SchedulerConfig
 from quire_scheduler.core.epochs import Grant
 from quire_scheduler.core.policy import Demand, Observation
 from quire_scheduler.leadership import Leadership
+from quire_scheduler.memory import Memory
 from quire_scheduler.runtime import Scheduler
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
-from quire_server.redis import RedisLeaderLease, connect
+from quire_server.redis import Kept, RedisLeaderLease, connect
 from quire_server.service import member_tls, run_service, serve_member
 
 
@@ -98,9 +100,14 @@ async def serve(config: SchedulerConfig) -> None:
         )
 
     await leadership.start()
+    memory = Memory(scheduler, leadership, RedisCurveShelf(Kept(redis, "curves")), clock) if redis is not None else None
+    if memory is not None:
+        await memory.start()
     try:
         await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
     finally:
+        if memory is not None:
+            await memory.close()
         await leadership.close()
         if redis is not None:
             await redis.aclose()

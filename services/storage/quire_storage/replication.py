@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import mmap
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -223,9 +223,11 @@ class Replicator:
         alone: list[bytes] = []
         surplus: dict[tuple[str, ...], list[bytes]] = {}
         holders = await self._index.locate([chunk.record for chunk in chunks]) if chunks else []
-        starts = {node.node_id: node.incarnation for node in await self._peers.storage_nodes()}
+        nodes = await self._peers.storage_nodes()
+        starts = {node.node_id: node.incarnation for node in nodes}
+        zones = {node.node_id: node.location.zone for node in nodes}
         for chunk, listed in zip(chunks, holders, strict=True):
-            keepers = keepers_of(chunk.key, listed)
+            keepers = keepers_of(chunk.key, listed, zones)
             others = [(name, starts[name]) for name in keepers if name != me and name in starts]
             if others:
                 self._elsewhere[chunk.key] = others[0]
@@ -252,13 +254,13 @@ class Replicator:
             logger().info("copies beyond the second were given up", chunks=gone)
 
     async def _candidates(self, keys: Sequence[bytes], already: set[str]) -> list[Node]:
-        """Other nodes: those that have some of the chunks first, then the farthest, then by their claim."""
+        """Other nodes: the farthest first, of these those that have some of the chunks, then by their claim."""
         if not keys:
             return []
         me = self._me()
 
-        def preference(node: Node) -> tuple[bool, int, bytes]:
-            return node.node_id not in already, -me.location.distance(node.location), _claim(keys[0], node.node_id)
+        def preference(node: Node) -> tuple[int, bool, bytes]:
+            return -me.location.distance(node.location), node.node_id not in already, _claim(keys[0], node.node_id)
 
         nodes = [node for node in await self._peers.storage_nodes() if node.node_id != me.node_id]
         return sorted(nodes, key=preference)
@@ -316,10 +318,17 @@ class Replicator:
                 yield chunk, payload
 
 
-def keepers_of(key: bytes, holders: Sequence[str]) -> tuple[str, ...]:
-    """The nodes that keep their copies: those with the lowest claims, so that all nodes choose the same."""
-    nodes = sorted((name for name in holders if name != OBJECT_TIER), key=lambda name: _claim(key, name))
-    return tuple(nodes[:COPIES])
+def keepers_of(key: bytes, holders: Sequence[str], zones: Mapping[str, str]) -> tuple[str, ...]:
+    """The nodes that keep their copies: those with the lowest claims, so that all nodes choose the same; in several
+    zones where they are. `zones`: of the nodes that are alive, by name.
+    """
+    left = sorted((name for name in holders if name != OBJECT_TIER), key=lambda name: _claim(key, name))
+    kept: list[str] = []
+    while left and len(kept) < COPIES:
+        taken = {zones.get(name) for name in kept}
+        kept.append(next((name for name in left if zones.get(name) not in taken), left[0]))
+        left.remove(kept[-1])
+    return tuple(kept)
 
 
 def _claim(key: bytes, node_id: str) -> bytes:

@@ -79,9 +79,12 @@ def test_of_three_copies_two_are_kept() -> None:
     for number in range(50):
         key = number.to_bytes(32, "big")
         three = ["a", OBJECT_TIER, "b", "c"]
-        found = keepers_of(key, three)
-        assert len(found) == 2 and found == keepers_of(key, three[::-1])
-        assert set(keepers_of(key, ["a", "b", OBJECT_TIER])) == {"a", "b"}
+        found = keepers_of(key, three, {})
+        assert len(found) == 2 and found == keepers_of(key, three[::-1], {})
+        assert set(keepers_of(key, ["a", "b", OBJECT_TIER], {})) == {"a", "b"}
+        zones = {"a": "one", "b": "one", "c": "two"}
+        assert "c" in keepers_of(key, three, zones), "never both in one zone"
+        assert set(keepers_of(key, ["a", "b"], zones)) == {"a", "b"}
 
 
 async def test_memory_of_a_copy_that_a_silent_node_may_still_write_stays_mapped() -> None:

@@ -24,11 +24,11 @@ class Adaptive:
     name = "adaptive"
 
     def __init__(self, margin: float, curves: Curves | None = None) -> None:
-        self._curves = curves if curves is not None else Curves()
+        self.curves = curves if curves is not None else Curves()
         self._safe = (StallOpt(), StallOpt(margin))
 
     def observe(self, observation: Observation) -> None:
-        self._curves.observe(observation)
+        self.curves.observe(observation)
 
     def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
         """The best, as the curves predict, of the published allocations and the one found on the curves.
@@ -36,7 +36,7 @@ class Adaptive:
         Exact for a few demands, by convex hulls for some; of many only the published ones are compared.
         """
         published = [policy.allocate(demands, budget) for policy in self._safe]
-        if not any(self._curves.known(demand) for demand in demands):
+        if not any(self.curves.known(demand) for demand in demands):
             return published[-1]
         candidates = [_with_rest(rates, budget) for rates in published]
         if len(demands) <= _EXACT_DEMANDS or len(demands) <= _HULL_DEMANDS * effort:
@@ -44,17 +44,17 @@ class Adaptive:
         return min(candidates, key=lambda rates: self._expected(demands, rates))
 
     def _expected(self, demands: Sequence[Demand], rates: Rates) -> float:
-        stalls = [self._curves.stall_s(demand, np.array([rate])) for demand, rate in zip(demands, rates, strict=True)]
+        stalls = [self.curves.stall_s(demand, np.array([rate])) for demand, rate in zip(demands, rates, strict=True)]
         return float(np.sum(stalls))
 
     def _on_curves(self, demands: Sequence[Demand], budget: float, effort: float) -> Rates:
         if len(demands) <= _EXACT_DEMANDS:
             units = max(_EXACT_UNITS_MIN, int(_EXACT_UNITS * effort**0.5))
             grid = budget * np.arange(1, units + 1) / units
-            return cheapest_on_grid([self._curves.stall_s(demand, grid) for demand in demands], budget)
+            return cheapest_on_grid([self.curves.stall_s(demand, grid) for demand in demands], budget)
         floor = _FLOOR_SHARE * budget / len(demands)
         grid = np.geomspace(floor, budget, _LEVELS)
-        return cheapest_on_hulls(grid, [self._curves.stall_s(demand, grid) for demand in demands], budget)
+        return cheapest_on_hulls(grid, [self.curves.stall_s(demand, grid) for demand in demands], budget)
 
 
 def cheapest_on_grid(costs: Sequence[Array], budget: float) -> Rates:

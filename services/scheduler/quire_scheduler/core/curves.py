@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -26,6 +28,17 @@ _BUCKETS_PER_E: Final = 10
 _FORGET: Final = 0.25
 _YOUNG: Final = 24
 _KNEE_MIN: Final = 0.4
+_TOLD_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """A curve as it is told to the next leader. `bins`: (number, u, y, observations); `seen`: of all bins."""
+
+    tenant: str
+    shape: tuple[int, int]
+    seen: int
+    bins: tuple[tuple[int, float, float, int], ...]
 
 
 class Curve:
@@ -52,6 +65,18 @@ class Curve:
         if len(self._bins) > _BINS_MAX:
             self._bins.popitem(last=False)
         self._knots = None
+
+    def told(self, tenant: str, shape: tuple[int, int]) -> Learned:
+        """All that it knows."""
+        return Learned(tenant, shape, self._seen, tuple((name, *each) for name, each in self._bins.items()))
+
+    @classmethod
+    def of(cls, learned: Learned) -> Curve:
+        """The curve that told this."""
+        curve = cls()
+        curve._bins = OrderedDict((name, (u, y, count)) for name, u, y, count in learned.bins[-_BINS_MAX:])
+        curve._seen = learned.seen
+        return curve
 
     def at(self, u: Array) -> Array:
         """Expected y; with nothing observed, Eq. 4."""
@@ -99,6 +124,17 @@ class Curves:
             mine.popitem(last=False)
         if len(self._curves) > self._tenants_max:
             self._curves.popitem(last=False)
+
+    def told(self) -> list[Learned]:
+        """The curves that were observed last, 256 at most, the latest at the end."""
+        found = [curve.told(tenant, shape) for tenant, mine in self._curves.items() for shape, curve in mine.items()]
+        return found[-_TOLD_MAX:]
+
+    def take_over(self, learned: Iterable[Learned]) -> None:
+        """Know what another one told, instead of what it knows of these shapes itself."""
+        for each in learned:
+            mine = self._curves.setdefault(each.tenant, OrderedDict())
+            mine[each.shape] = Curve.of(each)
 
     def known(self, demand: Demand) -> bool:
         """Whether a delivery of this shape was ever observed."""

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire_scheduler.core.curves import Curves
 from quire_scheduler.core.policy import Demand, Observation, Rates
 
 
 class _Unlearning:
     """A policy that learns nothing."""
+
+    curves: Curves | None = None
 
     def observe(self, observation: Observation) -> None:
         del observation

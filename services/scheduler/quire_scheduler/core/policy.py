@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from quire.model.policy import WEIGHT_MAX, WEIGHT_MIN
 from quire_scheduler.errors import DemandInvalid
+
+if TYPE_CHECKING:
+    from quire_scheduler.core.curves import Curves
 
 Rates = npt.NDArray[np.float64]
 
@@ -72,9 +75,12 @@ class Observation:
 
 
 class Policy(Protocol):
-    """Shares a budget among demands."""
+    """Shares a budget among demands. `curves`: what it has learned, None if it does not learn."""
 
     name: str
+
+    @property
+    def curves(self) -> Curves | None: ...
 
     def allocate(self, demands: Sequence[Demand], budget: float, effort: float = 1.0) -> Rates:
         """A rate for each demand, in bytes per second; together at most the budget.

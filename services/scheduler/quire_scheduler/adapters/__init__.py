@@ -1,0 +1,1 @@
+"""Adapters of the scheduler's ports."""

@@ -1,0 +1,48 @@
+"""Learned curves in Redis: one value that expires."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import cbor2
+
+from quire.telemetry import logger
+from quire_scheduler.core.curves import Learned
+from quire_server.redis import Kept
+
+_VERSION: Final = 1
+_TTL_S: Final = 7 * 24 * 3600
+
+
+class RedisCurveShelf:
+    """The `CurveShelf` port. What nobody learned anew for a week is gone."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+
+    async def keep(self, learned: Mapping[str, Sequence[Learned]]) -> None:
+        told = {
+            kind: [[each.tenant, *each.shape, each.seen, [list(one) for one in each.bins]] for each in curves]
+            for kind, curves in learned.items()
+        }
+        await self._kept.put(cbor2.dumps([_VERSION, told]), _TTL_S)
+
+    async def found(self) -> dict[str, list[Learned]]:
+        raw = await self._kept.get()
+        if not raw:
+            return {}
+        try:
+            version, told = cbor2.loads(raw)
+            if version != _VERSION:
+                return {}
+            return {
+                kind: [
+                    Learned(tenant, (size, window), seen, tuple((name, u, y, count) for name, u, y, count in bins))
+                    for tenant, size, window, seen, bins in curves
+                ]
+                for kind, curves in told.items()
+            }
+        except (cbor2.CBORDecodeError, ValueError, TypeError) as error:
+            logger().warning("what was learned before is not understood", error=str(error))
+            return {}
