@@ -54,7 +54,7 @@ class Roster:
         return list(self._nodes.values())
 
     async def wanted(self, within_s: float) -> None:
-        """Return when the next heartbeat is due: then, or as soon as somebody waits for its news."""
+        """Return when the next heartbeat is due: then, or as soon as its news are waited for."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._wanted.wait()

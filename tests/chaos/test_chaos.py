@@ -25,7 +25,7 @@ from tests.chaos.faults import Faults, small_object_tier
 from tests.chaos.world import World, can_make_networks
 from tests.e2e import s3_signing
 
-SECONDS = float(os.environ.get("QUIRE_CHAOS_SECONDS", "12"))
+SECONDS = float(os.environ.get("QUIRE_CHAOS_SECONDS", "9"))
 SEEDS = [int(seed) for seed in os.environ.get("QUIRE_CHAOS_SEED", "1").split(",")]
 NETWORKS = can_make_networks() and os.environ.get("QUIRE_CHAOS_NETWORKS", "1") == "1"
 KINDS = ["redis-kept", "redis-emptied", "drive-lost"] if "QUIRE_CHAOS_SECONDS" in os.environ else ["drive-lost"]

@@ -333,6 +333,10 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
     assert bad.returncode == 1 and "Traceback" not in bad.stderr
 
 
+_LONG = pytest.mark.skipif(not os.environ.get("QUIRE_TEST_LONG"), reason="clusters for a minute (make chaos)")
+
+
+@_LONG
 def test_images_live(tmp_path: Path) -> None:
     """The replay through real services, against the store of PNGs."""
     out, picture = tmp_path / "live.json", tmp_path / "live.png"
@@ -343,9 +347,6 @@ def test_images_live(tmp_path: Path) -> None:
     assert store["measured"]["latent, %"] == 0
     assert ours["measured"]["mean, ms"] > 0
     assert picture.stat().st_size > 5000
-
-
-_LONG = pytest.mark.skipif(not os.environ.get("QUIRE_TEST_LONG"), reason="clusters for a minute (make chaos)")
 
 
 @_LONG

@@ -131,7 +131,7 @@ async def _members(cluster: LocalCluster, size: int, orchestrators: int, seconds
 
 
 async def _lose(members: list[_Member]) -> float:
-    """Seconds until nobody knows the first one any more, which falls silent."""
+    """Seconds until no member knows the first one any more, which falls silent."""
     lost, others = members[0], members[1:]
     lost.fall_silent()
     since = time.monotonic()

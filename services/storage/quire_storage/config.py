@@ -48,7 +48,7 @@ class StorageConfig(ServiceConfig):
     hot_share: float = setting(
         0.5, "share of link_bytes_per_s above which what is read most is copied to other nodes; 0: never", minimum=0
     )
-    hot_idle_s: float = setting(60.0, "for how long such a copy stays after nobody wants it", minimum=0.1)
+    hot_idle_s: float = setting(60.0, "for how long such a copy stays when it is not read much", minimum=0.1)
     replication_check_s: float = setting(2.0, "how often a node looks whether others were lost", minimum=0.05)
     policy_check_s: float = setting(10.0, "how often policies of namespaces are carried out", minimum=0.05)
     orchestrator_address: str = setting(

@@ -1,7 +1,7 @@
 """More copies of what is read most, while it is.
 
 A node whose link is well used has other nodes pull the ranges that take most of it; look-ups then name these nodes in
-turn. A node that has pulled such a copy gives it up when nobody has wanted it for a while.
+turn. A node that has pulled such a copy gives it up when it was not read much for a while.
 """
 
 from __future__ import annotations
@@ -129,4 +129,4 @@ class HotCopies:
                 keys = [key for key in copy.keys if key not in replicas]  # those that this node keeps for others
                 gone = await self._tiers.evict(keys[::-1], others_min=1)
                 self._events.add(1, {"event": "given up"})
-                logger().info("a copy that nobody wants any more was given up", chunks=gone)
+                logger().info("a copy that is not read much any more was given up", chunks=gone)

@@ -160,7 +160,7 @@ def test_what_is_on_its_way_counts_and_is_sent_there_again() -> None:
     assert placement.place(_keys([0]), 0, gone, CHUNK, 1.0)[0].node_id != burst[0]
     assert len(placement._sent) <= 4001
     placement.place(_keys(["later"]), 0, nodes, CHUNK, 9.0)
-    assert len(placement._sent) == 1, "and forgotten"
+    assert len(placement._sent) == 1 and sum(placement._sent_bytes.values()) == CHUNK, "and forgotten"
 
 
 def test_a_tail_is_continued_where_it_has_room() -> None:

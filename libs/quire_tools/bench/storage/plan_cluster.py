@@ -243,7 +243,7 @@ def draw(found: dict[int, _Played], path: Path) -> None:
 
 def command(
     trace: Annotated[Path, typer.Option(help="JSON lines with timestamp, input_length, hash_ids (Mooncake's format)")],
-    nodes: Annotated[str, typer.Option(help="storage nodes, one number or several")] = "10,100,1000",
+    nodes: Annotated[str, typer.Option(help="storage nodes, one number or several")] = "10,100",
     times: Annotated[int, typer.Option(help="how often the trace is played at once; 0: one for each 50 nodes")] = 0,
     node_gb: Annotated[float, typer.Option(help="what a node has space for")] = 1000,
     bytes_per_token: Annotated[int, typer.Option(help="KV of a token, all layers")] = 131_072,

@@ -9,7 +9,7 @@ read by all their links. A chain that grows at its end goes on where its end lie
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -49,6 +49,7 @@ class Placement:
     def __init__(self, memory_s: float) -> None:
         self._memory_s = memory_s
         self._sent: OrderedDict[bytes, _Sent] = OrderedDict()
+        self._sent_bytes: Counter[str] = Counter()
 
     def place(
         self,
@@ -74,7 +75,7 @@ class Placement:
         taken = np.zeros(len(nodes), dtype=np.bool_)
         for (at, stop), claim in zip(bounds, scores, strict=True):
             key, size = keys.at(at), (stop - at) * chunk_bytes
-            before = self._sent.pop(key, None)
+            before = self._take_back(key)
             if before is not None and before.node_id in by_name:
                 chosen = by_name[before.node_id]
                 loads[chosen] -= before.size
@@ -89,16 +90,28 @@ class Placement:
             taken[chosen] = True
             name = nodes[chosen].node_id
             self._sent[key] = _Sent(name, size, now_s + self._memory_s)
+            self._sent_bytes[name] += size
             extend(ranges, ChunkRange(name, at, stop - at))
         return ranges
 
     def _loads(self, nodes: Sequence[Node], by_name: dict[str, int]) -> npt.NDArray[np.float64]:
         loads = np.array([node.used_bytes for node in nodes], dtype=np.float64)
-        for each in self._sent.values():
-            if each.node_id in by_name:
-                loads[by_name[each.node_id]] += each.size
+        for name, size in self._sent_bytes.items():
+            if name in by_name:
+                loads[by_name[name]] += size
         return loads
 
+    def _take_back(self, key: bytes) -> _Sent | None:
+        sent = self._sent.pop(key, None)
+        if sent is not None:
+            self._sent_bytes[sent.node_id] -= sent.size
+            if not self._sent_bytes[sent.node_id]:
+                del self._sent_bytes[sent.node_id]
+        return sent
+
     def _forget(self, now_s: float) -> None:
-        while self._sent and next(iter(self._sent.values())).until_s <= now_s:
-            self._sent.popitem(last=False)
+        while self._sent:
+            key, sent = next(iter(self._sent.items()))
+            if sent.until_s > now_s:
+                return
+            self._take_back(key)

@@ -16,7 +16,7 @@ _TTL_S: Final = 7 * 24 * 3600
 
 
 class RedisCurveShelf:
-    """The `CurveShelf` port. What nobody learned anew for a week is gone."""
+    """The `CurveShelf` port. Gone after a week in which nothing was learned."""
 
     def __init__(self, kept: Kept) -> None:
         self._kept = kept
