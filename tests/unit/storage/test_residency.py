@@ -352,6 +352,26 @@ def test_many_readers_of_one_object_fetch_it_once() -> None:
     assert all(len(world.held[ticket]) == 1 for ticket in readers)
 
 
+def test_more_than_memory_holds_is_fetched_for_one_reader() -> None:
+    """What was being written when memory was searched for room may leave it once written, though it is awaited."""
+    world = World(drives=1, objects=True, arena_slabs=1)
+    numbers = [0, 1, 2, 3, 8]
+    world.objects |= {chunk_of(number).key: chunk_of(number) for number in numbers}
+    reader = world.pin(numbers, fetch=True)
+    for _ in range(4):
+        world.end(_operation(world, "fetch"))
+    last = world.ticket()
+    world.post(ev.Reserved(last, chunk_of(8).shape, 1))
+    assert last not in world.answers, "memory is full of what is on no drive"
+    while "write" in {each.name for each in world.running}:
+        world.end(_operation(world, "write"))
+    offsets: Any = world.answers[last]
+    world.memory[offsets[0]] = content_of(chunk_of(8))
+    world.post(ev.Fetched(chunk_of(8), Durability.OBJECT, last, offsets[0]))
+    world.post(ev.ReservationEnded(last))
+    assert len(world.held[reader]) == 5
+
+
 def test_many_readers_of_one_prefix_on_a_drive_promote_it_once() -> None:
     world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
     _stored(world, 0, 4)

@@ -11,7 +11,7 @@ prefixes, and the cluster's index prefix-closed. An unused prefix unwinds from i
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
@@ -139,6 +139,11 @@ class LeafArc(Forest):
             mine = self._lists[self.entries[key].often]
             mine[key] = None
             mine.move_to_end(key, last=False)
+
+    @property
+    def aside(self) -> Collection[bytes]:
+        """What is not looked at until it is touched or released."""
+        return self._aside.keys()
 
     def look_again(self) -> bool:
         """Put all that was set aside back in its order; whether there was any."""

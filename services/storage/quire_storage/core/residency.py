@@ -1161,8 +1161,12 @@ class Residency:
         return entry if entry is not None and entry.phase is Phase.RESIDENT else None
 
     def _rest(self, entry: Entry) -> None:
-        """Nothing more is done with a copy for the moment: free what it need not have."""
-        if entry.is_used or entry.number not in self._copies:
+        """Something that was done with a copy has ended: free what it need not have."""
+        if entry.number not in self._copies:
+            return
+        if entry.is_used:  # by what does not need it in memory, perhaps
+            if entry.phase is Phase.RESIDENT and entry.memory is not None and not self._kept_in_memory(entry.key):
+                self.in_memory.release(entry.key)
             return
         if entry.phase is Phase.LEAVING:
             self._free(entry)
@@ -1223,6 +1227,9 @@ class Residency:
             assert current == (entry.phase is not Phase.LEAVING), f"{entry.key.hex()} is {entry.phase.name}"
         leaving = Counter(entry.key for entry in self._copies.values() if entry.phase is Phase.LEAVING)
         assert leaving == self._leaving, "what is leaving is counted"
+        if self.pool is not None or self._objects:
+            forgotten = [key for key in self.in_memory.aside if not self._kept_in_memory(key)]
+            assert not forgotten, "what is set aside in memory is kept there by something"
         self._check_drives(resident, asked)
 
     def _check_drives(self, resident: dict[bytes, Entry], asked: set[bytes]) -> None:
