@@ -42,7 +42,7 @@ def _observe(scheduler: Scheduler, link: str = "one", times: int = 30) -> None:
 
 def _knows(scheduler: Scheduler, link: str) -> bool:
     curves = scheduler._policies[link].curves
-    return curves is not None and curves.known(Demand("a", 1000, 0.001, 32, "t"))
+    return curves is not None and curves.seen(Demand("a", 1000, 0.001, 32, "t")) > 0
 
 
 async def test_the_next_leader_knows_what_the_one_before_learned() -> None:

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.model.errors import ConfigInvalid
-from quire_scheduler.core.adaptive import Adaptive, cheapest_on_grid, cheapest_on_hulls
+from quire_scheduler.core.adaptive import cheapest_on_grid, cheapest_on_hulls
 from quire_scheduler.core.curves import Curve, Curves, monotone
 from quire_scheduler.core.factory import POLICIES, make_policy
-from quire_scheduler.core.policies import StallOpt, least_stall
+from quire_scheduler.core.policies import least_stall
 from quire_scheduler.core.policy import Demand, Observation
 from quire_scheduler.core.tenants import shares
 
@@ -129,7 +129,7 @@ def test_a_curve_forgets() -> None:
     curve = Curve()
     for _ in range(100):
         curve.add(1.0, 3.0)
-    for _ in range(30):
+    for _ in range(60):
         curve.add(1.0, 0.5)
     assert curve.at(np.array([1.0]))[0] == pytest.approx(0.5, abs=0.01)
 
@@ -181,45 +181,3 @@ def test_many_demands_find_the_convex_optimum() -> None:
         return float(np.maximum(0, sizes / rates - windows).sum())
 
     assert stall(rates) <= 1.08 * stall(least_stall(sizes, caps, budget)) + 1e-6
-
-
-def test_adaptive_learns_knees_that_equation_4_does_not_know() -> None:
-    """Knees elsewhere, floors, noise of 2%: in the end it is no worse than either published policy on nearly every
-    made-up link. (Of sixty one was 8% worse; it explores what it has seen, and a bad start may mislead it: seed 169.)
-    """
-    against = sorted(_learned(seed) for seed in [*range(11), 169])
-    assert np.median(against) <= 1.0
-    assert against[-2] <= 1.03
-    assert against[-1] <= 1.5
-
-
-def _learned(seed: int) -> float:
-    """Stall of the last rounds over that of the better published policy."""
-    rng = np.random.default_rng(seed)
-    shapes = [(int(rng.uniform(3e7, 3e8)), float(rng.uniform(5e-3, 0.3))) for _ in range(4)]
-    demands = _demands(shapes)
-    knees = rng.uniform(0.3, 1.2, 4)
-    floors = rng.uniform(0, 0.1, 4)
-
-    def truth(index: int, rate: float) -> float:
-        size, window = shapes[index]
-        over = max(0.0, size / window / rate - knees[index])
-        return float(32 * window * (floors[index] + over))
-
-    budget = float(rng.uniform(0.4, 1.1)) * sum(size / window for size, window in shapes)
-    margin = 0.05 * budget
-    adaptive = Adaptive(margin)
-
-    def total(rates: np.ndarray) -> float:
-        return sum(truth(index, rate) for index, rate in enumerate(rates))
-
-    last = []
-    for _ in range(60):
-        rates = adaptive.allocate(demands, budget)
-        assert rates.sum() <= budget * (1 + 1e-9)
-        last.append(total(rates))
-        for index, rate in enumerate(rates):
-            stall = truth(index, rate) * float(rng.normal(1, 0.02))
-            adaptive.observe(Observation("", *shapes[index], 32, float(rate), max(0.0, stall)))
-    best = min(total(policy.allocate(demands, budget)) for policy in (StallOpt(), StallOpt(margin)))
-    return float(np.median(last[-10:]) / best)

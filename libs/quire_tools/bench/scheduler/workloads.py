@@ -144,6 +144,12 @@ class PaperMeasurements:
         beyond = np.maximum(0.0, asked - inverse[-1]) * request.layers * request.bytes_per_layer * 1e3
         return np.asarray(np.interp(asked, inverse, ttft) + beyond)
 
+    def measured(self, shape: str) -> tuple[Array, Array]:
+        """All that was measured of a shape: seconds per byte, and TTFT in ms."""
+        points = [each for each in self._data["measured"] if each["request"] == shape]
+        inverse = np.array([1.0 / (each["gbps"] * GBPS) for each in points])
+        return inverse, np.array([each["ttft_ms"] for each in points])
+
     def stall_ms(self, shape: str, rate: float) -> float:
         """TTFT beyond the least that was measured of the shape."""
         return float(self.ttft_ms(shape, np.array([rate]))[0] - self._curves[shape][1][0])
@@ -158,10 +164,8 @@ class PaperMeasurements:
     def _curves(self) -> dict[str, tuple[Array, Array]]:
         curves = {}
         for shape in {each["request"] for each in self._data["measured"]}:
-            points = [each for each in self._data["measured"] if each["request"] == shape]
-            inverse = np.array([1.0 / (each["gbps"] * GBPS) for each in points])
-            ttft = np.array([each["ttft_ms"] for each in points])
-            curves[shape] = monotone(inverse, ttft, np.ones(len(points)))
+            inverse, ttft = self.measured(shape)
+            curves[shape] = monotone(inverse, ttft, np.ones(len(ttft)))
         return curves
 
     def _measured(self, workload: str, policy: str) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from quire.telemetry import logger
 from quire_scheduler.core.curves import Learned
 from quire_server.redis import Kept
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _TTL_S: Final = 7 * 24 * 3600
 
 

@@ -1,11 +1,13 @@
 """What is known of how much a delivery is slowed at a rate: one curve per shape, learned from finished deliveries.
 
 In the units of a shape, u = r*/r (how much longer a layer takes than its compute window) and y = stall / (L·c), Eq. 4
-says y = max(0, u - 1) for every shape. Measured curves have their knee elsewhere, and floors. A `Curve` keeps averages
-of y in narrow bins of u, made monotone (pool adjacent violators), and is linear in u, that is in 1/rate, between them.
+says y = max(0, u - 1) for every shape. Measured curves have their knee elsewhere, floors and steps. A `Curve` keeps
+averages of y in narrow bins of u, made monotone (pool adjacent violators), and is linear in u, that is in 1/rate,
+between them.
 
-A young curve is optimistic where it knows nothing: it takes the least y that a monotone function of slope at most 1
-can have there. So an allocator that trusts it tries such rates, and learns. The optimism fades with what was seen.
+Between two knots a monotone curve may still be anywhere in a rectangle. A curve tells how low and how high it may be
+there, so that an allocator can look where much is to be won. It takes the slope to be at most 1, as in Eq. 4, or twice
+what it is on average between the two knots.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +24,22 @@ import numpy.typing as npt
 from quire_scheduler.core.policy import Demand, Observation
 
 Array = npt.NDArray[np.float64]
-_BINS_PER_E: Final = 25
+_BINS_PER_E: Final = 60
 _BINS_MAX: Final = 128
 _BUCKETS_PER_E: Final = 10
-_FORGET: Final = 0.25
-_YOUNG: Final = 24
-_KNEE_MIN: Final = 0.4
+_FORGET: Final = 0.1
+_KNEE_MIN: Final = 0.1
+_HOPED_BEYOND: Final = 1.6
+_SLOPE_BEYOND_MIN: Final = 0.2
 _TOLD_MAX: Final = 256
+
+
+class Bounds(NamedTuple):
+    """What a stall is at least, what is expected, and what it is at most; arrays of one shape."""
+
+    least: Array
+    expected: Array
+    most: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +89,44 @@ class Curve:
         curve._seen = learned.seen
         return curve
 
+    @property
+    def seen(self) -> int:
+        """How many deliveries were observed."""
+        return self._seen
+
     def at(self, u: Array) -> Array:
         """Expected y; with nothing observed, Eq. 4."""
+        return self.bounds(u).expected
+
+    def bounds(self, u: Array) -> Bounds:
+        """Of y. With nothing observed all three are Eq. 4."""
         if not self._bins:
-            return np.maximum(0.0, u - 1.0)
+            eq4 = np.maximum(0.0, u - 1.0)
+            return Bounds(eq4, eq4, eq4)
         if self._knots is None:
             us, ys, counts = (np.array(column, dtype=np.float64) for column in zip(*self._bins.values(), strict=True))
             self._knots = monotone(us, ys, counts)
         us, ys = self._knots
-        known = np.interp(u, us, ys) + np.maximum(0.0, u - 1.0) - np.maximum(0.0, np.minimum(u, us[-1]) - 1.0)
-        youth = max(0.0, 1.0 - self._seen / _YOUNG)
-        if youth == 0.0:
-            return np.asarray(known)
-        return np.asarray((1.0 - youth) * known + youth * np.minimum(known, self._least(u, us, ys)))
+        expected = np.interp(u, us, ys) + np.maximum(0.0, u - us[-1])
+        least, most = self._between(u, us, ys)
+        slower = u > us[-1]
+        hoped = np.maximum(ys[-1], _SLOPE_BEYOND_MIN * (u - 1.0))  # a little slower may cost next to nothing
+        least = np.where(slower, np.where(u < _HOPED_BEYOND * us[-1], hoped, expected), least)
+        most = np.where(slower, expected, most)
+        return Bounds(np.minimum(least, expected), expected, np.maximum(most, expected))
 
-    def _least(self, u: Array, us: Array, ys: Array) -> Array:
-        """The least that can be, given the knots; faster than `_KNEE_MIN` nothing more is hoped for."""
+    @staticmethod
+    def _between(u: Array, us: Array, ys: Array) -> tuple[Array, Array]:
+        """Least and most of y up to the slowest knot. Faster than the fastest knot, y may fall to 0 at `_KNEE_MIN`."""
         right = np.minimum(np.searchsorted(us, u), len(us) - 1)
-        left = np.where(u >= us[0], ys[np.maximum(0, right - 1)], 0.0)
-        hoped = ys[right] - np.maximum(0.0, us[right] - np.maximum(u, _KNEE_MIN))
-        return np.asarray(np.where(u > us[-1], np.inf, np.maximum(left, hoped)))
+        left = np.maximum(0, right - 1)
+        inside = (u >= us[0]) & (right > left)
+        low = np.where(inside, ys[left], 0.0)
+        width = np.where(inside, us[right] - us[left], 1.0)
+        slope = np.where(inside, np.maximum(1.0, 2.0 * (ys[right] - low) / np.maximum(width, 1e-12)), 1.0)
+        least = np.maximum(low, ys[right] - slope * (us[right] - np.maximum(u, _KNEE_MIN)))
+        most = np.where(inside, np.minimum(ys[right], low + slope * (u - us[left])), ys[right])
+        return least, most
 
 
 class Curves:
@@ -136,19 +165,22 @@ class Curves:
             mine = self._curves.setdefault(each.tenant, OrderedDict())
             mine[each.shape] = Curve.of(each)
 
-    def known(self, demand: Demand) -> bool:
-        """Whether a delivery of this shape was ever observed."""
-        return self._find(demand) is not None
+    def seen(self, demand: Demand) -> int:
+        """How many deliveries of this shape were observed."""
+        curve = self._find(demand)
+        return 0 if curve is None else curve.seen
 
-    def stall_s(self, demand: Demand, rates: Array) -> Array:
-        """Expected stall per layer, at each of `rates`; of a demand without a window, the time a layer takes.
+    def bounds_s(self, demand: Demand, rates: Array) -> Bounds:
+        """Of the stall per layer, at each of `rates`; of a demand without a window, the time a layer takes.
 
         Per layer, as in Eq. 5, and not times the layers that are left: what is nearly done frees its rate for all.
         """
         if demand.compute_window_s is None:
-            return demand.bytes_per_layer / rates
+            times = demand.bytes_per_layer / rates
+            return Bounds(times, times, times)
         curve = self._find(demand) or _NOTHING_SEEN
-        return demand.compute_window_s * curve.at(demand.zero_stall_rate / rates)
+        window_s = demand.compute_window_s
+        return Bounds(*(window_s * y for y in curve.bounds(demand.zero_stall_rate / rates)))
 
     def _find(self, demand: Demand) -> Curve | None:
         if demand.compute_window_s is None:
