@@ -8,6 +8,7 @@ from quire.model.errors import ConfigInvalid
 from quire_server.config import ServiceConfig, setting
 
 PREFIX = "QUIRE_SCHEDULER_"
+_LINKS = f"{PREFIX}LINKS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,10 @@ class SchedulerConfig(ServiceConfig):
     redis_url: str = setting(
         "", "where schedulers agree on a leader; empty: this one is alone", variable="QUIRE_REDIS_URL"
     )
-    links: str = setting("default=12500000000", "budget B of each shared link, name=bytes/s, separated by commas")
+    links: str = setting(
+        "default=12500000000",
+        "budget B of each shared link, name=bytes/s; of one below another, name@other=bytes/s; separated by commas",
+    )
     policy: str = setting(
         "adaptive", "who gets how much: equal, kv-prop, bw-prop, stall-opt, calibrated or adaptive (§3.6)"
     )
@@ -37,14 +41,33 @@ class SchedulerConfig(ServiceConfig):
 
     @property
     def budgets(self) -> dict[str, int]:
-        """Bytes per second by link. Raises `ConfigInvalid`."""
-        budgets = {}
+        """Bytes per second by link, each after the one above it. Raises `ConfigInvalid`."""
+        return {name: budget for name, (_, budget) in self._links.items()}
+
+    @property
+    def above(self) -> dict[str, str]:
+        """By link the one above it, empty for a root. Raises `ConfigInvalid`."""
+        return {name: above for name, (above, _) in self._links.items()}
+
+    @property
+    def _links(self) -> dict[str, tuple[str, int]]:
+        told: dict[str, tuple[str, int]] = {}
         for part in self.links.split(","):
-            name, _, value = part.strip().partition("=")
+            place, _, value = part.strip().partition("=")
+            name, at, above = place.partition("@")
             try:
-                budgets[name] = int(float(value))
-            except ValueError:
-                budgets[name] = 0
-            if not name or budgets[name] <= 0:
-                raise ConfigInvalid(f"QUIRE_SCHEDULER_LINKS: {part!r} is no link with a budget, name=bytes/s")
-        return budgets
+                budget = int(float(value))
+            except (ValueError, OverflowError):
+                budget = 0
+            if not name or budget <= 0 or bool(at) != bool(above):
+                raise ConfigInvalid(f"{_LINKS}: {part!r} is no link with a budget, name=bytes/s or name@other=bytes/s")
+            if name in told:
+                raise ConfigInvalid(f"{_LINKS}: {name!r} is named twice")
+            told[name] = (above, budget)
+        links: dict[str, tuple[str, int]] = {}
+        while told:
+            next_ = [name for name, (above, _) in told.items() if not above or above in links]
+            if not next_:
+                raise ConfigInvalid(f"{_LINKS}: {', '.join(told)} lie below links that are not there, or in a circle")
+            links |= {name: told.pop(name) for name in next_}
+        return links

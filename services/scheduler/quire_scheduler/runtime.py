@@ -47,7 +47,7 @@ class Scheduler:
         if not self._leadership.leading:
             return SchedulerInfo()
         self._advance()
-        return SchedulerInfo(link_rates={name: _newcomer(link) for name, link in self._links.items()})
+        return SchedulerInfo(link_rates={name: link.newcomer_bytes_per_s for name, link in self._links.items()})
 
     @property
     def stats(self) -> dict[str, float]:
@@ -57,8 +57,8 @@ class Scheduler:
         stats: dict[str, float] = {"leads": 1, "deliveries": self.admitted, "observed": self.observed}
         for name, link in self._links.items():
             stats[f"link.{name}.budget"] = link.budget_bytes_per_s
-            stats[f"link.{name}.granted"] = link.granted_bytes_per_s
-            stats[f"link.{name}.newcomer"] = _newcomer(link)
+            stats[f"link.{name}.granted"] = link.totals.granted
+            stats[f"link.{name}.newcomer"] = link.newcomer_bytes_per_s
         return stats
 
     def admit(self, link: str, demand: Demand, held_bytes_per_s: int = 0) -> Grant:
@@ -121,20 +121,15 @@ class Scheduler:
         """A link that another leader may have shared out is quiet for an epoch: nodes say first what they have."""
         config = self._config
         self._link_of = {}
-        self._links = {
-            name: LinkEpochs(
+        self._links = {}
+        for name, budget in config.budgets.items():
+            above = config.above[name]
+            self._links[name] = LinkEpochs(
                 budget,
                 config.epoch_ms / 1000,
                 self._policies[name],
                 margin=self._margins[name],
                 at_once=config.at_once,
                 quiet_from_s=self._leadership.since_s,
+                above=self._links[above] if above else None,
             )
-            for name, budget in config.budgets.items()
-        }
-
-
-def _newcomer(link: LinkEpochs) -> int:
-    """What one more delivery would get, in bytes per second: what is free, or an equal share."""
-    free = link.budget_bytes_per_s - link.granted_bytes_per_s
-    return max(free, link.budget_bytes_per_s // (len(link) + 1))

@@ -11,6 +11,9 @@ node is gone.
 
 What nodes send while they ask for the rates of new deliveries is a quarter of the budget, shared among the nodes that
 used the link within a minute: the rates then make up for it.
+
+A link below others (`tree.py`) grants no more than any of them has left, and divides what it gets of them. The epochs
+of a tree begin together.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire_scheduler.core.policy import Demand, Policy
-from quire_scheduler.core.tenants import allocate, allocate_last
+from quire_scheduler.core.tenants import allocate, allocate_last, claim
+from quire_scheduler.core.tree import Totals, TreeLink
 
 _FORGET_EPOCHS = 2
 _LOOK_AGAIN_S = 0.01
@@ -52,7 +56,7 @@ class _Admitted:
     short: bool = False
 
 
-class LinkEpochs:
+class LinkEpochs(TreeLink):
     """State machine of one link. Every method takes the time; nothing here reads a clock.
 
     `margin` in bytes per second: what a tenant may want beyond its zero-stall rates (Eq. 7). `quiet_from_s`: for an
@@ -68,15 +72,17 @@ class LinkEpochs:
         margin: float = 0.0,
         at_once: bool = False,
         quiet_from_s: float | None = None,
+        above: LinkEpochs | None = None,
     ) -> None:
-        self.budget_bytes_per_s = budget_bytes_per_s
+        super().__init__(budget_bytes_per_s, above)
         self._epoch_s = epoch_s
         self._policy = policy
         self._margin = margin
         self._at_once = at_once
         self._quiet_until_s = -math.inf if quiet_from_s is None else quiet_from_s + epoch_s
         self._epoch = 0
-        self._freed = False
+        self._more = False
+        """A delivery of this tree has ended since those that are short here were looked at."""
         self._admitted: dict[str, _Admitted] = {}
         self._nodes: dict[str, float] = {}
 
@@ -99,15 +105,18 @@ class LinkEpochs:
         """
         self.advance(now_s)
         self._admitted.pop(demand.delivery, None)
-        free = max(0, min(self.budget_bytes_per_s - self.granted_bytes_per_s, self._under_cap(demand)))
-        rate, short = min(held_bytes_per_s, free), not free
-        if not rate and free and now_s >= self._quiet_until_s:
-            demands = [*(entry.demand for entry in self._admitted.values()), demand]
-            part = int(allocate_last(self._policy, demands, self.budget_bytes_per_s, self._margin))
-            rate, short = min(max(part, free // 2), free), part > free
-        self._admitted[demand.delivery] = _Admitted(demand, rate, self._epoch, short)
+        self._changed()
+        free = min(self.free_bytes_per_s, self._under_cap(demand))
+        entry = _Admitted(demand, min(held_bytes_per_s, free), self._epoch, not free)
+        self._admitted[demand.delivery] = entry
+        self._changed()
+        if not entry.rate and free and now_s >= self._quiet_until_s:
+            demands = [each.demand for each in self._admitted.values()]
+            part = int(allocate_last(self._policy, demands, self._part(), self._margin))
+            entry.rate, entry.short = min(max(part, free // 2), free), part > free
+            self._changed()
         if self._at_once:
-            self._reallocate()
+            self._share_all()
         return self._grant(demand.delivery, now_s)
 
     def renew(self, deliveries: Iterable[str], now_s: float) -> list[Grant]:
@@ -127,9 +136,11 @@ class LinkEpochs:
         self.advance(now_s)
         gone = [self._admitted.pop(delivery, None) for delivery in deliveries]
         if any(gone):
-            self._freed = True
+            self._changed()
+            for link in self._root()._tree():
+                link._freed()
             if self._at_once:
-                self._reallocate()
+                self._share_all()
 
     def _under_cap(self, demand: Demand) -> int:
         """What the tenant's cap leaves it."""
@@ -147,39 +158,59 @@ class LinkEpochs:
 
     def _credit(self, delivery: str, now_s: float) -> int:
         """Of the node whose delivery it is."""
-        self._nodes[delivery.partition("/")[0]] = now_s
-        return int(_CREDIT_SHARE * self.budget_bytes_per_s / len(self._nodes))
+        node = delivery.partition("/")[0]
+        if node not in self._nodes:
+            self._changed()
+        self._nodes[node] = now_s
+        return int(_CREDIT_SHARE * min(link.budget_bytes_per_s / link.totals.nodes for link in self._way()))
 
     def advance(self, now_s: float) -> None:
-        """Begin the epoch that it is time for; every other method does that first."""
+        """Begin the epoch that it is time for, on all links of the tree; every other method does that first."""
         epoch = int(now_s / self._epoch_s)
         if epoch <= self._epoch:
             return
+        for link in self._root()._tree():
+            link._turn(epoch, now_s)
+        self._share_all()
+
+    def _turn(self, epoch: int, now_s: float) -> None:
         self._epoch = epoch
         self._admitted = {
             name: entry for name, entry in self._admitted.items() if epoch - entry.seen_epoch <= _FORGET_EPOCHS
         }
         self._nodes = {name: seen for name, seen in self._nodes.items() if now_s - seen < _NODE_USES_LINK_S}
-        self._reallocate()
+        self._changed()
 
-    def _reallocate(self) -> None:
+    def _freed(self) -> None:
+        self._more = True
+
+    def _own(self) -> Totals:
+        wanted, weight, usable = claim([entry.demand for entry in self._admitted.values()], self._margin)
+        budget = self.budget_bytes_per_s
+        granted, nodes = self.granted_bytes_per_s, len(self._nodes)
+        return Totals(min(wanted, budget), min(usable, budget), weight, granted, len(self._admitted), nodes)
+
+    def _take(self, part_bytes_per_s: float) -> None:
         entries = list(self._admitted.values())
-        demands = [entry.demand for entry in entries]
-        rates = allocate(self._policy, demands, self.budget_bytes_per_s, self._margin)
+        if not entries:
+            return
+        rates = allocate(self._policy, [entry.demand for entry in entries], part_bytes_per_s, self._margin)
         for entry, rate in zip(entries, rates.tolist(), strict=True):
             entry.rate, entry.short = int(rate), False
+        self._changed()
 
     def _raise_short(self, now_s: float) -> None:
         """Share out what is free among those that are short, in proportion to what they lack of their parts."""
-        if not self._freed or now_s < self._quiet_until_s or not any(each.short for each in self._admitted.values()):
+        if not self._more or now_s < self._quiet_until_s or not any(each.short for each in self._admitted.values()):
             return
-        self._freed = False
-        free = max(0, self.budget_bytes_per_s - self.granted_bytes_per_s)
+        self._more = False
+        free = self.free_bytes_per_s
         entries = list(self._admitted.values())
-        parts = allocate(self._policy, [entry.demand for entry in entries], self.budget_bytes_per_s, self._margin)
+        parts = allocate(self._policy, [entry.demand for entry in entries], self._part(), self._margin)
         lacks = [(e, int(part) - e.rate) for e, part in zip(entries, parts.tolist(), strict=True) if e.short]
         share = min(1.0, free / max(1, sum(max(0, lack) for _, lack in lacks)))
         for entry, lack in lacks:
             more = max(0, min(int(share * lack), self._under_cap(entry.demand)))
             entry.rate += more
             entry.short = more < lack
+        self._changed()

@@ -9,11 +9,14 @@ divides each tenant's part among its requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from quire_scheduler.core.policy import Demand, Policy, Rates
+
+_Sharer = TypeVar("_Sharer", bound=Hashable)
 
 
 def allocate(policy: Policy, demands: Sequence[Demand], budget: float, margin: float) -> Rates:
@@ -44,29 +47,45 @@ def _by_tenant(demands: Sequence[Demand]) -> dict[str, list[int]]:
 def _parts(
     demands: Sequence[Demand], members: Mapping[str, list[int]], budget: float, margin: float
 ) -> dict[str, float]:
-    """By tenant; its latest demand says what it is allowed."""
+    return shares(_claims(demands, members, margin), budget)
+
+
+def claim(demands: Sequence[Demand], margin: float) -> tuple[float, float, float]:
+    """What all of them want, the weight of their tenants, and what those may use at most."""
+    claims = _claims(demands, _by_tenant(demands), margin).values()
+    return (
+        sum(min(wanted, cap) for wanted, _, cap in claims),
+        sum(weight for _, weight, _ in claims),
+        sum(cap for _, _, cap in claims),
+    )
+
+
+def _claims(
+    demands: Sequence[Demand], members: Mapping[str, list[int]], margin: float
+) -> dict[str, tuple[float, float, float]]:
+    """By tenant (wanted, weight, cap); its latest demand says what it is allowed."""
     tenants = {}
     for tenant, mine in members.items():
         wanted = sum(demands[index].zero_stall_rate + margin for index in mine)
         latest = demands[mine[-1]]
         tenants[tenant] = (wanted, latest.weight, latest.cap_bytes_per_s or math.inf)
-    return shares(tenants, budget)
+    return tenants
 
 
-def shares(tenants: Mapping[str, tuple[float, float, float]], budget: float) -> dict[str, float]:
-    """Divide `budget` among tenants given as (wanted, weight, cap).
+def shares(sharers: Mapping[_Sharer, tuple[float, float, float]], budget: float) -> dict[_Sharer, float]:
+    """Divide `budget` among tenants, or among links, given as (wanted, weight, cap).
 
     First up to what they want; what is left then goes by weight too, up to the caps: some policies use it.
     """
-    wanted = {name: min(want, cap) for name, (want, _, cap) in tenants.items()}
-    weights = {name: weight for name, (_, weight, _) in tenants.items()}
+    wanted = {name: min(want, cap) for name, (want, _, cap) in sharers.items()}
+    weights = {name: weight for name, (_, weight, _) in sharers.items()}
     first = _fill(wanted, weights, budget)
-    room = {name: cap - first[name] for name, (_, _, cap) in tenants.items()}
+    room = {name: cap - first[name] for name, (_, _, cap) in sharers.items()}
     rest = _fill(room, weights, max(0.0, budget - sum(first.values())))
-    return {name: first[name] + rest[name] for name in tenants}
+    return {name: first[name] + rest[name] for name in sharers}
 
 
-def _fill(limits: Mapping[str, float], weights: Mapping[str, float], budget: float) -> dict[str, float]:
+def _fill(limits: Mapping[_Sharer, float], weights: Mapping[_Sharer, float], budget: float) -> dict[_Sharer, float]:
     """Weighted water filling: part_i = min(limit_i, λ·w_i), Σ part_i = min(budget, Σ limit_i)."""
     parts, left, weight_left = dict.fromkeys(limits, 0.0), budget, sum(weights.values())
     for name in sorted(limits, key=lambda each: limits[each] / weights[each]):

@@ -1,0 +1,141 @@
+"""Links of links: the host's, the rack's, the spine's, each with a budget that those below it share.
+
+A delivery names one link, and its bytes pass all links from there to the root. Above, budgets are divided by weighted
+max-min fairness: each link below gets at most what its deliveries want before all others have their shares, then what
+is left; its weight is that of the tenants that use it. What a link gets is what its own policy divides.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quire_scheduler.core.tenants import shares
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Of the deliveries of a link, or of all links below it too. Rates in bytes per second.
+
+    `wanted`: with which nothing stalls; `usable`: what caps of tenants allow; `nodes`: storage nodes that deliver.
+    """
+
+    wanted: float = 0.0
+    usable: float = 0.0
+    weight: float = 0.0
+    granted: int = 0
+    deliveries: int = 0
+    nodes: int = 0
+
+
+class TreeLink(ABC):
+    """One link with its place in the tree. A subclass says what its own deliveries want, and takes what they get."""
+
+    def __init__(self, budget_bytes_per_s: int, above: TreeLink | None) -> None:
+        self.budget_bytes_per_s = budget_bytes_per_s
+        self._above = above
+        self._below: list[TreeLink] = []
+        self._totals: Totals | None = None
+        if above is not None:
+            above._below.append(self)
+            above._changed()
+
+    @abstractmethod
+    def _own(self) -> Totals:
+        """Of the deliveries that name this link."""
+
+    @abstractmethod
+    def _take(self, part_bytes_per_s: float) -> None:
+        """Divide this among the deliveries that name this link."""
+
+    @abstractmethod
+    def _turn(self, epoch: int, now_s: float) -> None:
+        """A new epoch has begun; the parts come next."""
+
+    @abstractmethod
+    def _freed(self) -> None:
+        """A delivery of this tree is over: there may be more for those that have less than their part."""
+
+    @property
+    def free_bytes_per_s(self) -> int:
+        """What no budget from here to the root has granted."""
+        return min(max(0, link.budget_bytes_per_s - link.totals.granted) for link in self._way())
+
+    @property
+    def newcomer_bytes_per_s(self) -> int:
+        """What one more delivery would get: what is free, or an equal share."""
+        return max(
+            self.free_bytes_per_s,
+            min(link.budget_bytes_per_s // (link.totals.deliveries + 1) for link in self._way()),
+        )
+
+    @property
+    def totals(self) -> Totals:
+        """Of this link and of all below it."""
+        if self._totals is None:
+            each = [self._own(), *(link.totals for link in self._below)]
+            self._totals = Totals(
+                min(self.budget_bytes_per_s, sum(one.wanted for one in each)),
+                min(self.budget_bytes_per_s, sum(one.usable for one in each)),
+                sum(one.weight for one in each),
+                sum(one.granted for one in each),
+                sum(one.deliveries for one in each),
+                sum(one.nodes for one in each),
+            )
+        return self._totals
+
+    def _changed(self) -> None:
+        """The totals from here to the root are out of date. (Where they are unknown, all above are.)"""
+        link: TreeLink | None = self
+        while link is not None and link._totals is not None:
+            link._totals = None
+            link = link._above
+
+    def _part(self) -> float:
+        """Of the budgets from here to the root, for the deliveries that name this link."""
+        return self._divided(self._whole())[self]
+
+    def _share_all(self) -> None:
+        """Every link of the tree takes its part."""
+        root = self._root()
+        waiting: list[tuple[TreeLink, float]] = [(root, float(root.budget_bytes_per_s))]
+        taken: list[tuple[TreeLink, float]] = []
+        while waiting:
+            link, whole = waiting.pop()
+            parts = link._divided(whole)
+            taken.append((link, parts.pop(link)))
+            waiting += parts.items()
+        for link, part in taken:
+            link._take(part)
+
+    def _root(self) -> TreeLink:
+        *_, root = self._way()
+        return root
+
+    def _tree(self) -> Iterator[TreeLink]:
+        """From this link down."""
+        yield self
+        for link in self._below:
+            yield from link._tree()
+
+    def _way(self) -> Iterator[TreeLink]:
+        """From this link to the root."""
+        link: TreeLink | None = self
+        while link is not None:
+            yield link
+            link = link._above
+
+    def _whole(self) -> float:
+        """For this link and all below it."""
+        if self._above is None:
+            return float(self.budget_bytes_per_s)
+        return self._above._divided(self._above._whole())[self]
+
+    def _divided(self, whole: float) -> dict[TreeLink, float]:
+        """Among the links below, and this one for its own deliveries."""
+        if not self._below:
+            return {self: whole}
+        claims = {self: self._own(), **{link: link.totals for link in self._below}}
+        used = {link: (one.wanted, one.weight, one.usable) for link, one in claims.items() if one.deliveries}
+        return dict.fromkeys(claims, 0.0) | shares(used, whole)
