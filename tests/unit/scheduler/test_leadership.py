@@ -114,9 +114,22 @@ async def test_without_redis_it_is_alone_and_leads() -> None:
 
 @pytest.mark.parametrize(
     "links",
-    "default=0| |default|=5|default=fast|default=-1|a=inf|a=1,a=2|a@=1|@a=1|a@b=1|a@a=1|a@b=1,b@a=1|b=2,a@c=1".split(
-        "|"
-    ),
+    [
+        "default=0",
+        " ",
+        "default",
+        "=5",
+        "default=fast",
+        "default=-1",
+        "a=inf",
+        "a=1,a=2",
+        "a@=1",
+        "@a=1",
+        "a@b=1",
+        "a@a=1",
+        "a@b=1,b@a=1",
+        "b=2,a@c=1",
+    ],
 )
 def test_links_that_are_none(links: str) -> None:
     with pytest.raises(ConfigInvalid, match="QUIRE_SCHEDULER_LINKS"):
