@@ -109,6 +109,19 @@ def test_nothing_rises_while_a_link_that_was_taken_over_is_quiet() -> None:
     assert link.renew(["new"], 5.9)[0].rate_bytes_per_s == 0
 
 
+def test_a_scheduler_that_did_not_come_to_run_forgets_none() -> None:
+    """Five epochs passed, and the renewals of all of them wait; those of a node that is gone do not come."""
+    link = LinkEpochs(_BUDGET, 1.0, Equal())
+    for name in ("alive", "dead"):
+        link.admit(_demand(name), 10.0)
+    assert link.admit(_demand("new"), 15.0).rate_bytes_per_s == 0
+    assert link.renew(["alive"], 15.1)[0].rate_bytes_per_s == _BUDGET // 2
+    assert link.renew(["alive"], 16.0) and link.renew(["alive"], 17.0)
+    assert set(link.rates) == {"alive", "new"}
+    link.advance(17.0 + 20.0)
+    assert not link.rates, "twenty epochs in which there was no renewal"
+
+
 def test_sharing_at_once() -> None:
     """The option: every rate follows every arrival and departure, and nodes look again soon."""
     link = LinkEpochs(_BUDGET, 1.0, Equal(), at_once=True)

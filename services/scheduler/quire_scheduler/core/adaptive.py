@@ -94,14 +94,15 @@ def cheapest_on_grid(costs: Sequence[Array], budget: float) -> Rates:
     best = np.concatenate(([np.inf], costs[0]))
     choices = []
     padded = np.full(2 * units + 1, np.inf)
+    totals, rows = np.empty((units, units)), np.arange(units)
     for cost in costs[1:]:
         padded[units:] = best
-        # totals[k, j]: k+1 units for all so far, j+1 of them for this one
-        windows = np.lib.stride_tricks.sliding_window_view(padded, units)[1 : units + 1, ::-1]
-        totals = windows + cost
-        choice = np.argmin(totals, axis=1)
-        best = np.concatenate(([np.inf], totals[np.arange(units), choice]))
-        choices.append(np.concatenate(([0], choice + 1)))
+        # totals[k, j]: k+1 units for all so far, units-j of them for this one; memory is read in its order
+        windows = np.lib.stride_tricks.sliding_window_view(padded, units)[1 : units + 1]
+        np.add(windows, cost[::-1].copy(), out=totals)
+        at = np.argmin(totals, axis=1)
+        best = np.concatenate(([np.inf], totals[rows, at]))
+        choices.append(np.concatenate(([0], units - at)))
     left = int(np.argmin(best))
     counts = []
     for choice in reversed(choices):

@@ -7,7 +7,7 @@ need be with nothing. One that found less than its part is short: it is to look 
 have freed meanwhile raises it, up to its part. Rates rise within an epoch, and none falls. What is freed is there for
 newcomers and for those that are short at once, and for the others at the next epoch; with `at_once` every rate is
 computed anew whenever a delivery comes or goes. A delivery that is not renewed for two epochs is forgotten: its storage
-node is gone.
+node is gone. (Up to eight epochs that passed unseen count as one: this scheduler did not come to run.)
 
 What nodes send while they ask for the rates of new deliveries is a quarter of the budget, shared among the nodes that
 used the link within a minute: the rates then make up for it.
@@ -27,6 +27,7 @@ from quire_scheduler.core.tenants import allocate, allocate_last, claim
 from quire_scheduler.core.tree import Totals, TreeLink
 
 _FORGET_EPOCHS = 2
+_ASLEEP_EPOCHS = 8
 _LOOK_AGAIN_S = 0.01
 _CREDIT_SHARE = 0.25
 _NODE_USES_LINK_S = 60.0
@@ -52,8 +53,8 @@ class Grant:
 class _Admitted:
     demand: Demand
     rate: int
-    seen_epoch: int
     short: bool = False
+    missed_epochs: int = 0
 
 
 class LinkEpochs(TreeLink):
@@ -107,16 +108,16 @@ class LinkEpochs(TreeLink):
         self._admitted.pop(demand.delivery, None)
         self._changed()
         free = min(self.free_bytes_per_s, self._under_cap(demand))
-        entry = _Admitted(demand, min(held_bytes_per_s, free), self._epoch, not free)
+        entry = _Admitted(demand, min(held_bytes_per_s, free), not free)
         self._admitted[demand.delivery] = entry
         self._changed()
-        if not entry.rate and free and now_s >= self._quiet_until_s:
+        if self._at_once:
+            self._share_all()
+        elif not entry.rate and free and now_s >= self._quiet_until_s:
             demands = [each.demand for each in self._admitted.values()]
             part = int(allocate_last(self._policy, demands, self._part(), self._margin))
             entry.rate, entry.short = min(max(part, free // 2), free), part > free
             self._changed()
-        if self._at_once:
-            self._share_all()
         return self._grant(demand.delivery, now_s)
 
     def renew(self, deliveries: Iterable[str], now_s: float) -> list[Grant]:
@@ -127,7 +128,7 @@ class LinkEpochs(TreeLink):
         for delivery in deliveries:
             entry = self._admitted.get(delivery)
             if entry is not None:
-                entry.seen_epoch = self._epoch
+                entry.missed_epochs = 0
                 grants.append(self._grant(delivery, now_s))
         return grants
 
@@ -174,9 +175,11 @@ class LinkEpochs(TreeLink):
         self._share_all()
 
     def _turn(self, epoch: int, now_s: float) -> None:
-        self._epoch = epoch
+        passed, self._epoch = epoch - self._epoch, epoch
+        for entry in self._admitted.values():
+            entry.missed_epochs += passed if passed > _ASLEEP_EPOCHS else 1
         self._admitted = {
-            name: entry for name, entry in self._admitted.items() if epoch - entry.seen_epoch <= _FORGET_EPOCHS
+            name: entry for name, entry in self._admitted.items() if entry.missed_epochs <= _FORGET_EPOCHS
         }
         self._nodes = {name: seen for name, seen in self._nodes.items() if now_s - seen < _NODE_USES_LINK_S}
         self._changed()
