@@ -1,37 +1,53 @@
-"""Permits on their requests: what is signed is the whole message but for the permit."""
+"""Permits on their requests: what is signed is the whole message but for the permit, and which message it is."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, Final
 
 from quire.model.errors import LeaseForged
 from quire.model.permit import PermitSigner
 from quire_server.clock import Clock
 
+_MEMBER_MS: Final = 120_000
+
 
 def permit(signer: PermitSigner, request: Any, tenant: str, expires_ms: int) -> None:
     """Sign a request, in place."""
     request.permit = b""
-    request.permit = signer.sign(tenant, request.SerializeToString(deterministic=True), expires_ms)
+    request.permit = signer.sign(tenant, _said(request), expires_ms)
+
+
+def member_permit(signer: PermitSigner, request: Any, now_ms: int) -> None:
+    """Sign a member's request to another one, in place: no tenant's, and good for two minutes."""
+    permit(signer, request, "", now_ms + _MEMBER_MS)
 
 
 class PermitChecker:
-    """Takes each permit once."""
+    """Takes the permit of a transfer once."""
 
     def __init__(self, signer: PermitSigner, clock: Clock) -> None:
         self._signer = signer
         self._clock = clock
         self._used: OrderedDict[bytes, int] = OrderedDict()  # about in the order in which they expire
 
-    def check(self, request: Any) -> str:
-        """The tenant. Raises `LeaseForged` for what no gateway has signed, or was asked for before; `LeaseExpired`."""
+    def check(self, request: Any, *, again: bool = False) -> str:
+        """The tenant. Raises `LeaseForged` for what no member has signed, or was asked for before; `LeaseExpired`.
+
+        `again`: the request may be sent twice, as it does the same as once.
+        """
         shown, now_ms = bytes(request.permit), self._clock.now_ms()
         request.permit = b""
-        tenant, expires_ms = self._signer.verify(shown, request.SerializeToString(deterministic=True), now_ms)
+        tenant, expires_ms = self._signer.verify(shown, _said(request), now_ms)
+        if again:
+            return tenant
         if shown in self._used:
             raise LeaseForged("this transfer was begun before", field="permit")
         while self._used and next(iter(self._used.values())) <= now_ms:
             self._used.popitem(last=False)
         self._used[shown] = expires_ms
         return tenant
+
+
+def _said(request: Any) -> bytes:
+    return bytes(request.DESCRIPTOR.full_name.encode() + b"\0" + request.SerializeToString(deterministic=True))

@@ -30,10 +30,12 @@ from quire.model.errors import (
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire.model.permit import PermitSigner
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
 from quire.wire.v1 import common_pb2, gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
+from quire_server.permits import member_permit
 from quire_tools.local import LocalCluster
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
@@ -216,11 +218,13 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     found = await client.lookup(namespace, keys)
     pool = ChannelPool()
     stub: StorageServiceStub = StorageServiceStub(pool.get(cluster.address(found.ranges[0].node_id)))
-    await call(stub.Drop, storage_pb2.DropRequest(chunk_keys=keys.at(7), generations=[0]), timeout_s=10)
-    until_ms = int(time.time() * 1000) + 120_000
-    await call(
-        stub.DeleteObjects, storage_pb2.DeleteObjectsRequest(chunk_keys=keys.at(7), until_ms=until_ms), timeout_s=10
-    )
+    now_ms = int(time.time() * 1000)
+    drop = storage_pb2.DropRequest(chunk_keys=keys.at(7), generations=[0])
+    delete = storage_pb2.DeleteObjectsRequest(chunk_keys=keys.at(7), until_ms=now_ms + 120_000)
+    for request in (drop, delete):
+        member_permit(PermitSigner(cluster.secret.encode()), request, now_ms)
+    await call(stub.Drop, drop, timeout_s=10)
+    await call(stub.DeleteObjects, delete, timeout_s=10)
     await _refused(client, found, ChunkMissing, "chunk 7")
     for _ in range(100):
         if (await client.lookup(namespace, keys)).matched_chunks == 7:

@@ -41,7 +41,7 @@ from quire.model.signed_urls import signed_url
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.tls import MEMBER_NAME, Tls
-from quire.wire.v1 import images_pb2, storage_pb2
+from quire.wire.v1 import common_pb2, images_pb2, storage_pb2
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_server import certs
 from quire_tools.local import LocalCluster
@@ -259,7 +259,7 @@ async def test_what_a_key_may_not_do(guarded: Guarded) -> None:
             await client.release(found)
 
 
-async def test_a_storage_node_moves_nothing_that_no_gateway_has_signed(guarded: Guarded) -> None:
+async def test_a_storage_node_does_nothing_that_no_member_has_signed(guarded: Guarded) -> None:
     """A caller with a member's certificate and a good lease, but no permit, or another transfer's."""
     tenant = guarded.tenant("honest")
     async with guarded.client(tenant.token) as client:
@@ -285,7 +285,19 @@ async def test_a_storage_node_moves_nothing_that_no_gateway_has_signed(guarded: 
             with pytest.raises(LeaseForged, match="permit"):
                 async for _ in stream(stub.Deliver, request, timeout_s=10):
                     pass
+        key, level = found.keys.packed, common_pb2.DURABILITY_LOCAL
+        for method, unsigned in (
+            (stub.Drop, storage_pb2.DropRequest(chunk_keys=found.keys.at(0), generations=[0])),
+            (stub.DeleteObjects, storage_pb2.DeleteObjectsRequest(chunk_keys=key, until_ms=2**62)),
+            (stub.Raise, storage_pb2.RaiseRequest(chunk_keys=key, durability=level)),
+            (stub.Describe, storage_pb2.DescribeRequest(chunk_keys=key)),
+            (stub.Prefetch, storage_pb2.PrefetchChunksRequest(chunk_keys=key)),
+            (stub.Replicate, storage_pb2.ReplicateRequest(chunk_keys=key)),
+        ):
+            with pytest.raises(LeaseForged, match="permit"):
+                await call(method, unsigned, timeout_s=10)
         await pool.close()
+        assert (await client.lookup(namespace, keys)).matched_chunks == len(keys), "nothing was dropped"
         assert buffer.view is not None
         assert not buffer.view.any(), "nothing was written"
 

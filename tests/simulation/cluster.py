@@ -284,7 +284,7 @@ class Cluster:
         )
         channels: Any = SimChannels(self.network, process)
         clock = SimClock(self.loop, process)
-        holders = SimHolders(channels)
+        holders = SimHolders(channels, PermitSigner(SECRET.encode()), cast(Clock, clock))
         index: Any = InRedis(self.metadata, self.metadata.index)
         orchestrator = Orchestrator(
             config=config,

@@ -4,8 +4,8 @@ A lease says which chunks may be read; a permit binds one node's part of a trans
 everything that its request says: these chunks, this piece of client memory (worker, address, length, remote key), this
 layout and level. The gateway signs it with the cluster's secret; the storage node verifies it, and nothing else, before
 a byte moves. So reaching a storage node is not enough to have it deliver or ingest, and a transfer cannot be turned to
-other memory on its way. Members (storage nodes, decoders) sign what goes into their own memory. What moves no memory's
-bytes (drop, describe, replicate) is guarded by the members' TLS alone.
+other memory on its way. Members sign what goes into their own memory, and what they ask of each other: to drop, to
+copy, to describe, to raise, to warm up. Such a request does the same if it comes twice.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class PermitSigner:
         if len(expiry) < _EXPIRY.size or not hmac.compare_digest(
             self._mac(tenant, request, expiry), permit[:_MAC_BYTES]
         ):
-            raise LeaseForged("no gateway of this cluster has signed this transfer", field="permit")
+            raise LeaseForged("no member of this cluster has signed this request", field="permit")
         expires_ms = int(_EXPIRY.unpack(expiry)[0])
         if now_ms >= expires_ms:
             raise LeaseExpired("the transfer was permitted too long ago", field="permit")
         return tenant.decode(errors="replace"), expires_ms
 
     def _mac(self, tenant: bytes, request: bytes, expiry: bytes) -> bytes:
-        mac = hmac.new(self._secret, b"quire permit 2", hashlib.sha256)
+        mac = hmac.new(self._secret, b"quire permit 3", hashlib.sha256)
         for part in (tenant, expiry, hashlib.sha256(request).digest()):
             mac.update(len(part).to_bytes(8, "little") + part)
         return mac.digest()

@@ -9,6 +9,7 @@ from quire.model.fingerprints import PRINT_BYTES
 from quire.model.hashing import tenant_name
 from quire.model.index import ChunkRecord, Listing
 from quire.model.keys import ChunkKeys
+from quire.model.permit import PermitSigner
 from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
@@ -258,15 +259,15 @@ def _records(chunks: Iterable[orchestrator_pb2.ChunkRecord]) -> list[ChunkRecord
 async def serve(config: OrchestratorConfig) -> None:
     """Run until SIGTERM."""
     tls = member_tls(config)
-    redis = connect(config.redis_url)
-    channels = ChannelPool(tls)
+    redis, clock = connect(config.redis_url), SystemClock()
+    channels, permits = ChannelPool(tls), PermitSigner(config.cluster_secret.encode())
     orchestrator = Orchestrator(
         config=config,
         index=PrefixIndex(redis),
         members=Membership(redis),
         policies=Policies(redis),
-        holders=GrpcChunkHolder(channels),
-        clock=SystemClock(),
+        holders=GrpcChunkHolder(channels, permits, clock),
+        clock=clock,
         events=CacheEvents(redis, config.events_kept) if config.events_kept else None,
     )
     server = Server(
@@ -277,7 +278,7 @@ async def serve(config: OrchestratorConfig) -> None:
         router=ImageRouter(config.decoder_theta, config.decode_timeout_s),
         decoders=orchestrator.cluster.decoders,
         evict=orchestrator.evictions.evict_chunk,
-        clock=SystemClock(),
+        clock=clock,
     )
     add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator, images), server.grpc)
     publish(lambda: orchestrator.stats)

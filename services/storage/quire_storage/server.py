@@ -86,6 +86,7 @@ class StorageServicer(StorageServiceServicer):
         return pb.IngestResponse(outcome=convert.outcome_to(await self._node.requests.ingest(call)))
 
     async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropResponse:
+        self._permits.check(request, again=True)
         keys = list(ChunkKeys(request.chunk_keys))
         if len(keys) != len(request.generations):
             raise InvalidRequest(f"{len(request.generations)} for {len(keys)} keys", field="generations")
@@ -93,23 +94,28 @@ class StorageServicer(StorageServiceServicer):
         return pb.DropResponse(dropped_chunks=await self._node.requests.drop(generations))
 
     async def DeleteObjects(self, request: pb.DeleteObjectsRequest, context: Any) -> pb.DeleteObjectsResponse:
+        self._permits.check(request, again=True)
         await self._node.requests.delete_objects(ChunkKeys(request.chunk_keys), request.until_ms)
         return pb.DeleteObjectsResponse()
 
     async def Raise(self, request: pb.RaiseRequest, context: Any) -> pb.RaiseResponse:
+        self._permits.check(request, again=True)
         durability = convert.durability_from(request.durability)
         return pb.RaiseResponse(
             raised=bytes(await self._node.requests.raise_level(ChunkKeys(request.chunk_keys), durability))
         )
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+        self._permits.check(request, again=True)
         return pb.DescribeResponse(headers=self._node.requests.describe(ChunkKeys(request.chunk_keys)))
 
     async def Prefetch(self, request: pb.PrefetchChunksRequest, context: Any) -> pb.PrefetchChunksResponse:
+        self._permits.check(request, again=True)
         there = await self._node.prefetches.prefetch(ChunkKeys(request.chunk_keys), request.within_ms / 1000)
         return pb.PrefetchChunksResponse(in_memory=bytes(there))
 
     async def Replicate(self, request: pb.ReplicateRequest, context: Any) -> pb.ReplicateResponse:
+        self._permits.check(request, again=True)
         source, keys = convert.node_from(request.source), ChunkKeys(request.chunk_keys)
         kept = await self._node.requests.replicate(source, keys, hot=request.hot)
         return pb.ReplicateResponse(kept=bytes(kept))

@@ -12,7 +12,7 @@ from quire.model.errors import LeaseExpired, LeaseForged
 from quire.model.permit import PermitSigner
 from quire.testing import FakeClock
 from quire.wire.v1 import storage_pb2 as pb
-from quire_server.permits import PermitChecker, permit
+from quire_server.permits import PermitChecker, member_permit, permit
 
 SIGNER = PermitSigner(b"a secret")
 
@@ -39,6 +39,28 @@ def test_what_was_signed_is_permitted_once() -> None:
     assert checker.check(request) == "honest"
     with pytest.raises(LeaseForged, match="before"):
         checker.check(again)
+
+
+def test_what_members_ask_of_each_other_may_come_twice() -> None:
+    """A request whose answer was lost is sent again. It is permitted as what it is, and not as another message."""
+    request = pb.DropRequest(chunk_keys=bytes(64), generations=[1, 2])
+    member_permit(SIGNER, request, 0)
+    shown, checker = request.permit, _checker(119_999)
+    for _ in range(2):
+        request.permit = shown
+        assert checker.check(request, again=True) == ""
+    request.permit = shown
+    with pytest.raises(LeaseExpired):
+        _checker(120_000).check(request, again=True)
+    described = pb.DescribeRequest(chunk_keys=bytes(64))
+    member_permit(SIGNER, described, 0)
+    for other in (pb.PrefetchChunksRequest(), pb.DeleteObjectsRequest(), pb.DescribeRequest()):
+        other.chunk_keys, other.permit = described.chunk_keys, described.permit
+        if isinstance(other, pb.DescribeRequest):
+            _checker().check(other, again=True)
+        else:
+            with pytest.raises(LeaseForged):
+                _checker().check(other, again=True)
 
 
 def test_until_it_expires() -> None:

@@ -215,8 +215,11 @@ class DropRequest(_message.Message):
 
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys, 32 bytes each, concatenated."""
+    permit: _builtins.bytes
+    """A member's signature on this request; checked here."""
     @_builtins.property
     def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each key, in order: generation of the index entry that has ended. A chunk that is listed under another one was
@@ -228,10 +231,11 @@ class DropRequest(_message.Message):
         *,
         chunk_keys: _builtins.bytes = ...,
         generations: _abc.Iterable[_builtins.int] | None = ...,
+        permit: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "generations", b"generations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "generations", b"generations", "permit", b"permit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -263,19 +267,23 @@ class DeleteObjectsRequest(_message.Message):
 
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
     UNTIL_MS_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys, 32 bytes each, concatenated."""
     until_ms: _builtins.int
     """Until when they may be deleted, Unix epoch in milliseconds: after that others may want them."""
+    permit: _builtins.bytes
+    """A member's signature on this request; checked here."""
     def __init__(
         self,
         *,
         chunk_keys: _builtins.bytes = ...,
         until_ms: _builtins.int = ...,
+        permit: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "until_ms", b"until_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "permit", b"permit", "until_ms", b"until_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -302,19 +310,23 @@ class RaiseRequest(_message.Message):
 
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
     DURABILITY_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys, 32 bytes each, concatenated."""
     durability: _common_pb2.Durability.ValueType
     """The level."""
+    permit: _builtins.bytes
+    """A member's signature on this request; checked here."""
     def __init__(
         self,
         *,
         chunk_keys: _builtins.bytes = ...,
         durability: _common_pb2.Durability.ValueType = ...,
+        permit: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability", "permit", b"permit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -345,16 +357,20 @@ class DescribeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys, 32 bytes each, concatenated."""
+    permit: _builtins.bytes
+    """A member's signature on this request; checked here."""
     def __init__(
         self,
         *,
         chunk_keys: _builtins.bytes = ...,
+        permit: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "permit", b"permit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -388,19 +404,23 @@ class PrefetchChunksRequest(_message.Message):
 
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
     WITHIN_MS_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys, 32 bytes each, concatenated."""
     within_ms: _builtins.int
     """When they are wanted, milliseconds from now; 0 for at once."""
+    permit: _builtins.bytes
+    """A member's signature on this request; checked here."""
     def __init__(
         self,
         *,
         chunk_keys: _builtins.bytes = ...,
         within_ms: _builtins.int = ...,
+        permit: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "within_ms", b"within_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "permit", b"permit", "within_ms", b"within_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -433,10 +453,13 @@ class ReplicateRequest(_message.Message):
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     HOT_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys, 32 bytes each, concatenated; parents before children."""
     hot: _builtins.bool
     """They are read much: a copy in memory will do, until that is over."""
+    permit: _builtins.bytes
+    """A member's signature on this request; checked here."""
     @_builtins.property
     def source(self) -> _common_pb2.Node:
         """The node that has them."""
@@ -447,10 +470,11 @@ class ReplicateRequest(_message.Message):
         chunk_keys: _builtins.bytes = ...,
         source: _common_pb2.Node | None = ...,
         hot: _builtins.bool = ...,
+        permit: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "hot", b"hot", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "hot", b"hot", "permit", b"permit", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,7 +28,7 @@ from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_gateway.config import GatewayConfig
 from quire_gateway.ports import Allocated, Decoded, DeliverPart, EncodedPicture, ImageRoute, IngestPart, LayerArrived
 from quire_server.clock import Clock
-from quire_server.permits import permit
+from quire_server.permits import member_permit, permit
 
 _ABANDON_TIMEOUT_S: Final = 5.0
 _WARM_TIMEOUT_S: Final = 5.0
@@ -115,6 +115,7 @@ class GrpcStorageNodes:
 
     async def prefetch(self, address: str, keys: ChunkKeys, within_ms: int) -> int:
         request = storage_pb2.PrefetchChunksRequest(chunk_keys=keys.packed, within_ms=within_ms)
+        member_permit(self._permits, request, self._clock.now_ms())
         response = await call(self._stub(address).Prefetch, request, timeout_s=self._config.transfer_timeout_s)
         return sum(response.in_memory)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import grpc
 
 from quire.model.durability import Durability
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
+from quire.model.permit import PermitSigner
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call
 from quire.wire.v1 import storage_pb2 as pb
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
+from quire_server.clock import Clock
+from quire_server.permits import member_permit
 
 _TIMEOUT_S = 5.0
 _RAISE_TIMEOUT_S = 60.0
@@ -21,25 +25,30 @@ _RAISE_TIMEOUT_S = 60.0
 class GrpcChunkHolder:
     """The `ChunkHolder` port."""
 
-    def __init__(self, channels: ChannelPool) -> None:
+    def __init__(self, channels: ChannelPool, permits: PermitSigner, clock: Clock) -> None:
         self._channels = channels
+        self._permits = permits
+        self._clock = clock
 
     async def drop(self, node: Node, generations: Mapping[bytes, int]) -> int:
-        stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
         request = pb.DropRequest(chunk_keys=b"".join(generations), generations=generations.values())
-        response = await call(stub.Drop, request, timeout_s=_TIMEOUT_S)
+        response = await call(self._asked(node, request).Drop, request, timeout_s=_TIMEOUT_S)
         return int(response.dropped_chunks)
 
     async def delete_objects(self, node: Node, keys: ChunkKeys, until_ms: int) -> None:
-        stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
         request = pb.DeleteObjectsRequest(chunk_keys=keys.packed, until_ms=until_ms)
-        await call(stub.DeleteObjects, request, timeout_s=_RAISE_TIMEOUT_S, again=False)
+        await call(self._asked(node, request).DeleteObjects, request, timeout_s=_RAISE_TIMEOUT_S, again=False)
 
     async def raise_level(self, node: Node, keys: ChunkKeys, durability: Durability) -> list[bool]:
-        stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
         request = pb.RaiseRequest(chunk_keys=keys.packed, durability=convert.durability_to(durability))
-        response = await call(stub.Raise, request, timeout_s=_RAISE_TIMEOUT_S)
+        response = await call(self._asked(node, request).Raise, request, timeout_s=_RAISE_TIMEOUT_S)
         return [bool(mark) for mark in response.raised]
+
+    def _asked(self, node: Node, request: Any) -> StorageServiceStub:
+        """Of whom a request is asked, signed."""
+        member_permit(self._permits, request, self._clock.now_ms())
+        stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
+        return stub
 
     async def gone(self, node: Node) -> None:
         channel = self._channels.get(node.grpc_address)

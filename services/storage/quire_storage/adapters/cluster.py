@@ -22,7 +22,7 @@ from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_server.clock import Clock
-from quire_server.permits import permit
+from quire_server.permits import member_permit, permit
 from quire_server.roster import Roster
 from quire_storage.ports import AdmissionRequest, Grant
 
@@ -134,6 +134,7 @@ class GrpcPeers:
 
     async def describe(self, node: Node, keys: ChunkKeys) -> list[bytes]:
         request = storage_pb2.DescribeRequest(chunk_keys=keys.packed)
+        member_permit(self._permits, request, self._clock.now_ms())
         response = await call(self._stub(node).Describe, request, timeout_s=_INDEX_TIMEOUT_S)
         return list(response.headers)
 
@@ -156,6 +157,7 @@ class GrpcPeers:
 
     async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[bool]:
         request = storage_pb2.ReplicateRequest(chunk_keys=keys.packed, source=convert.node_to(source), hot=hot)
+        member_permit(self._permits, request, self._clock.now_ms())
         response = await call(self._stub(node).Replicate, request, timeout_s=_COPY_TIMEOUT_S, again=False)
         return [bool(mark) for mark in response.kept]
 
