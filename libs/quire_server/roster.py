@@ -88,13 +88,22 @@ class RosterLog:
         if changed or left:
             self._number += 1
             for name in left:
-                del self._since[name], self._nodes[name]
-                self._gone[name] = self._number
+                self._leave(name)
             for node in changed:
                 self._note(node)
-            while len(self._gone) > _GONE_MAX:
-                name = next(iter(self._gone))
-                self._forgotten = max(self._forgotten, self._gone.pop(name))
+
+    def lost(self, name: str) -> None:
+        """This one is not alive."""
+        if name in self._nodes:
+            self._number += 1
+            self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        del self._since[name], self._nodes[name]
+        self._gone[name] = self._number
+        while len(self._gone) > _GONE_MAX:
+            oldest = next(iter(self._gone))
+            self._forgotten = max(self._forgotten, self._gone.pop(oldest))
 
     def _note(self, node: Node) -> None:
         self._nodes[node.node_id] = node

@@ -147,6 +147,27 @@ async def test_those_who_join_and_leave_are_made_known(any_redis: redis.Redis) -
     listening.cancel()
 
 
+async def test_renewals_that_are_written_together(any_redis: redis.Redis) -> None:
+    """Each is told of its own: one whose name is taken costs the others nothing, one that hangs up neither."""
+    members = Membership(any_redis)
+    nodes = [
+        Node(node_id=f"s{number}", about=StorageInfo(worker_address=b"w"), incarnation="one") for number in range(8)
+    ]
+    await members.renew(nodes[3], 60_000)
+    other = replace(nodes[3], incarnation="other")
+    asked = [
+        asyncio.create_task(members.renew(node, 60_000, gather_s=0.05))
+        for node in (*nodes[:3], other, *nodes[4:], nodes[3])
+    ]
+    await asyncio.sleep(0.01)
+    asked[5].cancel()
+    done = await asyncio.gather(*asked, return_exceptions=True)
+    assert isinstance(done[3], NameTaken)
+    assert isinstance(done[5], asyncio.CancelledError)
+    assert [each for number, each in enumerate(done) if number not in (3, 5)] == [None] * 7
+    assert [node.incarnation for node in await members.live()] == ["one"] * 8
+
+
 async def test_a_dead_member_is_not_listed_with_the_time_of_its_successor(
     any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ class Members:
         self._members: dict[str, tuple[Node, float]] = {}
         self._changed: set[asyncio.Event] = set()
 
-    async def renew(self, node: Node, ttl_ms: int) -> None:
+    async def renew(self, node: Node, ttl_ms: int, *, gather_s: float = 0.0) -> None:
         self._check()
         if self._is_taken(node):
             raise NameTaken(f"a node named {node.node_id!r} is alive", field="node_id")

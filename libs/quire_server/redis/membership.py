@@ -6,17 +6,19 @@ as alive, and its figures for people lie beside it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Final
 
 import redis.asyncio as redis
 from google.protobuf.message import DecodeError
 
-from quire.model.errors import InvalidRequest, NameTaken
+from quire.model.errors import InvalidRequest, NameTaken, QuireError
 from quire.model.nodes import DecoderInfo, Node, StorageInfo
-from quire.telemetry import logger
+from quire.telemetry import background, logger
 from quire.wire.convert import node_from, node_to
 from quire.wire.v1 import common_pb2
 from quire_server.redis.connection import metadata_errors
@@ -41,23 +43,30 @@ end
 return 0
 """
 
-# KEYS: members, expiries, bytes used, figures. ARGV: 1 node, 2 incarnation, 3 entry, 4 time to live in ms, 5 channel,
-# 6 bytes used, 7 figures. By the clock of Redis: those who write and those who read have clocks of their own. Returns
-# 0 if another incarnation that is alive has the name. One that joins or is alive again is made known on the channel.
+# KEYS: members, expiries, bytes used, figures. ARGV: 1 channel, then of each member: node, incarnation, entry, time to
+# live in ms, bytes used, figures. By the clock of Redis: those who write and those who read have clocks of their own.
+# Returns for each 1, or 0 if another incarnation that is alive has the name. One that joins or is alive again is made
+# known on the channel.
 _RENEW = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local entry, expiry = redis.call('HGET', KEYS[1], ARGV[1]), redis.call('HGET', KEYS[2], ARGV[1])
-local alive = entry and expiry and tonumber(expiry) > now
-local same = entry and string.find(entry, ARGV[2], 1, true)
-if alive and not same then return 0 end
-if not (alive and same) then redis.call('PUBLISH', ARGV[5], ARGV[1]) end
-if entry ~= ARGV[3] then redis.call('HSET', KEYS[1], ARGV[1], ARGV[3]) end
-redis.call('HSET', KEYS[3], ARGV[1], ARGV[6])
-redis.call('HSET', KEYS[4], ARGV[1], ARGV[7])
-redis.call('HSET', KEYS[2], ARGV[1], string.format('%.0f', now + ARGV[4]))
-return 1
+local function renew(node, incarnation, packed, ttl, used, figures)
+  local entry, expiry = redis.call('HGET', KEYS[1], node), redis.call('HGET', KEYS[2], node)
+  local alive = entry and expiry and tonumber(expiry) > now
+  local same = entry and string.find(entry, incarnation, 1, true)
+  if alive and not same then return 0 end
+  if not (alive and same) then redis.call('PUBLISH', ARGV[1], node) end
+  if entry ~= packed then redis.call('HSET', KEYS[1], node, packed) end
+  redis.call('HSET', KEYS[3], node, used)
+  redis.call('HSET', KEYS[4], node, figures)
+  redis.call('HSET', KEYS[2], node, string.format('%.0f', now + ttl))
+  return 1
+end
+local done = {}
+for at = 2, #ARGV, 6 do done[#done + 1] = renew(unpack(ARGV, at, at + 5)) end
+return done
 """
+_TOGETHER_MAX: Final = 256
 
 
 # KEYS: members, expiries, bytes used; of all at one moment, and what time it is.
@@ -65,6 +74,14 @@ _LIVE = """
 local function all(key) return redis.call('HGETALL', key) end
 return {all(KEYS[1]), all(KEYS[2]), all(KEYS[3]), redis.call('TIME')}
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Renewal:
+    """Waits for others, to be written with them."""
+
+    arguments: Sequence[str | bytes | int]
+    renewed: asyncio.Future[bool]
 
 
 class Membership:
@@ -76,22 +93,61 @@ class Membership:
         self._renew = client.register_script(_RENEW)
         self._live = client.register_script(_LIVE)
         self._known: dict[bytes, tuple[bytes, bytes, Node]] = {}  # entry, bytes used, and what they mean
+        self._renewals: list[_Renewal] = []
+        self._writing: set[asyncio.Task[None]] = set()
 
-    async def renew(self, node: Node, ttl_ms: int) -> None:
-        """Count `node` as alive for so long. Raises `NameTaken`: another process has its name."""
-        async with metadata_errors():
-            arguments: list[str | bytes | int] = [
-                node.node_id,
-                node.incarnation,
-                node_to(facts_of(node)).SerializeToString(),
-                ttl_ms,
-                _CHANNEL,
-                node.used_bytes,
-                common_pb2.Node(stats=node.stats, tenant_stats=node.tenant_stats, notes=node.notes).SerializeToString(),
-            ]
-            taken = not await self._renew(keys=[_KEY, _EXPIRIES_KEY, _USED_KEY, _FIGURES_KEY], args=arguments)
-        if taken:
+    async def renew(self, node: Node, ttl_ms: int, *, gather_s: float = 0.0) -> None:
+        """Count `node` as alive for so long. Raises `NameTaken`: another process has its name.
+
+        It may wait for `gather_s`, so that the renewals of several nodes take one round trip.
+        """
+        arguments: list[str | bytes | int] = [
+            node.node_id,
+            node.incarnation,
+            node_to(facts_of(node)).SerializeToString(),
+            ttl_ms,
+            node.used_bytes,
+            common_pb2.Node(stats=node.stats, tenant_stats=node.tenant_stats, notes=node.notes).SerializeToString(),
+        ]
+        if gather_s:
+            renewed = await self._gathered(arguments, gather_s)
+        else:
+            renewed = (await self._renew_all([arguments]))[0]
+        if not renewed:
             raise NameTaken(f"a node named {node.node_id!r} is alive; give this one another name", field="node_id")
+
+    async def _renew_all(self, renewals: Sequence[Sequence[str | bytes | int]]) -> list[bool]:
+        """For each, whether it has its name."""
+        arguments = [_CHANNEL, *chain.from_iterable(renewals)]
+        async with metadata_errors():
+            done = await self._renew(keys=[_KEY, _EXPIRIES_KEY, _USED_KEY, _FIGURES_KEY], args=arguments)
+        return [bool(each) for each in done]
+
+    async def _gathered(self, arguments: Sequence[str | bytes | int], gather_s: float) -> bool:
+        renewal = _Renewal(arguments, asyncio.get_running_loop().create_future())
+        self._renewals.append(renewal)
+        if len(self._renewals) == 1:
+            writing = asyncio.create_task(self._write_gathered(gather_s), context=background())
+            self._writing.add(writing)
+            writing.add_done_callback(self._writing.discard)
+        return await renewal.renewed
+
+    async def _write_gathered(self, gather_s: float) -> None:
+        await asyncio.sleep(gather_s)
+        renewals, self._renewals = self._renewals, []
+        for first in range(0, len(renewals), _TOGETHER_MAX):
+            some = renewals[first : first + _TOGETHER_MAX]
+            try:
+                done: list[bool | QuireError] = list(await self._renew_all([each.arguments for each in some]))
+            except QuireError as error:
+                done = [error] * len(some)
+            for each, answer in zip(some, done, strict=True):
+                if each.renewed.done():  # who asked has gone
+                    continue
+                if isinstance(answer, QuireError):
+                    each.renewed.set_exception(answer)
+                else:
+                    each.renewed.set_result(answer)
 
     async def leave(self, node_id: str, incarnation: str) -> bool:
         """Forget a node that is stopping, unless it has restarted since; whether it was forgotten."""

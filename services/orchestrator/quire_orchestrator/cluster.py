@@ -13,7 +13,7 @@ from quire.model.policy import TenantPolicy
 from quire.telemetry import logger
 from quire.wire import version
 from quire_orchestrator.config import OrchestratorConfig
-from quire_orchestrator.core.eviction import rebuilder
+from quire_orchestrator.core.eviction import has_objects, rebuilder
 from quire_orchestrator.policies import Policies
 from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members
 from quire_server import tasks
@@ -21,7 +21,8 @@ from quire_server.core.placement import link_rates_of
 from quire_server.heartbeat import ClusterNews
 from quire_server.roster import Changes, RosterLog
 
-_REPORT_MS: Final = 2
+_REPORT_MS: Final = 2.5
+_GATHERED_SHARE: Final = 0.05
 _LISTING_S: Final = 0.02
 
 
@@ -70,7 +71,7 @@ class Cluster:
         the others has changed since it knew that version.
         """
         self._check_version(node)
-        await self._members.renew(node, max(self._config.member_ttl_ms, 3 * self._interval_ms))
+        await self._renew(node)
         self.live[node.node_id] = node
         if node.role is not Role.STORAGE:
             return self._interval_ms, ClusterNews(self._epoch, self._policies.theta_bytes), Changes("")
@@ -78,16 +79,22 @@ class Cluster:
         self._storage[node.node_id] = node
         self._roster.look_at(node)
         listing = await self._listing(node.node_id)
-        if self.rebuild and not self._rebuilder:  # this may be the first one that can
+        if self.rebuild and not self._rebuilder and has_objects(node):  # the first one that can
             self._rebuilder = rebuilder(self.rebuild, self._storage)
         chosen = self.rebuild if node.node_id == self._rebuilder else ""
         news = ClusterNews(self._epoch, self._policies.theta_bytes, listing, chosen)
         return self._interval_ms, news, self._roster.changes(version)
 
+    async def _renew(self, node: Node) -> None:
+        """Where reports are less frequent than they might be, some are written together: there are many members."""
+        gather_s = _GATHERED_SHARE * (self._interval_ms - self._config.heartbeat_ms) / 1000
+        ttl_ms = max(self._config.member_ttl_ms, 3 * self._interval_ms)
+        await self._members.renew(node, ttl_ms, gather_s=gather_s)
+
     @property
     def _interval_ms(self) -> int:
         """The more members, the less often each reports."""
-        return max(self._config.heartbeat_ms, _REPORT_MS * len(self.live))
+        return max(self._config.heartbeat_ms, round(_REPORT_MS * len(self.live)))
 
     async def _listing(self, node_id: str) -> Listing | None:
         """What the index lists for a node; the more members, the less often that is looked up."""
@@ -159,8 +166,8 @@ class Cluster:
             await self._holders.gone(node)
             logger().warning("the connection to a storage node broke", node=node.node_id)
             self.live.pop(node.node_id, None)
-            self._storage = self._of(Role.STORAGE)
-            self._roster.look(self._storage)
+            self._storage = {name: each for name, each in self._storage.items() if name != node.node_id}
+            self._roster.lost(node.node_id)
             await self._members.leave(node.node_id, node.incarnation)  # until its next heartbeat
         except QuireError as error:
             logger().warning("membership cannot be written", error=str(error))
