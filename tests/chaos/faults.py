@@ -8,6 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from tests.chaos.world import World
 _FAKETIME: Final = next(
     iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), Path("/usr/lib/faketime/libfaketimeMT.so.1")
 )
+_FAILOVER_S: Final = 2.5
+"""More than a replica needs to be elected."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,17 @@ class Faults:
         self._world = world
         self._random = random.Random(seed)
         self._services = [name for name in world.names if name != "redis"]
-        self._makers = [self._killed, self._killed, self._paused, self._redis_killed, self._redis_paused]
+        self._makers = [self._killed, self._killed, self._paused]
+        if world.shards is not None:
+            self._shards = world.shards
+            self._makers += [self._shard_killed, self._shard_killed, self._shard_paused]
+        else:
+            self._makers += [self._redis_killed, self._redis_paused]
         if world.networks:
             self._makers += [self._cut, self._cut, self._slowed, self._disk_full]
         if _FAKETIME.exists():
             self._makers += [self._clock_skewed]
-        if lossy:
+        if lossy and world.shards is None:
             self._makers += [self._redis_emptied]
 
     def draw(self) -> Fault:
@@ -80,6 +88,26 @@ class Faults:
             _until_gone(pid)
 
         return Fault("restart", "redis", stop, lambda: self._world.restart("redis"))
+
+    def _shard_killed(self) -> Fault:
+        """With -9, and long enough for its replica to take its slots; it comes back as a replica."""
+        port = self._random.choice(self._shards.ports)
+
+        def kill() -> None:
+            self._shards.kill(port)
+            time.sleep(_FAILOVER_S)
+
+        return Fault("kill -9", f"redis {port}", kill, lambda: self._shards.start(port))
+
+    def _shard_paused(self) -> Fault:
+        port = self._random.choice(self._shards.ports)
+        process = self._shards.servers[port]
+        return Fault(
+            "pause",
+            f"redis {port}",
+            lambda: process.send_signal(signal.SIGSTOP),
+            lambda: process.send_signal(signal.SIGCONT),
+        )
 
     def _redis_emptied(self) -> Fault:
         def empty() -> None:

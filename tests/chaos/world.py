@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from quire_tools.local import LocalCluster
+from tests.redis_cluster import RedisClusterServers, redis_cluster_servers
 
 _BRIDGE: Final = "qchaos"
 _NETWORK: Final = "10.77.31"
@@ -24,14 +26,17 @@ def can_make_networks() -> bool:
 
 
 class World(LocalCluster):
-    """Two gateways, orchestrators and schedulers, three storage nodes, and Redis.
+    """Two gateways, orchestrators and schedulers, three storage nodes, and Redis, or (`shards`) a Redis Cluster.
 
     With `networks` each service has a network namespace, linked by a veth to a bridge where the clients are; bulk bytes
     go by tcp over the same links. Links can be cut and slowed.
     """
 
-    def __init__(self, folder: Path, *, networks: bool) -> None:
+    def __init__(self, folder: Path, *, networks: bool, shards: bool = False) -> None:
         self.networks = networks
+        self.shards: RedisClusterServers | None = None
+        self._wants_shards = shards
+        self._shards = contextlib.ExitStack()
         settings = {
             "QUIRE_ORCHESTRATOR_MEMBER_TTL_MS": "1500",
             "QUIRE_ORCHESTRATOR_HEARTBEAT_MS": "500",
@@ -63,10 +68,17 @@ class World(LocalCluster):
     def start(self, timeout_s: float = 60.0) -> None:
         if self.networks:
             self._make_networks()
+        if self._wants_shards:
+            host = f"{_NETWORK}.1" if self.networks else "127.0.0.1"
+            folder = self.folder / "shards"
+            folder.mkdir(parents=True)
+            self.shards = self._shards.enter_context(redis_cluster_servers(folder, host))
+            self._redis_url = self.shards.url
         super().start(timeout_s)
 
     def stop(self, timeout_s: float = 15.0) -> None:
         super().stop(timeout_s)
+        self._shards.close()
         if self.networks:
             _remove_networks()
 
