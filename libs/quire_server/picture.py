@@ -83,7 +83,11 @@ class View:
         return self._storage
 
     def tenant(self, namespace: Namespace) -> TenantPolicy:
-        return self._tenants.get(namespace.tenant) or TenantPolicy(namespace.tenant)
+        return self.policy(namespace.tenant)
+
+    def policy(self, tenant: str) -> TenantPolicy:
+        """What was set for a tenant, by the digest of its salt."""
+        return self._tenants.get(tenant) or TenantPolicy(tenant)
 
     async def refresh(self) -> None:
         """Look now; those that ask at once share an answer to a question that was put after they had asked."""

@@ -73,6 +73,25 @@ async def test_a_record_in_use_goes_later(any_redis: redis.Redis) -> None:
     assert await images.unused(10) == []
 
 
+async def test_what_a_tenant_has_stored_is_counted(any_redis: redis.Redis) -> None:
+    """Lengths of records, as images come, are replaced and go."""
+    images = Images(any_redis)
+    for number, size in enumerate((20, 200, 60_000, 70_000)):
+        await images.put("t", replace(_entry(f"{number}"), record_bytes=size))
+    await images.put("u", _entry("0"))
+    assert (await images.stored_bytes("t"), await images.stored_bytes("u")) == (130_220, 1000)
+    await images.put("t", replace(_entry("3"), record_bytes=1))
+    with pytest.raises(ConditionFailed):
+        await images.put("t", _entry("2"), ExpectedImage(absent=True))
+    await images.delete("t", "2")
+    await images.delete("t", "2")
+    assert await images.stored_bytes("t") == 221
+    await any_redis.delete("quire:{images}:stored")  # as an earlier release left it
+    await images.delete("t", "0")
+    assert await images.stored_bytes("t") == 201
+    assert await images.tenants() == ["t"]
+
+
 async def test_tenants_have_ids_of_their_own(any_redis: redis.Redis) -> None:
     """And share records: one that another tenant's image has stays."""
     images = Images(any_redis)

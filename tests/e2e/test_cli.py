@@ -27,6 +27,7 @@ from safetensors.torch import save
 
 from quire.client import QuireClient
 from quire.model.errors import ConfigInvalid, QuireError
+from quire.model.hashing import tenant_name
 from quire_decoder.adapters.weights import weights_digest
 from quire_tools.cli.cluster import write_namespace
 from quire_tools.local import LocalCluster, read_state
@@ -265,8 +266,11 @@ def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
 def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:
     """Tenants, a calibration, a profile; a latent put, got, listed, removed; each on one line, errors too."""
     where, here = ["--gateway", cluster.gateway_address], ["--folder", str(cluster.folder)]
-    assert "weight 2" in quire("tenant", "--salt", "5eed", "--weight", "2", *here).stdout
-    bad = quire("tenant", "--salt", "5eed", "--weight", "0", *here)
+    assert "weight 2" in quire("tenant", "set", "--salt", "5eed", "--weight", "2", *here).stdout
+    assert "stored 8 MiB" in quire("tenant", "set", "alice", "--stored-mib", "8", *here).stdout
+    listed = quire("tenant", "ls", *here).stdout
+    assert tenant_name(b"\x5e\xed") in listed and " 8 " in listed
+    bad = quire("tenant", "set", "--salt", "5eed", "--weight", "0", *here)
     assert bad.returncode == 1 and "weight" in bad.stderr and "Traceback" not in bad.stderr
     measured = quire("calibrate", "--payload-mib", "16", "--rounds", "2", "--json", str(tmp_path / "c.json"), *here)
     assert "of the cluster is now" in measured.stdout, measured.stdout + measured.stderr

@@ -31,6 +31,7 @@ from quire.model.errors import (
     NodeUnavailable,
     NotAllowed,
     QuireError,
+    QuotaExceeded,
     TooManyRequests,
     Unauthenticated,
 )
@@ -45,6 +46,7 @@ from quire.wire.v1 import common_pb2, images_pb2, storage_pb2
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_server import certs
 from quire_tools.local import LocalCluster
+from tests.e2e import s3_signing
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
 LAYOUT = KvLayout(8, 16, 8, 128, Dtype.BF16)
@@ -86,6 +88,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "QUIRE_GATEWAY_TENANT_BYTES_MAX": str(12 << 20),
         "QUIRE_SCHEDULER_LINKS": f"default={RATE}",
         "QUIRE_SCHEDULER_POLICY": "equal",
+        "QUIRE_STORAGE_POLICY_CHECK_S": "0.5",
     }
     folder = tmp_path_factory.mktemp("guarded")
     with LocalCluster(folder, tls=True, settings=settings, arena_bytes=128 << 20) as cluster:
@@ -344,6 +347,50 @@ async def test_a_tenant_over_its_limit_is_told_when_to_come_again(guarded: Guard
         await delivery.summary()
         await delivery.quiesced(10)
         assert (await fetch_all(client, found))[1].usable_chunks == CHUNKS
+
+
+async def test_what_a_tenant_has_stored_is_limited(guarded: Guarded) -> None:
+    """Over S3, images and two namespaces: objects and images beyond the limit are refused, chunks go, the coldest
+    first, and other tenants do not notice.
+    """
+    tenant, other = guarded.tenant("hoarder"), guarded.tenant("neighbour")
+    (name, secret_key), url = tenant.token.split(":"), f"http://{guarded.cluster.s3_address}/hoard"
+    spaces = [tenant.namespace(), tenant.namespace(), other.namespace()]
+    keys, key = [some_keys(space, CHUNKS) for space in spaces], (name, secret_key)
+    size = CHUNKS * LAYOUT.chunk_bytes
+    address, secret = guarded.cluster.admin_address, guarded.cluster.secret
+    async with (
+        guarded.client(tenant.token) as client,
+        guarded.client(other.token) as neighbour,
+        AdminClient(address, secret, tls=guarded.members) as operator,
+    ):
+        for at, each in enumerate((client, client, neighbour)):
+            await store(each, spaces[at], keys[at], random_payload(spaces[at], CHUNKS))
+        assert (await s3_signing.request("PUT", url, key))[0] == 200
+        assert (await s3_signing.request("PUT", f"{url}/kept", key, body=bytes(size // 4)))[0] == 200
+        await operator.set_tenant(name="hoarder", stored_bytes_max=size)
+
+        async def matched(at: int, each: QuireClient) -> int:
+            return (await each.lookup(spaces[at], keys[at], lease_ttl_ms=0)).matched_chunks
+
+        async with asyncio.timeout(30):
+            while await matched(0, client) + await matched(1, client) > 3 * CHUNKS // 4:
+                await asyncio.sleep(0.1)
+        assert await matched(1, client) > await matched(0, client), "the coldest went first"
+        (state,) = [each for each in (await operator.policies()).tenants if each.policy.stored_bytes_max]
+        assert (state.kept_bytes, len(state.namespaces)) == (size // 4, 2)
+        async with asyncio.timeout(10):  # gateways look at what was set twice a second
+            while (answer := await s3_signing.request("PUT", f"{url}/more", key, body=bytes(size)))[0] == 200:
+                await s3_signing.request("DELETE", f"{url}/more", key)
+        assert answer[0] == 403 and b"<Code>QuotaExceeded</Code>" in answer[2]
+        assert (await s3_signing.request("PUT", f"{url}/kept2", key, body=bytes(3 * size // 4 - 1)))[0] == 200
+        info = LatentInfo((4, 8, 8), "float16", Vae("v"), 64, 64, Normalisation())
+        with pytest.raises(QuotaExceeded):
+            await ImageClient(client).put("cat", np.zeros((4, 8, 8), np.float16), info, allow_unknown_vae=True)
+        await s3_signing.request("DELETE", f"{url}/kept2", key)
+        await ImageClient(client).put("cat", np.zeros((4, 8, 8), np.float16), info, allow_unknown_vae=True)
+        assert await matched(2, neighbour) == CHUNKS
+        await operator.set_tenant(name="hoarder")
 
 
 async def test_the_admin_frontend_is_the_operators(guarded: Guarded) -> None:

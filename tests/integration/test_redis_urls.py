@@ -130,7 +130,7 @@ async def test_tls(tmp_path: Path, kind: str) -> None:
     if kind == "redis cluster":
         command += ["--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1"]
         command += ["--cluster-announce-port", str(port)]
-    running = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    running = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
     try:
         if kind == "redis cluster":
             await asyncio.to_thread(_take_all_slots, server)
@@ -150,7 +150,7 @@ async def test_tls(tmp_path: Path, kind: str) -> None:
             await plain.aclose()
     finally:
         running.kill()
-        running.wait()
+        await running.wait()
 
 
 def _take_all_slots(port: int) -> None:

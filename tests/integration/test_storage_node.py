@@ -18,7 +18,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Node, StorageInfo
 from quire.model.outcome import NodeOutcome
-from quire.model.policy import NamespacePolicy
+from quire.model.policy import PolicyList
 from quire.model.ranges import ChunkRange
 from quire.transport import LayerProduced, Quiesced, decode_message
 from quire.transport.memory import MemoryStream, MemoryTransport
@@ -85,8 +85,8 @@ class ScriptedIndex:
     async def locate(self, records: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         return [()] * len(records)
 
-    async def policies(self) -> tuple[list[NamespacePolicy], int]:
-        return [], 1
+    async def policies(self) -> PolicyList:
+        return PolicyList(storage_nodes=1)
 
     async def take_drops(self, node_id: str) -> dict[bytes, int]:
         return {}

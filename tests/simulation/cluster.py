@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -148,9 +148,21 @@ class Policies:
     async def tenants(self) -> dict[str, TenantPolicy]:
         return {}
 
+    async def add_namespace(self, tenant: str, namespace: bytes) -> None: ...
+    async def namespaces_of(self, tenant: str) -> frozenset[bytes]:
+        return frozenset()
+
     async def set_theta(self, theta_bytes: int) -> None: ...
     async def theta(self) -> int:
         return 0
+
+
+class Unlimited:
+    """The `TenantQuotas` port."""
+
+    async def check(self, tenant: str, more_bytes: int) -> None: ...
+    async def kept(self, digests: Iterable[str]) -> dict[str, int]:
+        return {}
 
 
 class SimHolders(GrpcChunkHolder):
@@ -295,7 +307,7 @@ class Cluster:
             clock=clock,
         )
         nothing: Any = None
-        servicer = OrchestratorServicer(orchestrator, nothing)
+        servicer = OrchestratorServicer(orchestrator, nothing, Unlimited(), SECRET.encode())
         add_OrchestratorServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "orchestrator", process)))
         while True:
             try:

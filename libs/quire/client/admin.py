@@ -11,9 +11,11 @@ from typing import Final
 from quire.model.errors import Unavailable
 from quire.model.events import EventPage
 from quire.model.hashing import Namespace
+from quire.model.policy import PolicyList
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.credentials import member_token
+from quire.wire.policies import policies_from
 from quire.wire.tls import Tls
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
@@ -47,10 +49,30 @@ class AdminClient:
         request = pb.SetPolicyRequest(namespace=convert.namespace_to(namespace), ttl_s=ttl_s, quota_bytes=quota_bytes)
         await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
 
-    async def set_tenant(self, tenant_salt: bytes, *, weight: float = 1.0, cap_bytes_per_s: int = 0) -> None:
-        """Give a tenant its part of contended links: by weight, and never more than its cap (0 for none)."""
-        request = pb.SetTenantRequest(tenant_salt=tenant_salt, weight=weight, cap_bytes_per_s=cap_bytes_per_s)
+    async def set_tenant(
+        self,
+        tenant_salt: bytes = b"",
+        *,
+        name: str = "",
+        weight: float = 1.0,
+        cap_bytes_per_s: int = 0,
+        stored_bytes_max: int = 0,
+    ) -> None:
+        """Give a tenant its part of contended links, by weight, and never more than its cap (0 for none); and limit
+        what it may have stored (0 for no limit). `name`: as its access keys have it, instead of its salt.
+        """
+        request = pb.SetTenantRequest(
+            tenant_salt=tenant_salt,
+            name=name,
+            weight=weight,
+            cap_bytes_per_s=cap_bytes_per_s,
+            stored_bytes_max=stored_bytes_max,
+        )
         await call(self._stub.SetTenant, request, timeout_s=self._timeout_s)
+
+    async def policies(self) -> PolicyList:
+        """What was set for namespaces and tenants, and what limited tenants keep."""
+        return policies_from(await call(self._stub.ListPolicies, pb.ListPoliciesRequest(), timeout_s=self._timeout_s))
 
     async def watch(self, after: str = "") -> AsyncGenerator[EventPage, None]:
         """Chunks as they come and go, page by page, from now on or behind a cursor; the first page comes at once.

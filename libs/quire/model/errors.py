@@ -18,6 +18,7 @@ QuireError
 ├── CorruptData                 stored bytes do not match their checksum
 ├── ResourceExhausted           a limit is reached; try again later or store less
 │   ├── PoolFull                no free slot on the storage node
+│   ├── QuotaExceeded           a tenant has stored what it may
 │   └── TooManyRequests         a bounded queue is full
 ├── Unavailable                 a service is not there; the request may be retried
 │   ├── NoStorageNode           no live storage node can take the chunks
@@ -125,6 +126,10 @@ class ResourceExhausted(QuireError):
 
 class PoolFull(ResourceExhausted):
     """No free slot on the storage node."""
+
+
+class QuotaExceeded(ResourceExhausted):
+    """A tenant has stored what it may; something has to be deleted first."""
 
 
 class TooManyRequests(ResourceExhausted):

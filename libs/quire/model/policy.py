@@ -1,4 +1,4 @@
-"""What a namespace may take up, and for how long; what a tenant gets of the links."""
+"""What a namespace may take up, and for how long; what a tenant gets of the links, and may have stored."""
 
 from __future__ import annotations
 
@@ -33,14 +33,45 @@ class NamespacePolicy:
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
     """`tenant`: `Namespace.tenant`. Of a contended link it gets a part in proportion to `weight`, and never more than
-    `cap_bytes_per_s` (0 for no cap)."""
+    `cap_bytes_per_s` (0 for no cap). It may have `stored_bytes_max` (0 for no limit) of S3 objects, image records and
+    chunks together: objects and images beyond it are refused, chunks go, the coldest first.
+    """
 
     tenant: str = ""
     weight: float = 1.0
     cap_bytes_per_s: int = 0
+    stored_bytes_max: int = 0
 
     def __post_init__(self) -> None:
         if not WEIGHT_MIN <= self.weight <= WEIGHT_MAX:
             raise InvalidRequest(f"{self.weight} is not within {WEIGHT_MIN}..{WEIGHT_MAX}", field="weight")
         if self.cap_bytes_per_s < 0:
             raise InvalidRequest(f"{self.cap_bytes_per_s} is negative", field="cap_bytes_per_s")
+        if self.stored_bytes_max < 0:
+            raise InvalidRequest(f"{self.stored_bytes_max} is negative", field="stored_bytes_max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantState:
+    """What was set for a tenant, and, where what it stores is limited, what that limit is about.
+
+    `kept_bytes`: S3 objects and image records. `namespaces`: tags of the namespaces that it has stored chunks in.
+    """
+
+    policy: TenantPolicy
+    kept_bytes: int = 0
+    namespaces: frozenset[bytes] = frozenset()
+
+    @property
+    def chunk_bytes_max(self) -> int:
+        """What its chunks may take up."""
+        return max(0, self.policy.stored_bytes_max - self.kept_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyList:
+    """All that was set. `storage_nodes`: how many share the quotas."""
+
+    namespaces: tuple[NamespacePolicy, ...] = ()
+    tenants: tuple[TenantState, ...] = ()
+    storage_nodes: int = 0

@@ -89,6 +89,11 @@ class MemoryBuckets:
     async def everywhere(self) -> list[tuple[str, str]]:
         return sorted(self._places)
 
+    async def stored_bytes(self, tenant: str) -> int:
+        mine = [state for (owner, _), state in self._buckets.items() if owner == tenant]
+        parts = [part for state in mine for upload in state.parts.values() for part in upload.values()]
+        return sum(each.size for each in parts) + sum(each.size for state in mine for each in state.objects.values())
+
     async def forget_place(self, tenant: str, bucket: str) -> None:
         state = self._of(tenant, bucket)
         if not state.there and not state.garbage:

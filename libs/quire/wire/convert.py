@@ -29,7 +29,6 @@ from quire.model.nodes import (
     StorageInfo,
 )
 from quire.model.outcome import NodeOutcome
-from quire.model.policy import NamespacePolicy
 from quire.model.ranges import ChunkRange
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.wire.v1 import common_pb2 as pb
@@ -330,14 +329,6 @@ def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
     return orchestrator_pb2.ChunkRecord(
         key=record.key, parent=record.parent, bucket=record.bucket, parent_bucket=record.parent_bucket
     )
-
-
-def policy_from(message: pb.NamespacePolicy) -> NamespacePolicy:
-    return NamespacePolicy(message.namespace, message.ttl_s, message.quota_bytes)
-
-
-def policy_to(policy: NamespacePolicy) -> pb.NamespacePolicy:
-    return pb.NamespacePolicy(namespace=policy.namespace, ttl_s=policy.ttl_s, quota_bytes=policy.quota_bytes)
 
 
 def durability_from(value: pb.Durability.ValueType) -> Durability:

@@ -119,14 +119,18 @@ class AccessKeys:
 
     def salt(self, tenant: str) -> bytes:
         """What the tenant's namespaces have: no other tenant can name, or guess, what it stores. 16 bytes."""
-        text = f"quire tenant salt\n{tenant}".encode()
-        return hmac.digest(self._cluster_secret, text, "sha256")[:16]
+        return salt_of(tenant, self._cluster_secret)
 
     async def _write(self, key: AccessKey) -> None:
         grants = [[each.tenant, each.bucket, each.prefix, int(each.level)] for each in key.grants]
         raw = cbor2.dumps([key.tenant, grants, key.generation, key.read_only, key.rdma])
         async with metadata_errors():
             await self._client.hset(_KEY, key.name, raw)
+
+
+def salt_of(tenant: str, cluster_secret: bytes) -> bytes:
+    """Of the tenant of that name."""
+    return hmac.digest(cluster_secret, f"quire tenant salt\n{tenant}".encode(), "sha256")[:16]
 
 
 def _unpack(name: str, raw: bytes) -> AccessKey:

@@ -9,18 +9,36 @@ import cbor2
 import redis.asyncio as redis
 
 from quire.model.buckets import COMPLETED_MS, GRACE_MS, UNCOMMITTED_MS, Blob, Page, Part, StoredObject, Upload
+from quire_server.redis.cbor import UINT
 from quire_server.redis.connection import metadata_errors
 
-# Entries and parts are "etag\nblob blob ...\nCBOR", so that scripts see the ETag and the blobs.
-_COMMON = """
+# Entries and parts are "etag\nblob blob ...\nCBOR", so that scripts see the ETag and the blobs; the CBOR is a list that
+# begins with the size. `stored` counts the bytes of a bucket's objects and parts; an earlier release did not count.
+_COMMON = (
+    UINT
+    + """
+local function size_of(raw) return uint(raw, select(2, string.find(raw, '^[^\\n]*\\n[^\\n]*\\n')) + 2) end
+local function count(stored, objects, more)
+    if redis.call('EXISTS', stored) == 0 then
+        local cursor, sum = '0', 0
+        repeat
+            local page = redis.call('HSCAN', objects, cursor, 'COUNT', 1000)
+            cursor = page[1]
+            for at = 2, #page[2], 2 do sum = sum + size_of(page[2][at]) end
+        until cursor == '0'
+        redis.call('SET', stored, string.format('%.0f', sum))
+    end
+    redis.call('INCRBY', stored, string.format('%.0f', more))
+end
 local function etag_of(raw) return string.match(raw, '^[^\\n]*') end
 local function discard(garbage, raw, at)
     local names = string.match(raw, '^[^\\n]*\\n([^\\n]*)')
     local count = select(2, string.gsub(names, '%S+', ''))
     for blob in string.gmatch(names, '%S+') do redis.call('ZADD', garbage, at + 10000 * count, blob) end
 end
-local function store(objects, keys, garbage, key, packed, grace)
+local function store(objects, keys, garbage, stored, key, packed, grace)
     local before = redis.call('HGET', objects, key)
+    count(stored, objects, size_of(packed) - (before and size_of(before) or 0))
     redis.call('HSET', objects, key, packed)
     redis.call('ZADD', keys, 0, key)
     if before then discard(garbage, before, grace) end
@@ -31,9 +49,10 @@ local function fits(objects, key, expected)
     return expected == '' or (before and etag_of(before) == expected)
 end
 """
-# KEYS: objects, keys, garbage, about. ARGV: 1 key, 2 packed, 3 "" | "absent" | etag that must be there, 4 when the old
-# blobs may go, 5 the new blobs, separated by ' '. Returns 1, 0 for another etag, -1 for no such bucket, -2 if a blob
-# was removed meanwhile.
+)
+# KEYS: objects, keys, garbage, about, stored. ARGV: 1 key, 2 packed, 3 "" | "absent" | etag that must be there, 4 when
+# the old blobs may go, 5 the new blobs, separated by ' '. Returns 1, 0 for another etag, -1 for no such bucket, -2 if a
+# blob was removed meanwhile.
 _PUT = (
     _COMMON
     + """
@@ -42,27 +61,28 @@ if not fits(KEYS[1], ARGV[1], ARGV[3]) then return 0 end
 for blob in string.gmatch(ARGV[5], '%S+') do
     if not redis.call('ZSCORE', KEYS[3], blob) then return -2 end
 end
-store(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], tonumber(ARGV[4]))
+store(KEYS[1], KEYS[2], KEYS[3], KEYS[5], ARGV[1], ARGV[2], tonumber(ARGV[4]))
 for blob in string.gmatch(ARGV[5], '%S+') do redis.call('ZREM', KEYS[3], blob) end
 return 1
 """
 )
-# KEYS: objects, keys, garbage. ARGV: 1 key, 2 when its blobs may go, 3 "" or the etag it must have. Returns 1, 0 if
-# there is none, -1 for another etag.
+# KEYS: objects, keys, garbage, stored. ARGV: 1 key, 2 when its blobs may go, 3 "" or the etag it must have. Returns 1,
+# 0 if there is none, -1 for another etag.
 _DELETE = (
     _COMMON
     + """
 local before = redis.call('HGET', KEYS[1], ARGV[1])
 if not before then return 0 end
 if ARGV[3] ~= '' and etag_of(before) ~= ARGV[3] then return -1 end
+count(KEYS[4], KEYS[1], -size_of(before))
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 discard(KEYS[3], before, tonumber(ARGV[2]))
 return 1
 """
 )
-# KEYS: uploads, parts, garbage. ARGV: 1 upload, 2 number, 3 packed, 4 when an old part's blobs may go, 5 the new blobs.
-# Returns 1, 0 if there is no such upload, -2 if a blob was removed meanwhile.
+# KEYS: uploads, parts, garbage, objects, stored. ARGV: 1 upload, 2 number, 3 packed, 4 when an old part's blobs may go,
+# 5 the new blobs. Returns 1, 0 if there is no such upload, -2 if a blob was removed meanwhile.
 _PUT_PART = (
     _COMMON
     + """
@@ -71,15 +91,16 @@ for blob in string.gmatch(ARGV[5], '%S+') do
     if not redis.call('ZSCORE', KEYS[3], blob) then return -2 end
 end
 local before = redis.call('HGET', KEYS[2], ARGV[2])
+count(KEYS[5], KEYS[4], size_of(ARGV[3]) - (before and size_of(before) or 0))
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 if before then discard(KEYS[3], before, tonumber(ARGV[4])) end
 for blob in string.gmatch(ARGV[5], '%S+') do redis.call('ZREM', KEYS[3], blob) end
 return 1
 """
 )
-# KEYS: objects, keys, garbage, about, uploads, parts, completed. ARGV: 1 key, 2 packed, 3 expected, 4 when old blobs
-# may go, 5 upload, 6 for how many ms it is remembered, then number and packed of each part that the object is made of.
-# Returns as _PUT, -3 for no such upload, -4 if a part is another now.
+# KEYS: objects, keys, garbage, about, uploads, parts, completed, stored. ARGV: 1 key, 2 packed, 3 expected, 4 when old
+# blobs may go, 5 upload, 6 for how many ms it is remembered, then number and packed of each part that the object is
+# made of. Returns as _PUT, -3 for no such upload, -4 if a part is another now.
 _COMPLETE = (
     _COMMON
     + """
@@ -91,9 +112,10 @@ for at = 7, #ARGV, 2 do
     if redis.call('HGET', KEYS[6], ARGV[at]) ~= ARGV[at + 1] then return -4 end
     chosen[ARGV[at]] = true
 end
-store(KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2], tonumber(ARGV[4]))
+store(KEYS[1], KEYS[2], KEYS[3], KEYS[8], ARGV[1], ARGV[2], tonumber(ARGV[4]))
 local parts = redis.call('HGETALL', KEYS[6])
 for at = 1, #parts, 2 do
+    count(KEYS[8], KEYS[1], -size_of(parts[at + 1]))
     if not chosen[parts[at]] then discard(KEYS[3], parts[at + 1], tonumber(ARGV[4])) end
 end
 redis.call('DEL', KEYS[6])
@@ -102,12 +124,15 @@ redis.call('SET', KEYS[7], etag_of(ARGV[2]) .. '\\n' .. ARGV[1], 'PX', ARGV[6])
 return 1
 """
 )
-# KEYS: uploads, parts, garbage. ARGV: 1 upload, 2 when its parts' blobs may go. Whether it was there.
+# KEYS: uploads, parts, garbage, objects, stored. ARGV: 1 upload, 2 when its parts' blobs may go. Whether it was there.
 _ABORT = (
     _COMMON
     + """
 local parts = redis.call('HGETALL', KEYS[2])
-for at = 1, #parts, 2 do discard(KEYS[3], parts[at + 1], tonumber(ARGV[2])) end
+for at = 1, #parts, 2 do
+    count(KEYS[5], KEYS[4], -size_of(parts[at + 1]))
+    discard(KEYS[3], parts[at + 1], tonumber(ARGV[2]))
+end
 redis.call('DEL', KEYS[2])
 return redis.call('HDEL', KEYS[1], ARGV[1])
 """
@@ -124,20 +149,20 @@ if redis.call('EXISTS', KEYS[2]) == 0 then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 return 1
 """
-# KEYS: objects, uploads, about, garbage, parts of each upload. ARGV: 1 how many uploads the caller knows of, 2 when
-# their parts' blobs may go. Removes a bucket without objects, and its unfinished uploads: 1, 0 if it has objects, -1 if
-# it has other uploads by now.
+# KEYS: objects, uploads, about, garbage, stored, parts of each upload. ARGV: 1 how many uploads the caller knows of, 2
+# when their parts' blobs may go. Removes a bucket without objects, and its unfinished uploads: 1, 0 if it has objects,
+# -1 if it has other uploads by now.
 _DROP = (
     _COMMON
     + """
 if redis.call('HLEN', KEYS[1]) > 0 then return 0 end
 if redis.call('HLEN', KEYS[2]) ~= tonumber(ARGV[1]) then return -1 end
-for at = 5, #KEYS do
+for at = 6, #KEYS do
     local parts = redis.call('HGETALL', KEYS[at])
     for each = 1, #parts, 2 do discard(KEYS[4], parts[each + 1], tonumber(ARGV[2])) end
     redis.call('DEL', KEYS[at])
 end
-redis.call('DEL', KEYS[2], KEYS[3])
+redis.call('DEL', KEYS[2], KEYS[3], KEYS[5])
 return 1
 """
 )
@@ -177,7 +202,14 @@ class Buckets:
             dropped = -1
             while dropped < 0:
                 uploads = cast(list[bytes], await self._client.hkeys(_of(tenant, bucket, "uploads")))
-                names = ["objects", "uploads", "about", "garbage", *(f"parts:{each.decode()}" for each in uploads)]
+                names = [
+                    "objects",
+                    "uploads",
+                    "about",
+                    "garbage",
+                    "stored",
+                    *(f"parts:{each.decode()}" for each in uploads),
+                ]
                 keys = [_of(tenant, bucket, name) for name in names]
                 dropped = int(await self._drop(keys=keys, args=[len(uploads), now_ms]))
             if dropped:
@@ -197,6 +229,16 @@ class Buckets:
         places = [place.decode().split("/", 1) for place in found]
         return [(tenant, bucket) for tenant, bucket in places]
 
+    async def stored_bytes(self, tenant: str) -> int:
+        """Of a tenant's objects, and of the parts of its unfinished uploads."""
+        async with metadata_errors():
+            buckets = cast(list[bytes], await self._client.hkeys(_buckets(tenant)))
+            pipeline = self._client.pipeline(transaction=False)
+            for bucket in buckets:
+                pipeline.get(_of(tenant, bucket.decode(), "stored"))
+            counts: list[bytes | None] = await pipeline.execute() if buckets else []
+        return sum(max(0, int(count)) for count in counts if count)
+
     # ---- objects
 
     async def put(self, tenant: str, bucket: str, entry: StoredObject, expected: str, now_ms: int) -> int:
@@ -206,7 +248,7 @@ class Buckets:
         committed within a day. If this raises, it may or may not be so.
         """
         blobs = " ".join(blob.name for blob in entry.blobs)
-        keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "about")]
+        keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "about", "stored")]
         args: list[bytes | str | int] = [entry.key.encode(), _pack(entry), expected, now_ms + GRACE_MS, blobs]
         async with metadata_errors():
             return int(await self._put(keys=keys, args=args))
@@ -218,7 +260,7 @@ class Buckets:
 
     async def delete(self, tenant: str, bucket: str, key: str, now_ms: int, etag: str = "") -> int:
         """1 if it is gone, 0 if it was not there, -1 if it has another ETag than `etag`."""
-        keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage")]
+        keys = [_of(tenant, bucket, name) for name in ("objects", "keys", "garbage", "stored")]
         async with metadata_errors():
             return int(await self._delete(keys=keys, args=[key.encode(), now_ms + GRACE_MS, etag]))
 
@@ -296,7 +338,7 @@ class Buckets:
 
     async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
         """1; 0 if the upload is not under way (any more), -2 if the part's blobs are gone. One before is garbage."""
-        keys = [_of(tenant, bucket, name) for name in ("uploads", f"parts:{upload_id}", "garbage")]
+        keys = [_of(tenant, bucket, name) for name in ("uploads", f"parts:{upload_id}", "garbage", "objects", "stored")]
         blobs = " ".join(blob.name for blob in part.blobs)
         args: list[bytes | str | int] = [upload_id, str(part.number), _pack_part(part), now_ms + GRACE_MS, blobs]
         async with metadata_errors():
@@ -318,7 +360,8 @@ class Buckets:
         now_ms: int,
     ) -> int:
         """Let the key be `parts`, and the upload be over: as `put`, -3 for no such upload, -4 if a part changed."""
-        names = ("objects", "keys", "garbage", "about", "uploads", f"parts:{upload_id}", f"completed:{upload_id}")
+        of_upload = (f"parts:{upload_id}", f"completed:{upload_id}")
+        names = ("objects", "keys", "garbage", "about", "uploads", *of_upload, "stored")
         args: list[bytes | str | int] = [entry.key.encode(), _pack(entry), expected, now_ms + GRACE_MS, upload_id]
         args.append(COMPLETED_MS)
         for part in parts:
@@ -337,7 +380,7 @@ class Buckets:
 
     async def abort(self, tenant: str, bucket: str, upload_id: str, now_ms: int) -> bool:
         """Forget an upload, its parts are garbage; whether it was there."""
-        keys = [_of(tenant, bucket, name) for name in ("uploads", f"parts:{upload_id}", "garbage")]
+        keys = [_of(tenant, bucket, name) for name in ("uploads", f"parts:{upload_id}", "garbage", "objects", "stored")]
         async with metadata_errors():
             return bool(await self._abort(keys=keys, args=[upload_id, now_ms]))
 

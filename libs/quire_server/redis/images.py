@@ -10,6 +10,7 @@ import redis.asyncio as redis
 
 from quire.model.errors import ConditionFailed
 from quire.model.images import ExpectedImage, ImageEntry
+from quire_server.redis.cbor import UINT
 from quire_server.redis.connection import metadata_errors
 
 _ANYTHING = ExpectedImage()
@@ -17,17 +18,43 @@ _FIELDS_AT_FIRST: Final = 7
 _OF_BEFORE: Final[list[Any]] = [0, {}, ""]
 """Time to live, metadata and provenance, of entries that were written before there were these."""
 _USES, _UNUSED, _EXPIRES = "quire:{images}:uses", "quire:{images}:unused", "quire:{images}:expires"
+_STORED = "quire:{images}:stored"
 
-# KEYS: entries, ids, uses, unused, expires. ARGV: 1 id, 2 entry, 3 record digest; of the one before: 4 "1" if none must
-# be there, 5 its record's digest ("" any), which a packed entry begins with; 6 tenant and id, 7 when it goes. Returns
-# the entry before, false if there was none, or 0 if that is not so: then the record is unused, unless others have it.
-_PUT = """
+# An entry is a list of CBOR that begins with the record's digest and length. A hash by tenant has the sums of the
+# lengths; an earlier release did not keep it.
+_COUNT = (
+    UINT
+    + """
+local function size_of(packed) return uint(packed, 36) end
+local function count(stored, tenant, entries, more)
+    if redis.call('HEXISTS', stored, tenant) == 0 then
+        local cursor, sum = '0', 0
+        repeat
+            local page = redis.call('HSCAN', entries, cursor, 'COUNT', 1000)
+            cursor = page[1]
+            for at = 2, #page[2], 2 do sum = sum + size_of(page[2][at]) end
+        until cursor == '0'
+        redis.call('HSET', stored, tenant, string.format('%.0f', sum))
+    end
+    redis.call('HINCRBY', stored, tenant, string.format('%.0f', more))
+end
+"""
+)
+
+# KEYS: entries, ids, uses, unused, expires, stored. ARGV: 1 id, 2 entry, 3 record digest; of the one before: 4 "1" if
+# none must be there, 5 its record's digest ("" any), which a packed entry begins with; 6 tenant and id, 7 when it goes;
+# 8 tenant. Returns the entry before, false if there was none, or 0 if that is not so: then the record is unused, unless
+# others have it.
+_PUT = (
+    _COUNT
+    + """
 local before = redis.call('HGET', KEYS[1], ARGV[1])
 if (before and ARGV[4] == '1')
         or (ARGV[5] ~= '' and (not before or string.sub(before, 4, 35) ~= ARGV[5])) then
     if redis.call('HEXISTS', KEYS[3], ARGV[3]) == 0 then redis.call('SADD', KEYS[4], ARGV[3]) end
     return 0
 end
+count(KEYS[6], ARGV[8], KEYS[1], size_of(ARGV[2]) - (before and size_of(before) or 0))
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
 redis.call('ZADD', KEYS[2], 0, ARGV[1])
 redis.call('HINCRBY', KEYS[3], ARGV[3], 1)
@@ -39,16 +66,21 @@ else
 end
 return before
 """
-# KEYS: entries, ids, expires. ARGV: 1 id, 2 the entry that is meant (empty: any), 3 tenant and id. Returns the entry,
-# or false.
-_DELETE = """
+)
+# KEYS: entries, ids, expires, stored. ARGV: 1 id, 2 the entry that is meant (empty: any), 3 tenant and id, 4 tenant.
+# Returns the entry, or false.
+_DELETE = (
+    _COUNT
+    + """
 local before = redis.call('HGET', KEYS[1], ARGV[1])
 if not before or (ARGV[2] ~= '' and before ~= ARGV[2]) then return false end
+count(KEYS[4], ARGV[4], KEYS[1], -size_of(before))
 redis.call('ZREM', KEYS[3], ARGV[3])
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[2], ARGV[1])
 return before
 """
+)
 # KEYS: uses, unused. ARGV: 1 record digest. One use less; how many are left.
 _RELEASE = """
 local left = redis.call('HINCRBY', KEYS[1], ARGV[1], -1)
@@ -78,10 +110,10 @@ class Images:
         assert packed[3:35] == entry.record_sha256, "the script reads it there"
         async with metadata_errors():
             before = await self._put(
-                keys=[_entries(tenant), _ids(tenant), _USES, _UNUSED, _EXPIRES],
+                keys=[_entries(tenant), _ids(tenant), _USES, _UNUSED, _EXPIRES, _STORED],
                 args=[
                     *(entry.image_id, packed, entry.record_sha256, int(expected.absent), expected.record_sha256),
-                    *(_member(tenant, entry.image_id), entry.expires_ms),
+                    *(_member(tenant, entry.image_id), entry.expires_ms, tenant),
                 ],
             )
         if before == 0:
@@ -97,10 +129,20 @@ class Images:
         """Take an image out of the catalogue, if it is the one that is `meant`; what it was, None if there was none."""
         async with metadata_errors():
             raw = await self._delete(
-                keys=[_entries(tenant), _ids(tenant), _EXPIRES],
-                args=[image_id, _pack(meant) if meant is not None else b"", _member(tenant, image_id)],
+                keys=[_entries(tenant), _ids(tenant), _EXPIRES, _STORED],
+                args=[image_id, _pack(meant) if meant is not None else b"", _member(tenant, image_id), tenant],
             )
         return _unpack(image_id, raw) if raw else None
+
+    async def stored_bytes(self, tenant: str) -> int:
+        """Of the records of a tenant's images; one that two of them have counts twice."""
+        async with metadata_errors():
+            return int(cast(bytes | None, await self._client.hget(_STORED, tenant)) or 0)
+
+    async def tenants(self) -> list[str]:
+        """Those that have, or had, images."""
+        async with metadata_errors():
+            return sorted(name.decode() for name in cast(list[bytes], await self._client.hkeys(_STORED)))
 
     async def expired(self, now_ms: int, limit: int) -> list[tuple[str, str]]:
         """Tenants and ids of images whose time is up."""

@@ -1,4 +1,4 @@
-"""What operators set: policies of namespaces and of tenants, and the threshold Θ."""
+"""What operators set: policies of namespaces and of tenants, and the threshold Θ; and whose namespaces there are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from quire_server.redis.connection import metadata_errors
 
 _KEY = "quire:policies"
 _TENANTS_KEY = "quire:tenants"
+_NAMESPACES_KEY = "quire:tenants:namespaces:"
 _THETA_KEY = "quire:theta"
 
 
@@ -37,7 +38,7 @@ class Policies:
     async def set_tenant(self, policy: TenantPolicy) -> None:
         """Replace a tenant's policy."""
         async with metadata_errors():
-            record = cbor2.dumps([policy.weight, policy.cap_bytes_per_s])
+            record = cbor2.dumps([policy.weight, policy.cap_bytes_per_s, policy.stored_bytes_max])
             await self._client.hset(_TENANTS_KEY, policy.tenant, record)
 
     async def tenants(self) -> dict[str, TenantPolicy]:
@@ -45,6 +46,16 @@ class Policies:
         async with metadata_errors():
             entries = cast(dict[bytes, bytes], await self._client.hgetall(_TENANTS_KEY))
         return {name.decode(): TenantPolicy(name.decode(), *cbor2.loads(raw)) for name, raw in entries.items()}
+
+    async def add_namespace(self, tenant: str, namespace: bytes) -> None:
+        """A tenant stores in a namespace, named by its tag."""
+        async with metadata_errors():
+            await self._client.sadd(_NAMESPACES_KEY + tenant, namespace)
+
+    async def namespaces_of(self, tenant: str) -> frozenset[bytes]:
+        """Tags of the namespaces that a tenant has stored in."""
+        async with metadata_errors():
+            return frozenset(cast(set[bytes], await self._client.smembers(_NAMESPACES_KEY + tenant)))
 
     async def set_theta(self, theta_bytes: int) -> None:
         """The threshold Θ of every storage node; 0 gives it back to their own settings."""

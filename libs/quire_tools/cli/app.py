@@ -17,6 +17,7 @@ from quire.model.errors import InvalidRequest, QuireError
 from quire_tools.cli import cluster as cluster_commands
 from quire_tools.cli.images_app import images_app
 from quire_tools.cli.keys import keys_app
+from quire_tools.cli.policies import policy_app, tenant_app
 from quire_tools.local import LocalCluster
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -26,6 +27,8 @@ plan_app = typer.Typer(no_args_is_help=True, help="What a deployment needs and c
 app.add_typer(plan_app, name="plan")
 app.add_typer(images_app, name="images")
 app.add_typer(keys_app, name="keys")
+app.add_typer(policy_app, name="policy")
+app.add_typer(tenant_app, name="tenant")
 
 
 @plan_app.callback()
@@ -196,30 +199,6 @@ def events(
     from quire_tools.cli.events import follow
 
     follow(folder, admin, after, zmq, topic)
-
-
-@app.command()
-def policy(
-    namespace: NamespaceFile,
-    ttl_s: Annotated[int, typer.Option(help="seconds after which a stored chunk goes; 0 for never")] = 0,
-    quota_mib: Annotated[int, typer.Option(help="what its chunks may take up in the cluster; 0 for no limit")] = 0,
-    folder: Folder = _FOLDER,
-    admin: Admin = "",
-) -> None:
-    """Bound what a namespace may take up, and for how long."""
-    cluster_commands.set_policy(namespace, ttl_s, quota_mib << 20, folder, admin)
-
-
-@app.command()
-def tenant(
-    salt: Annotated[str, typer.Option(help="the tenant's salt, in hexadecimal; empty for namespaces without")] = "",
-    weight: Annotated[float, typer.Option(help="its part of a contended link is in proportion to this")] = 1.0,
-    cap_mb_per_s: Annotated[float, typer.Option(help="what it may have together, MB/s; 0 for no cap")] = 0.0,
-    folder: Folder = _FOLDER,
-    admin: Admin = "",
-) -> None:
-    """Say what a tenant gets of contended links."""
-    cluster_commands.set_tenant(salt, weight, int(cap_mb_per_s * 1e6), folder, admin)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from quire.client import AdminClient, SyncClient
 from quire.model.errors import InvalidRequest
-from quire.model.hashing import Namespace, block_keys, tenant_name
+from quire.model.hashing import Namespace, block_keys
 from quire.wire.tls import MEMBER_NAME, tls_of_environment
 from quire_tools.local import LocalCluster, read_state
 from quire_tools.local.supervisor import Supervisor
@@ -90,33 +90,6 @@ def lookup(file: Path, namespace_file: Path, folder: Path, gateway: str) -> None
     )
     for each in found.ranges:
         console.print(f"  chunks {each.first}–{each.stop - 1} at {each.node_id}")
-
-
-def set_policy(namespace_file: Path, ttl_s: int, quota_bytes: int, folder: Path, admin: str) -> None:
-    """Replace a namespace's policy."""
-    namespace = read_namespace(namespace_file)
-
-    async def work(operator: AdminClient) -> None:
-        await operator.set_policy(namespace, ttl_s=ttl_s, quota_bytes=quota_bytes)
-
-    as_operator(folder, admin, work)
-    console.print(f"{namespace.model_id}: ttl {ttl_s or 'none'} s, quota {quota_bytes >> 20 or 'none'} MiB")
-
-
-def set_tenant(salt: str, weight: float, cap_bytes_per_s: int, folder: Path, admin: str) -> None:
-    """Replace a tenant's policy. Raises `InvalidRequest` for a salt that is not hexadecimal."""
-    try:
-        raw = bytes.fromhex(salt)
-    except ValueError:
-        raise InvalidRequest(f"{salt!r} is not hexadecimal", field="salt") from None
-
-    async def work(operator: AdminClient) -> None:
-        await operator.set_tenant(raw, weight=weight, cap_bytes_per_s=cap_bytes_per_s)
-
-    as_operator(folder, admin, work)
-    console.print(
-        f"tenant {tenant_name(raw) or '(no salt)'}: weight {weight:g}, cap {cap_bytes_per_s or 'none'} bytes/s"
-    )
 
 
 def gateway_of(folder: Path, gateway: str) -> str:

@@ -61,6 +61,7 @@ from quire_server.clock import Clock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.lookups import Lookups, LookupSettings
 from quire_server.picture import View
+from quire_server.quotas import Quotas
 from quire_server.redis import AccessKeys, Buckets, CacheEvents, Images, Membership, Policies, PrefixIndex, connect
 from quire_server.service import member_tls, run_service, serve_member
 
@@ -71,6 +72,7 @@ def _s3_frontend(
     admission: Admission,
     keys: KeyRing,
     redis: Any,
+    view: View,
     channels: ChannelPool,
     gateway: Gateway,
     singles: SingleReads,
@@ -88,7 +90,13 @@ def _s3_frontend(
         LATENTS_BUCKET: lambda tenant: LatentBackend(images, tenant if guarded else "", whole_bodies),
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
-    backends = Backends(buckets=Buckets(redis), blobs=blobs, reserved=reserved, clock=clock, whole_bodies=whole_bodies)
+    buckets = Buckets(redis)
+    quotas = Quotas(
+        policy=view.policy, objects=buckets, images=Images(redis), cluster_secret=config.cluster_secret.encode()
+    )
+    backends = Backends(
+        buckets=buckets, blobs=blobs, reserved=reserved, clock=clock, whole_bodies=whole_bodies, quotas=quotas
+    )
     rdma = RdmaRequests(
         backends=backends, gateway=gateway, singles=singles, leases=leases, staging=memory, admission=admission
     )
@@ -233,6 +241,7 @@ async def serve(config: GatewayConfig) -> None:
         admission=admission,
         keys=keys,
         redis=redis,
+        view=view,
         channels=channels,
         gateway=gateway,
         singles=singles,

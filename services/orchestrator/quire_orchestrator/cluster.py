@@ -151,7 +151,7 @@ class Cluster:
         self._rebuilder = rebuilder(self.rebuild, self._storage) if self.rebuild else ""
         for name in self.live:
             self.seen_s[name] = self._clock.monotonic_s()
-        await self._policies.refresh()
+        await self._policies.refresh(self._epoch)
         for node in self.storage_nodes().values():
             self._watch(node)
 

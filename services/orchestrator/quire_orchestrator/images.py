@@ -14,7 +14,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.telemetry import logger, names, tracer
 from quire_orchestrator.core.routing import ImageRouter, Route
-from quire_orchestrator.ports import Catalogue, Clock
+from quire_orchestrator.ports import Catalogue, Clock, TenantQuotas
 from quire_server import tasks
 
 LIST_MAX = 1000
@@ -25,7 +25,7 @@ _SWEEP_MAX = 200
 class ImageDesk:
     """Every method is one request, for a tenant: it has ids of its own.
 
-    `evict`: drops a chunk that no lease pins; whether it is stored no more.
+    `evict`: drops a chunk that no lease pins; whether it is stored no more. `quotas`: None for no limits.
     """
 
     def __init__(
@@ -36,12 +36,14 @@ class ImageDesk:
         decoders: Callable[[], list[Node]],
         evict: Callable[[ChunkKeys], Awaitable[bool]],
         clock: Clock,
+        quotas: TenantQuotas | None = None,
     ) -> None:
         self._catalogue = catalogue
         self._router = router
         self._decoders = decoders
         self._evict = evict
         self._clock = clock
+        self._quotas = quotas
         self._sweeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -54,8 +56,10 @@ class ImageDesk:
         """Catalogue an image, for so long (0: for ever); whether it replaced one, whose record goes unless others use
         it.
 
-        Raises `ConditionFailed`.
+        Raises `ConditionFailed`, `QuotaExceeded`.
         """
+        if self._quotas is not None:
+            await self._quotas.check(tenant, entry.record_bytes)
         now_ms = self._clock.now_ms()
         expires_ms = now_ms + ttl_ms if ttl_ms else 0
         entry = replace(entry, created_ms=now_ms, expires_ms=expires_ms)

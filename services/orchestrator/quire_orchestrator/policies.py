@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from quire.model.hashing import Namespace
-from quire.model.policy import NamespacePolicy, TenantPolicy
-from quire_orchestrator.ports import PolicyBook
+from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, PolicyList, TenantPolicy, TenantState
+from quire_orchestrator.ports import PolicyBook, TenantQuotas
 
 
 class Policies:
@@ -12,24 +14,52 @@ class Policies:
 
     def __init__(self, book: PolicyBook) -> None:
         self._book = book
-        self._tenants: dict[str, TenantPolicy] = {}
+        self._tenants: Mapping[str, TenantPolicy] = {}
+        self._stored_in: set[tuple[str, bytes]] = set()
+        self._epoch = ""
         self.theta_bytes = 0
         """The threshold Θ that was set for all storage nodes; 0 for their own settings."""
 
-    async def refresh(self) -> None:
+    async def refresh(self, epoch: str = "") -> None:
+        """Look again. `epoch`: of the index; a new one means that Redis has lost what was noted there."""
         self._tenants, self.theta_bytes = await self._book.tenants(), await self._book.theta()
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._stored_in.clear()
 
     def tenant(self, namespace: Namespace) -> TenantPolicy:
         """What a namespace's tenant gets of the links."""
-        return self._tenants.get(namespace.tenant) or TenantPolicy(namespace.tenant)
+        return self.of(namespace.tenant)
+
+    def of(self, tenant: str) -> TenantPolicy:
+        """What was set for a tenant, by the digest of its salt."""
+        return self._tenants.get(tenant) or TenantPolicy(tenant)
+
+    async def stores_in(self, namespace: Namespace) -> None:
+        """A namespace's tenant is about to store: its chunks count for it."""
+        noted = namespace.tenant, namespace.digest()[:NAMESPACE_TAG_BYTES]
+        if namespace.tenant and noted not in self._stored_in:
+            await self._book.add_namespace(*noted)
+            self._stored_in.add(noted)
 
     async def set_namespace(self, policy: NamespacePolicy) -> None:
         """Bound a namespace; storage nodes hear of it when they next look."""
         await self._book.set(policy)
 
-    async def namespaces(self) -> list[NamespacePolicy]:
-        """All that are set."""
-        return await self._book.all()
+    async def all(self, quotas: TenantQuotas, storage_nodes: int) -> PolicyList:
+        """All that are set, and what the tenants that are limited have."""
+        tenants = await self._book.tenants()
+        kept = await quotas.kept(name for name, policy in tenants.items() if policy.stored_bytes_max)
+        states = [
+            TenantState(
+                policy=policy,
+                kept_bytes=kept.get(name, 0),
+                namespaces=await self._book.namespaces_of(name) if policy.stored_bytes_max else frozenset(),
+            )
+            for name, policy in sorted(tenants.items())
+        ]
+        namespaces = tuple(await self._book.all())
+        return PolicyList(namespaces=namespaces, tenants=tuple(states), storage_nodes=storage_nodes)
 
     async def set_tenant(self, policy: TenantPolicy) -> None:
         """Counts for look-ups from the next refresh on."""

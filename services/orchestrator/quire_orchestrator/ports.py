@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from quire.model.durability import Durability
@@ -13,7 +13,7 @@ from quire.model.nodes import Node
 from quire.model.policy import NamespacePolicy, TenantPolicy
 from quire_server.clock import Clock
 
-__all__ = ["Catalogue", "ChunkHolder", "Clock", "Index", "Members", "PolicyBook"]
+__all__ = ["Catalogue", "ChunkHolder", "Clock", "Index", "Members", "PolicyBook", "TenantQuotas"]
 
 
 class Index(Protocol):
@@ -66,8 +66,19 @@ class PolicyBook(Protocol):
     async def all(self) -> list[NamespacePolicy]: ...
     async def set_tenant(self, policy: TenantPolicy) -> None: ...
     async def tenants(self) -> dict[str, TenantPolicy]: ...
+    async def add_namespace(self, tenant: str, namespace: bytes) -> None: ...
+    async def namespaces_of(self, tenant: str) -> frozenset[bytes]: ...
     async def set_theta(self, theta_bytes: int) -> None: ...
     async def theta(self) -> int: ...
+
+
+class TenantQuotas(Protocol):
+    """What tenants keep beside chunks; see `quire_server.quotas.Quotas`."""
+
+    async def check(self, tenant: str, more_bytes: int) -> None:
+        """Raises `QuotaExceeded`."""
+
+    async def kept(self, digests: Iterable[str]) -> dict[str, int]: ...
 
 
 class Catalogue(Protocol):

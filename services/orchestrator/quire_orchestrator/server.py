@@ -13,6 +13,7 @@ from quire.model.permit import PermitSigner
 from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
+from quire.wire.policies import policies_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import (
     OrchestratorServiceServicer,
@@ -22,11 +23,14 @@ from quire_orchestrator.adapters.storage import GrpcChunkHolder
 from quire_orchestrator.config import PREFIX, OrchestratorConfig
 from quire_orchestrator.core.routing import ImageRouter, build_of
 from quire_orchestrator.images import ImageDesk
+from quire_orchestrator.ports import TenantQuotas
 from quire_orchestrator.runtime import Orchestrator
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server, until_signalled
 from quire_server.lookups import Found, Question
-from quire_server.redis import CacheEvents, Images, Membership, Policies, PrefixIndex, connect
+from quire_server.quotas import Quotas
+from quire_server.redis import Buckets, CacheEvents, Images, Membership, Policies, PrefixIndex, connect
+from quire_server.redis.access import salt_of
 from quire_server.service import member_tls, run_service, stop_within_s
 from quire_server.telemetry import publish
 
@@ -34,7 +38,9 @@ from quire_server.telemetry import publish
 class OrchestratorServicer(OrchestratorServiceServicer):
     """Maps messages to the orchestrator's parts and back."""
 
-    def __init__(self, orchestrator: Orchestrator, images: ImageDesk) -> None:
+    def __init__(
+        self, orchestrator: Orchestrator, images: ImageDesk, quotas: TenantQuotas, cluster_secret: bytes
+    ) -> None:
         self._cluster = orchestrator.cluster
         self._lookups = orchestrator.lookups
         self._allocation = orchestrator.allocation
@@ -42,11 +48,14 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._reports = orchestrator.reports
         self._policies = orchestrator.policies
         self._images = images
+        self._quotas = quotas
+        self._cluster_secret = cluster_secret
 
     async def Allocate(
         self, request: orchestrator_pb2.AllocateRequest, context: Any
     ) -> orchestrator_pb2.AllocateResponse:
         namespace = convert.namespace_from(request.namespace)
+        await self._policies.stores_in(namespace)
         ranges, nodes, known = await self._allocation.allocate(
             ChunkKeys(request.chunk_keys),
             request.first_chunk,
@@ -181,8 +190,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return gateway_pb2.SetPolicyResponse()
 
     async def SetTenant(self, request: gateway_pb2.SetTenantRequest, context: Any) -> gateway_pb2.SetTenantResponse:
-        tenant = tenant_name(request.tenant_salt)
-        await self._policies.set_tenant(TenantPolicy(tenant, request.weight, request.cap_bytes_per_s))
+        salt = salt_of(request.name, self._cluster_secret) if request.name else request.tenant_salt
+        await self._policies.set_tenant(
+            TenantPolicy(tenant_name(salt), request.weight, request.cap_bytes_per_s, request.stored_bytes_max)
+        )
         return gateway_pb2.SetTenantResponse()
 
     async def SetTheta(self, request: gateway_pb2.SetThetaRequest, context: Any) -> gateway_pb2.SetThetaResponse:
@@ -190,10 +201,9 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return gateway_pb2.SetThetaResponse()
 
     async def ListPolicies(
-        self, request: orchestrator_pb2.ListPoliciesRequest, context: Any
-    ) -> orchestrator_pb2.ListPoliciesResponse:
-        policies, nodes = await self._policies.namespaces(), len(self._cluster.storage_nodes())
-        return orchestrator_pb2.ListPoliciesResponse(policies=map(convert.policy_to, policies), storage_nodes=nodes)
+        self, request: gateway_pb2.ListPoliciesRequest, context: Any
+    ) -> gateway_pb2.ListPoliciesResponse:
+        return policies_to(await self._policies.all(self._quotas, len(self._cluster.storage_nodes())))
 
     async def PutImage(self, request: images_pb2.PutImageRequest, context: Any) -> images_pb2.PutImageResponse:
         entry, expected = convert.image_from(request.entry), convert.expected_from(request.expected)
@@ -273,14 +283,23 @@ async def serve(config: OrchestratorConfig) -> None:
     server = Server(
         config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max, tls=member_tls(config)
     )
+    catalogue = Images(redis)
+    quotas = Quotas(
+        policy=orchestrator.policies.of,
+        objects=Buckets(redis),
+        images=catalogue,
+        cluster_secret=config.cluster_secret.encode(),
+    )
     images = ImageDesk(
-        catalogue=Images(redis),
+        catalogue=catalogue,
         router=ImageRouter(config.decoder_theta, config.decode_timeout_s),
         decoders=orchestrator.cluster.decoders,
         evict=orchestrator.evictions.evict_chunk,
         clock=clock,
+        quotas=quotas,
     )
-    add_OrchestratorServiceServicer_to_server(OrchestratorServicer(orchestrator, images), server.grpc)
+    servicer = OrchestratorServicer(orchestrator, images, quotas, config.cluster_secret.encode())
+    add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     publish(lambda: orchestrator.stats)
     await orchestrator.start()
     images.start()

@@ -17,7 +17,7 @@ from quire.model.iocb import Iocb
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
-from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire.model.policy import PolicyList, TenantPolicy
 from quire_server.clock import Clock
 
 __all__ = [
@@ -95,8 +95,8 @@ class ClusterIndex(Protocol):
     async def rebuilt(self, token: str) -> None:
         """The index was told of everything in the object tier."""
 
-    async def policies(self) -> tuple[list[NamespacePolicy], int]:
-        """Policies of namespaces, and how many storage nodes share the quotas."""
+    async def policies(self) -> PolicyList:
+        """What was set for namespaces and tenants, and how many storage nodes share the quotas."""
 
     async def release(self, lease: bytes) -> None:
         """Give the lease of a client back that is gone."""

@@ -339,9 +339,9 @@ def test_a_namespace_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(world.pool, "of_namespace", counted)
     for first in (8, 16):
-        world.residency.follow({bytes(16)})
+        world.residency.follow({frozenset([bytes(16)])})
         _stored(world, first, 2)
-    world.residency.follow({bytes(16)})
+    world.residency.follow({frozenset([bytes(16)])})
     assert walks == [bytes(16)]
 
 

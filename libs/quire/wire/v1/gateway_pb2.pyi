@@ -608,22 +608,30 @@ class SetTenantRequest(_message.Message):
     TENANT_SALT_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     tenant_salt: _builtins.bytes
     """The tenant's salt, as in its namespaces; empty for those without."""
     weight: _builtins.float
     """Its part of a contended link is in proportion to this; positive."""
     cap_bytes_per_s: _builtins.int
     """Bytes per second that it may have together; 0 for no cap."""
+    stored_bytes_max: _builtins.int
+    """Bytes that it may have stored; 0 for no limit."""
+    name: _builtins.str
+    """Its name, as access keys have it, instead of the salt."""
     def __init__(
         self,
         *,
         tenant_salt: _builtins.bytes = ...,
         weight: _builtins.float = ...,
         cap_bytes_per_s: _builtins.int = ...,
+        stored_bytes_max: _builtins.int = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_bytes_per_s", b"cap_bytes_per_s", "tenant_salt", b"tenant_salt", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_bytes_per_s", b"cap_bytes_per_s", "name", b"name", "stored_bytes_max", b"stored_bytes_max", "tenant_salt", b"tenant_salt", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -643,6 +651,97 @@ class SetTenantResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SetTenantResponse: _TypeAlias = SetTenantResponse  # noqa: Y015
+
+@_typing.final
+class ListPoliciesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesRequest: _TypeAlias = ListPoliciesRequest  # noqa: Y015
+
+@_typing.final
+class ListPoliciesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICIES_FIELD_NUMBER: _builtins.int
+    STORAGE_NODES_FIELD_NUMBER: _builtins.int
+    TENANTS_FIELD_NUMBER: _builtins.int
+    storage_nodes: _builtins.int
+    """Storage nodes that are alive and share the quotas."""
+    @_builtins.property
+    def policies(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.NamespacePolicy]:
+        """Of namespaces: those that have been set."""
+
+    @_builtins.property
+    def tenants(self) -> _containers.RepeatedCompositeFieldContainer[Global___TenantState]:
+        """Of tenants: those that have been set."""
+
+    def __init__(
+        self,
+        *,
+        policies: _abc.Iterable[_common_pb2.NamespacePolicy] | None = ...,
+        storage_nodes: _builtins.int = ...,
+        tenants: _abc.Iterable[Global___TenantState] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policies", b"policies", "storage_nodes", b"storage_nodes", "tenants", b"tenants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPoliciesResponse: _TypeAlias = ListPoliciesResponse  # noqa: Y015
+
+@_typing.final
+class TenantState(_message.Message):
+    """What was set for a tenant, and what it has."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    KEPT_BYTES_FIELD_NUMBER: _builtins.int
+    NAMESPACES_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    """Digest of its salt."""
+    weight: _builtins.float
+    """As in SetTenantRequest."""
+    cap_bytes_per_s: _builtins.int
+    """As in SetTenantRequest."""
+    stored_bytes_max: _builtins.int
+    """As in SetTenantRequest."""
+    kept_bytes: _builtins.int
+    """Bytes of S3 objects and image records that it has, where stored_bytes_max is set."""
+    @_builtins.property
+    def namespaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """First 16 bytes of the digests of its namespaces, where stored_bytes_max is set."""
+
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+        weight: _builtins.float = ...,
+        cap_bytes_per_s: _builtins.int = ...,
+        stored_bytes_max: _builtins.int = ...,
+        kept_bytes: _builtins.int = ...,
+        namespaces: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_bytes_per_s", b"cap_bytes_per_s", "kept_bytes", b"kept_bytes", "namespaces", b"namespaces", "stored_bytes_max", b"stored_bytes_max", "tenant", b"tenant", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TenantState: _TypeAlias = TenantState  # noqa: Y015
 
 @_typing.final
 class SetThetaRequest(_message.Message):

@@ -788,6 +788,11 @@ class AdminServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.SetTenantRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.SetTenantResponse.FromString,
                 _registered_method=True)
+        self.ListPolicies = channel.unary_unary(
+                '/quire.v1.AdminService/ListPolicies',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.ListPoliciesResponse.FromString,
+                _registered_method=True)
         self.SetTheta = channel.unary_unary(
                 '/quire.v1.AdminService/SetTheta',
                 request_serializer=quire_dot_v1_dot_gateway__pb2.SetThetaRequest.SerializeToString,
@@ -812,7 +817,14 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetTenant(self, request, context):
-        """Say what a tenant gets of contended links.
+        """Say what a tenant gets of contended links, and how much it may keep.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPolicies(self, request, context):
+        """What was set for namespaces and tenants, and what tenants keep.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -844,6 +856,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetTenant,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.SetTenantRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.SetTenantResponse.SerializeToString,
+            ),
+            'ListPolicies': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPolicies,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.ListPoliciesResponse.SerializeToString,
             ),
             'SetTheta': grpc.unary_unary_rpc_method_handler(
                     servicer.SetTheta,
@@ -911,6 +928,33 @@ class AdminService:
             '/quire.v1.AdminService/SetTenant',
             quire_dot_v1_dot_gateway__pb2.SetTenantRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.SetTenantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPolicies(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.AdminService/ListPolicies',
+            quire_dot_v1_dot_gateway__pb2.ListPoliciesRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.ListPoliciesResponse.FromString,
             options,
             channel_credentials,
             insecure,

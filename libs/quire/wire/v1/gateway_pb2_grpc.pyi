@@ -275,7 +275,9 @@ class AdminServiceStub:
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
     """Bound what a namespace may take up, and for how long."""
     SetTenant: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]
-    """Say what a tenant gets of contended links."""
+    """Say what a tenant gets of contended links, and how much it may keep."""
+    ListPolicies: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListPoliciesRequest, _gateway_pb2.ListPoliciesResponse]
+    """What was set for namespaces and tenants, and what tenants keep."""
     SetTheta: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
     Watch: _grpc.UnaryStreamMultiCallable[_gateway_pb2.WatchRequest, _gateway_pb2.WatchResponse]
@@ -289,7 +291,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
     SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
     """Bound what a namespace may take up, and for how long."""
     SetTenant: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]  # type: ignore[assignment]
-    """Say what a tenant gets of contended links."""
+    """Say what a tenant gets of contended links, and how much it may keep."""
+    ListPolicies: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListPoliciesRequest, _gateway_pb2.ListPoliciesResponse]  # type: ignore[assignment]
+    """What was set for namespaces and tenants, and what tenants keep."""
     SetTheta: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetThetaRequest, _gateway_pb2.SetThetaResponse]  # type: ignore[assignment]
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
     Watch: _aio.UnaryStreamMultiCallable[_gateway_pb2.WatchRequest, _gateway_pb2.WatchResponse]  # type: ignore[assignment]
@@ -312,7 +316,15 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.SetTenantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.SetTenantResponse, _abc.Awaitable[_gateway_pb2.SetTenantResponse]]:
-        """Say what a tenant gets of contended links."""
+        """Say what a tenant gets of contended links, and how much it may keep."""
+
+    @_abc_1.abstractmethod
+    def ListPolicies(
+        self,
+        request: _gateway_pb2.ListPoliciesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_gateway_pb2.ListPoliciesResponse, _abc.Awaitable[_gateway_pb2.ListPoliciesResponse]]:
+        """What was set for namespaces and tenants, and what tenants keep."""
 
     @_abc_1.abstractmethod
     def SetTheta(

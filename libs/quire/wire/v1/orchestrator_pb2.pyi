@@ -691,47 +691,6 @@ class TakeDropsResponse(_message.Message):
 Global___TakeDropsResponse: _TypeAlias = TakeDropsResponse  # noqa: Y015
 
 @_typing.final
-class ListPoliciesRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListPoliciesRequest: _TypeAlias = ListPoliciesRequest  # noqa: Y015
-
-@_typing.final
-class ListPoliciesResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    POLICIES_FIELD_NUMBER: _builtins.int
-    STORAGE_NODES_FIELD_NUMBER: _builtins.int
-    storage_nodes: _builtins.int
-    """Storage nodes that are alive and share the quotas."""
-    @_builtins.property
-    def policies(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.NamespacePolicy]:
-        """Those that have been set."""
-
-    def __init__(
-        self,
-        *,
-        policies: _abc.Iterable[_common_pb2.NamespacePolicy] | None = ...,
-        storage_nodes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policies", b"policies", "storage_nodes", b"storage_nodes"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListPoliciesResponse: _TypeAlias = ListPoliciesResponse  # noqa: Y015
-
-@_typing.final
 class HeartbeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

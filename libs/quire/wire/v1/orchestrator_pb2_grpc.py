@@ -119,8 +119,8 @@ class OrchestratorServiceStub:
                 _registered_method=True)
         self.ListPolicies = channel.unary_unary(
                 '/quire.v1.OrchestratorService/ListPolicies',
-                request_serializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesResponse.FromString,
+                request_serializer=quire_dot_v1_dot_gateway__pb2.ListPoliciesRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.ListPoliciesResponse.FromString,
                 _registered_method=True)
         self.SetTenant = channel.unary_unary(
                 '/quire.v1.OrchestratorService/SetTenant',
@@ -465,8 +465,8 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
             ),
             'ListPolicies': grpc.unary_unary_rpc_method_handler(
                     servicer.ListPolicies,
-                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.ListPoliciesResponse.SerializeToString,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.ListPoliciesRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.ListPoliciesResponse.SerializeToString,
             ),
             'SetTenant': grpc.unary_unary_rpc_method_handler(
                     servicer.SetTenant,
@@ -982,8 +982,8 @@ class OrchestratorService:
             request,
             target,
             '/quire.v1.OrchestratorService/ListPolicies',
-            quire_dot_v1_dot_orchestrator__pb2.ListPoliciesRequest.SerializeToString,
-            quire_dot_v1_dot_orchestrator__pb2.ListPoliciesResponse.FromString,
+            quire_dot_v1_dot_gateway__pb2.ListPoliciesRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.ListPoliciesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -69,7 +69,7 @@ class OrchestratorServiceStub:
     """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
     """Bound what a namespace may take up, and for how long."""
-    ListPolicies: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ListPoliciesRequest, _orchestrator_pb2.ListPoliciesResponse]
+    ListPolicies: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListPoliciesRequest, _gateway_pb2.ListPoliciesResponse]
     """Every namespace that is bounded."""
     SetTenant: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]
     """Say what a tenant gets of contended links."""
@@ -133,7 +133,7 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
     """Bound what a namespace may take up, and for how long."""
-    ListPolicies: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ListPoliciesRequest, _orchestrator_pb2.ListPoliciesResponse]  # type: ignore[assignment]
+    ListPolicies: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListPoliciesRequest, _gateway_pb2.ListPoliciesResponse]  # type: ignore[assignment]
     """Every namespace that is bounded."""
     SetTenant: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetTenantRequest, _gateway_pb2.SetTenantResponse]  # type: ignore[assignment]
     """Say what a tenant gets of contended links."""
@@ -294,9 +294,9 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def ListPolicies(
         self,
-        request: _orchestrator_pb2.ListPoliciesRequest,
+        request: _gateway_pb2.ListPoliciesRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_orchestrator_pb2.ListPoliciesResponse, _abc.Awaitable[_orchestrator_pb2.ListPoliciesResponse]]:
+    ) -> _typing.Union[_gateway_pb2.ListPoliciesResponse, _abc.Awaitable[_gateway_pb2.ListPoliciesResponse]]:
         """Every namespace that is bounded."""
 
     @_abc_1.abstractmethod

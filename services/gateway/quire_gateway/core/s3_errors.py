@@ -1,4 +1,4 @@
-"""S3's error codes and their HTTP status, as AWS documents them ("Error responses")."""
+"""S3's error codes and their HTTP status, as AWS documents them ("Error responses"); of quotas, as Ceph has them."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ STATUS: Final[Mapping[str, int]] = {
     "NotImplemented": 501,
     "NotModified": 304,
     "PreconditionFailed": 412,
+    "QuotaExceeded": 403,
     "RequestTimeTooSkewed": 403,
     "RequestTimeout": 400,
     "ServiceUnavailable": 503,
@@ -59,6 +60,7 @@ _OF_QUIRE: Final[Mapping[type[errors.QuireError], str]] = {
     errors.ChunkMissing: "NoSuchKey",
     errors.ImageMissing: "NoSuchKey",
     errors.ContentConflict: "ConditionalRequestConflict",
+    errors.QuotaExceeded: "QuotaExceeded",
     errors.ResourceExhausted: "SlowDown",
     errors.Unavailable: "ServiceUnavailable",
     errors.DeadlineExceeded: "ServiceUnavailable",

@@ -41,6 +41,10 @@ class AdminServicer(AdminServiceServicer):
         response: pb.SetTenantResponse = await self._forward(self._orchestrator.SetTenant, request, context)
         return response
 
+    async def ListPolicies(self, request: pb.ListPoliciesRequest, context: Any) -> pb.ListPoliciesResponse:
+        response: pb.ListPoliciesResponse = await self._forward(self._orchestrator.ListPolicies, request, context)
+        return response
+
     async def SetTheta(self, request: pb.SetThetaRequest, context: Any) -> pb.SetThetaResponse:
         response: pb.SetThetaResponse = await self._forward(self._orchestrator.SetTheta, request, context)
         return response

@@ -10,7 +10,7 @@ from typing import Final
 
 from aiohttp import web
 
-from quire.model.errors import QuireError
+from quire.model.errors import QuireError, QuotaExceeded
 from quire.telemetry import logger
 from quire.wire.status import status_of
 from quire_gateway.errors import NotAcceptable
@@ -28,7 +28,9 @@ _OF_GRPC: Final = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-_OF_ERROR: Final[dict[type[QuireError], int]] = {NotAcceptable: 406}
+_OF_ERROR: Final[dict[type[QuireError], int]] = {NotAcceptable: 406, QuotaExceeded: 507}
+_TOLD: Final = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.INSUFFICIENT_STORAGE)
+"""Of those above 500."""
 _RETRY_S: Final = 1
 _KEPT_HEADERS: Final = ("Allow", "Content-Range")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -44,7 +46,7 @@ async def problems(request: web.Request, handler: Handler) -> web.StreamResponse
     except QuireError as error:
         status = _OF_ERROR.get(type(error)) or _OF_GRPC.get(status_of(error).name, 500)
         detail = error.message
-        if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED:
+        if status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in _TOLD:
             logger().warning("a request failed", path=request.path, request_id=request_id, error=str(error))
             detail = "the cluster cannot answer this now; its log has the details"
         response = _problem(status, error.code(), detail, error.field, request_id)

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 from quire.model.buckets import Blob, Page, Part, StoredObject, Upload
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.body import Body
-from quire_gateway.s3.ports import Blobs, Buckets
+from quire_gateway.s3.ports import Blobs, Buckets, TenantQuotas
 from quire_server.clock import Clock
 
 BLOB_BYTES: Final = 8 << 20
@@ -48,13 +48,26 @@ class Backend(Protocol):
 
 
 class ObjectBackend:
-    """An ordinary bucket: names in Redis, bytes in the object tier, in blobs of up to 8 MiB."""
+    """An ordinary bucket: names in Redis, bytes in the object tier, in blobs of up to 8 MiB.
 
-    def __init__(self, tenant: str, bucket: str, *, buckets: Buckets, blobs: Blobs, clock: Clock) -> None:
+    What is written raises `QuotaExceeded`, where the tenant has `quotas`.
+    """
+
+    def __init__(
+        self,
+        tenant: str,
+        bucket: str,
+        *,
+        buckets: Buckets,
+        blobs: Blobs,
+        clock: Clock,
+        quotas: TenantQuotas | None = None,
+    ) -> None:
         self._at = (tenant, bucket)
         self._buckets = buckets
         self._blobs = blobs
         self._clock = clock
+        self._quotas = quotas
 
     @property
     def place(self) -> tuple[str, str]:
@@ -113,6 +126,7 @@ class ObjectBackend:
         self, entry: StoredObject, source: ObjectBackend, described: Described, expected: str
     ) -> StoredObject:
         """`entry`: what to be, with the source's blobs; they are copied."""
+        await self._check_quota(entry.size)
         blobs = [await self._write_blob(await source._blobs.read(blob.name, 0, blob.size)) for blob in entry.blobs]
         made = replace(
             entry,
@@ -158,9 +172,12 @@ class ObjectBackend:
         etag, _ = await self._finished(body, blobs)
         return await self._commit_part(upload_id, number, etag, blobs)
 
-    async def copy_part(self, key: str, upload_id: str, number: int, pieces: AsyncIterator[memoryview]) -> Part:
-        """A part out of what another object has."""
+    async def copy_part(
+        self, key: str, upload_id: str, number: int, size: int, pieces: AsyncIterator[memoryview]
+    ) -> Part:
+        """A part of that size out of what another object has."""
         await self.upload(key, upload_id)
+        await self._check_quota(size)
         digest = hashlib.md5(usedforsecurity=False)
         blobs = []
         async for piece in pieces:
@@ -215,6 +232,7 @@ class ObjectBackend:
 
     async def _write(self, body: Body) -> list[Blob]:
         """Its bytes, in blobs that nothing refers to yet."""
+        await self._check_quota(body.length)
         blobs: list[Blob] = []
         try:
             async for piece in body.pieces(BLOB_BYTES):
@@ -224,6 +242,10 @@ class ObjectBackend:
             await asyncio.shield(self._abandon(blobs))
             raise
         return blobs
+
+    async def _check_quota(self, more_bytes: int) -> None:
+        if self._quotas is not None:
+            await self._quotas.check(self._at[0], more_bytes)
 
     async def _write_blob(self, piece: Any) -> Blob:
         blob = Blob(self._blobs.new_name(), len(piece))

@@ -11,7 +11,7 @@ from quire.telemetry import logger
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.s3.access import RESERVED, Caller
 from quire_gateway.s3.backend import Backend, ObjectBackend
-from quire_gateway.s3.ports import Blobs, Buckets
+from quire_gateway.s3.ports import Blobs, Buckets, TenantQuotas
 from quire_server.clock import Clock
 from quire_server.redis.access import SYSTEM_TENANT, Level
 
@@ -22,7 +22,7 @@ WHOLE_BODIES: Final = 4  # requests that hold a whole object in memory at a time
 class Backends:
     """All buckets. `reserved`: by name, what makes a reserved bucket's backend for a tenant.
 
-    `whole_bodies`: a turn to hold one in memory.
+    `whole_bodies`: a turn to hold one in memory. `quotas`: None for no limits.
     """
 
     def __init__(
@@ -33,12 +33,14 @@ class Backends:
         reserved: Mapping[str, Callable[[str], Backend]],
         clock: Clock,
         whole_bodies: asyncio.Semaphore,
+        quotas: TenantQuotas | None = None,
     ) -> None:
         self.buckets = buckets
         self._blobs = blobs
         self.reserved = reserved
         self.clock = clock
         self.whole_bodies = whole_bodies
+        self._quotas = quotas
 
     def backend(self, caller: Caller, bucket: str, key: str, level: Level) -> Backend:
         """Of a bucket, for a key, or for keys that begin so. Raises `S3Error` AccessDenied, NoSuchBucket."""
@@ -85,4 +87,6 @@ class Backends:
         return count
 
     def _backend(self, tenant: str, bucket: str) -> ObjectBackend:
-        return ObjectBackend(tenant, bucket, buckets=self.buckets, blobs=self._blobs, clock=self.clock)
+        return ObjectBackend(
+            tenant, bucket, buckets=self.buckets, blobs=self._blobs, clock=self.clock, quotas=self._quotas
+        )

@@ -32,7 +32,7 @@ class Body:
 
     def __init__(self, content: Content, length: int, checks: BodyChecks, framing: AwsChunked | None) -> None:
         self._content = content
-        self._length = length
+        self.length = length
         self._checks = checks
         self._framing = framing
         self.size = 0
@@ -85,15 +85,15 @@ class Body:
             yield spool
 
     def _check_length(self, most: int) -> None:
-        if self._length > most:
-            raise S3Error("EntityTooLarge", f"{self._length} bytes; {most} at most here")
+        if self.length > most:
+            raise S3Error("EntityTooLarge", f"{self.length} bytes; {most} at most here")
 
     def finish(self) -> tuple[str, dict[str, str]]:
         """MD5 and checksums. Raises `S3Error` if the body is not what was announced."""
         if self._framing is not None:
             self._framing.finish()
-        if self.size != self._length:
-            raise S3Error("IncompleteBody", f"{self.size} bytes came, {self._length} were announced")
+        if self.size != self.length:
+            raise S3Error("IncompleteBody", f"{self.size} bytes came, {self.length} were announced")
         return self._checks.finish(self._framing.trailers if self._framing is not None else {})
 
     async def _payload(self) -> AsyncIterator[bytes | memoryview]:
@@ -113,6 +113,6 @@ class Body:
             received += len(data)
             for payload in self._framing.feed(data) if self._framing is not None else (data,):
                 self.size += len(payload)
-                if self.size > self._length:
-                    raise S3Error("IncompleteBody", f"More than {self._length} bytes came")
+                if self.size > self.length:
+                    raise S3Error("IncompleteBody", f"More than {self.length} bytes came")
                 yield payload

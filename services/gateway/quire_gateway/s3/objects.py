@@ -162,7 +162,7 @@ class ObjectRequests:
             source, found = await self._source(call)
             wanted = call.header("x-amz-copy-source-range")
             span = read_copy_range(wanted, found.size) if wanted else (0, found.size)
-            part = await backend.copy_part(call.key, upload_id, number, source.read(found, *span))
+            part = await backend.copy_part(call.key, upload_id, number, span[1] - span[0], source.read(found, *span))
             children = [("LastModified", xml.stamp(part.modified_s)), ("ETag", f'"{part.etag}"')]
             return xml_answer(xml.document("CopyPartResult", children))
         body = call.body()

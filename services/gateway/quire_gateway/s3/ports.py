@@ -20,6 +20,13 @@ class Blobs(Protocol):
         """One that is not there is deleted."""
 
 
+class TenantQuotas(Protocol):
+    """What a tenant may keep."""
+
+    async def check(self, tenant: str, more_bytes: int) -> None:
+        """Raises `QuotaExceeded`."""
+
+
 class Buckets(Protocol):
     """Names of buckets, what is known of the objects in them, and which blobs they are; of all tenants."""
 
@@ -33,6 +40,9 @@ class Buckets(Protocol):
 
     async def all(self, tenant: str) -> list[tuple[str, float]]:
         """Names and times of creation, in order."""
+
+    async def stored_bytes(self, tenant: str) -> int:
+        """Of a tenant's objects, and of the parts of its unfinished uploads."""
 
     async def everywhere(self) -> list[tuple[str, str]]:
         """(tenant, bucket) of all; for the sweep."""

@@ -13,10 +13,11 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
 from quire.model.permit import PermitSigner
-from quire.model.policy import NamespacePolicy
+from quire.model.policy import PolicyList
 from quire.model.ranges import ChunkRange
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.policies import policies_from
 from quire.wire.v1 import gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceStub
@@ -107,11 +108,8 @@ class GrpcClusterIndex:
     async def rebuilt(self, token: str) -> None:
         await self._call(self._stub.ReportRebuilt, orchestrator_pb2.ReportRebuiltRequest(rebuild=token))
 
-    async def policies(self) -> tuple[list[NamespacePolicy], int]:
-        response = await call(
-            self._stub.ListPolicies, orchestrator_pb2.ListPoliciesRequest(), timeout_s=_INDEX_TIMEOUT_S
-        )
-        return [convert.policy_from(message) for message in response.policies], int(response.storage_nodes)
+    async def policies(self) -> PolicyList:
+        return policies_from(await self._call(self._stub.ListPolicies, gateway_pb2.ListPoliciesRequest()))
 
     async def release(self, lease: bytes) -> None:
         await self._call(self._stub.Release, gateway_pb2.ReleaseRequest(lease=lease))

@@ -25,7 +25,7 @@ from quire_storage.core.chunks import Chunk, DiskPlace, Header, MemoryPlace, Pla
 from quire_storage.core.entry import Entry, Phase
 from quire_storage.core.eviction import LeafArc
 from quire_storage.core.ledger import QUARANTINED, Ledger
-from quire_storage.core.namespaces import NamespaceBook
+from quire_storage.core.namespaces import Group, NamespaceBook
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.slab_victims import SlabVictims
 from quire_storage.core.slots import Shape, SlotAllocator
@@ -217,16 +217,16 @@ class Residency:
         mine = self._holders.get(ticket, [])
         return {entry.key for entry in mine if entry.phase is Phase.RESIDENT and entry.generation}
 
-    def follow(self, namespaces: set[bytes]) -> None:
-        """Keep up the order of these namespaces' chunks (first 16 bytes of their digests), and of no others."""
-        self.namespaces.only(namespaces)
-        for namespace in namespaces:
-            if not self.namespaces.follows(namespace):
-                found = self.pool.of_namespace(namespace) if self.pool is not None else []
-                order = self.on_disk if self.pool is not None else self.in_memory
-                self.namespaces.follow(namespace, found, order.coldest())
-                resident = [entry for entry in self._entries.values() if entry.phase is Phase.RESIDENT]
-                self.namespaces.entered([entry.chunk for entry in resident])
+    def follow(self, groups: set[Group]) -> None:
+        """Keep up the order of the chunks of these groups of namespaces, and of no others."""
+        pool = self.pool
+        order = self.on_disk if pool is not None else self.in_memory
+        new = self.namespaces.follow(
+            groups, pool.of_namespace if pool is not None else lambda _: list[tuple[bytes, int, int]](), order.coldest
+        )
+        if new:
+            resident = [entry for entry in self._entries.values() if entry.phase is Phase.RESIDENT]
+            self.namespaces.entered([entry.chunk for entry in resident])
 
     @property
     def dirty_chunks(self) -> int:

@@ -1,0 +1,75 @@
+"""What tenants keep, and how much they may: S3 objects and image records beyond it are refused.
+
+A tenant is named by its access keys, and limited by the digest of its salt, as its chunks are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from quire.model.errors import QuotaExceeded
+from quire.model.hashing import tenant_name
+from quire.model.policy import TenantPolicy
+from quire_server.redis.access import salt_of
+
+
+class StoredObjects(Protocol):
+    """See `quire_server.redis.Buckets`."""
+
+    async def stored_bytes(self, tenant: str) -> int: ...
+    async def everywhere(self) -> list[tuple[str, str]]: ...
+
+
+class StoredImages(Protocol):
+    """See `quire_server.redis.Images`."""
+
+    async def stored_bytes(self, tenant: str) -> int: ...
+    async def tenants(self) -> list[str]: ...
+
+
+class Quotas:
+    """`policy`: what was set for a tenant, by its digest."""
+
+    def __init__(
+        self,
+        *,
+        policy: Callable[[str], TenantPolicy],
+        objects: StoredObjects,
+        images: StoredImages,
+        cluster_secret: bytes,
+    ) -> None:
+        self._policy = policy
+        self._objects = objects
+        self._images = images
+        self._cluster_secret = cluster_secret
+        self._digests: dict[str, str] = {}
+
+    async def check(self, tenant: str, more_bytes: int) -> None:
+        """Whether a tenant may keep so much more. Raises `QuotaExceeded`. What others keep at the same moment is not
+        counted yet.
+        """
+        limit = self._policy(self._digest(tenant)).stored_bytes_max if tenant else 0
+        if limit:
+            kept = await self._kept(tenant)
+            if kept + more_bytes > limit:
+                raise QuotaExceeded(f"{kept} bytes are stored, {limit} may be; {more_bytes} more were to come")
+
+    async def kept(self, digests: Iterable[str]) -> dict[str, int]:
+        """Bytes of S3 objects and image records of tenants, by the digests of their salts."""
+        wanted = dict.fromkeys(digests, 0)
+        if wanted:
+            places = await self._objects.everywhere()
+            for name in {tenant for tenant, _ in places}.union(await self._images.tenants()) - {""}:
+                digest = self._digest(name)
+                if digest in wanted:
+                    wanted[digest] += await self._kept(name)
+        return wanted
+
+    async def _kept(self, tenant: str) -> int:
+        return await self._objects.stored_bytes(tenant) + await self._images.stored_bytes(tenant)
+
+    def _digest(self, tenant: str) -> str:
+        if tenant not in self._digests:
+            self._digests[tenant] = tenant_name(salt_of(tenant, self._cluster_secret))
+        return self._digests[tenant]

@@ -1,0 +1,109 @@
+"""`quire policy`, `quire tenant`: what operators set, and what was set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from quire.client import AdminClient
+from quire.model.errors import InvalidRequest
+from quire.model.policy import PolicyList
+from quire_tools.cli.cluster import as_operator, read_namespace
+
+console = Console()
+policy_app = typer.Typer(no_args_is_help=True, help="What namespaces may take up, and for how long.")
+tenant_app = typer.Typer(no_args_is_help=True, help="What tenants get of contended links, and may have stored.")
+Folder = Annotated[Path, typer.Option(help="of the cluster, as `quire up` had it")]
+Admin = Annotated[str, typer.Option(help="host:port of a gateway's admin frontend; empty for the cluster on --folder")]
+_FOLDER = Path("quire-data")
+_MIB = 1 << 20
+
+
+@policy_app.command("set")
+def set_policy(
+    namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
+    ttl_s: Annotated[int, typer.Option(help="seconds after which a stored chunk goes; 0 for never", min=0)] = 0,
+    quota_mib: Annotated[int, typer.Option(help="what its chunks may take up in the cluster; 0: no limit", min=0)] = 0,
+    folder: Folder = _FOLDER,
+    admin: Admin = "",
+) -> None:
+    """Replace a namespace's policy; without limits it is forgotten."""
+    meant = read_namespace(namespace)
+
+    async def work(operator: AdminClient) -> None:
+        await operator.set_policy(meant, ttl_s=ttl_s, quota_bytes=quota_mib * _MIB)
+
+    as_operator(folder, admin, work)
+    console.print(f"{meant.model_id}: ttl {ttl_s or 'none'} s, quota {quota_mib or 'none'} MiB")
+
+
+@policy_app.command("ls")
+def list_policies(folder: Folder = _FOLDER, admin: Admin = "") -> None:
+    """Policies that are set, by the first 16 bytes of the namespaces' digests."""
+    table = Table("namespace", "ttl s", "quota MiB")
+    for policy in _found(folder, admin).namespaces:
+        quota = f"{policy.quota_bytes / _MIB:.0f}" if policy.quota_bytes else "–"
+        table.add_row(policy.namespace.hex(), str(policy.ttl_s or "–"), quota)
+    console.print(table)
+
+
+@tenant_app.command("set")
+def set_tenant(
+    name: Annotated[str, typer.Argument(help="as its access keys have it; empty: by --salt")] = "",
+    salt: Annotated[str, typer.Option(help="its salt, in hexadecimal; empty for namespaces without")] = "",
+    weight: Annotated[float, typer.Option(help="its part of a contended link is in proportion to this")] = 1.0,
+    cap_mb_per_s: Annotated[float, typer.Option(help="what it may have together, MB/s; 0: no cap", min=0)] = 0.0,
+    stored_mib: Annotated[
+        int, typer.Option(help="what it may have stored: S3 objects, images and chunks; 0: no limit", min=0)
+    ] = 0,
+    folder: Folder = _FOLDER,
+    admin: Admin = "",
+) -> None:
+    """Replace what is set for a tenant."""
+    try:
+        raw = bytes.fromhex(salt)
+    except ValueError:
+        raise InvalidRequest(f"{salt!r} is not hexadecimal", field="salt") from None
+    if name and salt:
+        raise InvalidRequest("a tenant is said by its name or by its salt", field="salt")
+    cap = int(cap_mb_per_s * 1e6)
+
+    async def work(operator: AdminClient) -> None:
+        await operator.set_tenant(
+            raw, name=name, weight=weight, cap_bytes_per_s=cap, stored_bytes_max=stored_mib * _MIB
+        )
+
+    as_operator(folder, admin, work)
+    who = name or (f"salt {salt}" if salt else "no salt")
+    console.print(f"{who}: weight {weight:g}, cap {cap or 'none'} bytes/s, stored {stored_mib or 'any'} MiB")
+
+
+@tenant_app.command("ls")
+def list_tenants(folder: Folder = _FOLDER, admin: Admin = "") -> None:
+    """Tenants for which something is set, by the digest of their salts, and what limited ones keep."""
+    table = Table("tenant", "weight", "cap MB/s", "stored MiB at most", "objects and images, MiB", "namespaces")
+    for state in _found(folder, admin).tenants:
+        policy, limited = state.policy, bool(state.policy.stored_bytes_max)
+        table.add_row(
+            policy.tenant or "(no salt)",
+            f"{policy.weight:g}",
+            f"{policy.cap_bytes_per_s / 1e6:g}" if policy.cap_bytes_per_s else "–",
+            f"{policy.stored_bytes_max / _MIB:.0f}" if limited else "–",
+            f"{state.kept_bytes / _MIB:.1f}" if limited else "–",
+            str(len(state.namespaces)) if limited else "–",
+        )
+    console.print(table)
+
+
+def _found(folder: Path, admin: str) -> PolicyList:
+    found: list[PolicyList] = []
+
+    async def work(operator: AdminClient) -> None:
+        found.append(await operator.policies())
+
+    as_operator(folder, admin, work)
+    return found[0]
