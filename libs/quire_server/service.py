@@ -21,6 +21,7 @@ from quire_server.grpc_server import Server, until_signalled
 from quire_server.heartbeat import ClusterNews, Heartbeat
 from quire_server.roster import Roster
 from quire_server.telemetry import configure, publish
+from quire_server.telemetry.lag import loop_lag
 from quire_server.telemetry.metrics import metrics_listener
 
 Config = TypeVar("Config", bound=ServiceConfig)
@@ -48,7 +49,7 @@ async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> 
     # What was imported stays: no collection walks it again. A request leaves few cycles behind.
     gc.freeze()
     gc.set_threshold(_COLLECTED_AFTER)
-    async with metrics_listener(config.metrics_listen):
+    async with metrics_listener(config.metrics_listen), loop_lag():
         await serve(config)
 
 

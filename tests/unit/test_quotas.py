@@ -1,18 +1,14 @@
-"""What a tenant may store, over S3, images and the namespaces of its chunks."""
+"""What a tenant may keep of S3 objects and images."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from quire.model.errors import QuotaExceeded
 from quire.model.hashing import tenant_name
-from quire.model.index import ChunkRecord
 from quire.model.policy import TenantPolicy
 from quire_server.quotas import Quotas
 from quire_server.redis.access import salt_of
-from quire_storage.core.chunks import Chunk
-from quire_storage.core.namespaces import Group, NamespaceBook
 
 SECRET = b"s" * 32
 ALICE = tenant_name(salt_of("alice", SECRET))
@@ -55,33 +51,3 @@ async def test_what_is_kept_is_known_by_the_digest_of_a_salt() -> None:
     quotas = _quotas()
     assert await quotas.kept([ALICE, "of chunks alone"]) == {ALICE: 900, "of chunks alone": 0}
     assert await quotas.kept([]) == {}
-
-
-def _chunk(number: int, namespace: bytes) -> Chunk:
-    record = ChunkRecord(bytes([number]) * 32, b"", b"", b"")
-    return Chunk(record, 1, 4096, np.zeros(1, np.uint32), namespace, number)
-
-
-def test_namespaces_of_a_tenant_are_bounded_together() -> None:
-    """The coldest go, whichever of them they are in; the group may grow without being walked again."""
-    one, two, book, walked = b"1" * 16, b"2" * 16, NamespaceBook(), list[bytes]()
-    there = {one: [(bytes([1]) * 32, 4096, 1)], two: [(bytes([9]) * 32, 4096, 9)]}
-
-    def found(namespace: bytes) -> list[tuple[bytes, int, int]]:
-        walked.append(namespace)
-        return there.get(namespace, [])
-
-    alone, both = Group([one]), Group([one, two])
-    assert book.follow([alone], found, list) == [one]
-    assert book.follow([both], found, list) == [two]
-    assert walked == [one, two]
-    assert book.follow([both], found, list) == []
-    book.entered([_chunk(2, one)])
-    book.entered([_chunk(3, two)])
-    book.used(_chunk(1, one))
-    assert book.excess(both, 4 * 4096) == []
-    assert book.excess(both, 2 * 4096) == [bytes([9]) * 32, bytes([2]) * 32]
-    book.left(_chunk(9, two))
-    assert book.excess(both, 2 * 4096) == [bytes([2]) * 32]
-    book.follow([alone, both], found, list)
-    assert book.excess(alone, 0) == [bytes([1]) * 32]

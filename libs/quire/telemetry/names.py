@@ -34,6 +34,8 @@ EVENT_AGAIN: Final = "asked again"
 # Metrics; units as UCUM in the instrument. Durations of requests are named by the semantic conventions.
 RPC_DURATION: Final = "rpc.server.call.duration"
 HTTP_DURATION: Final = "http.server.request.duration"
+LOOP_LAG: Final = "quire.loop.lag"
+LAG_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 INDEX_CHUNKS: Final = "quire.index.chunks"
 INDEX_LEASES: Final = "quire.index.leases"
 SHED_REQUESTS: Final = "quire.gateway.shed"

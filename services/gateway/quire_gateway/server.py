@@ -251,9 +251,7 @@ async def serve(config: GatewayConfig) -> None:
     )
     admission.start()
     await view.start()
-    await frontend.start()
-    await s3.start()
-    await asyncio.gather(*(other.start() for other in others))
+    await asyncio.gather(frontend.start(), s3.start(), *(other.start() for other in others))
     await serve_member(
         server,
         channels,

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import gc
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from typing import Final
+
+import numpy as np
 
 from quire.model.errors import QuireError
 from quire.model.policy import PolicyList
 from quire.telemetry import logger
+from quire_storage.core.namespaces import Group
 from quire_storage.ports import Clock, ClusterIndex
 from quire_storage.tiers import Tiers
+
+_PART: Final = 512
+_IN_VAIN_MAX: Final = 8
 
 
 class Housekeeping:
     """A quota is shared equally by the storage nodes that are alive: prefixes are spread evenly over them."""
 
-    def __init__(self, tiers: Tiers, index: ClusterIndex, clock: Clock, check_s: float) -> None:
+    def __init__(self, *, tiers: Tiers, index: ClusterIndex, clock: Clock, threads: Executor, check_s: float) -> None:
         self._tiers = tiers
         self._index = index
         self._clock = clock
+        self._threads = threads
         self._check_s = check_s
 
     async def run(self) -> None:
@@ -32,19 +44,49 @@ class Housekeeping:
     async def _carry_out(self, found: PolicyList) -> None:
         nodes, book = max(1, found.storage_nodes), self._tiers.residency.namespaces
         limited = [state for state in found.tenants if state.policy.stored_bytes_max and state.namespaces]
-        alone = {policy.namespace: frozenset([policy.namespace]) for policy in found.namespaces}
-        self._tiers.residency.follow({*alone.values(), *(state.namespaces for state in limited)})
+        alone = {policy.namespace: Group([policy.namespace]) for policy in found.namespaces}
+        book.follow({*alone.values(), *(state.namespaces for state in limited)})
+        if wanted := book.wanted:
+            await self._walk(wanted)
         for policy in found.namespaces:
             mine = alone[policy.namespace]
             if policy.ttl_s:
                 cutoff_ms = self._clock.now_ms() - 1000 * policy.ttl_s
-                await self._evict(book.expired(mine, cutoff_ms), "expired")
+                await self._evict(mine, partial(book.expired, mine, cutoff_ms), "expired")
             if policy.quota_bytes:
-                await self._evict(book.excess(mine, policy.quota_bytes // nodes), "over the namespace's quota")
+                share = policy.quota_bytes // nodes
+                await self._evict(mine, partial(book.excess, mine, share), "over the namespace's quota")
         for state in limited:
-            await self._evict(book.excess(state.namespaces, state.chunk_bytes_max // nodes), "over the tenant's quota")
+            mine, share = state.namespaces, state.chunk_bytes_max // nodes
+            await self._evict(mine, partial(book.excess, mine, share), "over the tenant's quota")
 
-    async def _evict(self, keys: Sequence[bytes], why: str) -> None:
-        if keys:
-            gone = await self._tiers.evict(keys)
-            logger().info("chunks went by a policy", why=why, asked=len(keys), gone=gone)
+    async def _evict(self, group: Group, choose: Callable[[], list[bytes]], why: str) -> None:
+        asked, gone, in_vain = 0, 0, 0
+        while in_vain < _IN_VAIN_MAX and (keys := choose()):
+            went = await self._tiers.evict(keys)
+            asked, gone, in_vain = asked + len(keys), gone + went, 0 if went else in_vain + 1
+        self._tiers.residency.namespaces.put_back(group)
+        if asked:
+            logger().info("chunks went by a policy", why=why, asked=asked, gone=gone)
+
+    async def _walk(self, namespaces: frozenset[bytes]) -> None:
+        """See what is here of these, some at a time, while chunks come and go."""
+        residency = self._tiers.residency
+        book, pool = residency.namespaces, residency.pool
+        here = residency.off_drives()
+        for first in range(0, len(here), _PART):
+            book.entered(here[first : first + _PART])
+            await asyncio.sleep(0)
+        if pool is not None:
+            parts = []
+            for part in pool.places_of(namespaces):
+                parts.append(part)
+                await asyncio.sleep(0)
+            ages, places = (np.concatenate(each) for each in zip(*parts, strict=True)) if parts else ((), ())
+            order = await asyncio.get_running_loop().run_in_executor(self._threads, np.argsort, ages)
+            for first in range(0, len(order), _PART):  # the last stored first
+                some = np.asarray(places)[order[::-1][first : first + _PART]]
+                book.add(pool.found_at(some.tolist()), residency.__contains__)
+                await asyncio.sleep(0)
+        book.walked(namespaces)
+        gc.freeze()  # what was found stays: no collection walks it

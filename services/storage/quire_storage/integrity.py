@@ -7,6 +7,7 @@ import contextlib
 import mmap
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -74,8 +75,8 @@ class Integrity:
     async def scrub(self, bytes_per_s: int) -> None:
         """Read everything on the drives again and again, at a pace, and heal what has rotted. Runs until cancelled."""
         while True:
-            keys = self._tiers.pool.map.keys() if self._tiers.pool is not None else iter(())
-            for key in list(keys):
+            pages = self._tiers.pool.map.scan() if self._tiers.pool is not None else iter(())
+            for key in chain.from_iterable(pages):
                 size = await self._scrub_one(key)
                 self.scrubbed += 1
                 await self._clock.sleep(size / bytes_per_s)

@@ -7,21 +7,27 @@ from what the node believes, it looks at both, one by one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from array import array
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from quire.model.errors import QuireError
-from quire.model.fingerprints import fingerprints
-from quire.model.index import ChunkRecord, Held
+from quire.model.index import ChunkRecord
 from quire.telemetry import logger
 from quire_server.heartbeat import ClusterNews
+from quire_storage.here import Here
 from quire_storage.ports import Clock, Listing
 from quire_storage.registry import Registry
 from quire_storage.tiers import Tiers
 
-_BATCH: Final = 512
+_BATCH: Final = 256
+_PART: Final = 8192
 _DIFFERENT_MAX: Final = 3
 _AGAIN_S: Final = 1.0
 _PAUSE_S, _PAUSE_S_MAX = 0.2, 30.0
@@ -36,18 +42,20 @@ class Reconciler:
         tiers: Tiers,
         registry: Registry,
         clock: Clock,
+        threads: Executor,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._tiers = tiers
         self._registry = registry
         self._clock = clock
+        self._threads = threads
         self._spawn = spawn
         self._epoch = ""
         self._different = 0
         self._running = False
         self._again = False
         self._rebuilding = ""
-        self._unlisted: dict[bytes, None] = {}
+        self._unlisted: deque[bytes] = deque()
         self._registering = False
         self._more = asyncio.Event()
 
@@ -111,26 +119,41 @@ class Reconciler:
 
     async def _reconcile(self) -> None:
         """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
+        residency = self._tiers.residency
         dropped = await self._tiers.drop(await self._registry.drops())
-        listed: set[bytes] = set()
-        before = list(self._tiers.residency.keys())  # what comes meanwhile is registered by those who bring it
-        here, withdrawn = _Here(self._tiers.residency.keys), 0
-        async for page in self._registry.holdings(here.unknown):
-            for each in page:
-                key = here.key(each)
-                found = self._tiers.residency.look(key) if key is not None else None
-                if key is not None and found is not None and found[1] == each.generation:
-                    listed.add(key)
-                withdrawn += key is None
-        missing = [key for key in before if key not in listed and self._tiers.residency.look(key) is not None]
+        withdrawn, missing = 0, list[bytes]()
+        with residency.arriving() as arriving:
+            here = await Here.look(residency.scan(), arriving, self._threads)
+            async for page in self._registry.holdings(here.unknown):
+                for each, key in zip(page, here.keys(page), strict=True):
+                    found = residency.look(key) if key is not None else None
+                    if key is not None and found is not None and found[1] == each.generation:
+                        here.mark(key)
+                    withdrawn += key is None
+                await asyncio.sleep(0)
+            ages = array("Q")
+            for keys in here.unmarked():  # what comes meanwhile is registered by those who bring it
+                aged = [(key, age) for key in keys if (age := residency.age(key)) is not None]
+                missing += [key for key, _ in aged]
+                ages.extend(age for _, age in aged)
+                await asyncio.sleep(0)
         logger().info("compared with the index", dropped=dropped, withdrawn=withdrawn, unlisted=len(missing))
         if await self._was_lost(missing):
             await self._registry.damaged()
-        self._unlisted.update(dict.fromkeys(missing))
+        for part in await self._parents_first(ages):
+            self._unlisted.extend(missing[at] for at in part.tolist())
+            await asyncio.sleep(0)
         self._more.set()
         if not self._registering:
             self._registering = True
             self._spawn(self._register())
+
+    async def _parents_first(self, ages: array[int]) -> list[npt.NDArray[np.intp]]:
+        """Places in the order in which chunks were stored, in parts."""
+        numbers = np.frombuffer(ages, dtype=np.uint64) if ages else np.empty(0, np.uint64)
+        sort = partial(np.argsort, numbers, kind="stable")
+        order = await asyncio.get_running_loop().run_in_executor(self._threads, sort)
+        return [order[first : first + _PART] for first in range(0, len(order), _PART)]
 
     async def _was_lost(self, keys: list[bytes]) -> bool:
         """Whether the index has lost any of these, which it had acknowledged. What is being evicted is not listed a
@@ -142,16 +165,18 @@ class Reconciler:
             suspects = await self._believed(keys)
             if not suspects:
                 return False
-            keys = await self._registry.unlisted(suspects[:_BATCH])
+            keys = await self._registry.unlisted(suspects)
         return bool(keys)
 
     async def _believed(self, keys: list[bytes]) -> list[ChunkRecord]:
-        """Of these the ones that this node believes to be listed."""
+        """Of these some that this node believes to be listed."""
         found = []
         for at, key in enumerate(keys):
             known = self._tiers.residency.look(key)
             if known is not None and known[1]:
                 found.append(known[0].chunk.record)
+            if len(found) == _BATCH:
+                break
             if at % _BATCH == 0:
                 await asyncio.sleep(0)
         return found
@@ -162,11 +187,15 @@ class Reconciler:
         try:
             while self._unlisted:
                 self._more.clear()
-                keys = list(self._unlisted)
-                for first in range(0, len(keys), _BATCH):
-                    await self._register_some(keys[first : first + _BATCH])
-                self._unlisted = {key: None for key in self._unlisted if not self._is_settled(key)}
-                pause_s = _PAUSE_S if len(self._unlisted) < len(keys) else min(2 * pause_s, _PAUSE_S_MAX)
+                left, settled = len(self._unlisted), 0
+                while left > 0:
+                    some = [self._unlisted.popleft() for _ in range(min(left, _BATCH))]
+                    left -= len(some)
+                    await self._register_some([key for key in some if not self._is_settled(key)])
+                    again = [key for key in some if not self._is_settled(key)]
+                    settled += len(some) - len(again)
+                    self._unlisted.extend(again)
+                pause_s = _PAUSE_S if settled else min(2 * pause_s, _PAUSE_S_MAX)
                 if self._unlisted and not self._more.is_set():
                     await self._clock.sleep(pause_s)
         finally:
@@ -212,30 +241,3 @@ def parents_first(found: list[ChunkRecord]) -> list[ChunkRecord]:
         for each in reversed(chain):
             ordered.setdefault(each.key, each)
     return list(ordered.values())
-
-
-class _Here:
-    """The keys of what is here by their fingerprints, as the index tells of chunks. `keys`: all of them, now."""
-
-    def __init__(self, keys: Callable[[], list[bytes]]) -> None:
-        self._all = keys
-        self._look_again()
-
-    def key(self, held: Held) -> bytes | None:
-        """None for a chunk that was not here when that was looked at last."""
-        at = int(np.searchsorted(self._prints, np.frombuffer(held.fingerprint, ">u8").astype(np.uint64))[0])
-        there = at < len(self._prints) and int(self._prints[at]) == int.from_bytes(held.fingerprint, "big")
-        return self._keys[int(self._order[at])] if there else None
-
-    def unknown(self, page: Sequence[Held]) -> list[Held]:
-        """What is not here now."""
-        if all(self.key(each) is not None for each in page):
-            return []
-        self._look_again()
-        return [each for each in page if self.key(each) is None]
-
-    def _look_again(self) -> None:
-        self._keys = self._all()
-        prints = np.frombuffer(fingerprints(b"".join(self._keys)), dtype=">u8").astype(np.uint64)
-        self._order = np.argsort(prints)
-        self._prints = prints[self._order]

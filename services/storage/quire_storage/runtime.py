@@ -112,7 +112,7 @@ class StorageNode:
         self._build(arena)
 
     def _build(self, arena: Arena) -> None:
-        """The parts that stand on the tiers, and what runs in the background."""
+        """The parts that stand on the tiers."""
         config, tiers = self._config, self._tiers
         region = self._transport.register(arena.view)
         self._build_copies()
@@ -166,10 +166,20 @@ class StorageNode:
             hot_copies=self._hot_copies,
             spawn=self._spawn,
         )
-        self._reconciler = Reconciler(tiers=tiers, registry=self._registry, clock=self._clock, spawn=self._spawn)
+        self._start_background()
+
+    def _start_background(self) -> None:
+        """What runs in the background."""
+        config, tiers, clock = self._config, self._tiers, self._clock
+        self._reconciler = Reconciler(
+            tiers=tiers, registry=self._registry, clock=clock, threads=self._threads, spawn=self._spawn
+        )
         if self._write_behind is not None:
             self._write_behind.start(tiers, self._integrity.sound)
-        self._spawn(Housekeeping(tiers, self._ports.index, self._clock, config.policy_check_s).run())
+        housekeeping = Housekeeping(
+            tiers=tiers, index=self._ports.index, clock=clock, threads=self._threads, check_s=config.policy_check_s
+        )
+        self._spawn(housekeeping.run())
         self._spawn(self._hot_copies.run())
         if self._pool is not None:
             self._spawn(self._integrity.scrub(config.scrub_bytes_per_s))

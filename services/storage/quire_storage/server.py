@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -158,6 +159,7 @@ async def serve(config: StorageConfig) -> None:
         StorageServicer(node, config.node_id, PermitChecker(permits, clock)), server.grpc
     )
     await node.start()
+    gc.freeze()  # what was recovered stays: no collection walks it again
     logger().info("data plane", transport=transport.description)
 
     await serve_member(

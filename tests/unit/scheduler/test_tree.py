@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.testing import FakeClock
@@ -57,6 +57,11 @@ _EVENTS = st.lists(
 )
 
 
+_ONE_TREE_IDLE = [("a", 0, 0, 0.5, 0), ("a", 0, 1, 0.0, 0), ("a", 2, 0, 0.5, 0), ("r", 0, 0, 0.0, 0)]
+"""Another tree begins its epoch meanwhile."""
+
+
+@example([(0, 10), (0, 10), (-1, 10)], "equal", False, _ONE_TREE_IDLE)
 @given(_TREES, st.sampled_from(["equal", "stall-opt", "adaptive"]), st.booleans(), _EVENTS)
 def test_no_budget_of_a_tree_is_exceeded(
     shape: list[tuple[int, int]], policy: str, at_once: bool, events: list[tuple[str, int, int, float, int]]
@@ -68,6 +73,8 @@ def test_no_budget_of_a_tree_is_exceeded(
     now, before = 0.0, dict[tuple[int, str], int]()
     for kind, at, number, pause, held in events:
         now += pause
+        for each in links:  # trees on which nothing happened begin their epoch, too
+            each.advance(now)
         link, name = links[at % len(links)], str(number)
         if kind in "aj":
             window = None if number == 0 else 0.001 * number

@@ -298,3 +298,11 @@ class World:
 
     def numbers_here(self) -> Iterator[int]:
         return (int.from_bytes(key, "big") for key in list(self.residency.keys()))
+
+
+def stored(world: World, chunks: list[Chunk], level: Durability = Durability.LOCAL) -> None:
+    """A store that is acknowledged."""
+    transfer, store = world.store(chunks, level)
+    world.settle()
+    assert len(world.acknowledge(transfer, store)) == len(chunks)
+    world.settle()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,11 +41,17 @@ class _Index:
         return [], 0
 
 
+@contextlib.contextmanager
+def _nothing() -> Iterator[set[bytes]]:
+    """What arrives meanwhile."""
+    yield set()
+
+
 def _scene() -> tuple[Reconciler, Registry, _Index, FakeClock, list[asyncio.Task[None]]]:
     index, clock, tasks = _Index(), FakeClock(), list[asyncio.Task[None]]()
     anything: Any = index
     registry = Registry("a", anything, clock, 1.0)
-    residency = SimpleNamespace(listed_count=0, listed_digest=0, keys=list)
+    residency = SimpleNamespace(listed_count=0, listed_digest=0, scan=lambda: iter(()), arriving=_nothing)
 
     async def drop(generations: dict[bytes, int]) -> int:
         return 0
@@ -53,7 +61,8 @@ def _scene() -> tuple[Reconciler, Registry, _Index, FakeClock, list[asyncio.Task
     def spawn(work: Coroutine[Any, Any, None]) -> None:
         tasks.append(asyncio.create_task(work))
 
-    return Reconciler(tiers=tiers, registry=registry, clock=clock, spawn=spawn), registry, index, clock, tasks
+    made = Reconciler(tiers=tiers, registry=registry, clock=clock, threads=ThreadPoolExecutor(1), spawn=spawn)
+    return made, registry, index, clock, tasks
 
 
 @pytest.mark.parametrize(("lost", "damages"), [(0, 0), (1, 1), (3, 1)])
@@ -114,6 +123,9 @@ async def test_what_comes_or_goes_meanwhile_is_not_lost(case: str, damages: int)
     def look(each: bytes) -> tuple[Any, int] | None:
         return (SimpleNamespace(chunk=SimpleNamespace(record=record)), keys[each]) if each in keys else None
 
+    def age(each: bytes) -> int | None:
+        return 1 if each in keys else None
+
     async def drop(generations: dict[bytes, int]) -> int:
         return 0
 
@@ -121,12 +133,15 @@ async def test_what_comes_or_goes_meanwhile_is_not_lost(case: str, damages: int)
         return set(missing)
 
     anything: Any = index
-    residency = SimpleNamespace(listed_count=1, listed_digest=1, keys=lambda: list(keys), look=look)
+    residency = SimpleNamespace(
+        listed_count=1, listed_digest=1, scan=lambda: iter([list(keys)]), arriving=_nothing, look=look, age=age
+    )
     tiers: Any = SimpleNamespace(residency=residency, objects=None, drop=drop, reregister=reregister)
     reconciler = Reconciler(
         tiers=tiers,
         registry=Registry("a", anything, clock, 1.0),
         clock=clock,
+        threads=ThreadPoolExecutor(1),
         spawn=lambda work: tasks.append(asyncio.create_task(work)),
     )
     reconciler.on_news(ClusterNews("new", listing=Listing()))

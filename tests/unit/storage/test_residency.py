@@ -16,7 +16,7 @@ from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy
 from quire_storage.core.residency import ResidencySettings
 from quire_storage.errors import DriveFailed
-from tests.unit.storage.residency_world import Operation, World, chunk_of, content_of
+from tests.unit.storage.residency_world import Operation, World, chunk_of, content_of, stored
 
 _NUMBERS = st.integers(0, 23)
 
@@ -176,10 +176,7 @@ TestResidencyMachine.settings = settings(
 
 
 def _stored(world: World, first: int, count: int, level: Durability = Durability.LOCAL) -> None:
-    transfer, store = world.store([chunk_of(number) for number in range(first, first + count)], level)
-    world.settle()
-    assert len(world.acknowledge(transfer, store)) == count
-    world.settle()
+    stored(world, [chunk_of(number) for number in range(first, first + count)], level)
 
 
 def _operation(world: World, name: str) -> Operation:
@@ -323,26 +320,6 @@ def test_a_node_whose_drives_are_full_stops_all_the_same() -> None:
     world.post(ev.Stopping(stopping))
     world.settle()
     assert stopping in world.answers
-
-
-def test_a_namespace_is_walked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finding 20: every look at a policy walked over all chunks. From then on what comes and goes is followed."""
-    world = World(drives=1, objects=False)
-    _stored(world, 0, 2)
-    assert world.pool is not None
-    walks: list[bytes] = []
-    walk = world.pool.of_namespace
-
-    def counted(name: bytes) -> list[tuple[bytes, int, int]]:
-        walks.append(name)
-        return walk(name)
-
-    monkeypatch.setattr(world.pool, "of_namespace", counted)
-    for first in (8, 16):
-        world.residency.follow({frozenset([bytes(16)])})
-        _stored(world, first, 2)
-    world.residency.follow({frozenset([bytes(16)])})
-    assert walks == [bytes(16)]
 
 
 def test_many_readers_of_one_object_fetch_it_once() -> None:

@@ -1,114 +1,186 @@
 """Chunks of the namespaces that a policy bounds, alone or together: what is too old, and what is too much.
 
-Two orders for each group of namespaces, kept up as chunks come, are used and go, so that a look costs no walk over the
-others.
+Of each group of namespaces there are two orders, kept up as chunks come, are used and go: nothing is walked to find
+what has to go. What was here before a group was followed is added once, some at a time (`wanted`, `add`, `walked`).
+
+A prefix goes from its end. A chunk that others extend is set aside when its turn comes, and is next once they are gone.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from quire_storage.core.chunks import Chunk
 
 Group = frozenset[bytes]
 """Namespaces that a policy bounds together, each by the first 16 bytes of its digest."""
+_CHOSEN_MAX: Final = 512
+_LOOKS_MAX: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A chunk that is here; `size`: bytes that it takes up."""
+
+    key: bytes
+    parent: bytes
+    namespace: bytes
+    size: int
+    stored_ms: int
 
 
 @dataclass(slots=True)
-class _Orders:
-    """`by_age`: key → (bytes taken up, stored at), the longest stored first. `by_use`: least recently used first."""
+class _Order:
+    """`aside`: what others extended when its turn came. `asked`: what was chosen, and may go."""
 
-    by_age: OrderedDict[bytes, tuple[int, int]] = field(default_factory=OrderedDict)
-    by_use: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    bytes: int = 0
+    next: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    aside: dict[bytes, None] = field(default_factory=dict)
+    asked: dict[bytes, None] = field(default_factory=dict)
+
+    def remove(self, key: bytes) -> None:
+        self.next.pop(key, None)
+        self.aside.pop(key, None)
+        self.asked.pop(key, None)
+
+    def release(self, key: bytes) -> None:
+        """Nothing extends it any more."""
+        if key in self.aside:
+            del self.aside[key]
+            self.put_first(key)
+
+    def put_first(self, key: bytes) -> None:
+        self.next[key] = None
+        self.next.move_to_end(key, last=False)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """`about`: key → (parent, bytes taken up, stored at). `extended`: how many chunks that are here extend a key."""
+
+    unknown: set[bytes]
+    about: dict[bytes, tuple[bytes, int, int]] = field(default_factory=dict)
+    extended: Counter[bytes] = field(default_factory=Counter)
+    by_age: _Order = field(default_factory=_Order)
+    by_use: _Order = field(default_factory=_Order)
+    size: int = 0
+
+    def enter(self, key: bytes, parent: bytes, size: int, stored_ms: int) -> None:
+        self.about[key] = (parent, size, stored_ms)
+        self.size += size
+        if parent:
+            self.extended[parent] += 1
+
+    def leave(self, key: bytes) -> None:
+        parent, size, _ = self.about.pop(key)
+        self.size -= size
+        self.by_age.remove(key)
+        self.by_use.remove(key)
+        if parent:
+            self.extended[parent] -= 1
+            if not self.extended[parent]:
+                del self.extended[parent]
+                self.by_age.release(parent)
+                self.by_use.release(parent)
+
+    def first(self, order: _Order, wanted: Callable[[bytes, int], bool]) -> list[bytes]:
+        """Some of those whose turn it is, children before parents: nothing else that is here extends them.
+
+        They have no turn again until `put_back`. `wanted`: key, and bytes chosen before.
+        """
+        chosen, size, going = list[bytes](), 0, Counter[bytes]()
+        for _ in range(_LOOKS_MAX):
+            key = next(iter(order.next), None)
+            if key is None or len(chosen) == _CHOSEN_MAX or not wanted(key, size):
+                break
+            del order.next[key]
+            if self.extended[key] > going[key]:
+                order.aside[key] = None
+                continue
+            chosen.append(key)
+            order.asked[key] = None
+            parent, taken, _ = self.about[key]
+            size += taken
+            going[parent] += 1
+            if self.extended[parent] == going[parent]:
+                order.release(parent)
+        return chosen
 
 
 class NamespaceBook:
     """Follows the groups that it was told to follow."""
 
     def __init__(self) -> None:
-        self._followed: dict[Group, _Orders] = {}
-        self._of: dict[bytes, list[_Orders]] = {}
+        self._followed: dict[Group, _Followed] = {}
+        self._of: dict[bytes, list[_Followed]] = {}
 
-    def follow(
-        self,
-        groups: Iterable[Group],
-        found: Callable[[bytes], list[tuple[bytes, int, int]]],
-        coldest: Callable[[], Iterable[bytes]],
-    ) -> list[bytes]:
-        """Follow these and no others; the namespaces that are new in one.
-
-        `found`: (key, bytes taken up, stored at) of what is here of a namespace, the longest stored first; `coldest`:
-        keys, also of other namespaces, in the order in which they would be evicted.
-        """
-        before, self._followed = self._followed, {}
-        new: dict[bytes, None] = {}
+    def follow(self, groups: Iterable[Group]) -> None:
+        """Follow these and no others. One that has grown goes on: a tenant stores in one more namespace."""
+        before, self._followed, self._of = self._followed, {}, {}
         for group in sorted(groups, key=lambda each: each not in before):
-            # One that has grown is not walked again: a tenant stores in one more namespace.
             base = max((each for each in before if each <= group), key=len, default=Group())
-            orders = before.pop(base) if base else _Orders()
-            added = [entry for namespace in sorted(group - base) for entry in found(namespace)]
-            if added:
-                _add(orders, added, coldest())
-            new.update(dict.fromkeys(group - base))
-            self._followed[group] = orders
-        self._of = {}
-        for group, orders in self._followed.items():
+            mine = before.pop(base) if base else _Followed(set())
+            mine.unknown |= group - base
+            self._followed[group] = mine
             for namespace in group:
-                self._of.setdefault(namespace, []).append(orders)
-        return list(new)
+                self._of.setdefault(namespace, []).append(mine)
+
+    @property
+    def wanted(self) -> frozenset[bytes]:
+        """Namespaces of which it is not known what is here."""
+        return frozenset(namespace for mine in self._followed.values() for namespace in mine.unknown)
+
+    def add(self, found: Iterable[Found], is_here: Callable[[bytes], bool]) -> None:
+        """Of wanted namespaces what was here before they were followed; the last stored first. What has come since, or
+        has gone, stays as it is.
+        """
+        for each in found:
+            for mine in self._of.get(each.namespace, ()):
+                if each.namespace in mine.unknown and each.key not in mine.about and is_here(each.key):
+                    mine.enter(each.key, each.parent, each.size, each.stored_ms)
+                    mine.by_age.put_first(each.key)
+                    mine.by_use.put_first(each.key)
+
+    def walked(self, namespaces: Iterable[bytes]) -> None:
+        """All that was here of these was added."""
+        for mine in self._followed.values():
+            mine.unknown.difference_update(namespaces)
 
     def entered(self, chunks: Sequence[Chunk]) -> None:
-        """Chunks are here, parents before children: of these the deepest counts as the least recently used."""
+        """Chunks are here, parents before children."""
         for chunk in chunks:
             for mine in self._of.get(chunk.namespace, ()):
-                if chunk.key not in mine.by_age:
-                    mine.by_age[chunk.key] = (chunk.shape.slot_bytes, chunk.stored_ms)
-                    mine.bytes += chunk.shape.slot_bytes
-        for chunk in reversed(chunks):
-            for mine in self._of.get(chunk.namespace, ()):
-                mine.by_use.setdefault(chunk.key, None)
+                if chunk.key not in mine.about:
+                    mine.enter(chunk.key, chunk.record.parent, chunk.shape.slot_bytes, chunk.stored_ms)
+                    mine.by_age.next[chunk.key] = None
+                    mine.by_use.next[chunk.key] = None
 
     def used(self, chunk: Chunk) -> None:
         for mine in self._of.get(chunk.namespace, ()):
-            if chunk.key in mine.by_use:
-                mine.by_use.move_to_end(chunk.key)
+            if chunk.key in mine.by_use.next:
+                mine.by_use.next.move_to_end(chunk.key)
 
     def left(self, chunk: Chunk) -> None:
         for mine in self._of.get(chunk.namespace, ()):
-            if chunk.key in mine.by_age:
-                mine.bytes -= mine.by_age.pop(chunk.key)[0]
-                del mine.by_use[chunk.key]
+            if chunk.key in mine.about:
+                mine.leave(chunk.key)
+
+    def put_back(self, group: Group) -> None:
+        """What was chosen and is still here is in use, or others extend it elsewhere: it has its turn another time."""
+        mine = self._followed[group]
+        for key in reversed(mine.by_age.asked):
+            mine.by_age.put_first(key)
+        mine.by_use.next.update(mine.by_use.asked)
+        mine.by_age.asked, mine.by_use.asked = {}, {}
 
     def expired(self, group: Group, cutoff_ms: int) -> list[bytes]:
-        """Keys of what was stored before `cutoff_ms` (Unix epoch), the last stored first: children before parents.
-
-        Of a group of one namespace: others are in the order in which they came to be followed.
-        """
-        found = []
-        for key, (_, stored_ms) in self._followed[group].by_age.items():
-            if stored_ms >= cutoff_ms:
-                break
-            found.append(key)
-        return found[::-1]
+        """Keys of some that were stored before `cutoff_ms` (Unix epoch) and that nothing extends."""
+        mine = self._followed[group]
+        return mine.first(mine.by_age, lambda key, _: not mine.unknown and mine.about[key][2] < cutoff_ms)
 
     def excess(self, group: Group, quota_bytes: int) -> list[bytes]:
-        """Keys of the least recently used, as many as take up what is over the quota."""
-        mine, chosen = self._followed[group], list[bytes]()
-        left = mine.bytes - quota_bytes
-        for key in mine.by_use:
-            if left <= 0:
-                break
-            chosen.append(key)
-            left -= mine.by_age[key][0]
-        return chosen
-
-
-def _add(mine: _Orders, found: Iterable[tuple[bytes, int, int]], coldest: Iterable[bytes]) -> None:
-    for key, size, stored_ms in found:
-        mine.by_age[key] = (size, stored_ms)
-        mine.bytes += size
-    mine.by_use.update((key, None) for key in coldest if key in mine.by_age)
-    mine.by_use.update((key, None) for key in reversed(mine.by_age) if key not in mine.by_use)
+        """Keys of some of the least recently used that nothing extends, while they take up what is over the quota."""
+        mine = self._followed[group]
+        return mine.first(mine.by_use, lambda _, chosen: not mine.unknown and mine.size - chosen > quota_bytes)

@@ -130,6 +130,12 @@ def _superblock(raw: bytes, name: str) -> Superblock | None:
     return Superblock(row["node_id"].decode(), geometry, int(row["generation"]), int(row["header_pages_used"]))
 
 
+def place_of(field: str) -> int:
+    """Where a header has one of its fields."""
+    assert HEADER.fields is not None, "it has named fields"
+    return int(HEADER.fields[field][1])
+
+
 def header_bytes(num_layers: int) -> int:
     """Room that the header of a chunk takes up. Raises `LayoutInvalid` for one that does not fit a page."""
     size = -(-(HEADER.itemsize + 4 * num_layers) // UNIT_BYTES) * UNIT_BYTES

@@ -18,7 +18,9 @@ import numpy.typing as npt
 from quire.model.chunk_object import HAS_PARENT
 from quire.model.durability import Durability
 from quire.model.errors import PoolFull
+from quire.model.keys import KEY_BYTES
 from quire_storage.core.chunks import DiskPlace, Placed
+from quire_storage.core.namespaces import Found
 from quire_storage.core.pool_format import (
     LEVELS,
     PAGE_BYTES,
@@ -29,13 +31,19 @@ from quire_storage.core.pool_format import (
     find_headers,
     header_bytes,
     pack_header,
+    place_of,
     rows_at,
     unpack_header,
 )
 from quire_storage.core.slots import ALIGNMENT, Shape, SlotAllocator
 
 Bytes = npt.NDArray[np.uint8]
+Numbers = npt.NDArray[np.uint64]
 _DRIVE_SHIFT: Final = 48
+_SCANNED_UNITS: Final = 4096
+_AGE_AT: Final = place_of("generation")
+_KEY_AT: Final = place_of("key")
+_NAME_AT: Final = place_of("namespace")
 Pages = dict[int, list[int]]
 """By drive: header pages to write."""
 
@@ -86,6 +94,19 @@ class PoolMap:
 
     def keys(self) -> Iterator[bytes]:
         return iter(self._where)
+
+    def scan(self) -> Iterator[list[bytes]]:
+        """Keys of chunks, some at a time, by the places of their headers. Chunks may come and go meanwhile: one that
+        stays where it is all the while is named once.
+        """
+        for index, drive in enumerate(self._drives):
+            units, first = drive.image.reshape(-1, UNIT_BYTES), 0
+            while first < drive.pages_used * (PAGE_BYTES // UNIT_BYTES):
+                packed = units[first : first + _SCANNED_UNITS, _KEY_AT : _KEY_AT + KEY_BYTES].tobytes()
+                where = range(index << _DRIVE_SHIFT | first * UNIT_BYTES, 1 << 63, UNIT_BYTES)
+                named = (packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES))
+                yield [key for key, place in zip(named, where, strict=False) if self._where.get(key) == place]
+                first += _SCANNED_UNITS
 
     @property
     def used_bytes(self) -> int:
@@ -191,6 +212,14 @@ class PoolMap:
         offset = drive.slots.offset_of(int(row["slab"]), int(row["slot"]), shape)
         return Placed(header, DiskPlace(index, offset, drive.slots.layer_stride(shape), at))
 
+    def age(self, key: bytes) -> int | None:
+        """When the chunk was stored here, among all others of the pool; None for none."""
+        where = self._where.get(key)
+        if where is None:
+            return None
+        at = where & ((1 << _DRIVE_SHIFT) - 1)
+        return int(self._drives[where >> _DRIVE_SHIFT].image[at + _AGE_AT : at + _AGE_AT + 8].view("<u8")[0])
+
     def listing(self, place: DiskPlace) -> tuple[int, bool]:
         """Generation of the index entry that lists the chunk at `place`, 0 for none that is known, and whether that
         entry lists the object tier too.
@@ -227,19 +256,31 @@ class PoolMap:
             found.append((keys[32 * at : 32 * at + 32], parent, size, LEVELS[level]))
         return found
 
-    def of_namespace(self, namespace: bytes) -> list[tuple[bytes, int, int]]:
-        """(key, bytes taken up, stored at) of a namespace's chunks, the longest stored first."""
-        found: list[tuple[int, int, bytes, int]] = []
+    def places_of(self, namespaces: Iterable[bytes]) -> Iterator[tuple[Numbers, Numbers]]:
+        """Ages and places of what may be chunks of these namespaces, some at a time."""
+        names = [np.frombuffer(name, dtype=np.uint8) for name in namespaces]
         for index, drive in enumerate(self._drives):
-            rows = rows_at(drive.image, self._headers_of(index))
-            names = np.ascontiguousarray(rows["namespace"]).view(np.uint8).reshape(-1, len(namespace))
-            rows = rows[(names == np.frombuffer(namespace, dtype=np.uint8)).all(axis=1)]
-            sizes = -(-rows["slice_bytes"].astype(np.int64) // ALIGNMENT) * ALIGNMENT * rows["num_layers"]
-            keys = np.ascontiguousarray(rows["key"]).tobytes()
-            names_of = [keys[at : at + 32] for at in range(0, len(keys), 32)]
-            columns = (rows["stored_ms"].tolist(), rows["generation"].tolist(), names_of, sizes.tolist())
-            found += zip(*columns, strict=True)
-        return [(key, size, stored_ms) for stored_ms, _, key, size in sorted(found)]
+            units, first = drive.image.reshape(-1, UNIT_BYTES), 0
+            while first < drive.pages_used * (PAGE_BYTES // UNIT_BYTES):
+                page = units[first : first + _SCANNED_UNITS]
+                tags = page[:, _NAME_AT : _NAME_AT + len(names[0])] if names else page[:, :0]
+                at = np.flatnonzero(np.any([(tags == name).all(axis=1) for name in names], axis=0))
+                ages = page[at, _AGE_AT : _AGE_AT + 8].copy().view("<u8")[:, 0].astype(np.uint64)
+                yield ages, ((at + first) * UNIT_BYTES).astype(np.uint64) | np.uint64(index << _DRIVE_SHIFT)
+                first += _SCANNED_UNITS
+
+    def found_at(self, places: Sequence[int]) -> list[Found]:
+        """Chunks whose headers are at these places now."""
+        found = []
+        for place in places:
+            at = place & ((1 << _DRIVE_SHIFT) - 1)
+            row, _ = chunk_fields(self._drives[place >> _DRIVE_SHIFT].image[at:])
+            key = row["key"].tobytes()
+            if self._where.get(key) == place:
+                size = -(-int(row["slice_bytes"]) // ALIGNMENT) * ALIGNMENT * int(row["num_layers"])
+                parent = row["parent"].tobytes() if row["flags"] & HAS_PARENT else b""
+                found.append(Found(key, parent, row["namespace"].tobytes(), size, int(row["stored_ms"])))
+        return found
 
     def fail(self, drive: int) -> list[Placed]:
         """Use a drive no more; the chunks that were on it, which are forgotten."""

@@ -10,8 +10,9 @@ Pure: no clock, no I/O, no await. `handle` takes what happened and returns what 
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -25,7 +26,7 @@ from quire_storage.core.chunks import Chunk, DiskPlace, Header, MemoryPlace, Pla
 from quire_storage.core.entry import Entry, Phase
 from quire_storage.core.eviction import LeafArc
 from quire_storage.core.ledger import QUARANTINED, Ledger
-from quire_storage.core.namespaces import Group, NamespaceBook
+from quire_storage.core.namespaces import NamespaceBook
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.slab_victims import SlabVictims
 from quire_storage.core.slots import Shape, SlotAllocator
@@ -37,6 +38,7 @@ _RETRY_S, _PAUSE_S_MAX = 0.5, 30.0
 _RECENT_MAX: Final = 65_536
 _CROWDED: Final = 0.8
 _SLABS_TRIED: Final = 64
+_SCANNED: Final = 4096
 _TRIM: Final = ev.EvictionWanted(0, ())
 
 
@@ -152,6 +154,7 @@ class Residency:
         self._promotions: dict[int, _Promotion] = {}
         self._read_lately: OrderedDict[bytes, None] = OrderedDict()
         self._off_drives = 0  # entries that lie on none
+        self._arriving: set[bytes] | None = None
         self.listed_count = self.listed_digest = 0
         self.namespaces = NamespaceBook()
         self.replicated: dict[bytes, None] = {}
@@ -212,21 +215,43 @@ class Residency:
         on_drives = list(self.pool.keys()) if self.pool is not None else []
         return on_drives + [key for key, entry in self._entries.items() if entry.disk is None]
 
+    def scan(self) -> Iterator[list[bytes]]:
+        """Keys of what can be read here, some at a time, while chunks come and go. One that is here all the while is
+        named; one that is being written to a drive may be named twice.
+        """
+        entries = list(self._entries)
+        for first in range(0, len(entries), _SCANNED):
+            some = entries[first : first + _SCANNED]
+            yield [key for key in some if (entry := self._entries.get(key)) is not None and entry.disk is None]
+        if self.pool is not None:
+            yield from self.pool.scan()
+
+    def age(self, key: bytes) -> int | None:
+        """Orders what can be read here by when it was stored, parents before children; None for what cannot."""
+        if key not in self:
+            return None
+        on_drive = self.pool.age(key) if self.pool is not None else None
+        return on_drive if on_drive is not None else 1 << 63
+
+    @contextlib.contextmanager
+    def arriving(self) -> Iterator[set[bytes]]:
+        """While inside, the keys of the copies that come here, or to another place here."""
+        assert self._arriving is None, "one looks at a time"
+        self._arriving = set()
+        try:
+            yield self._arriving
+        finally:
+            self._arriving = None
+
     def acknowledged(self, ticket: int) -> set[bytes]:
         """Of a store that has completed: the keys that can be read here and that the index lists, as of now."""
         mine = self._holders.get(ticket, [])
         return {entry.key for entry in mine if entry.phase is Phase.RESIDENT and entry.generation}
 
-    def follow(self, groups: set[Group]) -> None:
-        """Keep up the order of the chunks of these groups of namespaces, and of no others."""
-        pool = self.pool
-        order = self.on_disk if pool is not None else self.in_memory
-        new = self.namespaces.follow(
-            groups, pool.of_namespace if pool is not None else lambda _: list[tuple[bytes, int, int]](), order.coldest
-        )
-        if new:
-            resident = [entry for entry in self._entries.values() if entry.phase is Phase.RESIDENT]
-            self.namespaces.entered([entry.chunk for entry in resident])
+    def off_drives(self) -> list[Chunk]:
+        """What can be read here and lies on no drive, in the order of storing."""
+        here = self._entries.values()
+        return [entry.chunk for entry in here if entry.disk is None and entry.phase is Phase.RESIDENT]
 
     @property
     def dirty_chunks(self) -> int:
@@ -366,6 +391,7 @@ class Residency:
             entry = known.get(chunk.key)
             if entry is None:
                 entry = self._new_entry(chunk, event.level, Phase.ARRIVING)
+                self._note_arrival(entry)
                 self._give(offset, event.transfer, entry)
                 entry.memory = MemoryPlace(offset, stride)
             entries.append(entry)
@@ -599,6 +625,7 @@ class Residency:
         if entry is None or not entry.chunk.same_content(event.chunk):
             phase = Phase.RESIDENT if entry is None else Phase.LEAVING
             entry = self._new_entry(event.chunk, event.level, phase)
+            self._note_arrival(entry)
             self._give(event.offset, event.transfer, entry)
             entry.memory = MemoryPlace(event.offset, self.ledger.slots.layer_stride(event.chunk.shape))
             entry.in_object = entry.written = True
@@ -741,6 +768,7 @@ class Residency:
             entry.write = 0
             if place.drive not in failed:
                 self._put_on_drive(entry, place)
+                self._note_arrival(entry)
                 self._dirty.pop(entry.key, None)
             if entry.phase is Phase.LEAVING:
                 self._remove_header(entry)
@@ -1133,6 +1161,10 @@ class Residency:
             self._entries[entry.key] = entry
             self._off_drives += 1
         return entry
+
+    def _note_arrival(self, entry: Entry) -> None:
+        if self._arriving is not None:
+            self._arriving.add(entry.key)
 
     def _put_on_drive(self, entry: Entry, place: DiskPlace | None) -> None:
         """It lies there, or on no drive."""

@@ -1,0 +1,81 @@
+"""The keys of what is here by their fingerprints, as the index tells of chunks. Made without holding up the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.model.fingerprints import fingerprint, fingerprints
+from quire.model.index import Held
+from quire.model.keys import KEY_BYTES
+
+_PAGE: Final = 1024
+Keys = npt.NDArray[np.uint8]
+Prints = npt.NDArray[np.uint64]
+
+
+class Here:
+    """`keys`: (n, 32), in order of their `prints`. `arriving`: grows by what has come since."""
+
+    def __init__(self, keys: Keys, prints: Prints, arriving: set[bytes]) -> None:
+        self._keys = keys
+        self._prints = prints
+        self._marked = np.zeros(len(prints), dtype=np.bool_)
+        self._arriving = arriving
+        self._arrived: dict[bytes, bytes] = {}
+
+    @classmethod
+    async def look(cls, scan: Iterator[list[bytes]], arriving: set[bytes], threads: Executor) -> Here:
+        """At all that `scan` names. `arriving`: what comes from before the scan began on."""
+        keys, prints = [np.empty((0, KEY_BYTES), np.uint8)], [np.empty(0, np.uint64)]
+        for some in scan:
+            packed = b"".join(some)
+            keys.append(np.frombuffer(packed, dtype=np.uint8).reshape(-1, KEY_BYTES))
+            prints.append(_numbers(fingerprints(packed)))
+            await asyncio.sleep(0)
+        return cls(*await asyncio.get_running_loop().run_in_executor(threads, _in_order, keys, prints), arriving)
+
+    def keys(self, page: Sequence[Held]) -> list[bytes | None]:
+        """For each the key; None for what is not here."""
+        if len(self._arriving) != len(self._arrived):
+            self._arrived = {fingerprint(key): key for key in list(self._arriving)}
+        prints = _numbers(b"".join(each.fingerprint for each in page))
+        places = np.searchsorted(self._prints, prints)
+        there = places < len(self._prints)
+        there[there] = self._prints[places[there]] == prints[there]
+        return [
+            self._keys[place].tobytes() if known else self._arrived.get(each.fingerprint)
+            for place, known, each in zip(places.tolist(), there.tolist(), page, strict=True)
+        ]
+
+    def unknown(self, page: Sequence[Held]) -> list[Held]:
+        """What is not here."""
+        return [each for each, key in zip(page, self.keys(page), strict=True) if key is None]
+
+    def mark(self, key: bytes) -> None:
+        """The index lists it."""
+        place = int(np.searchsorted(self._prints, _numbers(fingerprint(key)))[0])
+        if place < len(self._prints) and self._keys[place].tobytes() == key:
+            self._marked[place] = True
+
+    def unmarked(self) -> Iterator[list[bytes]]:
+        """Of what the scan named: keys that the index does not list, some at a time."""
+        for first in range(0, len(self._keys), _PAGE):
+            page = slice(first, first + _PAGE)
+            packed = self._keys[page][~self._marked[page]].tobytes()
+            yield [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
+
+
+def _in_order(keys: Sequence[Keys], prints: Sequence[Prints]) -> tuple[Keys, Prints]:
+    """Blocks; numpy lets go of the interpreter for most of it. A key that was named twice is once in it."""
+    numbers, first = np.unique(np.concatenate(prints), return_index=True)
+    return np.concatenate(keys)[first], numbers
+
+
+def _numbers(prints: bytes) -> Prints:
+    return np.frombuffer(prints, dtype=">u8").astype(np.uint64)

@@ -1,0 +1,64 @@
+"""What is here, as a comparison with the index sees it, while chunks come and go."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from quire.model.fingerprints import fingerprint
+from quire.model.index import Held
+from quire_storage.core import events as ev
+from quire_storage.here import Here
+from tests.unit.storage.residency_world import World, chunk_of, stored
+
+
+def _held(key: bytes) -> Held:
+    return Held(fingerprint(key), b"", 1)
+
+
+async def test_keys_are_told_by_fingerprint_and_what_has_come_since_too() -> None:
+    keys = [os.urandom(32) for _ in range(5000)]
+    arriving = {os.urandom(32)}
+    with ThreadPoolExecutor(1) as threads:
+        here = await Here.look(iter([keys[:4000], keys[:10], keys[4000:]]), arriving, threads)
+    (first,) = arriving
+    later, never = os.urandom(32), os.urandom(32)
+    assert here.keys([_held(keys[0]), _held(never), _held(first), _held(later), _held(keys[-1])]) == [
+        *(keys[0], None, first, None, keys[-1])
+    ]
+    arriving.add(later)
+    assert here.unknown(list(map(_held, (later, never, keys[7])))) == [_held(never)]
+    for key in keys[::2]:
+        here.mark(key)
+    here.mark(never)
+    unmarked = [key for page in here.unmarked() for key in page]
+    assert sorted(unmarked) == sorted(keys[1::2])
+    with ThreadPoolExecutor(1) as threads:
+        nothing = await Here.look(iter(()), set(), threads)
+    assert nothing.keys([_held(never)]) == [None] and not list(nothing.unmarked())
+
+
+def test_a_scan_names_what_stays_and_arrivals_are_noted() -> None:
+    """Chunks that are written, dropped and stored again during the scan: none that is here at its end is missed."""
+    world = World(drives=1, objects=False)
+    for first in range(0, 32, 8):
+        stored(world, [chunk_of(first + at) for at in range(4)])
+    with world.residency.arriving() as arriving:
+        named = set[bytes]()
+        scan: Iterator[list[bytes]] = world.residency.scan()
+        named.update(next(scan))
+        world.post(ev.Dropped(world.ticket(), {chunk_of(11).key: 0}))
+        world.settle()
+        stored(world, [chunk_of(40)])
+        for keys in scan:
+            named.update(keys)
+        here = set(world.residency.keys())
+        assert chunk_of(40).key in arriving
+        assert here <= named | arriving
+    ages = {key: world.residency.age(key) for key in here}
+    assert None not in ages.values() and world.residency.age(chunk_of(11).key) is None
+    for key in here:
+        parent = (int.from_bytes(key, "big") - 1).to_bytes(32, "big")
+        if parent in here and int.from_bytes(key, "big") % 4:
+            assert (ages[parent] or 0) < (ages[key] or 0), "in the order of storing"
