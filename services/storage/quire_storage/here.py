@@ -57,11 +57,13 @@ class Here:
         """What is not here."""
         return [each for each, key in zip(page, self.keys(page), strict=True) if key is None]
 
-    def mark(self, key: bytes) -> None:
-        """The index lists it."""
-        place = int(np.searchsorted(self._prints, _numbers(fingerprint(key)))[0])
-        if place < len(self._prints) and self._keys[place].tobytes() == key:
-            self._marked[place] = True
+    def mark(self, keys: Sequence[bytes]) -> None:
+        """The index lists these."""
+        prints = _numbers(fingerprints(b"".join(keys)))
+        places = np.searchsorted(self._prints, prints)
+        inside = places < len(self._prints)
+        places, prints = places[inside], prints[inside]
+        self._marked[places[self._prints[places] == prints]] = True
 
     def unmarked(self) -> Iterator[list[bytes]]:
         """Of what the scan named: keys that the index does not list, some at a time."""

@@ -18,7 +18,7 @@ from quire_storage.core.namespaces import Group
 from quire_storage.ports import Clock, ClusterIndex
 from quire_storage.tiers import Tiers
 
-_PART: Final = 512
+_PART: Final = 128
 _IN_VAIN_MAX: Final = 8
 
 
@@ -73,6 +73,7 @@ class Housekeeping:
         """See what is here of these, some at a time, while chunks come and go."""
         residency = self._tiers.residency
         book, pool = residency.namespaces, residency.pool
+        gc.freeze()  # no collection walks the orders as they grow
         here = residency.off_drives()
         for first in range(0, len(here), _PART):
             book.entered(here[first : first + _PART])
@@ -89,4 +90,3 @@ class Housekeeping:
                 book.add(pool.found_at(some.tolist()), residency.__contains__)
                 await asyncio.sleep(0)
         book.walked(namespaces)
-        gc.freeze()  # what was found stays: no collection walks it

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Final
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from quire.model.errors import QuireError
 from quire.model.index import ChunkRecord
+from quire.model.keys import KEY_BYTES
 from quire.telemetry import logger
 from quire_server.heartbeat import ClusterNews
 from quire_storage.here import Here
@@ -26,7 +27,7 @@ from quire_storage.ports import Clock, Listing
 from quire_storage.registry import Registry
 from quire_storage.tiers import Tiers
 
-_BATCH: Final = 256
+_BATCH: Final = 96
 _PART: Final = 8192
 _DIFFERENT_MAX: Final = 3
 _AGAIN_S: Final = 1.0
@@ -121,27 +122,27 @@ class Reconciler:
         """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
         residency = self._tiers.residency
         dropped = await self._tiers.drop(await self._registry.drops())
-        withdrawn, missing = 0, list[bytes]()
+        withdrawn, missing, ages = 0, bytearray(), array("Q")  # packed: no collection walks them
         with residency.arriving() as arriving:
             here = await Here.look(residency.scan(), arriving, self._threads)
             async for page in self._registry.holdings(here.unknown):
-                for each, key in zip(page, here.keys(page), strict=True):
-                    found = residency.look(key) if key is not None else None
-                    if key is not None and found is not None and found[1] == each.generation:
-                        here.mark(key)
-                    withdrawn += key is None
-                await asyncio.sleep(0)
-            ages = array("Q")
-            for keys in here.unmarked():  # what comes meanwhile is registered by those who bring it
-                aged = [(key, age) for key in keys if (age := residency.age(key)) is not None]
-                missing += [key for key, _ in aged]
+                for first in range(0, len(page), _BATCH):
+                    some = page[first : first + _BATCH]
+                    keys = here.keys(some)
+                    withdrawn += keys.count(None)
+                    pairs = zip(some, keys, strict=True)
+                    here.mark([key for each, key in pairs if key and residency.generation(key) == each.generation])
+                    await asyncio.sleep(0)
+            for unlisted in here.unmarked():  # what comes meanwhile is registered by those who bring it
+                aged = [(key, age) for key in unlisted if (age := residency.age(key)) is not None]
+                missing += b"".join(key for key, _ in aged)
                 ages.extend(age for _, age in aged)
                 await asyncio.sleep(0)
-        logger().info("compared with the index", dropped=dropped, withdrawn=withdrawn, unlisted=len(missing))
-        if await self._was_lost(missing):
+        logger().info("compared with the index", dropped=dropped, withdrawn=withdrawn, unlisted=len(ages))
+        if await self._was_lost(_keys(missing, range(len(ages)))):
             await self._registry.damaged()
         for part in await self._parents_first(ages):
-            self._unlisted.extend(missing[at] for at in part.tolist())
+            self._unlisted.extend(_keys(missing, part.tolist()))
             await asyncio.sleep(0)
         self._more.set()
         if not self._registering:
@@ -155,7 +156,7 @@ class Reconciler:
         order = await asyncio.get_running_loop().run_in_executor(self._threads, sort)
         return [order[first : first + _PART] for first in range(0, len(order), _PART)]
 
-    async def _was_lost(self, keys: list[bytes]) -> bool:
+    async def _was_lost(self, keys: Iterable[bytes]) -> bool:
         """Whether the index has lost any of these, which it had acknowledged. What is being evicted is not listed a
         moment before it leaves this node: what is lost is so a while later, too.
         """
@@ -168,12 +169,12 @@ class Reconciler:
             keys = await self._registry.unlisted(suspects)
         return bool(keys)
 
-    async def _believed(self, keys: list[bytes]) -> list[ChunkRecord]:
+    async def _believed(self, keys: Iterable[bytes]) -> list[ChunkRecord]:
         """Of these some that this node believes to be listed."""
         found = []
         for at, key in enumerate(keys):
-            known = self._tiers.residency.look(key)
-            if known is not None and known[1]:
+            known = self._tiers.residency.look(key) if self._tiers.residency.generation(key) else None
+            if known is not None:
                 found.append(known[0].chunk.record)
             if len(found) == _BATCH:
                 break
@@ -209,8 +210,7 @@ class Reconciler:
 
     def _is_settled(self, key: bytes) -> bool:
         """Whether a chunk is listed, or not here any more."""
-        found = self._tiers.residency.look(key)
-        return found is None or found[1] != 0
+        return self._tiers.residency.generation(key) != 0
 
     async def _rebuild(self, token: str) -> None:
         """This node was chosen to tell the index what lies in the object tier."""
@@ -224,6 +224,10 @@ class Reconciler:
             logger().warning("the index could not be rebuilt from the object tier", error=str(error))
         finally:
             self._rebuilding = ""
+
+
+def _keys(packed: bytearray, places: Iterable[int]) -> Iterator[bytes]:
+    return (bytes(packed[at * KEY_BYTES : (at + 1) * KEY_BYTES]) for at in places)
 
 
 def parents_first(found: list[ChunkRecord]) -> list[ChunkRecord]:

@@ -29,9 +29,7 @@ async def test_keys_are_told_by_fingerprint_and_what_has_come_since_too() -> Non
     ]
     arriving.add(later)
     assert here.unknown(list(map(_held, (later, never, keys[7])))) == [_held(never)]
-    for key in keys[::2]:
-        here.mark(key)
-    here.mark(never)
+    here.mark([*keys[::2], never])
     unmarked = [key for page in here.unmarked() for key in page]
     assert sorted(unmarked) == sorted(keys[1::2])
     with ThreadPoolExecutor(1) as threads:

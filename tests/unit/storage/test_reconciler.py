@@ -134,7 +134,13 @@ async def test_what_comes_or_goes_meanwhile_is_not_lost(case: str, damages: int)
 
     anything: Any = index
     residency = SimpleNamespace(
-        listed_count=1, listed_digest=1, scan=lambda: iter([list(keys)]), arriving=_nothing, look=look, age=age
+        listed_count=1,
+        listed_digest=1,
+        scan=lambda: iter([list(keys)]),
+        arriving=_nothing,
+        look=look,
+        age=age,
+        generation=keys.get,
     )
     tiers: Any = SimpleNamespace(residency=residency, objects=None, drop=drop, reregister=reregister)
     reconciler = Reconciler(

@@ -17,7 +17,7 @@ from quire_storage.core.chunks import Chunk
 
 Group = frozenset[bytes]
 """Namespaces that a policy bounds together, each by the first 16 bytes of its digest."""
-_CHOSEN_MAX: Final = 512
+_CHOSEN_MAX: Final = 64
 _LOOKS_MAX: Final = 4096
 
 

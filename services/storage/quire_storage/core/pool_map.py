@@ -220,6 +220,14 @@ class PoolMap:
         at = where & ((1 << _DRIVE_SHIFT) - 1)
         return int(self._drives[where >> _DRIVE_SHIFT].image[at + _AGE_AT : at + _AGE_AT + 8].view("<u8")[0])
 
+    def generation(self, key: bytes) -> int | None:
+        """As `listing` has it; None for a chunk that is not here."""
+        where = self._where.get(key)
+        if where is None:
+            return None
+        at = (where & ((1 << _DRIVE_SHIFT) - 1)) // UNIT_BYTES
+        return int(self._drives[where >> _DRIVE_SHIFT].index_generations[at])
+
     def listing(self, place: DiskPlace) -> tuple[int, bool]:
         """Generation of the index entry that lists the chunk at `place`, 0 for none that is known, and whether that
         entry lists the object tier too.

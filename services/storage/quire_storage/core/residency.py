@@ -197,6 +197,13 @@ class Residency:
             return None
         return placed.header, self.pool.listing(placed.place)[0]
 
+    def generation(self, key: bytes) -> int | None:
+        """Of the index entry that lists a chunk that can be read here, 0 for none; None for a chunk that cannot."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            return entry.generation if entry.phase is Phase.RESIDENT else None
+        return self.pool.generation(key) if self.pool is not None and key not in self._leaving else None
+
     def in_object(self, key: bytes) -> bool:
         """Whether the object tier has a chunk that can be read here, under the index entry that lists this node."""
         entry = self._entries.get(key)
