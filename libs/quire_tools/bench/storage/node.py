@@ -8,6 +8,7 @@ compares itself with the index, scrubs, is scraped, and evicts.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from isal import isal_zlib
 from rich.console import Console
 
 from quire.client import AdminClient, SyncClient
+from quire.model.errors import QuireError
 from quire.model.hashing import Namespace, block_keys
 from quire.model.index import records
 from quire.model.keys import ChunkKeys
@@ -204,14 +206,15 @@ def _fetch_and_store(cluster: LocalCluster, space: Namespace, fetched: list[floa
         while not over.is_set():
             number += 1
             keys = block_keys(own, range(number * _LOADED, (number + 1) * _LOADED))
-            client.store(own, keys, 0, buffer, complete=True).finish()
-            for _ in range(_FETCHES):
-                began = time.perf_counter()
-                found = client.lookup(own, keys)
-                client.fetch(found, buffer).summary()
-                client.release(found)
-                fetched.append(time.perf_counter() - began)
-                time.sleep(0.05)
+            with contextlib.suppress(QuireError):  # a node that has just died
+                client.store(own, keys, 0, buffer, complete=True).finish()
+                for _ in range(_FETCHES):
+                    began = time.perf_counter()
+                    found = client.lookup(own, keys)
+                    client.fetch(found, buffer).summary()
+                    client.release(found)
+                    fetched.append(time.perf_counter() - began)
+                    time.sleep(0.05)
 
 
 def _evict(cluster: LocalCluster, space: Namespace, chunks: int) -> None:

@@ -36,6 +36,17 @@ class Tail:
     room: int
 
 
+class _Picture:
+    """Of `nodes`, in arrays: what is the same for all requests until nodes have reported again."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = nodes
+        self.claims = claims_by_capacity(nodes)
+        self.by_name = {node.node_id: at for at, node in enumerate(nodes)}
+        self.capacity = np.array([max(1, node.capacity_bytes) for node in nodes], dtype=np.float64)
+        self.used = np.array([node.used_bytes for node in nodes], dtype=np.float64)
+
+
 @dataclass(frozen=True, slots=True)
 class _Sent:
     node_id: str
@@ -50,6 +61,7 @@ class Placement:
         self._memory_s = memory_s
         self._sent: OrderedDict[bytes, _Sent] = OrderedDict()
         self._sent_bytes: Counter[str] = Counter()
+        self._picture = _Picture(())
 
     def place(
         self,
@@ -60,13 +72,17 @@ class Placement:
         now_s: float,
         tail: Tail | None = None,
     ) -> list[ChunkRange]:
-        """Nodes for the chunks from `first` on. What was placed a moment ago goes there again."""
+        """Nodes for the chunks from `first` on. What was placed a moment ago goes there again.
+
+        The same sequence means the same nodes: it is looked at once.
+        """
         if first >= len(keys):
             return []
         self._forget(now_s)
-        claims, by_name = claims_by_capacity(nodes), {node.node_id: at for at, node in enumerate(nodes)}
-        capacity = np.array([max(1, node.capacity_bytes) for node in nodes], dtype=np.float64)
-        loads = self._loads(nodes, by_name)
+        if nodes is not self._picture.nodes:
+            self._picture = _Picture(nodes)
+        claims, by_name, capacity = self._picture.claims, self._picture.by_name, self._picture.capacity
+        loads = self._loads()
         if tail is not None and tail.node_id not in by_name:
             tail = None
         bounds = cut(first, len(keys), chunk_bytes, tail.room if tail is not None else 0)
@@ -94,8 +110,8 @@ class Placement:
             extend(ranges, ChunkRange(name, at, stop - at))
         return ranges
 
-    def _loads(self, nodes: Sequence[Node], by_name: dict[str, int]) -> npt.NDArray[np.float64]:
-        loads = np.array([node.used_bytes for node in nodes], dtype=np.float64)
+    def _loads(self) -> npt.NDArray[np.float64]:
+        loads, by_name = self._picture.used.copy(), self._picture.by_name
         for name, size in self._sent_bytes.items():
             if name in by_name:
                 loads[by_name[name]] += size
