@@ -1,7 +1,7 @@
-"""The README's table of environment variables, made from the services' configuration classes.
+"""What is made from the services' configuration classes: the README's table of variables, and the names of all.
 
-python tools/settings.py            write it
-python tools/settings.py --check    status 1 if the README says something else
+python tools/settings.py            write both
+python tools/settings.py --check    status 1 if one says something else
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from pathlib import Path
 
 from quire_server.config import variable_name
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README, VARIABLES = ROOT / "README.md", ROOT / "libs" / "quire_server" / "variables.py"
+ELSEWHERE = (
+    *("QUIRE_CLIENT_CA", "QUIRE_CLIENT_UIDS", "QUIRE_KEY_SECRET", "QUIRE_OBJECT_KEY", "QUIRE_OBJECT_SECRET"),
+    *("QUIRE_OBJECT_URL", "QUIRE_TOKEN", "QUIRE_TRACE_FOLDER"),
+)
+"""Read by clients, the command line, telemetry and the manifests."""
 SERVICES = ("gateway", "orchestrator", "storage", "decoder", "scheduler")
 _ROW = "| `QUIRE_"
 
@@ -36,13 +42,25 @@ def with_table(text: str) -> str:
     return "\n".join([*lines[: old[0]], *rows(), *lines[old[-1] + 1 :]]) + "\n"
 
 
+def names() -> str:
+    """The module with the names of all variables."""
+    found = sorted({row.split("`")[1] for row in rows()} | set(ELSEWHERE))
+    lines = "\n".join(f'        "{name}",' for name in found)
+    return (
+        '"""Names of all environment variables. Made by `make settings`; do not edit."""\n\n'
+        "from __future__ import annotations\n\n"
+        "from typing import Final\n\n"
+        f"KNOWN: Final = frozenset(\n    (\n{lines}\n    )\n)\n"
+    )
+
+
 def main() -> None:
-    text = README.read_text()
-    wanted = with_table(text)
-    if "--check" not in sys.argv[1:]:
-        README.write_text(wanted)
-    elif text != wanted:
-        sys.exit("README.md: the table of variables is not that of the code; run `make settings`")
+    wanted = {README: with_table(README.read_text()), VARIABLES: names()}
+    for file, text in wanted.items():
+        if "--check" not in sys.argv[1:]:
+            file.write_text(text)
+        elif file.read_text() != text:
+            sys.exit(f"{file.name}: the variables are not those of the code; run `make settings`")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,22 @@
 """Configuration from the environment: one frozen dataclass per service, every problem reported at once.
 
-The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. Field
-metadata: `doc` (one sentence), `minimum`, `maximum`, `required`, and `variable` for names shared by several services.
+The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. A variable
+that no service knows is a problem, too: it is a setting that somebody believes to have made.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol, TypeVar, get_type_hints
 
 from quire.model.errors import ConfigInvalid
+from quire_server.variables import KNOWN
 
 
 class _Config(Protocol):
@@ -25,6 +28,10 @@ class _Config(Protocol):
 Config = TypeVar("Config", bound=_Config)
 
 
+_FOREIGN: Final = re.compile(
+    r"QUIRE_(TEST|CHAOS|SOAK|MUTATION|SIMULATION|EXPLORED)_"  # of this repository's tests
+    r"|QUIRE_\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_TCP(_\w+)?)?)$"  # Kubernetes' own, of a service's name
+)
 SECRET_BYTES_MIN: Final = 32
 """An access key and its secret are enough to try cluster secrets offline, so one that can be guessed is refused."""
 
@@ -38,10 +45,22 @@ def setting(
     variable: str | None = None,
     required: bool = False,
     bytes_min: int = 0,
+    choices: Sequence[str] = (),
+    folders: bool = False,
 ) -> Any:
-    """A field of a configuration dataclass. `bytes_min`: of a secret's text, which no problem repeats."""
-    metadata = {"doc": doc, "minimum": minimum, "maximum": maximum, "variable": variable, "required": required}
-    metadata["bytes_min"] = bytes_min
+    """A field of a configuration dataclass. `doc`: one sentence; `variable`: a name that services share; `bytes_min`:
+    of a secret's text, which no problem repeats; `folders`: it names folders to write to, separated by commas.
+    """
+    metadata = {
+        "doc": doc,
+        "minimum": minimum,
+        "maximum": maximum,
+        "variable": variable,
+        "required": required,
+        "bytes_min": bytes_min,
+        "choices": choices,
+        "folders": folders,
+    }
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -87,8 +106,16 @@ def variable_name(prefix: str, field: dataclasses.Field[Any]) -> str:
 
 def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None = None) -> Config:
     """Fill `kind` from the environment. Raises `ConfigInvalid` with every variable that cannot be used."""
+    config, problems = read(kind, prefix, environment)
+    if problems:
+        raise ConfigInvalid("; ".join(problems))
+    return config
+
+
+def read(kind: type[Config], prefix: str, environment: Mapping[str, str] | None = None) -> tuple[Config, list[str]]:
+    """The same, with the problems: a value that cannot be used is the default."""
     source = os.environ if environment is None else environment
-    hints, values, problems = get_type_hints(kind), {}, []
+    hints, values, problems = get_type_hints(kind), {}, unknown_variables(source)
     for field in dataclasses.fields(kind):
         name = variable_name(prefix, field)
         if not source.get(name):
@@ -101,9 +128,13 @@ def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
             )
         try:
             value = _parse(source[name], hints[field.name])
+            if field.name.endswith("listen"):
+                host_and_port(source[name])
         except ValueError as error:
             problems.append(f"{name}={source[name]!r}: {error}")
             continue
+        if (choices := field.metadata.get("choices")) and value not in choices:
+            problems.append(f"{name}={source[name]!r}: one of {', '.join(choices)}")
         minimum = field.metadata.get("minimum")
         if isinstance(value, float) and not math.isfinite(value):
             problems.append(f"{name}={source[name]!r}: not a finite number")
@@ -115,10 +146,39 @@ def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
         values[field.name] = value
     config = kind(**values)
     if isinstance(config, ServiceConfig):
-        problems += config.problems()
-    if problems:
-        raise ConfigInvalid("; ".join(problems))
-    return config
+        problems += config.problems() + _unadvertised(config, prefix)
+    return config, problems
+
+
+def host_and_port(text: str) -> tuple[str, int]:
+    """Of an address; an IPv6 host is in brackets. Raises `ValueError`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or not 0 <= int(port) < 1 << 16:
+        raise ValueError("not host:port")
+    return host.strip("[]"), int(port)
+
+
+def unknown_variables(source: Mapping[str, str]) -> list[str]:
+    """Problems: variables of the environment that nothing of Quire reads."""
+    problems = []
+    for name in sorted(source):
+        if name.startswith("QUIRE_") and name not in KNOWN and not _FOREIGN.match(name):
+            near = difflib.get_close_matches(name, KNOWN, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            problems.append(f"{name}={_shown(name, source[name])}: no such variable{meant}")
+    return problems
+
+
+def _unadvertised(config: ServiceConfig, prefix: str) -> list[str]:
+    """A member that listens on every address has to say under which it is reached."""
+    listen = str(getattr(config, "listen", ""))
+    if getattr(config, "advertise", None) != "" or listen.rpartition(":")[0] not in ("", "0.0.0.0", "[::]"):
+        return []
+    return [f"{prefix}LISTEN={listen!r}: others cannot reach that address; set {prefix}ADVERTISE to one that they can"]
+
+
+def _shown(name: str, value: str) -> str:
+    return "***" if any(word in name for word in ("SECRET", "TOKEN", "PASSWORD", "KEY")) else repr(value)
 
 
 def _parse(text: str, kind: Any) -> Any:

@@ -102,15 +102,23 @@ class Server:
             await self._health.set(name, status)
 
 
-async def until_signalled(stop_within_s: float) -> None:
-    """Return on SIGTERM or SIGINT. So long after it the process ends, whatever still hangs; its log then says where."""
-    stopped = asyncio.Event()
+async def until_signalled(stop_within_s: float) -> str:
+    """Return on SIGTERM or SIGINT, with its name. So long after it the process ends, whatever still hangs; its log then
+    says where.
+    """
     loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stopped.set)
-    await stopped.wait()
+    stopped: asyncio.Future[str] = loop.create_future()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _settle, stopped, number.name)
+    name = await stopped
     faulthandler.dump_traceback_later(stop_within_s, exit=True)
     loop.call_later(_SLOW_STOP_S, _say_what_waits)
+    return name
+
+
+def _settle(stopped: asyncio.Future[str], name: str) -> None:
+    if not stopped.done():
+        stopped.set_result(name)
 
 
 def _say_what_waits() -> None:

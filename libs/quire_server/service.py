@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import dataclasses
 import gc
+import os
+import platform
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -11,21 +15,25 @@ from typing import TypeVar
 
 import uvloop
 
-from quire.model.errors import QuireError
+from quire import PROTOCOL_VERSION, __version__
+from quire.model.errors import ConfigInvalid, QuireError
 from quire.model.nodes import Node
 from quire.telemetry import be_background, logger
 from quire.wire.channels import ChannelPool
 from quire.wire.tls import MEMBER_NAME, Tls
-from quire_server.config import ServiceConfig, load
+from quire_server.config import ServiceConfig, read, variable_name
 from quire_server.grpc_server import Server, until_signalled
 from quire_server.heartbeat import ClusterNews, Heartbeat
+from quire_server.preflight import preflight
 from quire_server.roster import Roster
 from quire_server.telemetry import configure, publish
 from quire_server.telemetry.lag import loop_lag
 from quire_server.telemetry.metrics import metrics_listener
+from quire_server.telemetry.setup import repeats
 
 Config = TypeVar("Config", bound=ServiceConfig)
 _STOP_MORE_S = 10.0
+_LOOK_S = 5.0
 _COLLECTED_AFTER = 20_000
 Closing = Callable[[], Awaitable[None]]
 
@@ -33,15 +41,56 @@ Closing = Callable[[], Awaitable[None]]
 def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Config], Awaitable[None]]) -> None:
     """Read the configuration, set up telemetry, run `serve` on uvloop until it returns.
 
-    A `QuireError` (a wrong variable, a foreign pool) ends the process with status 2 and one line.
+    A `QuireError` (a wrong variable, a foreign pool) ends the process with status 2 and one line. `--check` looks at
+    the configuration alone, `--help` tells of it.
     """
-    configure(name, metrics_too=True)
+    asked = _arguments(name, kind, prefix)
+    if asked.check:
+        config, problems = read(kind, prefix)
+        problems += preflight(config, prefix)
+        print("\n".join(problems) or "the configuration can be used")
+        sys.exit(2 if problems else 0)
+    configure(name, node_id=os.environ.get(f"{prefix}NODE_ID", ""), metrics_too=True)
     try:
-        config = load(kind, prefix)
+        config, problems = read(kind, prefix)
+        if problems := problems + preflight(config, prefix):
+            logger().error("cannot start", error=ConfigInvalid.code(), problems=problems)
+            sys.exit(2)
+        about = {"version": __version__, "protocol": PROTOCOL_VERSION, "kernel": platform.release(), "ucx": _ucx()}
+        logger().info("starts", role=name, listen=str(getattr(config, "listen", "")), **about)
         uvloop.run(_serve(serve, config))
     except QuireError as error:
-        logger().error("cannot start", error=error.code(), message=str(error))
+        logger().error("cannot start", error=error.code(), problems=[str(error)])
         sys.exit(2)
+    except Exception as error:
+        logger().critical("ended unexpectedly", exc_info=error)
+        sys.exit(1)
+
+
+def _arguments(name: str, kind: type[Config], prefix: str) -> argparse.Namespace:
+    """Of the command line. `--help` prints and ends."""
+    rows = []
+    for field in dataclasses.fields(kind):
+        default = " (must be set)" if field.metadata.get("required") else f" [{field.default}]" * (field.default != "")
+        rows.append(f"  {variable_name(prefix, field)}{default}\n      {field.metadata['doc']}")
+    parser = argparse.ArgumentParser(
+        prog=f"quire-{name}",
+        description=f"Quire's {name}. It is configured by environment variables and runs until SIGTERM.",
+        epilog="variables:\n" + "\n".join(rows),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--check", action="store_true", help="say what is wrong with the configuration, and end")
+    return parser.parse_args()
+
+
+def _ucx() -> str:
+    """Its version, as `pyucx` would load it; "none" for services and machines without."""
+    try:
+        from pyucx import library
+    except ImportError:
+        return "none"
+    return ".".join(map(str, library.version))
 
 
 async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> None:
@@ -50,7 +99,20 @@ async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> 
     gc.freeze()
     gc.set_threshold(_COLLECTED_AFTER)
     async with metrics_listener(config.metrics_listen), loop_lag():
-        await serve(config)
+        ended = asyncio.create_task(_say_what_ended())
+        try:
+            await serve(config)
+        finally:
+            ended.cancel()
+
+
+async def _say_what_ended() -> None:
+    """Failures that were logged by their count."""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        for line in repeats.ended():
+            about = {name: value for name, value in line.items() if name not in ("event", "level", "timestamp")}
+            logger().info(line["event"], **about)
 
 
 def member_tls(config: ServiceConfig) -> Tls | None:
@@ -84,7 +146,9 @@ async def serve_member(
     heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news, roster)
     await server.start()
     heartbeat.start()
-    await until_signalled(stop_within_s(grace_s, drain_s))
+    node = describe()
+    about = {"node": node.node_id, "incarnation": node.incarnation, **node.notes}
+    await until_stopped(stop_within_s(grace_s, drain_s), address=node.grpc_address, **about)
     await heartbeat.leave()
     await server.drain(drain_s)
     await asyncio.gather(*(close() for close in frontends))
@@ -92,6 +156,12 @@ async def serve_member(
     for close in last:
         await close()
     await channels.close()
+
+
+async def until_stopped(stop_within_s: float, **about: str) -> None:
+    """Say that the service serves, wait until it is asked to stop, and say why it does."""
+    logger().info("ready", **about)
+    logger().info("stops", reason=await until_signalled(stop_within_s), **about)
 
 
 def stop_within_s(grace_s: float, drain_s: float) -> float:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 import pyucx
 from quire.model.descriptor import RdmaTarget
-from quire.model.errors import DeadlineExceeded, PeerLost, QuireError, TargetInvalid
+from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, QuireError, TargetInvalid
 from quire.transport.base import PayloadStream, Peer, Region, Remote
 
 _MESSAGE_ID: Final = 1
@@ -56,7 +56,11 @@ class UcxTransport:
 
     async def start(self) -> None:
         self._gathers = await pyucx.gathers_correctly()
-        self._context = pyucx.Context(**self._config)
+        try:
+            self._context = pyucx.Context(**self._config)
+        except pyucx.OperationFailed as error:
+            asked = " ".join(f"UCX_{name}={value}" for name, value in self._config.items()) or "its settings"
+            raise ConfigInvalid(f"UCX cannot start with {asked}: {error}; `ucx_info -d` lists the devices") from None
         self._worker = pyucx.Worker(self._context)
         self._worker.start()
         self._worker.on_message(_MESSAGE_ID, lambda message: self._handler(message))

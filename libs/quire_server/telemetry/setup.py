@@ -30,8 +30,10 @@ from opentelemetry.sdk.trace.export import (
 )
 
 from quire.telemetry.trace import in_request
+from quire_server.telemetry.repeats import Repeats
 
 _SECRET_WORDS: Final = ("secret", "password", "token", "authorization", "signature", "lease", "credential")
+repeats: Final = Repeats()
 _URL_PASSWORD: Final = re.compile(r"(\w+://[^\s/:@]*:)[^\s/@]+@")
 
 
@@ -66,19 +68,21 @@ class FileSpanExporter(SpanExporter):
         }
 
 
-def configure(service: str, *, log_level: str = "info", metrics_too: bool = False) -> None:
+def configure(service: str, *, node_id: str = "", log_level: str = "info", metrics_too: bool = False) -> None:
     """Install exporters and log format for this process; with `metrics_too` also what `metrics_listener` serves."""
     _configure_logs(service, log_level)
+    if metrics_too:
+        _take_libraries_logs(service)
     # A stream whose client hung up is closed from another context; it says so with a stack trace, and means nothing.
     logging.getLogger("opentelemetry.context").setLevel(logging.CRITICAL)
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     folder = os.environ.get("QUIRE_TRACE_FOLDER")
-    resource = Resource.create({"service.name": service})
+    resource = Resource.create({"service.name": service, "service.instance.id": node_id or service})
     readers: list[MetricReader] = []
     if metrics_too:
         from opentelemetry.exporter.prometheus import PrometheusMetricReader
 
-        readers.append(PrometheusMetricReader())
+        readers.append(PrometheusMetricReader(scope_info_enabled=False))
     if readers:
         metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
     if not endpoint and not folder:
@@ -111,12 +115,55 @@ def _configure_logs(service: str, level: str) -> None:
             add_trace,
             structlog.processors.format_exc_info,
             _without_secrets,
+            repeats,
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     structlog.contextvars.bind_contextvars(service=service)
+
+
+def _take_libraries_logs(service: str) -> None:
+    """Libraries' lines, warnings and what nothing catches become lines of the same form."""
+
+    def add_service(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        event["service"] = service
+        return event
+
+    formatter = structlog.stdlib.ProcessorFormatter
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        formatter(
+            foreign_pre_chain=[
+                structlog.stdlib.add_logger_name,
+                structlog.stdlib.ExtraAdder(),
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso"),
+                add_service,
+                structlog.processors.format_exc_info,
+                _without_secrets,
+            ],
+            processors=[formatter.remove_processors_meta, structlog.processors.JSONRenderer()],
+        )
+    )
+    handler.addFilter(_NotRepeated())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+    sys.excepthook = lambda kind, error, where: structlog.get_logger().critical(
+        "an exception that nothing caught", exc_info=(kind, error, where)
+    )
+
+
+class _NotRepeated(logging.Filter):
+    """Libraries repeat themselves, too."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        try:
+            repeats(None, "", {"event": record.getMessage(), "level": record.levelname.lower(), "logger": record.name})
+        except structlog.DropEvent:
+            return False
+        return True
 
 
 def _without_secrets(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

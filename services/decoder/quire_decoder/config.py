@@ -28,8 +28,12 @@ class DecoderConfig(ServiceConfig):
     )
     models: str = setting("", "folders of VAEs (diffusers), separated by commas; the demo's is always there")
     warm: bool = setting(True, "load the VAEs before serving; else each with its first image")
-    device: str = setting("auto", "cuda, cpu, or auto for the better one")
-    engine: str = setting("auto", "eager, channels_last, compile, graphs or tensorrt; auto by the device")
+    device: str = setting("auto", "cuda, cpu, or auto for the better one", choices=("auto", "cuda", "cpu"))
+    engine: str = setting(
+        "auto",
+        "eager, channels_last, compile, graphs or tensorrt; auto by the device",
+        choices=("auto", "eager", "channels_last", "compile", "graphs", "tensorrt"),
+    )
     batch_max: int = setting(8, "latents decoded together, where that pays and changes no pixel", minimum=1)
     model_bytes: int = setting(2 << 30, "memory for loaded VAEs; the least used go", minimum=1)
     decode_bytes: int = setting(4 << 30, "memory for decoding an image; larger ones are decoded in tiles", minimum=1)

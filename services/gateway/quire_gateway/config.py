@@ -38,14 +38,18 @@ class GatewayConfig(ServiceConfig):
     tls_cert: str = setting("", "PEM file of the certificate that clients see, and its chain")
     tls_key: str = setting("", "PEM file of its private key")
     admin_listen: str = setting("", "host:port of the admin frontend; empty: closed")
-    auth: str = setting("off", "tokens: gRPC and images want a key of `quire keys`; off: every caller is allowed")
+    auth: str = setting(
+        "off",
+        "tokens: gRPC and images want a key of `quire keys`; off: every caller is allowed",
+        choices=("off", "tokens"),
+    )
     tenant_requests_max: int = setting(128, "requests of one tenant at the same time; 0: no limit", minimum=0)
     tenant_bytes_max: int = setting(0, "bytes of one tenant on their way; 0: no limit", minimum=0)
     tenant_memory_max: int = setting(
         0, "bytes of memory that a tenant's running requests may name; 0: no limit", minimum=0
     )
     late_max_ms: int = setting(500, "a gateway that runs later than this takes no transfers; 0: it does", minimum=0)
-    object_url: str = setting("quire-objects", "bytes of S3 objects: s3://, gs://, az:// or a folder")
+    object_url: str = setting("quire-objects", "bytes of S3 objects: s3://, gs://, az:// or a folder", folders=True)
     object_timeout_s: float = setting(30.0, "deadline of one request to the object tier", minimum=0.1)
     redis_url: str = setting(
         "redis://127.0.0.1:6379/0",
@@ -77,8 +81,6 @@ class GatewayConfig(ServiceConfig):
 
     def problems(self) -> list[str]:
         found = ServiceConfig.problems(self)
-        if self.auth not in ("off", "tokens"):
-            found.append(f"QUIRE_GATEWAY_AUTH={self.auth!r}: off or tokens")
         files = {"QUIRE_GATEWAY_TLS_CERT": self.tls_cert, "QUIRE_GATEWAY_TLS_KEY": self.tls_key}
         if (self.tls_listen or self.s3_tls_listen) and not any(files.values()):
             found.append("QUIRE_GATEWAY_TLS_CERT, QUIRE_GATEWAY_TLS_KEY: must be set, as there is an address with TLS")

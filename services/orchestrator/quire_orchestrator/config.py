@@ -39,3 +39,12 @@ class OrchestratorConfig(ServiceConfig):
     decode_timeout_s: float = setting(60.0, "after how long a decode that was not ended counts as ended", minimum=0.1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)
+
+    def problems(self) -> list[str]:
+        found = ServiceConfig.problems(self)
+        if self.member_ttl_ms < 2 * self.heartbeat_ms:
+            found.append(
+                f"QUIRE_ORCHESTRATOR_MEMBER_TTL_MS={self.member_ttl_ms}: less than twice "
+                f"QUIRE_ORCHESTRATOR_HEARTBEAT_MS={self.heartbeat_ms}; one report that is late would cost a member"
+            )
+        return found

@@ -26,12 +26,12 @@ from quire_orchestrator.images import ImageDesk
 from quire_orchestrator.ports import TenantQuotas
 from quire_orchestrator.runtime import Orchestrator
 from quire_server.clock import SystemClock
-from quire_server.grpc_server import Server, until_signalled
+from quire_server.grpc_server import Server
 from quire_server.lookups import Found, Question
 from quire_server.quotas import Quotas
 from quire_server.redis import Buckets, CacheEvents, Images, Membership, Policies, PrefixIndex, connect
 from quire_server.redis.access import salt_of
-from quire_server.service import member_tls, run_service, stop_within_s
+from quire_server.service import member_tls, run_service, stop_within_s, until_stopped
 from quire_server.telemetry import publish
 
 
@@ -304,7 +304,7 @@ async def serve(config: OrchestratorConfig) -> None:
     await orchestrator.start()
     images.start()
     await server.start()
-    await until_signalled(stop_within_s(config.stop_grace_s, config.drain_s))
+    await until_stopped(stop_within_s(config.stop_grace_s, config.drain_s), address=config.listen)
     await server.drain(config.drain_s)
     await server.stop(config.stop_grace_s)
     await images.close()

@@ -29,7 +29,9 @@ class SchedulerConfig(ServiceConfig):
         "budget B of each shared link, name=bytes/s; of one below another, name@other=bytes/s; separated by commas",
     )
     policy: str = setting(
-        "adaptive", "who gets how much: equal, kv-prop, bw-prop, stall-opt, calibrated or adaptive (§3.6)"
+        "adaptive",
+        "who gets how much: equal, kv-prop, bw-prop, stall-opt, calibrated or adaptive (§3.6)",
+        choices=("equal", "kv-prop", "bw-prop", "stall-opt", "calibrated", "adaptive"),
     )
     margin_share: float = setting(0.05, "calibration margin δ of Eq. 7, as a share of the link's budget", minimum=0)
     at_once: bool = setting(False, "share anew whenever a delivery comes or goes, not at the next epoch")
@@ -38,6 +40,14 @@ class SchedulerConfig(ServiceConfig):
     deliveries_max: int = setting(65_536, "deliveries at the same time; more are refused", minimum=1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     stop_grace_s: float = setting(2.0, "time for running requests at SIGTERM", minimum=0)
+
+    def problems(self) -> list[str]:
+        found = ServiceConfig.problems(self)
+        try:
+            _ = self.budgets
+        except ConfigInvalid as error:
+            found.append(str(error))
+        return found
 
     @property
     def budgets(self) -> dict[str, int]:

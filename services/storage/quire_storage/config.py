@@ -28,19 +28,25 @@ class StorageConfig(ServiceConfig):
         256 << 20, "memory that layers pass through on their way from a drive", minimum=1 << 16
     )
     block_bytes: int = setting(16 << 20, "what is read, verified and sent at a time; a slice must fit", minimum=1 << 12)
-    drives: str = setting("", "folders, one on each drive, separated by commas; empty for memory only")
+    drives: str = setting("", "folders, one on each drive, separated by commas; empty for memory only", folders=True)
     drive_bytes: int = setting(4 << 30, "size of the pool's file on each drive, preallocated", minimum=1 << 20)
     stripe_bytes: int = setting(256 << 10, "what of a layer lies together on one drive", minimum=1 << 12)
     chunk_bytes_min: int = setting(64 << 10, "chunk size for which a new pool has headers enough", minimum=1 << 12)
-    io: str = setting("auto", "io_uring, threads, or auto for the better one that this kernel offers")
+    io: str = setting(
+        "auto",
+        "io_uring, threads, or auto for the better one that this kernel offers",
+        choices=("auto", "io_uring", "threads"),
+    )
     io_depth: int = setting(128, "reads and writes with the drives at a time", minimum=1)
     direct: bool = setting(True, "O_DIRECT where the file system has it")
     write_age_s_max: float = setting(1.0, "how long reads may hold writes back", minimum=0.001)
     write_backlog_bytes: int = setting(256 << 20, "how much of writes reads may hold back", minimum=1 << 20)
-    pool_high_share: float = setting(0.95, "from how much on the drives are trimmed", minimum=0.01)
-    pool_low_share: float = setting(0.90, "down to how much", minimum=0.01)
+    pool_high_share: float = setting(0.95, "from how much on the drives are trimmed", minimum=0.01, maximum=1)
+    pool_low_share: float = setting(0.90, "down to how much", minimum=0.01, maximum=1)
     room_timeout_s: float = setting(5.0, "how long a store waits for memory to come free", minimum=0.01)
-    object_url: str = setting("", "object tier: s3://bucket/prefix, gs://, az://, or a folder; empty for none")
+    object_url: str = setting(
+        "", "object tier: s3://bucket/prefix, gs://, az://, or a folder; empty for none", folders=True
+    )
     object_lag_bytes: int = setting(1 << 30, "how much may be missing in the object tier before stores wait", minimum=1)
     object_timeout_s: float = setting(30.0, "deadline of one request to the object tier", minimum=0.1)
     scrub_bytes_per_s: int = setting(20_000_000, "pace of the scrubber", minimum=1)
@@ -95,6 +101,19 @@ class StorageConfig(ServiceConfig):
         if self.slab_bytes % ALIGNMENT:
             found.append(
                 f"QUIRE_STORAGE_SLAB_BYTES={self.slab_bytes}: must be a multiple of {ALIGNMENT}, as drives are"
+            )
+        found += [
+            f"QUIRE_STORAGE_SLAB_BYTES={self.slab_bytes}: more than QUIRE_STORAGE_{name}={whole} has room for"
+            for name, whole, used in (
+                ("ARENA_BYTES", self.arena_bytes, True),
+                ("DRIVE_BYTES", self.drive_bytes, bool(self.drive_folders)),
+            )
+            if used and self.slab_bytes > whole
+        ]
+        if self.pool_low_share > self.pool_high_share:
+            found.append(
+                f"QUIRE_STORAGE_POOL_LOW_SHARE={self.pool_low_share}: "
+                f"above QUIRE_STORAGE_POOL_HIGH_SHARE={self.pool_high_share}"
             )
         try:
             users(self.shared_memory_uids)

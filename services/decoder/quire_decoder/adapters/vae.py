@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.model.errors import VaeUnknown
+from quire.model.errors import ConfigInvalid, VaeUnknown
 from quire.model.latents import LatentInfo, Normalisation, RecordInvalid, Vae
 from quire.model.nodes import KnownVae
 from quire.telemetry import logger
@@ -38,6 +38,8 @@ class DiffusersVaes:
     def __init__(
         self, folders: Sequence[Path], device: str, bytes_max: int, engine: str = "auto", decode_bytes: int = 4 << 30
     ) -> None:
+        if device == "cuda" and not _has_cuda():
+            raise ConfigInvalid("QUIRE_DECODER_DEVICE='cuda': torch finds no CUDA device; `auto` takes what there is")
         self._wanted = device
         self._engine: Engine = make_engine(engine, self._device_type)
         self._bytes_max = bytes_max
@@ -217,3 +219,9 @@ def _read(weights: Weights, dtype: str) -> Any:
     kind = getattr(diffusers, weights.kind.class_name)
     options: dict[str, Any] = {"use_safetensors": True, "low_cpu_mem_usage": False, "variant": weights.variant or None}
     return kind.from_pretrained(weights.folder, torch_dtype=getattr(torch, dtype), **options)
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())

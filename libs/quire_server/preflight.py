@@ -1,0 +1,63 @@
+"""What of a configuration can be tried before a service begins: addresses, folders, where Redis is."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from quire.model.errors import ConfigInvalid
+from quire_server.config import host_and_port, variable_name
+
+
+def preflight(config: Any, prefix: str) -> list[str]:
+    """Problems, each with its variable, its value and why. Nothing is left behind."""
+    problems = []
+    for field in dataclasses.fields(config):
+        value, name = getattr(config, field.name), variable_name(prefix, field)
+        if field.name.endswith("listen") and value:
+            problems += _taken(name, value)
+        elif field.metadata.get("folders"):
+            folders = [each.strip() for each in str(value).split(",") if each.strip()]
+            problems += [problem for folder in folders for problem in _unwritable(name, folder)]
+        elif field.name == "redis_url" and value:
+            problems += _no_redis(name, value)
+    return problems
+
+
+def _taken(name: str, address: str) -> list[str]:
+    host, port = host_and_port(address)
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(found[0], socket.SOCK_STREAM) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(found[4])
+    except OSError as error:
+        return [f"{name}={address!r}: cannot listen there: {error.strerror or error}"]
+    return []
+
+
+def _unwritable(name: str, folder: str) -> list[str]:
+    """A folder that is not there is made where the one above can be written to."""
+    if "://" in folder:
+        return []
+    path = Path(folder).absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    if not path.is_dir():
+        return [f"{name}={folder!r}: {path} is no folder"]
+    if not os.access(path, os.W_OK | os.X_OK) or os.statvfs(path).f_flag & os.ST_RDONLY:
+        return [f"{name}={folder!r}: {path} cannot be written to"]
+    return []
+
+
+def _no_redis(name: str, url: str) -> list[str]:
+    from quire_server.redis import connect
+
+    try:
+        connect(url)
+    except ConfigInvalid as error:
+        return [f"{name}: {error.message}"]
+    return []
