@@ -16,8 +16,8 @@ from quire_server.config import variable_name
 ROOT = Path(__file__).parents[1]
 README, VARIABLES = ROOT / "README.md", ROOT / "libs" / "quire_server" / "variables.py"
 ELSEWHERE = (
-    *("QUIRE_CLIENT_CA", "QUIRE_CLIENT_UIDS", "QUIRE_KEY_SECRET", "QUIRE_OBJECT_KEY", "QUIRE_OBJECT_SECRET"),
-    *("QUIRE_OBJECT_URL", "QUIRE_TOKEN", "QUIRE_TRACE_FOLDER"),
+    *("QUIRE_CLIENT_CA", "QUIRE_CLIENT_CERT", "QUIRE_CLIENT_KEY", "QUIRE_CLIENT_UIDS", "QUIRE_KEY_SECRET"),
+    *("QUIRE_OBJECT_KEY", "QUIRE_OBJECT_SECRET", "QUIRE_OBJECT_URL", "QUIRE_TOKEN", "QUIRE_TRACE_FOLDER"),
 )
 """Read by clients, the command line, telemetry and the manifests."""
 SERVICES = ("gateway", "orchestrator", "storage", "decoder", "scheduler")

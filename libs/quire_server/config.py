@@ -76,6 +76,11 @@ class ServiceConfig:
     cluster_key: str = setting("", "PEM of its private key", variable="QUIRE_CLUSTER_KEY")
     drain_s: float = setting(1.0, "time after SIGTERM for those who have not heard of it yet", minimum=0)
 
+    @property
+    def certificates(self) -> list[str]:
+        """Files of certificates whose end is watched."""
+        return [file for file in (self.cluster_ca, self.cluster_cert) if file]
+
     def problems(self) -> list[str]:
         """What cannot be right about the values together."""
         return files_together(
@@ -85,6 +90,30 @@ class ServiceConfig:
                 "QUIRE_CLUSTER_KEY": self.cluster_key,
             }
         )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemberConfig(ServiceConfig):
+    """What every member of a cluster has."""
+
+    cluster_secret: str = setting(
+        "",
+        "signs leases and permits; the same at every service, 32 bytes at least",
+        variable="QUIRE_CLUSTER_SECRET",
+        required=True,
+        bytes_min=SECRET_BYTES_MIN,
+    )
+    cluster_secret_also: str = setting(
+        "",
+        "another secret that is believed, while one replaces the other",
+        variable="QUIRE_CLUSTER_SECRET_ALSO",
+        bytes_min=SECRET_BYTES_MIN,
+    )
+
+    @property
+    def secrets(self) -> tuple[bytes, ...]:
+        """The one to sign with, and those to believe."""
+        return tuple(each.encode() for each in (self.cluster_secret, self.cluster_secret_also) if each)
 
 
 def files_together(paths: Mapping[str, str]) -> list[str]:

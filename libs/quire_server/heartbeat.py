@@ -6,18 +6,20 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from quire.model.errors import NameTaken, QuireError, VersionUnsupported
+from quire.model.errors import NameTaken, QuireError, SecretDiffers, VersionUnsupported
 from quire.model.index import Listing
 from quire.model.nodes import Node
-from quire.telemetry import background, logger
+from quire.telemetry import background, counter, logger, names
 from quire.wire.channels import ChannelPool, call
 from quire.wire.convert import node_from, node_to
+from quire.wire.credentials import proof
 from quire.wire.v1 import orchestrator_pb2 as pb
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_server.roster import Changes, Roster
 
 _TIMEOUT_S = 2.0
 _RETRY_S = 0.3
+_REFUSALS = (VersionUnsupported, NameTaken, SecretDiffers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class ClusterNews:
 class Heartbeat:
     """Announces `describe()` to the orchestrator at the interval that it asks for.
 
-    `on_news` hears what every answer says of the cluster, `roster` of the other storage nodes.
+    `on_news` hears what every answer says of the cluster, `roster` of the other storage nodes. `secret`: the cluster's.
     """
 
     def __init__(
@@ -46,13 +48,18 @@ class Heartbeat:
         describe: Callable[[], Node],
         on_news: Callable[[ClusterNews], None] = lambda news: None,
         roster: Roster | None = None,
+        *,
+        secret: bytes,
     ) -> None:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(orchestrator_address))
         self._describe = describe
         self._on_news = on_news
         self._roster = roster
+        self._secret = secret
         self._task: asyncio.Task[None] | None = None
         self._joined = asyncio.Event()
+        kinds = [{"reason": kind.code()} for kind in _REFUSALS]
+        self._refused = counter(names.REFUSED_MEMBER, "1", "reports that the cluster refused", kinds)
 
     def start(self) -> None:
         """Begin; an orchestrator that is not there yet is waited for."""
@@ -77,12 +84,15 @@ class Heartbeat:
         failing = False
         while True:
             known = self._roster.version if self._roster is not None else ""
-            request = pb.HeartbeatRequest(node=node_to(self._describe()), members_version=known)
+            node = self._describe()
+            shown = proof(node.node_id, node.incarnation, self._secret)
+            request = pb.HeartbeatRequest(node=node_to(node), members_version=known, proof=shown)
             try:
                 response = await call(self._stub.Heartbeat, request, timeout_s=_TIMEOUT_S)
             except QuireError as error:
-                if not failing and isinstance(error, VersionUnsupported | NameTaken):
-                    logger().error("the cluster does not use this node", error=str(error))
+                if isinstance(error, _REFUSALS):
+                    self._refused.add(1, {"reason": error.code()})
+                    logger().error("the cluster does not use this node", node=node.node_id, error=str(error))
                 elif not failing:
                     logger().warning("the orchestrator does not answer", error=str(error))
                 failing = True

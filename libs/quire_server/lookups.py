@@ -46,9 +46,9 @@ class LookupIndex(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupSettings:
-    """`secret`: the cluster's, which signs leases. `fetch_fixed_ms`: what a fetch costs besides its bytes."""
+    """`secrets`: the cluster's, the first signs leases. `fetch_fixed_ms`: what a fetch costs besides its bytes."""
 
-    secret: str
+    secrets: tuple[bytes, ...]
     lease_ttl_ms_max: int = 300_000
     fetch_fixed_ms: float = 10.0
 
@@ -123,7 +123,7 @@ class Lookups:
         self._picture = picture
         self._profiles = profiles
         self._clock = clock
-        self._signer = LeaseSigner(settings.secret.encode())
+        self._signer = LeaseSigner(*settings.secrets)
         self._turn = 0
         self._namespaces: set[str] = set()
         self._leased: dict[bytes, int] = {}

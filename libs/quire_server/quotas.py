@@ -5,7 +5,7 @@ A tenant is named by its access keys, and limited by the digest of its salt, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from quire.model.errors import QuotaExceeded
@@ -37,19 +37,20 @@ class Quotas:
         policy: Callable[[str], TenantPolicy],
         objects: StoredObjects,
         images: StoredImages,
-        cluster_secret: bytes,
+        secrets: Sequence[bytes],
     ) -> None:
         self._policy = policy
         self._objects = objects
         self._images = images
-        self._cluster_secret = cluster_secret
-        self._digests: dict[str, str] = {}
+        self._secrets = secrets
+        self._digests: dict[str, list[str]] = {}
 
     async def check(self, tenant: str, more_bytes: int) -> None:
         """Whether a tenant may keep so much more. Raises `QuotaExceeded`. What others keep at the same moment is not
         counted yet.
         """
-        limit = self._policy(self._digest(tenant)).stored_bytes_max if tenant else 0
+        limits = [self._policy(digest).stored_bytes_max for digest in self._digests_of(tenant)] if tenant else []
+        limit = next(filter(None, limits), 0)
         if limit:
             kept = await self._kept(tenant)
             if kept + more_bytes > limit:
@@ -61,15 +62,16 @@ class Quotas:
         if wanted:
             places = await self._objects.everywhere()
             for name in {tenant for tenant, _ in places}.union(await self._images.tenants()) - {""}:
-                digest = self._digest(name)
-                if digest in wanted:
-                    wanted[digest] += await self._kept(name)
+                for digest in self._digests_of(name):
+                    if digest in wanted:
+                        wanted[digest] += await self._kept(name)
         return wanted
 
     async def _kept(self, tenant: str) -> int:
         return await self._objects.stored_bytes(tenant) + await self._images.stored_bytes(tenant)
 
-    def _digest(self, tenant: str) -> str:
+    def _digests_of(self, tenant: str) -> list[str]:
+        """By each of the cluster's secrets."""
         if tenant not in self._digests:
-            self._digests[tenant] = tenant_name(salt_of(tenant, self._cluster_secret))
+            self._digests[tenant] = [tenant_name(salt_of(tenant, secret)) for secret in self._secrets]
         return self._digests[tenant]

@@ -27,6 +27,7 @@ from quire_server.heartbeat import ClusterNews, Heartbeat
 from quire_server.preflight import preflight
 from quire_server.roster import Roster
 from quire_server.telemetry import configure, publish
+from quire_server.telemetry.about import publish_build, publish_expiry
 from quire_server.telemetry.lag import loop_lag
 from quire_server.telemetry.metrics import metrics_listener
 from quire_server.telemetry.setup import repeats
@@ -56,7 +57,9 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
         if problems := problems + preflight(config, prefix):
             logger().error("cannot start", error=ConfigInvalid.code(), problems=problems)
             sys.exit(2)
-        about = {"version": __version__, "protocol": PROTOCOL_VERSION, "kernel": platform.release(), "ucx": _ucx()}
+        publish_build(name)
+        publish_expiry([Path(each) for each in config.certificates])
+        about = {"version": __version__, "protocol": PROTOCOL_VERSION, "kernel": platform.release()}
         logger().info("starts", role=name, listen=str(getattr(config, "listen", "")), **about)
         uvloop.run(_serve(serve, config))
     except QuireError as error:
@@ -82,15 +85,6 @@ def _arguments(name: str, kind: type[Config], prefix: str) -> argparse.Namespace
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("--check", action="store_true", help="say what is wrong with the configuration, and end")
     return parser.parse_args()
-
-
-def _ucx() -> str:
-    """Its version, as `pyucx` would load it; "none" for services and machines without."""
-    try:
-        from pyucx import library
-    except ImportError:
-        return "none"
-    return ".".join(map(str, library.version))
 
 
 async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> None:
@@ -131,6 +125,7 @@ async def serve_member(
     drain_s: float,
     on_news: Callable[[ClusterNews], None] = lambda news: None,
     *,
+    secret: bytes,
     roster: Roster | None = None,
     stopping: Callable[[], None] = lambda: None,
     frontends: Sequence[Closing] = (),
@@ -143,7 +138,7 @@ async def serve_member(
     `roster` hears who the storage nodes are.
     """
     publish(lambda: describe().all_stats)
-    heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news, roster)
+    heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news, roster, secret=secret)
     await server.start()
     heartbeat.start()
     node = describe()

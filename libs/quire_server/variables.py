@@ -7,11 +7,14 @@ from typing import Final
 KNOWN: Final = frozenset(
     (
         "QUIRE_CLIENT_CA",
+        "QUIRE_CLIENT_CERT",
+        "QUIRE_CLIENT_KEY",
         "QUIRE_CLIENT_UIDS",
         "QUIRE_CLUSTER_CA",
         "QUIRE_CLUSTER_CERT",
         "QUIRE_CLUSTER_KEY",
         "QUIRE_CLUSTER_SECRET",
+        "QUIRE_CLUSTER_SECRET_ALSO",
         "QUIRE_DECODER_ADVERTISE",
         "QUIRE_DECODER_BATCH_MAX",
         "QUIRE_DECODER_CACHE_BYTES",

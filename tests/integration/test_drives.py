@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.model.errors import ConfigInvalid
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.core.pool_format import pack_superblock, read_superblock
 from quire_storage.errors import DriveUnusable, ForeignPool
@@ -31,9 +32,22 @@ def _create(folder: Path) -> Path:
 def test_a_pool_is_preallocated_and_opened_again(tmp_path: Path) -> None:
     file = _create(tmp_path)
     assert file.stat().st_blocks * 512 >= 15 * MIB, "no allocation on the hot path"
+    same = _pool(tmp_path)
+    same.open()
+    before = same.map.capacity_bytes
+    same._drives.close()
     larger = _pool(tmp_path, drive_bytes=64 * MIB)
     larger.open()
-    assert larger.map.capacity_bytes <= 16 * MIB, "a pool keeps the size that it was made with"
+    assert 62 * MIB <= larger.map.capacity_bytes < 64 * MIB and before < 16 * MIB
+    assert file.stat().st_blocks * 512 >= 62 * MIB
+    larger._drives.close()
+    smaller = _pool(tmp_path, drive_bytes=32 * MIB)
+    with pytest.raises(ConfigInvalid, match=r"DRIVE_BYTES=33554432.*cannot be made smaller"):
+        smaller.open()
+    smaller._drives.close()
+    again = _pool(tmp_path, drive_bytes=64 * MIB)
+    again.open()
+    assert again.map.capacity_bytes == larger.map.capacity_bytes
     assert not list(tmp_path.glob("*.new"))
 
 

@@ -307,7 +307,7 @@ class Cluster:
             clock=clock,
         )
         nothing: Any = None
-        servicer = OrchestratorServicer(orchestrator, nothing, Unlimited(), SECRET.encode())
+        servicer = OrchestratorServicer(orchestrator, nothing, Unlimited(), [SECRET.encode()])
         add_OrchestratorServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "orchestrator", process)))
         while True:
             try:
@@ -355,7 +355,7 @@ class Cluster:
         index: Any = InRedis(self.metadata, self.metadata.index)
         view = View(members=self._members, tenants=Policies(), clock=clock, refresh_s=0.125)
         await view.start()
-        settings = LookupSettings(secret=SECRET)
+        settings = LookupSettings(secrets=(SECRET.encode(),))
         lookups = Lookups(settings=settings, index=index, picture=view, profiles=Profiles(None), clock=clock)
         admission = Admission(config, nothing, clock)
         admission.start()
@@ -452,7 +452,7 @@ class Cluster:
         roster: Roster | None = None,
     ) -> None:
         channels: Any = SimChannels(self.network, process)
-        Heartbeat(channels, "orchestrator", describe, on_news, roster).start()
+        Heartbeat(channels, "orchestrator", describe, on_news, roster, secret=SECRET.encode()).start()
 
 
 class _NoThreads:

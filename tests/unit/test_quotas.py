@@ -34,7 +34,7 @@ def _quotas() -> Quotas:
         policy=lambda name: policies.get(name) or TenantPolicy(name),
         objects=_Stored(alice=600, bob=10**9),
         images=_Stored(alice=300, carol=5),
-        cluster_secret=SECRET,
+        secrets=[SECRET],
     )
 
 

@@ -7,6 +7,7 @@ QuireError
 │   ├── DescriptorInvalid       a descriptor that contradicts itself or the lease
 │   └── TargetInvalid           client memory that is too small, out of range, or has an unusable key
 ├── Unauthenticated             the caller has shown no token, or one that this cluster did not give
+│   └── SecretDiffers           a member signs with another secret than the cluster's
 ├── NotAllowed                  the caller may not do this
 ├── LeaseForged                 a lease that this cluster did not sign, or that covers other chunks
 ├── LeaseExpired                a lease whose time is over
@@ -82,6 +83,10 @@ class TargetInvalid(InvalidRequest):
 
 class Unauthenticated(QuireError):
     """The caller has shown no token, or one that this cluster did not give."""
+
+
+class SecretDiffers(Unauthenticated):
+    """A member signs with another secret than the cluster's."""
 
 
 class NotAllowed(QuireError):

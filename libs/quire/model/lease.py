@@ -53,22 +53,22 @@ class Lease:
 
 
 class LeaseSigner:
-    """Signs and opens with the cluster's secret."""
+    """Signs with the cluster's secret, the first of these, and opens with any."""
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+    def __init__(self, *secrets: bytes) -> None:
+        self._secrets = secrets
 
     def sign(self, lease: Lease) -> bytes:
         ranges = [[each.node_id, each.first, each.count] for each in lease.ranges]
         tenant = [lease.tenant.tenant, lease.tenant.weight, lease.tenant.cap_bytes_per_s]
         pinned = [lease.lease_id, lease.tip, lease.tip_bucket, lease.expires_ms]
         body = cbor2.dumps([_VERSION, *pinned, ranges, lease.keys_digest, lease.addresses, tenant])
-        return self._mac(body) + body
+        return _mac(self._secrets[0], body) + body
 
     def open(self, token: bytes) -> Lease:
         """The lease inside of `token`, expired or not. Raises `LeaseForged`."""
         body = token[_MAC_BYTES:]
-        if not hmac.compare_digest(self._mac(body), token[:_MAC_BYTES]):
+        if not any(hmac.compare_digest(_mac(secret, body), token[:_MAC_BYTES]) for secret in self._secrets):
             raise LeaseForged("this cluster did not sign it", field="lease")
         version, *fields = cbor2.loads(body)
         if version != _VERSION:
@@ -85,5 +85,6 @@ class LeaseSigner:
             tenant=TenantPolicy(*tenant),
         )
 
-    def _mac(self, body: bytes) -> bytes:
-        return hmac.new(self._secret, b"quire lease 1" + body, hashlib.sha256).digest()
+
+def _mac(secret: bytes, body: bytes) -> bytes:
+    return hmac.new(secret, b"quire lease 1" + body, hashlib.sha256).digest()

@@ -25,22 +25,25 @@ _EXPIRY: Final = struct.Struct("<q")
 
 
 class PermitSigner:
-    """Signs and verifies with the cluster's secret."""
+    """Signs with the cluster's secret, the first of these, and verifies with any: there are two while one replaces the
+    other.
+    """
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+    def __init__(self, *secrets: bytes) -> None:
+        self._secrets = secrets
 
     def sign(self, tenant: str, request: bytes, expires_ms: int) -> bytes:
         """`request`: all that the transfer's request says, as bytes that are the same at both ends."""
         expiry, name = _EXPIRY.pack(expires_ms), tenant.encode()
-        return self._mac(name, request, expiry) + expiry + name
+        return self._mac(self._secrets[0], name, request, expiry) + expiry + name
 
     def verify(self, permit: bytes, request: bytes, now_ms: int) -> tuple[str, int]:
         """The tenant whose transfer it is, and when the permit expires. Raises `LeaseForged`, `LeaseExpired`."""
         expiry = permit[_MAC_BYTES : _MAC_BYTES + _EXPIRY.size]
         tenant = permit[_MAC_BYTES + _EXPIRY.size :]
-        if len(expiry) < _EXPIRY.size or not hmac.compare_digest(
-            self._mac(tenant, request, expiry), permit[:_MAC_BYTES]
+        if len(expiry) < _EXPIRY.size or not any(
+            hmac.compare_digest(self._mac(secret, tenant, request, expiry), permit[:_MAC_BYTES])
+            for secret in self._secrets
         ):
             raise LeaseForged("no member of this cluster has signed this request", field="permit")
         expires_ms = int(_EXPIRY.unpack(expiry)[0])
@@ -48,8 +51,8 @@ class PermitSigner:
             raise LeaseExpired("the transfer was permitted too long ago", field="permit")
         return tenant.decode(errors="replace"), expires_ms
 
-    def _mac(self, tenant: bytes, request: bytes, expiry: bytes) -> bytes:
-        mac = hmac.new(self._secret, b"quire permit 3", hashlib.sha256)
+    def _mac(self, secret: bytes, tenant: bytes, request: bytes, expiry: bytes) -> bytes:
+        mac = hmac.new(secret, b"quire permit 3", hashlib.sha256)
         for part in (tenant, expiry, hashlib.sha256(request).digest()):
             mac.update(len(part).to_bytes(8, "little") + part)
         return mac.digest()

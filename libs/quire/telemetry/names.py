@@ -34,6 +34,12 @@ EVENT_AGAIN: Final = "asked again"
 # Metrics; units as UCUM in the instrument. Durations of requests are named by the semantic conventions.
 RPC_DURATION: Final = "rpc.server.call.duration"
 HTTP_DURATION: Final = "http.server.request.duration"
+BUILD_INFO: Final = "quire.build.info"
+CERTIFICATE_EXPIRY: Final = "quire.certificate.expiry"
+REDIS_ROUND_TRIP: Final = "quire.redis.round_trip"
+REDIS_FAILURES: Final = "quire.redis.failures"
+LEADER_CHANGES: Final = "quire.scheduler.leader.changes"
+REFUSED_MEMBER: Final = "quire.member.refused"
 LOOP_LAG: Final = "quire.loop.lag"
 LAG_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 INDEX_CHUNKS: Final = "quire.index.chunks"

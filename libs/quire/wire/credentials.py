@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import grpc
 
+from quire.model.errors import SecretDiffers
+
 AUTHORIZATION: Final = "authorization"
 _BEARER: Final = "Bearer "
 MEMBER: Final = "member"
@@ -20,8 +22,21 @@ def member_token(cluster_secret: str) -> str:
     return f"{MEMBER}:{hmac.digest(cluster_secret.encode(), b'quire member 1', 'sha256').hex()}"
 
 
-def is_member(token: str, cluster_secret: str) -> bool:
-    return bool(cluster_secret) and hmac.compare_digest(token.encode(), member_token(cluster_secret).encode())
+def is_member(token: str, *cluster_secrets: str) -> bool:
+    """By any of the secrets."""
+    shown = token.encode()
+    return any(hmac.compare_digest(shown, member_token(secret).encode()) for secret in cluster_secrets if secret)
+
+
+def proof(node_id: str, incarnation: str, secret: bytes) -> bytes:
+    """What a member shows when it reports: that it knows the cluster's secret."""
+    return hmac.digest(secret, f"quire report\n{node_id}\n{incarnation}".encode(), "sha256")
+
+
+def check_proof(shown: bytes, node_id: str, incarnation: str, *secrets: bytes) -> None:
+    """Raises `SecretDiffers`."""
+    if not any(hmac.compare_digest(shown, proof(node_id, incarnation, secret)) for secret in secrets):
+        raise SecretDiffers("its QUIRE_CLUSTER_SECRET is not that of this cluster", field="node.proof")
 
 
 def bearer(header: str) -> str:

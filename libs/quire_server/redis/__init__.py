@@ -10,6 +10,7 @@ from quire_server.redis.kept import Kept
 from quire_server.redis.leader import RedisLeaderLease
 from quire_server.redis.membership import Membership
 from quire_server.redis.policies import Policies
+from quire_server.redis.probe import RedisProbe
 
 __all__ = [
     "AccessKeys",
@@ -21,5 +22,6 @@ __all__ = [
     "Policies",
     "PrefixIndex",
     "RedisLeaderLease",
+    "RedisProbe",
     "connect",
 ]

@@ -60,11 +60,15 @@ class AccessKey:
 
 
 class AccessKeys:
-    """Made by operators, who know the cluster's secret; read by gateways."""
+    """Made by operators, who know the cluster's secret; read by gateways.
 
-    def __init__(self, client: redis.Redis, cluster_secret: bytes) -> None:
+    `secrets`: the cluster's, the first of which makes keys' secrets and tenants' salts. Those that another one makes
+    are believed, too, while it is there.
+    """
+
+    def __init__(self, client: redis.Redis, *secrets: bytes) -> None:
         self._client = client
-        self._cluster_secret = cluster_secret
+        self._secrets = secrets
 
     async def create(
         self, tenant: str, grants: tuple[Grant, ...] = (), *, read_only: bool = False, rdma: bool = False
@@ -114,12 +118,21 @@ class AccessKeys:
 
     def secret(self, key: AccessKey) -> str:
         """What its holder signs with; 40 characters."""
+        return self.secrets(key)[0]
+
+    def secrets(self, key: AccessKey) -> list[str]:
+        """The same, and those that are believed, too."""
         text = f"quire s3 secret\n{key.name}\n{key.generation}".encode()
-        return base64.b64encode(hmac.digest(self._cluster_secret, text, "sha256"), b"-_").decode()[:_SECRET_CHARS]
+        macs = (hmac.digest(secret, text, "sha256") for secret in self._secrets)
+        return [base64.b64encode(mac, b"-_").decode()[:_SECRET_CHARS] for mac in macs]
 
     def salt(self, tenant: str) -> bytes:
         """What the tenant's namespaces have: no other tenant can name, or guess, what it stores. 16 bytes."""
-        return salt_of(tenant, self._cluster_secret)
+        return self.salts(tenant)[0]
+
+    def salts(self, tenant: str) -> tuple[bytes, ...]:
+        """The same, and those that are believed, too."""
+        return tuple(salt_of(tenant, secret) for secret in self._secrets)
 
     async def _write(self, key: AccessKey) -> None:
         grants = [[each.tenant, each.bucket, each.prefix, int(each.level)] for each in key.grants]

@@ -41,7 +41,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 class _Member:
     """A storage node's part in membership."""
 
-    def __init__(self, number: int, orchestrator: str, listen: str) -> None:
+    def __init__(self, number: int, orchestrator: str, listen: str, secret: bytes) -> None:
         self.channels = ChannelPool()
         self._node = Node(
             node_id=f"storage-{number}",
@@ -54,8 +54,8 @@ class _Member:
             notes={"io": "io_uring", "data plane": "ucx"},
         )
         roster = Roster()
-        self._heartbeat = Heartbeat(self.channels, orchestrator, lambda: self._node, roster=roster)
-        self._peers = GrpcPeers(self.channels, roster, PermitSigner(b"s" * 32), SystemClock())
+        self._heartbeat = Heartbeat(self.channels, orchestrator, lambda: self._node, roster=roster, secret=secret)
+        self._peers = GrpcPeers(self.channels, roster, PermitSigner(secret), SystemClock())
 
     async def start(self) -> None:
         self._heartbeat.start()
@@ -101,8 +101,9 @@ async def _members(cluster: LocalCluster, size: int, orchestrators: int, seconds
     mortal = grpc.aio.server()
     address = f"127.0.0.1:{mortal.add_insecure_port('127.0.0.1:0')}"
     await mortal.start()
+    secret = cluster.secret.encode()
     members = [
-        _Member(number, cluster.address(names[number % len(names)]), listen if number else address)
+        _Member(number, cluster.address(names[number % len(names)]), listen if number else address, secret)
         for number in range(size)
     ]
     for first in range(0, size, 50):

@@ -179,7 +179,10 @@ class LocalCluster:
             "PYTHONFAULTHANDLER": "1",
             "QUIRE_REDIS_URL": self._redis_url,
             "QUIRE_CLUSTER_SECRET": self._make_secret(),
-            **{f"QUIRE_{name.upper()}_ADDRESS": ",".join(each) for name, each in self._addresses.items()},
+            **{
+                f"QUIRE_{name.upper()}_ADDRESS": ",".join(self._addresses[name])
+                for name in ("orchestrator", "scheduler")
+            },
             "QUIRE_DECODER_WARM": "0",  # clusters that serve no images need no torch
             **{f"QUIRE_{name.upper()}_DRAIN_S": "0" for name in _SERVICES},
             **({"QUIRE_TRACE_FOLDER": str(self.folder / "traces")} if self._trace else {}),

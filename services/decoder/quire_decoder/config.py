@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_server.config import SECRET_BYTES_MIN, ServiceConfig, setting
+from quire_server.config import MemberConfig, setting
 
 PREFIX = "QUIRE_DECODER_"
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderConfig(ServiceConfig):
+class DecoderConfig(MemberConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7415", "host:port to listen on")
@@ -18,13 +18,6 @@ class DecoderConfig(ServiceConfig):
     node_id: str = setting("decoder-0", "name in the cluster")
     orchestrator_address: str = setting(
         "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
-    )
-    cluster_secret: str = setting(
-        "",
-        "signs leases and permits; the same at every service, 32 bytes at least",
-        variable="QUIRE_CLUSTER_SECRET",
-        required=True,
-        bytes_min=SECRET_BYTES_MIN,
     )
     models: str = setting("", "folders of VAEs (diffusers), separated by commas; the demo's is always there")
     warm: bool = setting(True, "load the VAEs before serving; else each with its first image")

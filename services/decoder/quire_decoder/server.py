@@ -112,9 +112,7 @@ async def serve(config: DecoderConfig) -> None:
     channels, transport, clock = ChannelPool(tls), data_plane(OFF), SystemClock()
     await transport.start()
     memory = RemoteMemory(transport)
-    records = StoredRecords(
-        channels=channels, transport=transport, memory=memory, secret=config.cluster_secret.encode(), clock=clock
-    )
+    records = StoredRecords(channels=channels, transport=transport, memory=memory, secrets=config.secrets, clock=clock)
     decoder = Decoder(
         config=config,
         records=records,
@@ -141,7 +139,15 @@ async def serve(config: DecoderConfig) -> None:
             notes={"build": decoder.build, "models": str(len(vaes.known))},
         )
 
-    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
+    await serve_member(
+        server,
+        channels,
+        config.orchestrator_address,
+        describe,
+        config.stop_grace_s,
+        config.drain_s,
+        secret=config.secrets[0],
+    )
     decoder.close()
     await transport.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import secrets
+import secrets as random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -24,18 +24,18 @@ from quire_server.clock import Clock
 from quire_server.redis.access import AccessKey
 
 _LOOK_S: Final = 0.05
-_WRONG_SECRET: Final = secrets.token_hex(20)
+_WRONG_SECRET: Final = random.token_hex(20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """Who a request acts for. `salt`: the one that its namespaces must have, None for any.
+    """Who a request acts for. `salts`: its namespaces must have one of these; None for any.
 
     Members of the cluster and its operators know its secret: they have no limits. `rdma`: may name memory.
     """
 
     tenant: str = ""
-    salt: bytes | None = None
+    salts: tuple[bytes, ...] | None = None
     read_only: bool = False
     member: bool = False
     rdma: bool = True
@@ -95,14 +95,15 @@ class Admission:
         token = bearer(header)
         if not token.isascii():
             raise Unauthenticated("a token has ASCII characters only", field=AUTHORIZATION)
-        if token and is_member(token, self._config.cluster_secret):
+        if token and is_member(token, self._config.cluster_secret, self._config.cluster_secret_also):
             return Principal(member=True)
         if self._config.auth == "off":
             return Principal()
         name, _, secret = token.partition(":")
         key = await self._keys.get(name) if name else None
-        expected = self._keys.secret(key) if key is not None else _WRONG_SECRET
-        if not hmac.compare_digest(secret.encode(), expected.encode()) or key is None:
+        expected = self._keys.secrets(key) if key is not None else [_WRONG_SECRET]
+        right = [hmac.compare_digest(secret.encode(), each.encode()) for each in expected]
+        if not any(right) or key is None:
             raise Unauthenticated(
                 "missing or invalid credentials: a key of `quire keys`, as Bearer NAME:SECRET", field=AUTHORIZATION
             )
@@ -111,8 +112,8 @@ class Admission:
     async def authenticate_url(self, claim: UrlClaim) -> Principal:
         """By a signed URL: it reads what it names, for the key's tenant. Raises `NotAllowed`."""
         key = await self._keys.get(claim.key)
-        signed = claim.is_signed_with(self._keys.secret(key) if key is not None else _WRONG_SECRET)
-        if key is None or not signed:
+        secrets = self._keys.secrets(key) if key is not None else [_WRONG_SECRET]
+        if key is None or not any(claim.is_signed_with(each) for each in secrets):
             raise NotAllowed("it is not of this URL, or its key is gone", field="signature")
         if claim.expires_s * 1000 <= self._clock.now_ms():
             raise NotAllowed("this URL's time is over", field="expires")
@@ -122,7 +123,7 @@ class Admission:
 
     def principal(self, key: AccessKey) -> Principal:
         """Of an access key whose secret was shown."""
-        return Principal(tenant=key.tenant, salt=self._keys.salt(key.tenant), read_only=key.read_only, rdma=key.rdma)
+        return Principal(tenant=key.tenant, salts=self._keys.salts(key.tenant), read_only=key.read_only, rdma=key.rdma)
 
     async def caller(self, context: Any) -> Principal:
         """Of a gRPC call, or of a session's request. Raises as `authenticate` does."""
@@ -170,10 +171,10 @@ def _check(principal: Principal, need: Need) -> None:
         raise Unauthenticated("operators show that they know the cluster's secret", field=AUTHORIZATION)
     if need.write and principal.read_only:
         raise NotAllowed("this key only reads", field=AUTHORIZATION)
-    salt = principal.salt
-    if salt is not None and need.salt is not None and not hmac.compare_digest(need.salt, salt):
+    salts = principal.salts
+    if salts is not None and need.salt is not None and not any(hmac.compare_digest(need.salt, s) for s in salts):
         raise NotAllowed("not this tenant's salt; `quire keys` tells it", field="namespace.tenant_salt")
-    if salt is not None and need.tenant and need.tenant != tenant_name(salt):
+    if salts is not None and need.tenant and need.tenant not in map(tenant_name, salts):
         raise NotAllowed("another tenant's lease", field="lease")
     if need.memory and not principal.rdma:
         raise NotAllowed("this key names no memory; `quire keys create --rdma` makes one that does", field="key")

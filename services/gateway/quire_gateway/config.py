@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.permit import TRANSFER_S_MAX
-from quire_server.config import SECRET_BYTES_MIN, ServiceConfig, files_together, setting
+from quire_server.config import MemberConfig, files_together, setting
 
 PREFIX = "QUIRE_GATEWAY_"
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayConfig(ServiceConfig):
+class GatewayConfig(MemberConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7410", "host:port to listen on")
@@ -61,13 +61,6 @@ class GatewayConfig(ServiceConfig):
     lease_ttl_ms_max: int = setting(300_000, "longest lease", minimum=1)
     retention_s_max: int = setting(30 * 24 * 3600, "longest retention of a prefix; 0 allows none", minimum=0)
     members_ms: int = setting(500, "how often the cluster's members are looked up", minimum=10)
-    cluster_secret: str = setting(
-        "",
-        "signs leases and permits; the same at every service, 32 bytes at least",
-        variable="QUIRE_CLUSTER_SECRET",
-        required=True,
-        bytes_min=SECRET_BYTES_MIN,
-    )
     decode_timeout_s: float = setting(30.0, "deadline of one decoder's answer", minimum=0.1)
     control_timeout_s: float = setting(5.0, "deadline of look-ups and other short requests", minimum=0.01)
     transfer_timeout_s: float = setting(120.0, "deadline of deliveries and stores", minimum=0.1, maximum=TRANSFER_S_MAX)
@@ -79,8 +72,12 @@ class GatewayConfig(ServiceConfig):
     session_renew_ms: int = setting(30_000, "how often clients show their credentials again", minimum=100)
     stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)
 
+    @property
+    def certificates(self) -> list[str]:
+        return [file for file in (self.cluster_ca, self.cluster_cert, self.tls_cert) if file]
+
     def problems(self) -> list[str]:
-        found = ServiceConfig.problems(self)
+        found = MemberConfig.problems(self)
         files = {"QUIRE_GATEWAY_TLS_CERT": self.tls_cert, "QUIRE_GATEWAY_TLS_KEY": self.tls_key}
         if (self.tls_listen or self.s3_tls_listen) and not any(files.values()):
             found.append("QUIRE_GATEWAY_TLS_CERT, QUIRE_GATEWAY_TLS_KEY: must be set, as there is an address with TLS")

@@ -19,7 +19,7 @@ class KeyRing:
         self._keys = keys
         self._clock = clock
         self._known: OrderedDict[str, tuple[float, AccessKey | None]] = OrderedDict()
-        self.secret, self.salt = keys.secret, keys.salt
+        self.secrets, self.salts = keys.secrets, keys.salts
 
     async def get(self, name: str) -> AccessKey | None:
         """As it was two seconds ago at most: that long a deleted key still opens."""

@@ -62,7 +62,17 @@ from quire_server.grpc_server import Server
 from quire_server.lookups import Lookups, LookupSettings
 from quire_server.picture import View
 from quire_server.quotas import Quotas
-from quire_server.redis import AccessKeys, Buckets, CacheEvents, Images, Membership, Policies, PrefixIndex, connect
+from quire_server.redis import (
+    AccessKeys,
+    Buckets,
+    CacheEvents,
+    Images,
+    Membership,
+    Policies,
+    PrefixIndex,
+    RedisProbe,
+    connect,
+)
 from quire_server.service import member_tls, run_service, serve_member
 
 
@@ -91,9 +101,7 @@ def _s3_frontend(
     }
     blobs = ObstoreBlobs(config.object_url, config.object_timeout_s)
     buckets = Buckets(redis)
-    quotas = Quotas(
-        policy=view.policy, objects=buckets, images=Images(redis), cluster_secret=config.cluster_secret.encode()
-    )
+    quotas = Quotas(policy=view.policy, objects=buckets, images=Images(redis), secrets=config.secrets)
     backends = Backends(
         buckets=buckets, blobs=blobs, reserved=reserved, clock=clock, whole_bodies=whole_bodies, quotas=quotas
     )
@@ -151,7 +159,7 @@ def _reading(config: GatewayConfig, redis: Any, clock: Clock) -> tuple[View, Loo
     """The read path: the cluster as this gateway sees it, and look-ups."""
     view = View(members=Membership(redis), tenants=Policies(redis), clock=clock, refresh_s=config.members_ms / 1000)
     settings = LookupSettings(
-        secret=config.cluster_secret, lease_ttl_ms_max=config.lease_ttl_ms_max, fetch_fixed_ms=config.fetch_fixed_ms
+        secrets=config.secrets, lease_ttl_ms_max=config.lease_ttl_ms_max, fetch_fixed_ms=config.fetch_fixed_ms
     )
     index = PrefixIndex(redis)
     profiles = Profiles(Path(config.profiles) if config.profiles else None)
@@ -208,7 +216,7 @@ async def serve(config: GatewayConfig) -> None:
     latents = LatentGateway(gateway, catalogue, singles, leases)
     transport = data_plane(OFF)
     await transport.start()
-    memory, vaes = RemoteMemory(transport), KnownVaes(view)
+    memory, vaes, probe = RemoteMemory(transport), KnownVaes(view), RedisProbe(redis)
     warming = Warming(owners, decoders, memory.lend)
     own = OwnMemory(
         images=images,
@@ -220,7 +228,7 @@ async def serve(config: GatewayConfig) -> None:
         kept_bytes=config.images_kept_bytes,
         stored=warming.stored,
     )
-    keys = KeyRing(AccessKeys(redis, config.cluster_secret.encode()), clock)
+    keys = KeyRing(AccessKeys(redis, *config.secrets), clock)
     admission, watching = Admission(config, keys, clock), Watching(CacheEvents(redis))
     retention = Retention(PrefixIndex(redis), clock, config.retention_s_max)
     server, others, sessions = _listeners(
@@ -249,6 +257,7 @@ async def serve(config: GatewayConfig) -> None:
         images=own,
         memory=memory,
     )
+    probe.start()
     admission.start()
     await view.start()
     await asyncio.gather(frontend.start(), s3.start(), *(other.start() for other in others))
@@ -257,11 +266,11 @@ async def serve(config: GatewayConfig) -> None:
         channels,
         config.orchestrator_address,
         partial(_described, config, incarnation, gateway, lookups, sessions, admission),
-        config.stop_grace_s,
-        config.drain_s,
+        *(config.stop_grace_s, config.drain_s),
+        secret=config.secrets[0],
         frontends=(frontend.close, s3.close, partial(_stop, others, config.stop_grace_s, sessions, watching)),
         stopping=sessions.leave,
-        last=(warming.close, sessions.close, leases.close, admission.close, view.close),
+        last=(warming.close, sessions.close, leases.close, admission.close, probe.close, view.close),
     )
     await asyncio.gather(transport.close(), redis.aclose())
 

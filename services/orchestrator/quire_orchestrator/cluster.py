@@ -164,6 +164,9 @@ class Cluster:
     async def _until_gone(self, node: Node) -> None:
         try:
             await self._holders.gone(node)
+            known = self.live.get(node.node_id)
+            if known is None or known.incarnation != node.incarnation:
+                return  # it has left, or another one has its place
             logger().warning("the connection to a storage node broke", node=node.node_id)
             self.live.pop(node.node_id, None)
             self._storage = {name: each for name, each in self._storage.items() if name != node.node_id}

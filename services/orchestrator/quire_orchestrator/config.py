@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_server.config import SECRET_BYTES_MIN, ServiceConfig, setting
+from quire_server.config import MemberConfig, setting
 
 PREFIX = "QUIRE_ORCHESTRATOR_"
 
 
 @dataclass(frozen=True, slots=True)
-class OrchestratorConfig(ServiceConfig):
+class OrchestratorConfig(MemberConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7411", "host:port to listen on")
@@ -18,13 +18,6 @@ class OrchestratorConfig(ServiceConfig):
         "redis://127.0.0.1:6379/0",
         "where the metadata live: redis://, rediss://, unix://, redis+cluster://, redis+sentinel://",
         variable="QUIRE_REDIS_URL",
-    )
-    cluster_secret: str = setting(
-        "",
-        "signs leases and permits; the same at every service, 32 bytes at least",
-        variable="QUIRE_CLUSTER_SECRET",
-        required=True,
-        bytes_min=SECRET_BYTES_MIN,
     )
     heartbeat_ms: int = setting(1000, "how often members report", minimum=50)
     member_ttl_ms: int = setting(3000, "after how long without a report a member counts as dead", minimum=100)
@@ -41,7 +34,7 @@ class OrchestratorConfig(ServiceConfig):
     stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)
 
     def problems(self) -> list[str]:
-        found = ServiceConfig.problems(self)
+        found = MemberConfig.problems(self)
         if self.member_ttl_ms < 2 * self.heartbeat_ms:
             found.append(
                 f"QUIRE_ORCHESTRATOR_MEMBER_TTL_MS={self.member_ttl_ms}: less than twice "

@@ -38,7 +38,7 @@ class Orchestrator:
         self.cluster = cluster = Cluster(
             config=config, index=index, members=members, policies=self.policies, holders=holders, clock=clock
         )
-        settings = LookupSettings(secret=config.cluster_secret)
+        settings = LookupSettings(secrets=config.secrets)
         self.lookups = Lookups(settings=settings, index=index, picture=cluster, profiles=Profiles(None), clock=clock)
         placement = Placement(2 * config.heartbeat_ms / 1000)
         self.allocation = Allocation(index=index, cluster=cluster, holders=holders, placement=placement, clock=clock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from quire.model.fingerprints import PRINT_BYTES
@@ -13,6 +13,7 @@ from quire.model.permit import PermitSigner
 from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
+from quire.wire.credentials import check_proof
 from quire.wire.policies import policies_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import (
@@ -29,7 +30,7 @@ from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 from quire_server.lookups import Found, Question
 from quire_server.quotas import Quotas
-from quire_server.redis import Buckets, CacheEvents, Images, Membership, Policies, PrefixIndex, connect
+from quire_server.redis import Buckets, CacheEvents, Images, Membership, Policies, PrefixIndex, RedisProbe, connect
 from quire_server.redis.access import salt_of
 from quire_server.service import member_tls, run_service, stop_within_s, until_stopped
 from quire_server.telemetry import publish
@@ -39,7 +40,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     """Maps messages to the orchestrator's parts and back."""
 
     def __init__(
-        self, orchestrator: Orchestrator, images: ImageDesk, quotas: TenantQuotas, cluster_secret: bytes
+        self, orchestrator: Orchestrator, images: ImageDesk, quotas: TenantQuotas, secrets: Sequence[bytes]
     ) -> None:
         self._cluster = orchestrator.cluster
         self._lookups = orchestrator.lookups
@@ -49,7 +50,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self._policies = orchestrator.policies
         self._images = images
         self._quotas = quotas
-        self._cluster_secret = cluster_secret
+        self._secrets = secrets
 
     async def Allocate(
         self, request: orchestrator_pb2.AllocateRequest, context: Any
@@ -150,6 +151,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.HeartbeatRequest, context: Any
     ) -> orchestrator_pb2.HeartbeatResponse:
         node = convert.node_from(request.node)
+        check_proof(request.proof, node.node_id, node.incarnation, *self._secrets)
         interval_ms, news, changes = await self._cluster.heartbeat(node, request.members_version)
         listing = news.listing or Listing()
         return orchestrator_pb2.HeartbeatResponse(
@@ -190,10 +192,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         return gateway_pb2.SetPolicyResponse()
 
     async def SetTenant(self, request: gateway_pb2.SetTenantRequest, context: Any) -> gateway_pb2.SetTenantResponse:
-        salt = salt_of(request.name, self._cluster_secret) if request.name else request.tenant_salt
-        await self._policies.set_tenant(
-            TenantPolicy(tenant_name(salt), request.weight, request.cap_bytes_per_s, request.stored_bytes_max)
-        )
+        salts = [salt_of(request.name, secret) for secret in self._secrets] if request.name else [request.tenant_salt]
+        for salt in salts:
+            await self._policies.set_tenant(
+                TenantPolicy(tenant_name(salt), request.weight, request.cap_bytes_per_s, request.stored_bytes_max)
+            )
         return gateway_pb2.SetTenantResponse()
 
     async def SetTheta(self, request: gateway_pb2.SetThetaRequest, context: Any) -> gateway_pb2.SetThetaResponse:
@@ -270,7 +273,7 @@ async def serve(config: OrchestratorConfig) -> None:
     """Run until SIGTERM."""
     tls = member_tls(config)
     redis, clock = connect(config.redis_url), SystemClock()
-    channels, permits = ChannelPool(tls), PermitSigner(config.cluster_secret.encode())
+    channels, permits = ChannelPool(tls), PermitSigner(*config.secrets)
     orchestrator = Orchestrator(
         config=config,
         index=PrefixIndex(redis),
@@ -288,7 +291,7 @@ async def serve(config: OrchestratorConfig) -> None:
         policy=orchestrator.policies.of,
         objects=Buckets(redis),
         images=catalogue,
-        cluster_secret=config.cluster_secret.encode(),
+        secrets=config.secrets,
     )
     images = ImageDesk(
         catalogue=catalogue,
@@ -298,9 +301,11 @@ async def serve(config: OrchestratorConfig) -> None:
         clock=clock,
         quotas=quotas,
     )
-    servicer = OrchestratorServicer(orchestrator, images, quotas, config.cluster_secret.encode())
+    servicer = OrchestratorServicer(orchestrator, images, quotas, config.secrets)
     add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     publish(lambda: orchestrator.stats)
+    probe = RedisProbe(redis)
+    probe.start()
     await orchestrator.start()
     images.start()
     await server.start()
@@ -309,6 +314,7 @@ async def serve(config: OrchestratorConfig) -> None:
     await server.stop(config.stop_grace_s)
     await images.close()
     await orchestrator.close()
+    await probe.close()
     await channels.close()
     await redis.aclose()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.model.errors import ConfigInvalid
-from quire_server.config import ServiceConfig, setting
+from quire_server.config import MemberConfig, setting
 
 PREFIX = "QUIRE_SCHEDULER_"
 _LINKS = f"{PREFIX}LINKS"
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulerConfig(ServiceConfig):
+class SchedulerConfig(MemberConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7414", "host:port to listen on")
@@ -42,7 +42,7 @@ class SchedulerConfig(ServiceConfig):
     stop_grace_s: float = setting(2.0, "time for running requests at SIGTERM", minimum=0)
 
     def problems(self) -> list[str]:
-        found = ServiceConfig.problems(self)
+        found = MemberConfig.problems(self)
         try:
             _ = self.budgets
         except ConfigInvalid as error:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from quire.model.errors import QuireError
-from quire.telemetry import logger
+from quire.telemetry import counter, logger, names
 from quire_scheduler.errors import NotLeader
 from quire_scheduler.ports import Clock, LeaderLease
 from quire_server import tasks
@@ -30,6 +30,7 @@ class Leadership:
         self._until_s = float("-inf")
         self._leader = ""
         self._task: asyncio.Task[None] | None = None
+        self._changes = counter(names.LEADER_CHANGES, "1", "times that this scheduler began to lead")
         self.term = 0
         self.since_s: float | None = None
         """Since when it leads; None for one that is alone, with no predecessor."""
@@ -74,6 +75,7 @@ class Leadership:
             self._until_s = asked_s + self._ttl_ms / 1000
             if not was_leading and (before != self._name or not self.term):
                 self.term += 1
+                self._changes.add(1)
                 self.since_s = asked_s
                 logger().info("leads", scheduler=self._name, term=self.term)
             elif not was_leading:

@@ -19,7 +19,7 @@ from quire_scheduler.memory import Memory
 from quire_scheduler.runtime import Scheduler
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
-from quire_server.redis import Kept, RedisLeaderLease, connect
+from quire_server.redis import Kept, RedisLeaderLease, RedisProbe, connect
 from quire_server.service import member_tls, run_service, serve_member
 
 
@@ -101,14 +101,26 @@ async def serve(config: SchedulerConfig) -> None:
 
     await leadership.start()
     memory = Memory(scheduler, leadership, RedisCurveShelf(Kept(redis, "curves")), clock) if redis is not None else None
-    if memory is not None:
+    probe = RedisProbe(redis) if redis is not None else None
+    if memory is not None and probe is not None:
         await memory.start()
+        probe.start()
     try:
-        await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
+        await serve_member(
+            server,
+            channels,
+            config.orchestrator_address,
+            describe,
+            config.stop_grace_s,
+            config.drain_s,
+            secret=config.secrets[0],
+        )
     finally:
         if memory is not None:
             await memory.close()
         await leadership.close()
+        if probe is not None:
+            await probe.close()
         if redis is not None:
             await redis.aclose()
 

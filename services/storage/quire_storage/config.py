@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from quire.model.errors import ConfigInvalid
 from quire.model.permit import TRANSFER_S_MAX
 from quire.transport import users
-from quire_server.config import SECRET_BYTES_MIN, ServiceConfig, setting
+from quire_server.config import MemberConfig, setting
 from quire_storage.core.slots import ALIGNMENT
 
 PREFIX = "QUIRE_STORAGE_"
 
 
 @dataclass(frozen=True, slots=True)
-class StorageConfig(ServiceConfig):
+class StorageConfig(MemberConfig):
     """Units are in the names."""
 
     listen: str = setting("127.0.0.1:7412", "host:port to listen on")
@@ -63,13 +63,6 @@ class StorageConfig(ServiceConfig):
     scheduler_address: str = setting(
         "127.0.0.1:7414", "where the schedulers listen, separated by commas", variable="QUIRE_SCHEDULER_ADDRESS"
     )
-    cluster_secret: str = setting(
-        "",
-        "signs leases and permits; the same at every service, 32 bytes at least",
-        variable="QUIRE_CLUSTER_SECRET",
-        required=True,
-        bytes_min=SECRET_BYTES_MIN,
-    )
     link: str = setting("default", "name of the shared link that this node sends over")
     link_bytes_per_s: int = setting(
         12_500_000_000, "what this node takes of the link when no scheduler answers", minimum=1
@@ -97,7 +90,7 @@ class StorageConfig(ServiceConfig):
     stop_grace_s: float = setting(10.0, "time for running transfers at SIGTERM", minimum=0)
 
     def problems(self) -> list[str]:
-        found = ServiceConfig.problems(self)
+        found = MemberConfig.problems(self)
         if self.slab_bytes % ALIGNMENT:
             found.append(
                 f"QUIRE_STORAGE_SLAB_BYTES={self.slab_bytes}: must be a multiple of {ALIGNMENT}, as drives are"

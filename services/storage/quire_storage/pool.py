@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import mmap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from quire.model.errors import ConfigInvalid
 from quire.model.iocb import Contexts
 from quire.telemetry import logger
 from quire_storage.core.chunks import Copy, DiskPlace, Placed
@@ -73,7 +74,8 @@ class Pool:
     def open(self) -> list[int]:
         """Open every drive's file, creating those that are not there. Returns file descriptors for the ring.
 
-        Raises `ForeignPool` or `DriveUnusable`; files that exist are left as they are.
+        Raises `ForeignPool` or `DriveUnusable`; files that exist are left as they are, but that one grows which is
+        smaller than is wanted now, and raises `ConfigInvalid` for one that is larger.
         """
         for name in self._names:
             file = self._drives.open(name)
@@ -84,7 +86,7 @@ class Pool:
             block = read_superblock(head, self._settings.node_id, name)
             if self._drives.size(file) < block.geometry.file_bytes:
                 raise DriveUnusable(f"{name} was cut short: {block.geometry.file_bytes} bytes were expected")
-            self._superblocks.append(block)
+            self._superblocks.append(self._grown(name, file, block))
         geometries = [block.geometry for block in self._superblocks]
         images = [_zeroes(geometry.header_pages * PAGE_BYTES) for geometry in geometries]
         self.map = PoolMap(geometries, images, self._settings.stripe_bytes)
@@ -253,6 +255,24 @@ class Pool:
             self._failed.add(drive)
             logger().error("a drive is used no more", drive=self._names[drive], error=str(error))
             self._on_lost(drive)
+
+    def _grown(self, name: str, file: int, block: Superblock) -> Superblock:
+        """Slabs are added at the end; there are no more headers than there were."""
+        geometry = block.geometry
+        wanted = (self._settings.drive_bytes - geometry.data_offset) // geometry.slab_bytes
+        if wanted < geometry.slab_count:
+            raise ConfigInvalid(
+                f"QUIRE_STORAGE_DRIVE_BYTES={self._settings.drive_bytes}: the pool on {name} has {geometry.file_bytes} "
+                "bytes and cannot be made smaller; set so many at least, or give the node an empty folder, into which "
+                "its chunks come back from other nodes and the object tier"
+            )
+        if wanted == geometry.slab_count:
+            return block
+        grown = replace(block, geometry=replace(geometry, slab_count=wanted), generation=block.generation + 1)
+        page, at = pack_superblock(grown), PAGE_BYTES * (grown.generation % 2)
+        self._drives.grow(file, grown.geometry.file_bytes, page, at)
+        logger().info("a pool has grown", drive=name, before=geometry.file_bytes, now=grown.geometry.file_bytes)
+        return grown
 
     def _create(self, name: str) -> int:
         settings = self._settings

@@ -203,6 +203,11 @@ class Drives(Protocol):
     def create(self, name: str, size: int, head: bytes) -> int:
         """A preallocated file, zero after `head`, that exists whole or not at all. Raises `DriveUnusable`."""
 
+    def grow(self, file: int, size: int, page: bytes, at: int) -> None:
+        """Preallocate a file up to `size`, zero at its new end; then write a page. If it fails before that, the file
+        is as it was, and longer. Raises `DriveUnusable`.
+        """
+
     def head(self, file: int, length: int) -> bytes: ...
     def size(self, file: int) -> int: ...
     def close(self) -> None: ...

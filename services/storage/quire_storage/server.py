@@ -126,7 +126,7 @@ async def serve(config: StorageConfig) -> None:
     """Run until SIGTERM."""
     tls = member_tls(config)
     channels, incarnation = ChannelPool(tls), os.urandom(8).hex()
-    clock, permits = SystemClock(), PermitSigner(config.cluster_secret.encode())
+    clock, permits = SystemClock(), PermitSigner(*config.secrets)
     transport = data_plane(config.shared_memory, config.shared_memory_users, ucx_tls=config.ucx_tls)
     address, roster = config.orchestrator_address, Roster()
     ports = Ports(
@@ -163,7 +163,15 @@ async def serve(config: StorageConfig) -> None:
     logger().info("data plane", transport=transport.description)
 
     await serve_member(
-        server, channels, address, describe, config.stop_grace_s, config.drain_s, node.on_news, roster=roster
+        server,
+        channels,
+        address,
+        describe,
+        config.stop_grace_s,
+        config.drain_s,
+        node.on_news,
+        secret=config.secrets[0],
+        roster=roster,
     )
     await node.close()
 

@@ -42,6 +42,10 @@ class _File:
         self.now[offset : offset + len(data)] = data
         self.pending.append((offset, data))
 
+    def grow(self, size: int) -> None:
+        for content in self.now, self.durable:  # sizes are in the journal of the file system
+            content.extend(bytes(size - len(content)))
+
     def sync(self) -> None:
         for offset, data in self.pending:
             self.durable[offset : offset + len(data)] = data
@@ -134,6 +138,19 @@ class SimDisk:
             step()
         self._open.append(fresh)
         return len(self._open) - 1
+
+    def grow(self, file: int, size: int, page: bytes, at: int) -> None:
+        pool = self._open[file]
+        steps: list[Callable[[], None]] = [
+            lambda: pool.grow(size),
+            pool.sync,
+            lambda: pool.write(at, page),
+            pool.sync,
+        ]
+        for step in steps:
+            if not self.count():
+                raise DriveUnusable("the machine died")
+            step()
 
     def head(self, file: int, length: int) -> bytes:
         return bytes(self._open[file].now[:length])

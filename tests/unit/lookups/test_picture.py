@@ -65,7 +65,7 @@ async def test_what_a_node_holds_that_has_just_joined_is_found() -> None:
     redis, clock, index = _Redis(), FakeClock(), MemoryIndex()
     view = _view(redis, clock)
     lookups = Lookups(
-        settings=LookupSettings(secret="s" * 32), index=index, picture=view, profiles=Profiles(None), clock=clock
+        settings=LookupSettings(secrets=(b"s" * 32,)), index=index, picture=view, profiles=Profiles(None), clock=clock
     )
     await view.start()
     redis.names.append("b")

@@ -171,11 +171,11 @@ class _Sample:
     listen: str = setting("x", "address")
     limit_bytes: int = setting(5, "limit", minimum=1)
     share: float = setting(0.5, "share")
-    shared: str = setting("", "secret", variable="QUIRE_SHARED")
+    shared: str = setting("", "secret", variable="QUIRE_SHARED_MEMORY")
 
 
 def test_configuration_reports_every_problem_at_once() -> None:
-    loaded = load(_Sample, "Q_", {"Q_LIMIT_BYTES": "7_000", "QUIRE_SHARED": "s"})
+    loaded = load(_Sample, "Q_", {"Q_LIMIT_BYTES": "7_000", "QUIRE_SHARED_MEMORY": "s"})
     assert loaded == _Sample("x", 7000, 0.5, "s")
     with pytest.raises(ConfigInvalid) as raised:
         load(_Sample, "Q_", {"Q_LIMIT_BYTES": "0", "Q_SHARE": "many"})

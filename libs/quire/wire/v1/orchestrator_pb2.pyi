@@ -696,8 +696,11 @@ class HeartbeatRequest(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     MEMBERS_VERSION_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     members_version: _builtins.str
     """Of storage nodes: the version of what it knows of the others; empty for nothing."""
+    proof: _builtins.bytes
+    """Of the node's name and incarnation, made with the cluster's secret."""
     @_builtins.property
     def node(self) -> _common_pb2.Node:
         """The node as it is now."""
@@ -707,10 +710,11 @@ class HeartbeatRequest(_message.Message):
         *,
         node: _common_pb2.Node | None = ...,
         members_version: _builtins.str = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["members_version", b"members_version", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members_version", b"members_version", "node", b"node", "proof", b"proof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

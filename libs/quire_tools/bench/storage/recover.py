@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -100,7 +101,8 @@ def _bare_read(file: Path, size: int) -> float:
 async def _recover(folder: str) -> tuple[int, float, float]:
     """Chunks, seconds until they are known, and until the order of eviction is."""
     drives = FileDrives()
-    pool = Pool(_SETTINGS, [folder], drives)
+    settings = replace(_SETTINGS, drive_bytes=(Path(folder) / "pool.quire").stat().st_size)
+    pool = Pool(settings, [folder], drives)
     started = time.perf_counter()
     files = pool.open()
     ring = Ring(choose_block_io("auto", 128, direct=drives.direct), SystemClock(), SlackLimits())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 from quire.client.remote_memory import RemoteMemory
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
@@ -28,13 +29,19 @@ class StoredRecords:
     """The `RecordSource` port: one request to a storage node, which writes the bytes by UCX."""
 
     def __init__(
-        self, *, channels: ChannelPool, transport: Transport, memory: RemoteMemory, secret: bytes, clock: Clock
+        self,
+        *,
+        channels: ChannelPool,
+        transport: Transport,
+        memory: RemoteMemory,
+        secrets: Sequence[bytes],
+        clock: Clock,
     ) -> None:
         self._channels = channels
         self._transport = transport
         self._memory = memory
-        self._leases = LeaseSigner(secret)
-        self._permits = PermitSigner(secret)
+        self._leases = LeaseSigner(*secrets)
+        self._permits = PermitSigner(*secrets)
         self._clock = clock
 
     async def fetch(self, entry: ImageEntry, leased: LeasedRecord) -> bytes:

@@ -70,7 +70,7 @@ class GrpcStorageNodes:
         self._config = config
         self._channels = channels
         self._clock = clock
-        self._permits = PermitSigner(config.cluster_secret.encode())
+        self._permits = PermitSigner(*config.secrets)
 
     async def deliver(self, address: str, part: DeliverPart) -> AsyncIterator[LayerArrived | NodeOutcome]:
         request = storage_pb2.DeliverRequest(

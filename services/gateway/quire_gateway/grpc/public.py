@@ -69,7 +69,7 @@ class GatewayServicer(GatewayServiceServicer):
         self._orchestrator = orchestrator
         self._retention = retention
         self._clock = clock
-        self._leases = LeaseSigner(config.cluster_secret.encode())
+        self._leases = LeaseSigner(*config.secrets)
         self.sessions = Sessions(config=config, methods=self, admission=admission, release=lookups.release, clock=clock)
 
     async def Session(

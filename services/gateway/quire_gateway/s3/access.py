@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from dataclasses import dataclass
 from typing import Final
@@ -63,9 +64,13 @@ class Authenticator:
         if claim is None:
             raise S3Error("AccessDenied", "Access Denied")
         key = await self._keys.get(claim.access_key)
-        secret = self._keys.secret(key) if key is not None else _NOBODY
+        *others, last = reversed(self._keys.secrets(key)) if key is not None else [_NOBODY]
+        signing_key = None
+        for secret in others:  # one that is about to be replaced, or replaces the other
+            with contextlib.suppress(S3Error):
+                signing_key = verify(request, claim, secret, self._clock.now_ms() / 1e3)
         try:
-            signing_key = verify(request, claim, secret, self._clock.now_ms() / 1e3)
+            signing_key = signing_key or verify(request, claim, last, self._clock.now_ms() / 1e3)
         except S3Error as error:
             if key is None and error.code == "SignatureDoesNotMatch":
                 raise S3Error("InvalidAccessKeyId", "The AWS access key Id you provided does not exist") from None

@@ -52,6 +52,17 @@ class FileDrives:
                 raise DriveUnusable(f"{name} has no room for a pool of {size} bytes") from None
             raise DriveUnusable(f"{name}: {error.strerror}") from None
 
+    def grow(self, file: int, size: int, page: bytes, at: int) -> None:
+        try:
+            os.posix_fallocate(file, 0, size)
+            os.fsync(file)
+            with mmap.mmap(-1, len(page)) as aligned:
+                aligned[:] = page
+                os.pwritev(file, [aligned], at)
+            os.fsync(file)
+        except OSError as error:
+            raise DriveUnusable(f"a pool cannot grow to {size} bytes: {error.strerror}") from None
+
     def head(self, file: int, length: int) -> bytes:
         with mmap.mmap(-1, length) as page:  # aligned, as O_DIRECT wants it
             return page[: os.preadv(file, [page], 0)]

@@ -45,7 +45,7 @@ class ImageStore(DecoderServiceServicer):
             channels=channels,
             transport=transport,
             memory=self._remote_memory,
-            secret=config.cluster_secret.encode(),
+            secrets=config.secrets,
             clock=SystemClock(),
         )
         self._tier: LruTier[bytes] = LruTier(config.cache_bytes, _TAIL_SHARE)
@@ -136,7 +136,15 @@ async def serve(config: DecoderConfig) -> None:
             stats={"requests": store.requests, "hits.image": store.hits},
         )
 
-    await serve_member(server, channels, config.orchestrator_address, describe, config.stop_grace_s, config.drain_s)
+    await serve_member(
+        server,
+        channels,
+        config.orchestrator_address,
+        describe,
+        config.stop_grace_s,
+        config.drain_s,
+        secret=config.secrets[0],
+    )
     await transport.close()
 
 

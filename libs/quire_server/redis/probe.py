@@ -1,0 +1,49 @@
+"""How long Redis takes to answer, once a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from typing import Any, Final, cast
+
+import redis.asyncio as redis
+
+from quire.model.errors import QuireError
+from quire.telemetry import background, counter, meter, names
+from quire_server import tasks
+from quire_server.redis.connection import metadata_errors
+
+_EACH_S: Final = 1.0
+
+
+class RedisProbe:
+    """A PING a second, as a metric. Those who use Redis find out by themselves that it is away."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._round_trip = meter().create_histogram(
+            names.REDIS_ROUND_TRIP,
+            "s",
+            "time that Redis takes to answer",
+            explicit_bucket_boundaries_advisory=names.SECONDS,
+        )
+        self._failures = counter(names.REDIS_FAILURES, "1", "probes of Redis that failed")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), context=background())
+
+    async def close(self) -> None:
+        await tasks.end([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            began_s = time.perf_counter()
+            try:
+                async with metadata_errors():
+                    await cast(Awaitable[Any], self._client.ping())
+                self._round_trip.record(time.perf_counter() - began_s)
+            except QuireError:
+                self._failures.add(1)
+            await asyncio.sleep(_EACH_S)

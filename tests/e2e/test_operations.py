@@ -1,0 +1,207 @@
+"""As an operator meets the services: what is wrong with a configuration, log lines, members that are refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.client import SyncClient
+from quire_tools.local import LocalCluster
+from quire_tools.local.ports import free_ports
+
+SECRET = secrets.token_hex(32)
+
+
+def run(service: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
+    command = [sys.executable, "-m", f"quire_{service}.server", *arguments]
+    return subprocess.run(command, env=environment | settings, capture_output=True, text=True, timeout=60, check=False)
+
+
+def problems(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Of a service that has ended with status 2, by the last line of its log; all lines are JSON."""
+    assert done.returncode == 2, done.stderr
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert lines[-1]["event"] == "cannot start"
+    found: list[str] = lines[-1]["problems"]
+    return found
+
+
+@pytest.mark.parametrize("service", ["gateway", "orchestrator", "storage", "scheduler", "decoder"])
+def test_help_and_check_never_start_the_service(service: str) -> None:
+    helped = run(service, "--help")
+    assert helped.returncode == 0 and f"QUIRE_{service.upper()}_LISTEN" in helped.stdout
+    checked = run(service, "--check", QUIRE_CLUSTER_SECRET=SECRET)
+    assert (checked.returncode, checked.stdout) == (0, "the configuration can be used\n"), checked.stdout
+    refused = run(service, "--check", QUIRE_CLUSTER_SECRET="short", QUIRE_NOTHING="1")
+    assert refused.returncode == 2
+    assert [line.partition(":")[0].partition("=")[0] for line in refused.stdout.splitlines()] == [
+        "QUIRE_NOTHING",
+        "QUIRE_CLUSTER_SECRET",
+    ]
+    assert "short" not in refused.stdout.replace("shorter", "")
+
+
+def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+    """Of the values, and of where they lead: an address in use, a Redis that is none, a folder that is a file."""
+    file = tmp_path / "file"
+    file.write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run(
+            "gateway",
+            QUIRE_CLUSTER_SECRET=SECRET,
+            QUIRE_GATEWAY_LISTEN=f"127.0.0.1:{taken.getsockname()[1]}",
+            QUIRE_GATEWAY_HTTP_LISTEN="",
+            QUIRE_GATEWAY_S3_LISTEN="",
+            QUIRE_REDIS_URL="http://user:hush@host:1",
+            QUIRE_GATEWAY_OBJECT_URL=str(file / "objects"),
+            QUIRE_GATEWAY_AUTH="maybe",
+        )
+    found = problems(done)
+    assert [each.partition("=")[0].partition(":")[0] for each in found] == [
+        *("QUIRE_GATEWAY_AUTH", "QUIRE_GATEWAY_LISTEN", "QUIRE_GATEWAY_OBJECT_URL", "QUIRE_REDIS_URL")
+    ], found
+    assert "cannot listen" in found[1] and "is no folder" in found[2] and "hush" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("service", "settings", "why"),
+    [
+        ("storage", {"QUIRE_STORAGE_UCX_TLS": "rc"}, "UCX cannot start with UCX_TLS=rc"),
+        ("decoder", {"QUIRE_DECODER_DEVICE": "cuda"}, "no CUDA device"),
+    ],
+)
+def test_what_is_found_later_is_told_in_the_same_way(service: str, settings: dict[str, str], why: str) -> None:
+    import torch
+
+    if service == "decoder" and torch.cuda.is_available():
+        pytest.skip("there is CUDA here")
+    listen = {f"QUIRE_{service.upper()}_LISTEN": f"127.0.0.1:{free_ports(1)[0]}"}
+    assert why in problems(run(service, QUIRE_CLUSTER_SECRET=SECRET, **listen, **settings))[0]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    folder = tmp_path_factory.mktemp("operated")
+    with LocalCluster(folder, decoders=0, arena_bytes=64 << 20) as running:
+        yield running
+
+
+def lines_of(cluster: LocalCluster, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (cluster.folder / "logs" / f"{name}.log").read_text().splitlines()]
+
+
+def metric(address: str, name: str, **labels: str) -> float:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    for line in text.splitlines():
+        if line.split("{")[0].split(" ")[0] == name and all(each in line for each in wanted):
+            return float(line.rpartition(" ")[2])
+    raise AssertionError(f"no {name} with {labels}")
+
+
+def test_a_service_says_what_it_is_when_it_serves_and_why_it_stops(cluster: LocalCluster) -> None:
+    for name in (name for name in cluster.names if name != "redis"):
+        lines = lines_of(cluster, name)
+        starts, ready = (next(line for line in lines if line["event"] == event) for event in ("starts", "ready"))
+        assert {"version", "protocol", "kernel", "listen", "role"} <= starts.keys()
+        assert ready["address"] == cluster.address(name)
+        assert metric(cluster.metrics[name], "quire_build_info", version=starts["version"]) == 1
+    ready = next(line for line in lines_of(cluster, "storage-0") if line["event"] == "ready")
+    assert {"io", "data plane"} <= ready.keys()
+    with urllib.request.urlopen(f"http://{cluster.metrics['storage-0']}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert 'service_instance_id="storage-0"' in text and "otel_scope" not in text
+    for name in ("gateway", "orchestrator", "scheduler"):
+        assert metric(cluster.metrics[name], "quire_redis_round_trip_seconds_count") >= 1
+    cluster.renew("scheduler")
+    assert [line["reason"] for line in lines_of(cluster, "scheduler") if line["event"] == "stops"] == ["SIGTERM"]
+
+
+def test_a_node_that_leaves_is_no_warning(cluster: LocalCluster) -> None:
+    cluster.renew("storage-0")
+    time.sleep(1)
+    broke = [line for line in lines_of(cluster, "orchestrator") if "broke" in line["event"]]
+    assert not [line for line in broke if line["level"] == "warning"]
+    cluster.kill("storage-0", signal.SIGKILL)
+    time.sleep(1)
+    cluster.restart("storage-0")
+    broke = [line for line in lines_of(cluster, "orchestrator") if "broke" in line["event"]]
+    assert [line["level"] for line in broke][-1] == "warning"
+
+
+@contextlib.contextmanager
+def _stranger(cluster: LocalCluster, folder: Path, **settings: str) -> Iterator[tuple[str, Path]]:
+    """A storage node that wants to join: where its metrics are, and its log."""
+    listen, metrics = (f"127.0.0.1:{port}" for port in free_ports(2))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")} | {
+        "QUIRE_CLUSTER_SECRET": cluster.secret,
+        "QUIRE_ORCHESTRATOR_ADDRESS": cluster.address("orchestrator"),
+        "QUIRE_STORAGE_LISTEN": listen,
+        "QUIRE_STORAGE_METRICS_LISTEN": metrics,
+        "QUIRE_STORAGE_ARENA_BYTES": str(64 << 20),
+        "QUIRE_STORAGE_DRAIN_S": "0",
+        **settings,
+    }
+    log = folder / "log"
+    with log.open("wb") as out:
+        running = subprocess.Popen([sys.executable, "-m", "quire_storage.server"], env=environment, stderr=out)
+        try:
+            yield metrics, log
+        finally:
+            running.terminate()
+            running.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason", "why"),
+    [
+        ({"QUIRE_STORAGE_NODE_ID": "storage-0"}, "NameTaken", "another name"),
+        ({"QUIRE_STORAGE_NODE_ID": "x", "QUIRE_CLUSTER_SECRET": "s" * 32}, "SecretDiffers", "not that of this cluster"),
+    ],
+)
+def test_a_member_that_cannot_be_is_refused_and_says_so(
+    cluster: LocalCluster, tmp_path: Path, settings: dict[str, str], reason: str, why: str
+) -> None:
+    """Of its name there is one that is alive, or it signs with another secret: once in its log, and as a metric."""
+    with _stranger(cluster, tmp_path, **settings) as (metrics, log):
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError, AssertionError):
+                if metric(metrics, "quire_member_refused_total", reason=reason) > 3:
+                    break
+            time.sleep(0.1)
+        refused = [json.loads(line) for line in log.read_text().splitlines() if "does not use this node" in line]
+        assert len(refused) == 1 and why in refused[0]["error"] and refused[0]["level"] == "error"
+        with SyncClient(cluster.gateway_address) as client:
+            nodes = [node.node_id for node in client.status() if node.node_id in ("storage-0", "x")]
+        assert nodes == ["storage-0"]
+
+
+def test_secrets_are_replaced_one_by_the_other(tmp_path: Path) -> None:
+    """Members with the old and with the new one work together while both are believed."""
+    with LocalCluster(tmp_path / "c", decoders=0, schedulers=0, arena_bytes=64 << 20) as cluster:
+        assert metric(cluster.metrics["storage-0"], "quire_member_refused_total", reason="SecretDiffers") == 0
+        old, new = cluster.secret, secrets.token_hex(32)
+        also = {"QUIRE_CLUSTER_SECRET_ALSO": new}
+        for name in ("orchestrator", "gateway", "storage-0"):  # believe the new one, too
+            cluster.kill(name)
+            cluster.restart(name, environment=also)
+        cluster.kill("storage-0")
+        cluster.restart("storage-0", environment={"QUIRE_CLUSTER_SECRET": new, "QUIRE_CLUSTER_SECRET_ALSO": old})
+        with SyncClient(cluster.gateway_address) as client:
+            assert {"storage-0"} <= {node.node_id for node in client.status()}
