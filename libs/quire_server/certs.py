@@ -1,8 +1,9 @@
-"""A private certificate authority for trials and small clusters; a company's own does as well.
+"""A private certificate authority for trials and small clusters; a company's own, or cert-manager, does as well.
 
-`ca.pem`, `ca-key.pem`: the authority. `member.pem`, `member-key.pem`: what every service shows to the others; made out
-to a name, not to addresses. `public.pem`, `public-key.pem`: what clients see at the gateway; made out to its hosts.
-Made again on a folder that has an authority, the others are replaced: services take them up without a restart.
+`ca.pem`, `ca-key.pem`: the authority. A folder for each service with `ca.crt`, `tls.crt` and `tls.key`, made out to
+the members' name and to the service's, not to addresses; `operator`: for those who use the admin frontend; `public`:
+what clients see at the gateway, made out to its hosts. Made again on a folder that has an authority, the others are
+replaced: services take them up without a restart.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,21 +22,27 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from quire.model.errors import InvalidRequest
-from quire.wire.tls import MEMBER_NAME
+from quire.wire.tls import MEMBER_NAME, OPERATOR, SERVICES, name_of
 
 _AUTHORITY_DAYS: Final = 3650
 _EARLIER: Final = datetime.timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """PEM files of one holder."""
+
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
 class Certificates:
-    """Where they are."""
+    """Where they are. `members`: by the name of the service, and of `operator`."""
 
     ca: Path
-    member: Path
-    member_key: Path
-    public: Path
-    public_key: Path
+    members: Mapping[str, Pair]
+    public: Pair
 
 
 def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
@@ -44,24 +51,21 @@ def make(folder: Path, hosts: Sequence[str], days: int) -> Certificates:
         raise InvalidRequest(f"{days} days", field="days")
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, ca = _authority(folder)
-    made = Certificates(
-        folder / "ca.pem",
-        folder / "member.pem",
-        folder / "member-key.pem",
-        folder / "public.pem",
-        folder / "public-key.pem",
-    )
     both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    for name, names, usage, cert_file, key_file in (
-        ("quire member", [MEMBER_NAME], both, made.member, made.member_key),
-        ("quire gateway", ["localhost", "127.0.0.1", *hosts], both[:1], made.public, made.public_key),
-    ):
+
+    def pair(name: str, names: Sequence[str], usage: Sequence[x509.ObjectIdentifier]) -> Pair:
+        made = Pair(folder / name / "tls.crt", folder / name / "tls.key")
+        made.cert.parent.mkdir(exist_ok=True)
         key = ec.generate_private_key(ec.SECP256R1())
-        cert = _issued(name, key, names, usage, ca_key, ca, days)
+        cert = _issued(f"quire {name}", key, names, usage, ca_key, ca, days)
+        _write(folder / name / "ca.crt", ca.public_bytes(serialization.Encoding.PEM), 0o644)
         # The key first: who reads between the two has a pair that does not match, and tries again later.
-        _write(key_file, _pem(key), 0o600)
-        _write(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
-    return made
+        _write(made.key, _pem(key), 0o600)
+        _write(made.cert, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+        return made
+
+    members = {name: pair(name, [MEMBER_NAME, name_of(name)], both) for name in (*SERVICES, OPERATOR)}
+    return Certificates(folder / "ca.pem", members, pair("public", ["localhost", "127.0.0.1", *hosts], both[:1]))
 
 
 def _authority(folder: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
@@ -149,7 +153,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _write(file: Path, content: bytes, mode: int) -> None:
     """Whole or not at all."""
-    part = file.with_suffix(".part")
+    part = file.with_name(f"{file.name}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "wb") as out:
         out.write(content)

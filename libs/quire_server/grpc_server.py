@@ -19,7 +19,7 @@ from quire.model import errors
 from quire.telemetry import attach, logger, meter, names, tracer
 from quire.wire.channels import MESSAGE_BYTES_MAX
 from quire.wire.status import status_of, trailers_of
-from quire.wire.tls import MEMBER_NAME, Tls
+from quire.wire.tls import MEMBER_NAME, OPERATOR, SERVICES, Tls, name_of
 from quire.wire.version import check_metadata
 from quire_server.telemetry.metrics import readiness
 
@@ -27,7 +27,8 @@ _UNFIT_MAX: Final = 256
 _SLOW_STOP_S: Final = 8.0
 _TOLD_MAX: Final = 30
 _ROUNDS: Final = 50
-_OPTIONS: Final = [
+_AGE_GRACE_MS: Final = 30_000
+_OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.so_reuseport", 0),
@@ -38,7 +39,8 @@ class Server:
     """A gRPC server with everything that each of Quire's has.
 
     `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells. With
-    `tls` only members of the cluster are served, by the name in their certificates; if it is `public`, all clients.
+    `tls` only members of the cluster are served, by the name in their certificates, and of these `callers`; if it is
+    `public`, all clients. `connection_age_s`: after so long clients connect anew, to whatever serves then; 0 for never.
     """
 
     def __init__(
@@ -49,13 +51,19 @@ class Server:
         requests_max: int = 1024,
         tls: Tls | None = None,
         public: bool = False,
+        callers: Sequence[str] = (*SERVICES, OPERATOR),
+        connection_age_s: float = 0.0,
     ) -> None:
         self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
-        edge = _EdgeInterceptor(members_only=tls is not None and not public)
+        edge = _EdgeInterceptor(callers if tls is not None and not public else ())
+        options = list(_OPTIONS)
+        if connection_age_s:
+            options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
+            options.append(("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS))
         self.grpc = grpc.aio.server(
             interceptors=[edge],
-            options=_OPTIONS,
+            options=options,
             maximum_concurrent_rpcs=requests_max,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call, unused-ignore]
@@ -198,8 +206,9 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
     A stream in both directions is no request: it carries some.
     """
 
-    def __init__(self, *, members_only: bool) -> None:
-        self._members_only = members_only
+    def __init__(self, callers: Sequence[str]) -> None:
+        """`callers`: names of the members that may call; none where certificates are not asked for."""
+        self._callers = {name_of(caller).encode(): caller for caller in callers}
         self._unfit: set[str] = set()
         self._served = Served()
 
@@ -273,10 +282,20 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
                 self._unfit.add(peer)
                 logger().error("a caller cannot be used", peer=peer, error=str(error))
             raise
-        if self._members_only:
+        if self._callers:
             names_shown = context.auth_context().get("x509_subject_alternative_name", ())
             if MEMBER_NAME.encode() not in names_shown:
                 raise errors.Unauthenticated("this certificate is no member's", field="certificate")
+            if not any(name in self._callers for name in names_shown):
+                allowed = ", ".join(self._callers.values())
+                raise errors.NotAllowed(f"this certificate is of none of: {allowed}", field="certificate")
+
+
+def check_role(context: Any, role: str) -> None:
+    """Of a member that says what it is, where certificates are asked for. Raises `NotAllowed` for another's."""
+    shown = context.auth_context().get("x509_subject_alternative_name", ())
+    if shown and name_of(role).encode() not in shown:
+        raise errors.NotAllowed(f"this certificate is not of a {role}", field="certificate")
 
 
 async def _abort(context: Any, error: errors.QuireError) -> None:

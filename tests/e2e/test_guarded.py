@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from yarl import URL
 
+from quire import PROTOCOL_VERSION
 from quire.client import AdminClient, ImageClient, QuireClient
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.durability import Durability
@@ -38,17 +39,22 @@ from quire.model.errors import (
 from quire.model.hashing import Namespace
 from quire.model.latents import LatentInfo, Normalisation, Vae, decode_record
 from quire.model.layout import Dtype, KvLayout
+from quire.model.nodes import Node, StorageInfo
 from quire.model.signed_urls import signed_url
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.credentials import proof
 from quire.wire.tls import MEMBER_NAME, Tls
-from quire.wire.v1 import common_pb2, images_pb2, storage_pb2
+from quire.wire.v1 import common_pb2, images_pb2, orchestrator_pb2, storage_pb2
+from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_server import certs
 from quire_tools.local import LocalCluster
+from quire_tools.local.ports import free_ports
 from tests.e2e import s3_signing
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
+HTTPS_ADDRESS = f"127.0.0.1:{free_ports(1)[0]}"
 LAYOUT = KvLayout(8, 16, 8, 128, Dtype.BF16)
 CHUNKS = 16  # 8 MiB
 RATE = 16_000_000
@@ -69,6 +75,11 @@ class Guarded:
     public: Tls
     members: Tls
 
+    def shown_by(self, service: str) -> Tls:
+        """As one of its services speaks with the others."""
+        pair = self.cluster.folder / "certs" / service
+        return Tls(pair / "ca.crt", pair / "tls.crt", pair / "tls.key", MEMBER_NAME)
+
     def client(self, token: str) -> QuireClient:
         return QuireClient(self.cluster.tls_address, tls=self.public, token=token)
 
@@ -85,6 +96,7 @@ class Guarded:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     settings = {
         "QUIRE_GATEWAY_AUTH": "tokens",
+        "QUIRE_GATEWAY_HTTP_TLS_LISTEN": HTTPS_ADDRESS,
         "QUIRE_GATEWAY_TENANT_BYTES_MAX": str(12 << 20),
         "QUIRE_SCHEDULER_LINKS": f"default={RATE}",
         "QUIRE_SCHEDULER_POLICY": "equal",
@@ -93,7 +105,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     folder = tmp_path_factory.mktemp("guarded")
     with LocalCluster(folder, tls=True, settings=settings, arena_bytes=128 << 20) as cluster:
         made = folder / "certs"
-        members = Tls(made / "ca.pem", made / "member.pem", made / "member-key.pem", MEMBER_NAME)
+        members = Tls(made / "ca.pem", made / "operator/tls.crt", made / "operator/tls.key", MEMBER_NAME)
         yield Guarded(cluster, Tls(made / "ca.pem"), members)
 
 
@@ -229,6 +241,74 @@ async def test_members_speak_with_members_only(guarded: Guarded) -> None:
                     await client.status()
 
 
+async def test_a_certificate_is_of_one_service(guarded: Guarded) -> None:
+    """It opens what that service needs, and nothing joins as another one."""
+    address = guarded.cluster.address("storage-0")
+    for holder, refused in (("operator", NotAllowed), ("scheduler", NotAllowed), ("decoder", LeaseForged)):
+        pool = ChannelPool(guarded.shown_by(holder))
+        stub: StorageServiceStub = StorageServiceStub(pool.get(address))
+        with pytest.raises(refused):
+            await call(stub.Describe, storage_pb2.DescribeRequest(chunk_keys=bytes(32)), timeout_s=10)
+        await pool.close()
+    pool = ChannelPool(guarded.shown_by("decoder"))
+    orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(guarded.cluster.address("orchestrator")))
+    node = Node(node_id="storage-9", about=StorageInfo(), protocol_version=PROTOCOL_VERSION)
+    request = orchestrator_pb2.HeartbeatRequest(
+        node=convert.node_to(node), proof=proof("storage-9", "", guarded.cluster.secret.encode())
+    )
+    with pytest.raises(NotAllowed, match="not of a storage"):
+        await call(orchestrator.Heartbeat, request, timeout_s=10)
+    await pool.close()
+    with pytest.raises(NotAllowed):
+        async with AdminClient(
+            guarded.cluster.admin_address, guarded.cluster.secret, tls=guarded.shown_by("storage")
+        ) as admin:
+            await admin.policies()
+
+
+def test_images_over_https(guarded: Guarded) -> None:
+    """The same bearer tokens, the same certificate as gRPC over TLS; it is replaced without a restart."""
+    assert guarded.public.ca is not None
+    context = ssl.create_default_context(cafile=str(guarded.public.ca))
+    url = f"https://{HTTPS_ADDRESS}/v1/images"
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(url, timeout=10, context=context)
+    assert caught.value.code == 401
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {guarded.tenant('another').token}"})
+    assert json.load(urllib.request.urlopen(request, timeout=10, context=context)) == {"images": [], "next": None}
+    host, _, port = HTTPS_ADDRESS.rpartition(":")
+    before = ssl.get_server_certificate((host, int(port)), timeout=10)
+    certs.make(guarded.cluster.folder / "certs", [], days=30)
+    deadline = time.monotonic() + 20
+    while ssl.get_server_certificate((host, int(port)), timeout=10) == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_the_command_line_works_by_what_certs_prints(guarded: Guarded) -> None:
+    """`quire tenant` at the admin frontend, `quire status` at the clients', under mutual TLS."""
+    command = [sys.executable, "-c", "from quire_tools.cli import main; main()"]
+    printed = subprocess.run(
+        [*command, "certs", str(guarded.cluster.folder / "certs")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    said = dict(line.split("=", 1) for line in printed.splitlines() if line.startswith("QUIRE_CLIENT_"))
+    assert said.keys() == {"QUIRE_CLIENT_CA", "QUIRE_CLIENT_CERT", "QUIRE_CLIENT_KEY"}
+    environment = {**os.environ, **said, "QUIRE_CLUSTER_SECRET": guarded.cluster.secret}
+    listed = subprocess.run(
+        [*command, "tenant", "ls", "--admin", guarded.cluster.admin_address],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert listed.returncode == 0 and "weight" in listed.stdout, listed.stderr
+
+
 async def test_a_stranger_to_the_authority_is_not_believed(guarded: Guarded, tmp_path: Path) -> None:
     other = certs.make(tmp_path, [], days=1)
     async with QuireClient(guarded.cluster.tls_address, tls=Tls(other.ca), token="x", timeout_s=3) as client:
@@ -271,7 +351,7 @@ async def test_a_storage_node_does_nothing_that_no_member_has_signed(guarded: Gu
         await store(client, namespace, keys, payload)
         found = await client.lookup(namespace, keys)
         buffer = client.allocate(payload.nbytes)
-        pool = ChannelPool(guarded.members)
+        pool = ChannelPool(guarded.shown_by("gateway"))
         stub: StorageServiceStub = StorageServiceStub(pool.get(guarded.cluster.address(found.ranges[0].node_id)))
         layout = namespace.layout
         descriptor = Descriptor(

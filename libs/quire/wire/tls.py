@@ -12,9 +12,17 @@ import grpc
 
 from quire.model.errors import ConfigInvalid
 
-# What every member's certificate is made out to: members are known by this name, not by where they run.
 MEMBER_NAME: Final = "member.quire.internal"
+"""What every member's certificate is made out to: members are known by this name, not by where they run."""
+
+SERVICES: Final = ("gateway", "orchestrator", "storage", "scheduler", "decoder")
+OPERATOR: Final = "operator"
 _LOOK_S: Final = 1.0
+
+
+def name_of(holder: str) -> str:
+    """What the certificate of a service, or of an operator, is made out to beside the members' name."""
+    return f"{holder}.{MEMBER_NAME}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,13 +92,19 @@ def certs(
     days: Annotated[int, typer.Option(help="how long they are good")] = 90,
 ) -> None:
     """A private authority, and certificates for members and gateways. Again: new ones, taken up without a restart."""
+    from quire.wire.tls import OPERATOR, SERVICES
     from quire_server.certs import make
 
     made = make(folder, host or [], days)
-    print(
-        f"QUIRE_CLUSTER_CA={made.ca}\nQUIRE_CLUSTER_CERT={made.member}\nQUIRE_CLUSTER_KEY={made.member_key}\n"
-        f"QUIRE_GATEWAY_TLS_CERT={made.public}\nQUIRE_GATEWAY_TLS_KEY={made.public_key}\nQUIRE_CLIENT_CA={made.ca}"
-    )
+    operator = made.members[OPERATOR]
+    print(f"# every service\nQUIRE_CLUSTER_CA={made.ca}")
+    for name in SERVICES:
+        pair = made.members[name]
+        print(f"# {name}\nQUIRE_CLUSTER_CERT={pair.cert}\nQUIRE_CLUSTER_KEY={pair.key}")
+        if name == "gateway":
+            print(f"QUIRE_GATEWAY_TLS_CERT={made.public.cert}\nQUIRE_GATEWAY_TLS_KEY={made.public.key}")
+    print(f"# operators; clients need the first alone\nQUIRE_CLIENT_CA={made.ca}")
+    print(f"QUIRE_CLIENT_CERT={operator.cert}\nQUIRE_CLIENT_KEY={operator.key}")
 
 
 @app.command()

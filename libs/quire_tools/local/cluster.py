@@ -29,7 +29,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from quire.model.errors import ConfigInvalid, DeadlineExceeded, Unavailable
 from quire.telemetry import logger
 from quire.wire.credentials import AUTHORIZATION, member_token
-from quire.wire.tls import MEMBER_NAME, Tls
+from quire.wire.tls import MEMBER_NAME, OPERATOR, Tls
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire_tools.local.embedded_redis import redis_command
@@ -382,7 +382,11 @@ class LocalCluster:
             f"QUIRE_{service.upper()}_METRICS_LISTEN": self.metrics[name],
         }
         tuned = _TUNED if service == "storage" else {}
-        environment = {"GRPC_ENABLE_FORK_SUPPORT": "0", **tuned, **os.environ, **listen, **settings}
+        shown = {}
+        if self._tls:
+            pair = self.folder / "certs" / service
+            shown = {"QUIRE_CLUSTER_CERT": str(pair / "tls.crt"), "QUIRE_CLUSTER_KEY": str(pair / "tls.key")}
+        environment = {"GRPC_ENABLE_FORK_SUPPORT": "0", **tuned, **os.environ, **listen, **shown, **settings}
         module = self._modules.get(service, f"quire_{service}.server")
         self._spawn(name, [sys.executable, "-m", module], environment, address)
 
@@ -444,22 +448,21 @@ class LocalCluster:
         from quire_server.certs import make
 
         made = make(self.folder / "certs", [], days=30)
-        self._member_tls = Tls(made.ca, made.member, made.member_key, MEMBER_NAME)
+        operator = made.members[OPERATOR]
+        self._operator_tls = Tls(made.ca, operator.cert, operator.key, MEMBER_NAME)
         self.tls_address = f"127.0.0.1:{free_ports(1)[0]}"
         return {
             "QUIRE_CLUSTER_CA": str(made.ca),
-            "QUIRE_CLUSTER_CERT": str(made.member),
-            "QUIRE_CLUSTER_KEY": str(made.member_key),
             "QUIRE_GATEWAY_TLS_LISTEN": self.tls_address,
-            "QUIRE_GATEWAY_TLS_CERT": str(made.public),
-            "QUIRE_GATEWAY_TLS_KEY": str(made.public_key),
+            "QUIRE_GATEWAY_TLS_CERT": str(made.public.cert),
+            "QUIRE_GATEWAY_TLS_KEY": str(made.public.key),
         }
 
     def _channel(self, address: str) -> grpc.Channel:
         if not self._tls:
             return grpc.insecure_channel(address)
         name = [("grpc.ssl_target_name_override", MEMBER_NAME)]
-        return grpc.secure_channel(address, self._member_tls.channel_credentials(), options=name)
+        return grpc.secure_channel(address, self._operator_tls.channel_credentials(), options=name)
 
     def _check_alive(self, process: _Process, deadline: float) -> None:
         if process.popen.poll() is not None:

@@ -21,6 +21,7 @@ class GatewayConfig(MemberConfig):
         "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
     )
     http_listen: str = setting("127.0.0.1:7480", "host:port of the HTTP frontend; empty for none")
+    http_tls_listen: str = setting("", "host:port of the HTTP frontend over HTTPS; empty for none")
     http_body_max: int = setting(64 << 20, "bytes of a request's body; larger ones are refused", minimum=1)
     http_requests_max: int = setting(64, "images at the same time through HTTP; more wait", minimum=1)
     http_cache_control: str = setting("public, no-cache", "what caches are told of images over HTTP")
@@ -68,6 +69,9 @@ class GatewayConfig(MemberConfig):
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
     sessions_max: int = setting(1024, "clients' sessions at the same time; more are refused", minimum=1)
     session_requests_max: int = setting(256, "requests of one session at the same time; more are refused", minimum=1)
+    connection_age_s: float = setting(
+        0.0, "after how long gRPC clients connect anew, to whichever gateways there are by then; 0: never", minimum=0
+    )
     session_grace_ms: int = setting(5000, "for how long a session whose stream broke is kept", minimum=0)
     session_renew_ms: int = setting(30_000, "how often clients show their credentials again", minimum=100)
     stop_grace_s: float = setting(5.0, "time for running requests at SIGTERM", minimum=0)
@@ -79,6 +83,6 @@ class GatewayConfig(MemberConfig):
     def problems(self) -> list[str]:
         found = MemberConfig.problems(self)
         files = {"QUIRE_GATEWAY_TLS_CERT": self.tls_cert, "QUIRE_GATEWAY_TLS_KEY": self.tls_key}
-        if (self.tls_listen or self.s3_tls_listen) and not any(files.values()):
+        if (self.tls_listen or self.s3_tls_listen or self.http_tls_listen) and not any(files.values()):
             found.append("QUIRE_GATEWAY_TLS_CERT, QUIRE_GATEWAY_TLS_KEY: must be set, as there is an address with TLS")
         return found + files_together(files)

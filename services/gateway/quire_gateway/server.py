@@ -16,7 +16,7 @@ from quire.model.nodes import GatewayInfo, Node
 from quire.model.profile import Profiles
 from quire.transport import OFF, data_plane
 from quire.wire.channels import ChannelPool
-from quire.wire.tls import Tls
+from quire.wire.tls import OPERATOR, Tls
 from quire.wire.v1.gateway_pb2_grpc import (
     add_AdminServiceServicer_to_server,
     add_GatewayServiceServicer_to_server,
@@ -140,16 +140,25 @@ def _listeners(
     )
     requests_max = config.requests_max + config.sessions_max
     tls, service = member_tls(config), ["quire.v1.GatewayService"]
-    members = Server(config.listen, service, requests_max=requests_max, tls=tls)
+    members = Server(
+        config.listen, service, requests_max=requests_max, tls=tls, connection_age_s=config.connection_age_s
+    )
     add_GatewayServiceServicer_to_server(servicer, members.grpc)
     others = []
     if config.tls_listen:
         shown = Tls(cert=Path(config.tls_cert), key=Path(config.tls_key))
-        clients = Server(config.tls_listen, service, requests_max=requests_max, tls=shown, public=True)
+        clients = Server(
+            config.tls_listen,
+            service,
+            requests_max=requests_max,
+            tls=shown,
+            public=True,
+            connection_age_s=config.connection_age_s,
+        )
         add_GatewayServiceServicer_to_server(servicer, clients.grpc)
         others.append(clients)
     if config.admin_listen:
-        operators = Server(config.admin_listen, ["quire.v1.AdminService"], tls=tls)
+        operators = Server(config.admin_listen, ["quire.v1.AdminService"], tls=tls, callers=(OPERATOR,))
         add_AdminServiceServicer_to_server(AdminServicer(config, admission, orchestrator, watching), operators.grpc)
         others.append(operators)
     return members, others, servicer.sessions

@@ -27,7 +27,7 @@ from quire_orchestrator.images import ImageDesk
 from quire_orchestrator.ports import TenantQuotas
 from quire_orchestrator.runtime import Orchestrator
 from quire_server.clock import SystemClock
-from quire_server.grpc_server import Server
+from quire_server.grpc_server import Server, check_role
 from quire_server.lookups import Found, Question
 from quire_server.quotas import Quotas
 from quire_server.redis import Buckets, CacheEvents, Images, Membership, Policies, PrefixIndex, RedisProbe, connect
@@ -151,6 +151,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.HeartbeatRequest, context: Any
     ) -> orchestrator_pb2.HeartbeatResponse:
         node = convert.node_from(request.node)
+        check_role(context, node.role.value)
         check_proof(request.proof, node.node_id, node.incarnation, *self._secrets)
         interval_ms, news, changes = await self._cluster.heartbeat(node, request.members_version)
         listing = news.listing or Listing()

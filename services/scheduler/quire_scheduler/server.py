@@ -83,7 +83,11 @@ async def serve(config: SchedulerConfig) -> None:
     leadership = Leadership(f"{config.node_id} {incarnation} at {address}", lease, config.lease_ms, clock)
     scheduler = Scheduler(config, clock, leadership)
     server = Server(
-        config.listen, ["quire.v1.SchedulerService"], requests_max=config.requests_max, tls=member_tls(config)
+        config.listen,
+        ["quire.v1.SchedulerService"],
+        requests_max=config.requests_max,
+        tls=tls,
+        callers=("storage",),
     )
     add_SchedulerServiceServicer_to_server(SchedulerServicer(scheduler), server.grpc)
     channels = ChannelPool(tls)

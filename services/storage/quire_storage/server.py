@@ -153,7 +153,11 @@ async def serve(config: StorageConfig) -> None:
 
     node = StorageNode(config, transport, ports, describe)
     server = Server(
-        config.listen, ["quire.v1.StorageService"], requests_max=config.requests_max, tls=member_tls(config)
+        config.listen,
+        ["quire.v1.StorageService"],
+        requests_max=config.requests_max,
+        tls=tls,
+        callers=("gateway", "orchestrator", "storage", "decoder"),
     )
     add_StorageServiceServicer_to_server(
         StorageServicer(node, config.node_id, PermitChecker(permits, clock)), server.grpc

@@ -10,7 +10,7 @@ import pytest
 from quire.model.errors import NotAllowed, Unauthenticated
 from quire.model.hashing import tenant_name
 from quire.testing import FakeClock
-from quire.wire.credentials import member_token
+from quire.wire.credentials import authorization, member_token
 from quire_gateway.admission import Admission, Need, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.errors import GatewayLate, TenantExhausted
@@ -29,11 +29,11 @@ class _Keys:
     async def get(self, name: str) -> AccessKey | None:
         return KEYS.get(name)
 
-    def secret(self, key: AccessKey) -> str:
-        return f"secret of {key.name}"
+    def secrets(self, key: AccessKey) -> list[str]:
+        return [f"secret of {key.name}", f"secret that {key.name} had before"]
 
-    def salt(self, tenant: str) -> bytes:
-        return tenant.encode() * 2
+    def salts(self, tenant: str) -> tuple[bytes, ...]:
+        return tenant.encode() * 2, tenant.encode() * 3
 
 
 def _admission(clock: FakeClock | None = None, **settings: Any) -> Admission:
@@ -136,3 +136,16 @@ async def test_a_gateway_that_is_late_takes_no_bytes() -> None:
     with admission.admit(Principal(), Need()):
         pass
     await admission.close()
+
+
+async def test_while_one_secret_replaces_the_other_both_are_believed() -> None:
+    admission = _admission(cluster_secret_also="t" * 32)
+    for secret in ("secret of writer", "secret that writer had before"):
+        principal = await admission.authenticate(authorization(f"writer:{secret}"))
+        for times in (2, 3):
+            with admission.admit(principal, Need(salt=principal.tenant.encode() * times)):
+                pass
+    for secret in (SECRET, "t" * 32):
+        assert (await admission.authenticate(authorization(member_token(secret)))).member
+    with pytest.raises(Unauthenticated):
+        await admission.authenticate(authorization(member_token("u" * 32)))

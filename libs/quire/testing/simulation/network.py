@@ -107,6 +107,9 @@ class _Context:
     def peer(self) -> str:
         return "simulated"
 
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
 
 class SimChannel:
     """Calls whatever listens at the address then."""

@@ -233,7 +233,7 @@ def _write_pool(folder: Path, chunks: int, space: Namespace) -> int:
     """A pool whose data region is a hole, with a sound header for each chunk; bytes of its file."""
     folder.mkdir(parents=True)
     per_slab = _SLAB_BYTES // _SHAPE.slot_bytes
-    slabs = -(-chunks // per_slab) + 64
+    slabs = -(-5 * chunks // (4 * per_slab)) + 64  # far below the watermark
     geometry = Geometry(_SLAB_BYTES, slabs, -(-slabs * per_slab * 512 // PAGE_BYTES))
     image = np.zeros(geometry.header_pages * PAGE_BYTES, dtype=np.uint8)
     pool_map = PoolMap([geometry], [image], 1 << 40)

@@ -40,6 +40,7 @@ from quire_gateway.http.parameters import Parameters, named, without_version
 from quire_gateway.http.problems import REQUEST_ID, Handler, problems
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.pictures import Encoded, Pictures
+from quire_gateway.public_certificate import PublicCertificate
 from quire_gateway.requests import HttpRequests, listen, send, traced
 from quire_gateway.vaes import KnownVaes
 
@@ -73,9 +74,11 @@ class ImagesFrontend:
         self._serving = asyncio.Semaphore(config.http_requests_max)
         self._putting = asyncio.Semaphore(max(1, config.http_requests_max // 4))
         self._runner: web.AppRunner | None = None
+        self._certificate: PublicCertificate | None = None
 
     async def start(self) -> None:
-        if not self._config.http_listen:
+        config = self._config
+        if not config.http_listen and not config.http_tls_listen:
             return
         app = web.Application(
             client_max_size=self._config.http_body_max,
@@ -93,9 +96,16 @@ class ImagesFrontend:
             app, access_log=None, shutdown_timeout=self._config.stop_grace_s, handler_cancellation=True
         )
         await self._runner.setup()
-        await listen(self._runner, self._config.http_listen)
+        if config.http_listen:
+            await listen(self._runner, config.http_listen)
+        if config.http_tls_listen:
+            self._certificate = PublicCertificate(config.tls_cert, config.tls_key)
+            await listen(self._runner, config.http_tls_listen, self._certificate.context)
+            self._certificate.start()
 
     async def close(self) -> None:
+        if self._certificate is not None:
+            await self._certificate.close()
         if self._runner is not None:
             await self._runner.cleanup()
 

@@ -6,19 +6,17 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import ssl
-import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Final
 
 from aiohttp import web
 
-from quire.model.errors import ConfigInvalid, QuireError
+from quire.model.errors import QuireError
 from quire.telemetry import logger, names
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
+from quire_gateway.public_certificate import PublicCertificate
 from quire_gateway.requests import HttpRequests, listen, traced
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import Authenticator
@@ -31,7 +29,6 @@ from quire_server import tasks
 
 Operation = Callable[[Call], Awaitable[web.StreamResponse]]
 _SWEEP_S: Final = 60.0
-_LOOK_S: Final = 1.0
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _READ_BYTES: Final = 1 << 20
 # Subresources that S3 has and this frontend has not: better said than passed over.
@@ -140,14 +137,18 @@ class S3Frontend:
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=self._config.stop_grace_s)
         await self._runner.setup()
-        self._context = _tls(self._config)
-        for address, context in ((self._config.s3_listen, None), (self._config.s3_tls_listen, self._context)):
-            if address:
-                await listen(self._runner, address, context)
+        if self._config.s3_listen:
+            await listen(self._runner, self._config.s3_listen)
+        if self._config.s3_tls_listen:
+            self._certificate = PublicCertificate(self._config.tls_cert, self._config.tls_key)
+            await listen(self._runner, self._config.s3_tls_listen, self._certificate.context)
+            self._certificate.start()
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
         await tasks.end([self._sweeper])
+        if self._certificate is not None:
+            await self._certificate.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -217,16 +218,8 @@ class S3Frontend:
         raise S3Error("MethodNotAllowed", "The specified method is not allowed against this resource.")
 
     async def _sweep(self) -> None:
-        stamp, swept_s = _stamp(self._config), time.monotonic()
         while True:
-            await asyncio.sleep(_LOOK_S)
-            if self._context is not None and (now := _stamp(self._config)) != stamp:
-                with contextlib.suppress(OSError, ssl.SSLError):  # half of a rotation: the old one serves on
-                    self._context.load_cert_chain(self._config.tls_cert, self._config.tls_key)
-                    stamp = now
-            if time.monotonic() - swept_s < _SWEEP_S:
-                continue
-            swept_s = time.monotonic()
+            await asyncio.sleep(_SWEEP_S)
             try:
                 await self._backends.sweep()
             except Exception as error:  # another time
@@ -257,23 +250,3 @@ def _keep_large_blocks() -> None:
     with contextlib.suppress(AttributeError):
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
-
-
-def _stamp(config: GatewayConfig) -> tuple[int, ...]:
-    """Another one when a certificate was replaced."""
-    try:
-        return tuple(Path(file).stat().st_mtime_ns for file in (config.tls_cert, config.tls_key) if file)
-    except OSError:
-        return ()
-
-
-def _tls(config: GatewayConfig) -> ssl.SSLContext | None:
-    """Raises `ConfigInvalid`."""
-    if not config.s3_tls_listen:
-        return None
-    try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigInvalid(f"QUIRE_GATEWAY_TLS_CERT, QUIRE_GATEWAY_TLS_KEY: {error}") from None
-    return context
