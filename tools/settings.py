@@ -1,6 +1,7 @@
-"""What is made from the services' configuration classes: the README's table of variables, and the names of all.
+"""What is made from elsewhere: the README's table of variables and the names of all, from the services' configuration
+classes; the alerts for Kubernetes, from observability/alerts.yaml.
 
-python tools/settings.py            write both
+python tools/settings.py            write all
 python tools/settings.py --check    status 1 if one says something else
 """
 
@@ -15,6 +16,7 @@ from quire_server.config import variable_name
 
 ROOT = Path(__file__).parents[1]
 README, VARIABLES = ROOT / "README.md", ROOT / "libs" / "quire_server" / "variables.py"
+ALERTS, RULES = ROOT / "observability" / "alerts.yaml", ROOT / "k8s" / "components" / "monitoring" / "rules.yaml"
 ELSEWHERE = (
     *("QUIRE_CLIENT_CA", "QUIRE_CLIENT_CERT", "QUIRE_CLIENT_KEY", "QUIRE_CLIENT_UIDS", "QUIRE_KEY_SECRET"),
     *("QUIRE_OBJECT_KEY", "QUIRE_OBJECT_SECRET", "QUIRE_OBJECT_URL", "QUIRE_TOKEN", "QUIRE_TRACE_FOLDER"),
@@ -54,13 +56,21 @@ def names() -> str:
     )
 
 
+def rules() -> str:
+    """The alerts as the Prometheus operator takes them."""
+    groups = ALERTS.read_text().partition("groups:\n")[2]
+    head = "apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: quire\nspec:\n  groups:\n"
+    made = "# Made of observability/alerts.yaml by `make settings`; do not edit.\n"
+    return made + head + "".join(f"  {line}\n" for line in groups.splitlines())
+
+
 def main() -> None:
-    wanted = {README: with_table(README.read_text()), VARIABLES: names()}
+    wanted = {README: with_table(README.read_text()), VARIABLES: names(), RULES: rules()}
     for file, text in wanted.items():
         if "--check" not in sys.argv[1:]:
             file.write_text(text)
         elif file.read_text() != text:
-            sys.exit(f"{file.name}: the variables are not those of the code; run `make settings`")
+            sys.exit(f"{file.name} is not what it is made from; run `make settings`")
 
 
 if __name__ == "__main__":

@@ -157,7 +157,9 @@ def read(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
             )
         try:
             value = _parse(source[name], hints[field.name])
-            if field.name.endswith("listen"):
+            if field.name.endswith("listen") and field.name != "listen" and value == "off":
+                value = ""
+            elif field.name.endswith("listen"):
                 host_and_port(source[name])
         except ValueError as error:
             problems.append(f"{name}={source[name]!r}: {error}")
