@@ -12,6 +12,8 @@ from quire_scheduler.ports import Clock, LeaderLease
 from quire_server import tasks
 
 _RENEWALS_PER_LEASE = 4
+_PAUSES_PER_LEASE, _FORGOTTEN, _LONGER_MAX = 3, 0.98, 10
+"""Of the longest pause lately, which is forgotten in some minutes; and how much longer than it was told a lease gets."""
 
 
 class Leadership:
@@ -20,6 +22,7 @@ class Leadership:
     One that was late, and finds that no other led meanwhile, leads on in the same term.
 
     The time for which it leads is counted from before it asked, on its own clock: it stops before the lease ends.
+    A lease is as long as it was told, or longer where this process has paused lately: it would lose it to each pause.
     """
 
     def __init__(self, name: str, lease: LeaderLease | None, ttl_ms: int, clock: Clock) -> None:
@@ -30,6 +33,7 @@ class Leadership:
         self._until_s = float("-inf")
         self._leader = ""
         self._task: asyncio.Task[None] | None = None
+        self._paused_s = 0.0
         self._changes = counter(names.LEADER_CHANGES, "1", "times that this scheduler began to lead")
         self.term = 0
         self.since_s: float | None = None
@@ -57,22 +61,30 @@ class Leadership:
             with contextlib.suppress(QuireError):
                 await self._lease.release(self._name)
 
+    @property
+    def lease_ms(self) -> int:
+        """For how long it asks."""
+        return min(_LONGER_MAX * self._ttl_ms, max(self._ttl_ms, round(1000 * _PAUSES_PER_LEASE * self._paused_s)))
+
     async def _keep_asking(self, lease: LeaderLease) -> None:
         while True:
-            await self._clock.sleep(self._ttl_ms / 1000 / _RENEWALS_PER_LEASE)
+            wait_s, began_s = self._ttl_ms / 1000 / _RENEWALS_PER_LEASE, self._clock.monotonic_s()
+            await self._clock.sleep(wait_s)
+            late_s = self._clock.monotonic_s() - began_s - wait_s
+            self._paused_s = max(late_s, _FORGOTTEN * self._paused_s)
             await self._ask(lease)
 
     async def _ask(self, lease: LeaderLease) -> None:
-        asked_s = self._clock.monotonic_s()
+        asked_s, lease_ms = self._clock.monotonic_s(), self.lease_ms
         try:
-            async with asyncio.timeout(self._ttl_ms / 1000):
-                self._leader, before = await lease.hold(self._name, self._ttl_ms)
+            async with asyncio.timeout(lease_ms / 1000):
+                self._leader, before = await lease.hold(self._name, lease_ms)
         except Exception as error:  # whatever it is: to stop asking would leave the cluster without a leader
             logger().warning("the leader is unknown", error=str(error) or type(error).__name__)
             return
         was_leading = self.leading
         if self._leader == self._name:
-            self._until_s = asked_s + self._ttl_ms / 1000
+            self._until_s = asked_s + lease_ms / 1000
             if not was_leading and (before != self._name or not self.term):
                 self.term += 1
                 self._changes.add(1)
