@@ -13,7 +13,7 @@ from quire_server import tasks
 
 _RENEWALS_PER_LEASE = 4
 _PAUSES_PER_LEASE, _FORGOTTEN, _LONGER_MAX = 3, 0.98, 10
-"""Of the longest pause lately, which is forgotten in some minutes; and how much longer than it was told a lease gets."""
+"""Of the longest pause lately, which is forgotten in minutes; and how much longer than it was told a lease gets."""
 
 
 class Leadership:
