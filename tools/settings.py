@@ -19,7 +19,8 @@ README, VARIABLES = ROOT / "README.md", ROOT / "libs" / "quire_server" / "variab
 ALERTS, RULES = ROOT / "observability" / "alerts.yaml", ROOT / "k8s" / "components" / "monitoring" / "rules.yaml"
 ELSEWHERE = (
     *("QUIRE_CLIENT_CA", "QUIRE_CLIENT_CERT", "QUIRE_CLIENT_KEY", "QUIRE_CLIENT_UIDS", "QUIRE_KEY_SECRET"),
-    *("QUIRE_OBJECT_KEY", "QUIRE_OBJECT_SECRET", "QUIRE_OBJECT_URL", "QUIRE_TOKEN", "QUIRE_TRACE_FOLDER"),
+    *("QUIRE_OBJECT_KEY", "QUIRE_OBJECT_SECRET", "QUIRE_OBJECT_URL", "QUIRE_REDIS_PASSWORD"),
+    *("QUIRE_TOKEN", "QUIRE_TRACE_FOLDER"),
 )
 """Read by clients, the command line, telemetry and the manifests."""
 SERVICES = ("gateway", "orchestrator", "storage", "decoder", "scheduler")

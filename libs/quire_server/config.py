@@ -209,7 +209,7 @@ def _unadvertised(config: ServiceConfig, prefix: str) -> list[str]:
 
 
 def _shown(name: str, value: str) -> str:
-    return "***" if any(word in name for word in ("SECRET", "TOKEN", "PASSWORD", "KEY")) else repr(value)
+    return "***" if any(word in name for word in ("SECRET", "TOKEN", "PASSWORD", "KEY", "URL")) else repr(value)
 
 
 def _parse(text: str, kind: Any) -> Any:

@@ -10,7 +10,7 @@ import cbor2
 import pytest
 import redis.asyncio as redis
 
-from quire.model.errors import ConditionFailed, ImageMissing
+from quire.model.errors import ConditionFailed, ImageMissing, QuotaExceeded
 from quire.model.images import ExpectedImage, ImageEntry
 from quire.model.keys import ChunkKeys
 from quire.model.provenance import GENERATED
@@ -126,6 +126,24 @@ async def test_what_is_expected_is_looked_at_as_it_is_put(any_redis: redis.Redis
     with pytest.raises(ConditionFailed):
         await images.put("", three, ExpectedImage(record_sha256=one.record_sha256))
     assert await images.unused(10) == [three.record_sha256]
+
+
+@pytest.mark.parametrize("used", [True, False])
+async def test_a_record_beyond_the_quota_is_unused_unless_an_image_has_it(any_redis: redis.Redis, used: bool) -> None:
+    class Full:
+        async def check(self, tenant: str, more_bytes: int) -> None:
+            raise QuotaExceeded("enough")
+
+    images = Images(any_redis)
+    full: Any = Full()
+    router = ImageRouter(4, 60.0)
+    desk = ImageDesk(catalogue=images, router=router, decoders=list, evict=full, clock=SystemClock(), quotas=full)
+    entry = _entry("a")
+    if used:
+        await images.put("t", entry)
+    with pytest.raises(QuotaExceeded):
+        await desk.put("t", entry, ExpectedImage())
+    assert await images.unused(10) == ([] if used else [entry.record_sha256])
 
 
 async def test_ids_are_listed_in_the_order_of_their_bytes(any_redis: redis.Redis) -> None:

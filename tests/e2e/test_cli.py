@@ -405,9 +405,15 @@ def test_certificates_are_made_and_made_again(tmp_path: Path) -> None:
     first = quire("certs", str(folder), "--host", "gateway.example")
     assert first.returncode == 0, first.stderr
     assert f"QUIRE_CLUSTER_CA={folder}/ca.pem" in first.stdout
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    def files() -> dict[str, bytes]:
+        return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+    before = files()
     assert quire("certs", str(folder)).returncode == 0
-    after = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert {name for name in before if before[name] == after[name]} == {"ca.pem", "ca-key.pem"}
-    assert all((folder / name).stat().st_mode & 0o077 == 0 for name in before if name.endswith("key.pem"))
+    after = files()
+    same = {name for name in before if before[name] == after[name]}
+    assert same == {"ca.pem", "ca-key.pem", *(name for name in before if name.endswith("ca.crt"))}
+    assert {name for name in before if name.endswith("tls.crt")} >= {"storage/tls.crt", "operator/tls.crt"}
+    assert all((folder / name).stat().st_mode & 0o077 == 0 for name in before if name.endswith((".key", "-key.pem")))
     assert quire("certs", str(folder), "--days", "0").returncode == 1

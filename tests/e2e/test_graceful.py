@@ -245,6 +245,7 @@ scheduler.main()
 """
     settings = {"QUIRE_SCHEDULER_LISTEN": "127.0.0.1:0", "QUIRE_SCHEDULER_DRAIN_S": "0", "QUIRE_REDIS_URL": ""}
     settings |= {"QUIRE_SCHEDULER_STOP_GRACE_S": "0", "QUIRE_ORCHESTRATOR_ADDRESS": "127.0.0.1:1"}
+    settings |= {"QUIRE_CLUSTER_SECRET": "x" * 32}
     log = tmp_path / "log"
     with log.open("wb") as out:
         process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **settings}, stderr=out)

@@ -28,7 +28,7 @@ local function count(stored, objects, more)
         until cursor == '0'
         redis.call('SET', stored, string.format('%.0f', sum))
     end
-    redis.call('INCRBY', stored, string.format('%.0f', more))
+    if more ~= 0 then redis.call('INCRBY', stored, string.format('%.0f', more)) end -- Lua prints -0 as "-0"
 end
 local function etag_of(raw) return string.match(raw, '^[^\\n]*') end
 local function discard(garbage, raw, at)

@@ -36,7 +36,7 @@ local function count(stored, tenant, entries, more)
         until cursor == '0'
         redis.call('HSET', stored, tenant, string.format('%.0f', sum))
     end
-    redis.call('HINCRBY', stored, tenant, string.format('%.0f', more))
+    if more ~= 0 then redis.call('HINCRBY', stored, tenant, string.format('%.0f', more)) end -- Lua prints -0 as "-0"
 end
 """
 )
@@ -91,6 +91,10 @@ end
 return left
 """
 
+# KEYS: uses, unused. ARGV: 1 record digest. A record that was stored and not catalogued is unused, unless others have
+# it.
+_REFUSED = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then redis.call('SADD', KEYS[2], ARGV[1]) end"
+
 
 class Images:
     """Written by PUT and DELETE, read by everything else."""
@@ -100,6 +104,7 @@ class Images:
         self._put = client.register_script(_PUT)
         self._delete = client.register_script(_DELETE)
         self._release = client.register_script(_RELEASE)
+        self._refused = client.register_script(_REFUSED)
 
     async def put(self, tenant: str, entry: ImageEntry, expected: ExpectedImage = _ANYTHING) -> ImageEntry | None:
         """Catalogue an image; the one of that id before, whose record is now used once less (`release` it).
@@ -155,6 +160,11 @@ class Images:
         """An image does not use that record any more; whether no other does. Then it is among the `unused`."""
         async with metadata_errors():
             return int(await self._release(keys=[_USES, _UNUSED], args=[record_sha256])) <= 0
+
+    async def refused(self, record_sha256: bytes) -> None:
+        """A record was stored that is not catalogued: it is among the `unused`, unless an image has it."""
+        async with metadata_errors():
+            await self._refused(keys=[_USES, _UNUSED], args=[record_sha256])
 
     async def unused(self, limit: int) -> list[bytes]:
         """Digests of records that no image uses and that may still be stored."""

@@ -15,7 +15,20 @@ _AGAIN_S: Final = 60.0
 _ENDED_S: Final = 10.0
 _KEPT_MAX: Final = 1000
 _NUMBERS: Final = re.compile(r"\d+")
-_SAYS: Final = ("event", "level", "error", "why", "node", "method", "path", "folder", "drive", "link", "logger")
+_SAYS: Final = (
+    "event",
+    "level",
+    "error",
+    "why",
+    "node",
+    "method",
+    "path",
+    "folder",
+    "drive",
+    "link",
+    "logger",
+    "exception",
+)
 """What makes two lines the same, numbers aside; other fields may differ."""
 
 Event = MutableMapping[str, Any]
@@ -62,10 +75,10 @@ class Repeats:
         written; what came once is forgotten without a word.
         """
         now_s = self._clock()
-        over = [same for same, seen in self._seen.items() if now_s - seen.last_s >= _ENDED_S]
-        gone = [self._seen.pop(same) for same in over]
+        over = [same for same, seen in list(self._seen.items()) if now_s - seen.last_s >= _ENDED_S]
+        gone = [seen for same in over if (seen := self._seen.pop(same, None)) is not None]  # other threads log, too
         return [seen.last | {"repeated": seen.left_out, "ended": True} for seen in gone if seen.left_out]
 
 
 def _same(event: Event) -> Same:
-    return tuple(_NUMBERS.sub("#", str(event.get(name, "")))[:200] for name in _SAYS)
+    return tuple(_NUMBERS.sub("#", str(event.get(name, "")))[-200:] for name in _SAYS)  # a traceback's end says most

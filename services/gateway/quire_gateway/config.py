@@ -70,7 +70,10 @@ class GatewayConfig(MemberConfig):
     sessions_max: int = setting(1024, "clients' sessions at the same time; more are refused", minimum=1)
     session_requests_max: int = setting(256, "requests of one session at the same time; more are refused", minimum=1)
     connection_age_s: float = setting(
-        0.0, "after how long gRPC clients connect anew, to whichever gateways there are by then; 0: never", minimum=0
+        0.0,
+        "after how long gRPC clients connect anew, to whichever gateways there are by then; what a client has under way "
+        "half a minute later fails, and it asks again; 0: never",
+        minimum=0,
     )
     session_grace_ms: int = setting(5000, "for how long a session whose stream broke is kept", minimum=0)
     session_renew_ms: int = setting(30_000, "how often clients show their credentials again", minimum=100)

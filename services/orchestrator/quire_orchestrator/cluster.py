@@ -70,7 +70,6 @@ class Cluster:
         """Keep a member alive; milliseconds until it should report again, what is new, and, for a storage node, what of
         the others has changed since it knew that version.
         """
-        self._check_version(node)
         await self._renew(node)
         self.live[node.node_id] = node
         if node.role is not Role.STORAGE:
@@ -104,7 +103,7 @@ class Cluster:
         self._listing_due_s[node_id] = now_s + _LISTING_S * len(self.live)
         return await self._index.listing(node_id)
 
-    def _check_version(self, node: Node) -> None:
+    def check_version(self, node: Node) -> None:
         """Raises `VersionUnsupported`; the log says it once for each start of a node."""
         try:
             version.check(node.protocol_version)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from opentelemetry.trace import SpanKind
 
-from quire.model.errors import ImageMissing, InvalidRequest, QuireError
+from quire.model.errors import ImageMissing, InvalidRequest, QuireError, QuotaExceeded
 from quire.model.images import ExpectedImage, ImageEntry, check_image_id, record_keys
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
@@ -59,7 +59,11 @@ class ImageDesk:
         Raises `ConditionFailed`, `QuotaExceeded`.
         """
         if self._quotas is not None:
-            await self._quotas.check(tenant, entry.record_bytes)
+            try:
+                await self._quotas.check(tenant, entry.record_bytes)
+            except QuotaExceeded:
+                await self._catalogue.refused(entry.record_sha256)
+                raise
         now_ms = self._clock.now_ms()
         expires_ms = now_ms + ttl_ms if ttl_ms else 0
         entry = replace(entry, created_ms=now_ms, expires_ms=expires_ms)

@@ -152,6 +152,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     ) -> orchestrator_pb2.HeartbeatResponse:
         node = convert.node_from(request.node)
         check_role(context, node.role.value)
+        self._cluster.check_version(node)
         check_proof(request.proof, node.node_id, node.incarnation, *self._secrets)
         interval_ms, news, changes = await self._cluster.heartbeat(node, request.members_version)
         listing = news.listing or Listing()

@@ -125,8 +125,8 @@ class Executor:
                 self._spawn(self._write(instruction))
             case ev.Forget(removal, placed):
                 self._spawn(self._forget(ev.Forget(removal, placed)))
-            case ev.Register(ticket, records):
-                self._spawn(self._register(ticket, records))
+            case ev.Register(ticket, records, patient):
+                self._spawn(self._register(ticket, records, patient))
             case ev.Withdraw(records):
                 self._spawn(self._withdraw(records))
             case ev.AskToEvict() | ev.AskToWithdraw():
@@ -167,10 +167,10 @@ class Executor:
         else:
             self.post(ev.Forgotten(instruction.removal))
 
-    async def _register(self, ticket: int, records: Sequence[ChunkRecord]) -> None:
+    async def _register(self, ticket: int, records: Sequence[ChunkRecord], patient: bool) -> None:
         failure = None
         try:
-            async for part in self._registry.registering(records):
+            async for part in self._registry.registering(records, patient=patient):
                 self.post(ev.Indexed(ticket, part))
         except Exception as error:
             failure = _failure(error)

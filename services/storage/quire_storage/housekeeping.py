@@ -76,7 +76,7 @@ class Housekeeping:
         gc.freeze()  # no collection walks the orders as they grow
         here = residency.off_drives()
         for first in range(0, len(here), _PART):
-            book.entered(here[first : first + _PART])
+            book.entered([chunk for chunk in here[first : first + _PART] if chunk.key in residency])
             await asyncio.sleep(0)
         if pool is not None:
             parts = []

@@ -56,7 +56,7 @@ class Reconciler:
         self._running = False
         self._again = False
         self._rebuilding = ""
-        self._unlisted: deque[bytes] = deque()
+        self._unlisted: deque[tuple[bytes, int | None]] = deque()
         self._registering = False
         self._more = asyncio.Event()
 
@@ -141,13 +141,21 @@ class Reconciler:
         logger().info("compared with the index", dropped=dropped, withdrawn=withdrawn, unlisted=len(ages))
         if await self._was_lost(_keys(missing, range(len(ages)))):
             await self._registry.damaged()
-        for part in await self._parents_first(ages):
-            self._unlisted.extend(_keys(missing, part.tolist()))
-            await asyncio.sleep(0)
+        await self._queue(missing, await self._parents_first(ages))
         self._more.set()
         if not self._registering:
             self._registering = True
             self._spawn(self._register())
+
+    async def _queue(self, missing: bytearray, parts: list[npt.NDArray[np.intp]]) -> None:
+        """Each with the generation that it had: that of a listing which the index lost. What an earlier comparison
+        found, and is still to be registered, is among these.
+        """
+        self._unlisted.clear()
+        for part in parts:
+            keys = _keys(missing, part.tolist())
+            self._unlisted.extend((key, self._tiers.residency.generation(key)) for key in keys)
+            await asyncio.sleep(0)
 
     async def _parents_first(self, ages: array[int]) -> list[npt.NDArray[np.intp]]:
         """Places in the order in which chunks were stored, in parts."""
@@ -189,13 +197,14 @@ class Reconciler:
             while self._unlisted:
                 self._more.clear()
                 left, settled = len(self._unlisted), 0
-                while left > 0:
-                    some = [self._unlisted.popleft() for _ in range(min(left, _BATCH))]
+                while left > 0 and self._unlisted:
+                    some = [self._unlisted.popleft() for _ in range(min(left, len(self._unlisted), _BATCH))]
                     left -= len(some)
-                    await self._register_some([key for key in some if not self._is_settled(key)])
-                    again = [key for key in some if not self._is_settled(key)]
+                    now = [(key, self._generation(key), lost) for key, lost in some]
+                    await self._register_some([key for key, has, lost in now if has is not None and has in (0, lost)])
+                    again = [key for key, _ in some if self._generation(key) == 0]
                     settled += len(some) - len(again)
-                    self._unlisted.extend(again)
+                    self._unlisted.extend((key, 0) for key in again)
                 pause_s = _PAUSE_S if settled else min(2 * pause_s, _PAUSE_S_MAX)
                 if self._unlisted and not self._more.is_set():
                     await self._clock.sleep(pause_s)
@@ -204,13 +213,12 @@ class Reconciler:
 
     async def _register_some(self, keys: list[bytes]) -> None:
         try:
-            await self._tiers.reregister(keys)
+            await self._tiers.reregister(keys, patient=False)  # there are rounds: the next one has those that come late
         except QuireError as error:
             logger().warning("the index does not take this node's chunks yet", error=str(error))
 
-    def _is_settled(self, key: bytes) -> bool:
-        """Whether a chunk is listed, or not here any more."""
-        return self._tiers.residency.generation(key) != 0
+    def _generation(self, key: bytes) -> int | None:
+        return self._tiers.residency.generation(key)
 
     async def _rebuild(self, token: str) -> None:
         """This node was chosen to tell the index what lies in the object tier."""

@@ -31,11 +31,13 @@ class Registry:
         self.changes = 0
         """What this node has reported and was answered: the index has no fewer, unless it went back."""
 
-    async def registering(self, wanted: Sequence[ChunkRecord]) -> AsyncIterator[dict[bytes, int]]:
+    async def registering(
+        self, wanted: Sequence[ChunkRecord], *, patient: bool = True
+    ) -> AsyncIterator[dict[bytes, int]]:
         """Generations of index entries by key, as they are indexed.
 
-        A chunk whose parent is on its way to another node is waited for, for a time. Meanwhile the index is asked for
-        those alone that wait for another node, and not for what lies behind them here.
+        A chunk whose parent is on its way to another node is waited for, for a time, if `patient`. Meanwhile the index
+        is asked for those alone that wait for another node, and not for what lies behind them here.
         """
         waiting, deadline_s = list(wanted), self._clock.monotonic_s() + self._timeout_s
         pause_s, asked = _RETRY_S, waiting
@@ -49,7 +51,7 @@ class Registry:
                 indexed |= {record.key: each for record, each in zip(part, generations, strict=True) if each}
             yield indexed
             waiting = [record for record in waiting if record.key not in indexed]
-            if not waiting or self._clock.monotonic_s() > deadline_s:
+            if not waiting or not patient or self._clock.monotonic_s() > deadline_s:
                 return
             if indexed:
                 asked, pause_s = waiting, _RETRY_S

@@ -218,11 +218,15 @@ class Tiers:
         """
         return cast(list[bytes], await self._executor.ask(lambda ticket: ev.LevelRaised(ticket, list(keys), level)))
 
-    async def reregister(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Tell the index again of chunks that are here; the keys that are listed. Raises what the index raises."""
+    async def reregister(self, keys: Sequence[bytes], *, patient: bool = True) -> set[bytes]:
+        """Tell the index again of chunks that are here; the keys that are listed. Raises what the index raises.
+
+        `patient`: chunks whose parents are on their way to other nodes are waited for.
+        """
         ticket = self._executor.ticket()
         try:
-            return cast(set[bytes], await self._executor.answer(ticket, ev.RegistrationWanted(ticket, list(keys))))
+            event = ev.RegistrationWanted(ticket, list(keys), patient)
+            return cast(set[bytes], await self._executor.answer(ticket, event))
         finally:
             self._executor.post(ev.Unpinned(ticket))
 

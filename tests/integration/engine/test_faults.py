@@ -217,7 +217,8 @@ async def test_a_layer_with_many_layers_and_a_slice_that_fills_a_block() -> None
     for shape, number in ((Shape(900, 4096), 1), (Shape(2, 1 << 14), 2), (Shape(7, 100), 3)):
         await engine.put([number], Durability.LOCAL, shape=shape)
     await engine.stop()
-    again = await Engine(disk, with_settings(arena_bytes=1 << 20, slab_bytes=1 << 16)).start()
+    settings = with_settings(arena_bytes=1 << 20, slab_bytes=1 << 16, drive_bytes=16 << 20)
+    again = await Engine(disk, settings).start()
     for shape, number in ((Shape(2, 1 << 14), 2), (Shape(7, 100), 3)):
         assert np.array_equal((await again.get([number], shape))[:, 0], payload_of(number, 0, shape))
     assert again.has(1)

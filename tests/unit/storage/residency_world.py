@@ -191,7 +191,7 @@ class World:
                 self._run("headers", lambda: self._write_headers(instruction))
             case ev.Forget(removal, placed):
                 self._run("forget", lambda: self._forget(removal, list(placed)))
-            case ev.Register(ticket, records):
+            case ev.Register(ticket, records, _):
                 self.registrations[ticket] = list(records)
                 self._run("register", lambda: self._register(ticket), lambda: self._refuse(ticket))
             case ev.Withdraw(records):

@@ -39,7 +39,7 @@ class _Broken:
 
     rewrite = forget = withdraw = may_go = may_withdraw = write
 
-    async def registering(self, records: Sequence[Any]) -> AsyncIterator[Any]:
+    async def registering(self, records: Sequence[Any], *, patient: bool = True) -> AsyncIterator[Any]:
         raise OSError("no buffer space")
         yield
 

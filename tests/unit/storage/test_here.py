@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from quire.model.fingerprints import fingerprint
 from quire.model.index import Held
 from quire_storage.core import events as ev
@@ -60,3 +62,21 @@ def test_a_scan_names_what_stays_and_arrivals_are_noted() -> None:
         parent = (int.from_bytes(key, "big") - 1).to_bytes(32, "big")
         if parent in here and int.from_bytes(key, "big") % 4:
             assert (ages[parent] or 0) < (ages[key] or 0), "in the order of storing"
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_what_a_lost_drive_leaves_in_memory_is_noted(noted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan that took it to be on the drive does not come there any more; without the note it is missed."""
+    world = World(drives=1, objects=False)
+    stored(world, [chunk_of(at) for at in range(4)])
+    if not noted:
+        monkeypatch.setattr(world.residency, "_note_arrival", lambda entry: None)
+    with world.residency.arriving() as arriving:
+        scan = world.residency.scan()
+        named = set(next(scan))
+        world.post(ev.DriveLost(0))
+        world.settle()
+        named.update(*scan)
+    here = set(world.residency.keys())
+    assert here == {chunk_of(at).key for at in range(4)}
+    assert (here <= named | arriving) == noted

@@ -78,10 +78,14 @@ class IndexingEnded:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationWanted:
-    """The index does not list what is here. Completes as a store does; what is in question is left out."""
+    """The index does not list what is here. Completes as a store does; what is in question is left out.
+
+    `patient`: parents that are on their way to other nodes are waited for.
+    """
 
     ticket: int
     keys: Sequence[bytes]
+    patient: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +330,7 @@ class Register:
 
     ticket: int
     records: Sequence[ChunkRecord]
+    patient: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ class Residency:
         if key not in self:
             return None
         on_drive = self.pool.age(key) if self.pool is not None else None
-        return on_drive if on_drive is not None else 1 << 63
+        return on_drive if on_drive is not None else (1 << 63) + self._entries[key].number
 
     @contextlib.contextmanager
     def arriving(self) -> Iterator[set[bytes]]:
@@ -469,11 +469,11 @@ class Residency:
             if self.pool is not None and entry.disk is None and entry.memory is not None:
                 self._dirty[entry.key] = None
 
-    def _register(self, goal: _Goal) -> None:
+    def _register(self, goal: _Goal, *, patient: bool = True) -> None:
         goal.after = self._acknowledge
         for entry in goal.entries:
             entry.registering += 1
-        self._out.append(ev.Register(goal.ticket, [entry.chunk.record for entry in goal.entries]))
+        self._out.append(ev.Register(goal.ticket, [entry.chunk.record for entry in goal.entries], patient))
 
     def _registration_wanted(self, event: ev.RegistrationWanted) -> None:
         """Of what is here and in no question: the index was seen not to list it."""
@@ -483,7 +483,7 @@ class Residency:
                 self._set_generation(entry, 0)
         self._pin(event.ticket, entries)
         goal = self._goals[event.ticket] = _Goal(event.ticket, entries, self._acknowledge)
-        self._register(goal)
+        self._register(goal, patient=event.patient)
 
     def _indexed(self, event: ev.Indexed) -> None:
         goal = self._goals.get(event.ticket)
@@ -841,6 +841,7 @@ class Residency:
             if entry.phase is Phase.RESIDENT:
                 self.on_disk.remove(entry.key)
                 if entry.memory is not None:
+                    self._note_arrival(entry)  # a scan took it to be on a drive, and may not have come there
                     self._enter_orders([entry])
                 else:
                     self._withdraw([entry])
