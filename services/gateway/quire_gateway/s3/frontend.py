@@ -84,6 +84,7 @@ class S3Frontend:
         self._requests = HttpRequests("s3")
         self._running = 0
         self._runner: web.ServerRunner | None = None
+        self._certificate: PublicCertificate | None = None
         self._sweeper: asyncio.Task[None] | None = None
         buckets, objects = BucketRequests(backends, config.s3_region), ObjectRequests(backends)
         # (level, method, the subresource in the query, or "") → operation. The first that fits.
