@@ -33,16 +33,28 @@ _KILLED: list[str] = []
 
 @pytest.fixture(scope="session", autouse=True)
 def clusters_are_watched() -> Iterator[None]:
-    """Processes of a cluster that did not stop when asked are named at the end, with what they were doing."""
-    end = LocalCluster._end
+    """Processes of a cluster that did not stop when asked are named at the end, with what they were doing. One that an
+    exception ended is a failure of the test whose cluster it is.
+    """
+    end, stop = LocalCluster._end, LocalCluster.stop
 
     def watched(self: LocalCluster, process: Any) -> None:
         end(self, process)
         log = (self.folder / "logs" / f"{process.name}.log").read_text(errors="replace")
         _KILLED.append(f"{self.folder.name}: {process.name}\n{log[-6000:]}")
 
+    def stopped(self: LocalCluster, *arguments: Any) -> None:
+        stop(self, *arguments)
+        logs = [
+            log
+            for log in (self.folder / "logs").glob("*.log")
+            if "ended unexpectedly" in log.read_text("utf-8", "replace")
+        ]
+        assert not logs, logs
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalCluster, "_end", watched)
+        patch.setattr(LocalCluster, "stop", stopped)
         yield
 
 

@@ -1,7 +1,7 @@
 """Configuration from the environment: one frozen dataclass per service, every problem reported at once.
 
-The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. A variable
-that no service knows is a problem, too: it is a setting that somebody believes to have made.
+The variable of a field is the prefix and the field's name in capitals, e.g. `QUIRE_STORAGE_ARENA_BYTES`. An
+unknown variable with Quire's prefix is a problem too: it is probably misspelt, and would have no effect.
 """
 
 from __future__ import annotations

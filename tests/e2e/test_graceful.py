@@ -101,8 +101,6 @@ async def test_a_rolling_restart_loses_no_request(cluster: LocalCluster, vae: Pa
     assert done["fetching"] > 50, done
     assert done["storing"] > 10, done
     assert done["looking"] > 10 or not LONG, done
-    logs = [log for log in (cluster.folder / "logs").iterdir() if "ended unexpectedly" in log.read_text()]
-    assert not logs, "a stop is no failure"
 
 
 async def _image(images: ImageClient, vae: Path) -> bytes:

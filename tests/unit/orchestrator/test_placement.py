@@ -173,3 +173,17 @@ def test_a_tail_is_continued_where_it_has_room() -> None:
     assert Placement(0.0).place(keys, 5, full, CHUNK, 0.0, Tail("n2", 7))[0].node_id != "n2", "it is too full"
     assert Placement(0.0).place(keys, 5, nodes[:2], CHUNK, 0.0, Tail("n2", 7))[0].node_id != "n2", "it is gone"
     assert Placement(0.0).place(keys, len(keys), nodes, CHUNK, 0.0) == []
+
+
+def test_nodes_are_looked_at_again_once_one_has_reported() -> None:
+    """Requests bring the same nodes in lists of their own; a report makes a node that is fuller be passed over."""
+    placement, nodes = Placement(60.0), [_node("a"), _node("b")]
+    (first,) = placement.place(_keys("k"), 0, nodes, CHUNK, 0.0)
+    picture = placement._picture
+    placement.place(_keys("l"), 0, list(nodes), CHUNK, 0.0)
+    assert placement._picture is picture
+    nodes = [_node(each.node_id, used=(1 << 39) * (each.node_id == first.node_id)) for each in nodes]
+    (again,) = Placement(60.0).place(_keys("k"), 0, nodes, CHUNK, 0.0)
+    (later,) = placement.place(_keys("m"), 0, nodes, CHUNK, 0.0)
+    assert placement._picture is not picture
+    assert {again.node_id, later.node_id} == {"a", "b"} - {first.node_id}

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import Final
 
 import numpy as np
@@ -40,11 +41,15 @@ class _Picture:
     """Of `nodes`, in arrays: what is the same for all requests until nodes have reported again."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        self.nodes = nodes
+        self._nodes = nodes
         self.claims = claims_by_capacity(nodes)
         self.by_name = {node.node_id: at for at, node in enumerate(nodes)}
         self.capacity = np.array([max(1, node.capacity_bytes) for node in nodes], dtype=np.float64)
         self.used = np.array([node.used_bytes for node in nodes], dtype=np.float64)
+
+    def is_of(self, nodes: Sequence[Node]) -> bool:
+        """Whether it is of these very nodes, in this order. A node that reports is a new object."""
+        return len(nodes) == len(self._nodes) and all(map(is_, nodes, self._nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +77,11 @@ class Placement:
         now_s: float,
         tail: Tail | None = None,
     ) -> list[ChunkRange]:
-        """Nodes for the chunks from `first` on. What was placed a moment ago goes there again.
-
-        The same sequence means the same nodes: it is looked at once.
-        """
+        """Nodes for the chunks from `first` on. What was placed a moment ago goes there again."""
         if first >= len(keys):
             return []
         self._forget(now_s)
-        if nodes is not self._picture.nodes:
+        if not self._picture.is_of(nodes):
             self._picture = _Picture(nodes)
         claims, by_name, capacity = self._picture.claims, self._picture.by_name, self._picture.capacity
         loads = self._loads()
