@@ -27,7 +27,6 @@ _UNFIT_MAX: Final = 256
 _SLOW_STOP_S: Final = 8.0
 _TOLD_MAX: Final = 30
 _ROUNDS: Final = 50
-_AGE_GRACE_MS: Final = 30_000
 _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -40,7 +39,8 @@ class Server:
 
     `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells. With
     `tls` only members of the cluster are served, by the name in their certificates, and of these `callers`; if it is
-    `public`, all clients. `connection_age_s`: after so long clients connect anew, to whatever serves then; 0 for never.
+    `public`, all clients. `connection_age_s`: after about so long a connection takes no new requests, and those that
+    run go on; clients connect anew, to whatever serves then. 0 for never.
     """
 
     def __init__(
@@ -60,7 +60,6 @@ class Server:
         options = list(_OPTIONS)
         if connection_age_s:
             options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
-            options.append(("grpc.max_connection_age_grace_ms", _AGE_GRACE_MS))
         self.grpc = grpc.aio.server(
             interceptors=[edge],
             options=options,

@@ -71,8 +71,7 @@ class GatewayConfig(MemberConfig):
     session_requests_max: int = setting(256, "requests of one session at the same time; more are refused", minimum=1)
     connection_age_s: float = setting(
         0.0,
-        "after how long gRPC clients connect anew, to whichever gateways there are by then; what is under way half a "
-        "minute later fails; 0: never",
+        "after how long gRPC clients connect anew, to whichever gateways there are by then; 0: never",
         minimum=0,
     )
     session_grace_ms: int = setting(5000, "for how long a session whose stream broke is kept", minimum=0)

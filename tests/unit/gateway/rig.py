@@ -46,7 +46,7 @@ class SessionGateway:
     gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
 
     def __post_init__(self) -> None:
-        config = GatewayConfig(cluster_secret="s" * 32, **{"session_grace_ms": 300, **self.settings})
+        config = self.config = GatewayConfig(cluster_secret="s" * 32, **{"session_grace_ms": 300, **self.settings})
         nothing: Any = None
         self.sessions = Sessions(
             config=config,
@@ -102,6 +102,7 @@ class Wire:
         self.flowing = asyncio.Event()
         self.flowing.set()
         self._writers: list[asyncio.StreamWriter] = []
+        self.connections = 0
 
     async def __aenter__(self) -> Wire:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -124,6 +125,7 @@ class Wire:
             writer.transport.abort()
             return
         self._writers += [writer, far_writer]
+        self.connections += 1
         with contextlib.suppress(OSError):
             await asyncio.gather(self._copy(reader, far_writer), self._copy(far_reader, writer))
 
@@ -137,7 +139,8 @@ class Wire:
 
 @contextlib.asynccontextmanager
 async def serving(gateway: SessionGateway) -> AsyncIterator[int]:
-    server = Server("127.0.0.1:0", ["quire.v1.GatewayService"])
+    age_s = gateway.config.connection_age_s
+    server = Server("127.0.0.1:0", ["quire.v1.GatewayService"], connection_age_s=age_s)
     add_GatewayServiceServicer_to_server(cast(Any, gateway), server.grpc)
     await server.start()
     try:

@@ -26,6 +26,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
     add_GatewayServiceServicer_to_server,
 )
 from quire_gateway.admission import Principal
+from quire_gateway.grpc.sessions import Session
 from quire_server.grpc_server import Server
 from tests.unit.gateway.rig import SessionGateway, Wire, fetch, lookup, serving, session_client, until
 
@@ -199,6 +200,29 @@ async def test_a_gateway_that_stops_answers_what_it_has_and_is_asked_nothing_mor
         assert set(range(3, 30)) == {*first.asked, *second.asked} - {1, 2} and 29 in second.asked
         await first.sessions.close()
         assert not first.released
+
+
+@pytest.mark.parametrize("ageing", [True, False])
+async def test_clients_connect_anew_at_an_age_and_lose_nothing(ageing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs goes on where it is, and leases stay; what is asked later takes a new connection.
+
+    Without sessions that leave, all stay on the connection that is too old.
+    """
+    if not ageing:
+        monkeypatch.setattr(Session, "leave", lambda self: None)
+    gateway = SessionGateway(settings={"connection_age_s": 0.2, "session_grace_ms": 50})
+    async with serving(gateway) as port, Wire(port) as wire, session_client(wire.port) as stub:
+        coming = aiter(fetch(stub, 30))
+        for layer in range(29):
+            gateway.gate.release()
+            assert (await anext(coming)).layer.layer == layer
+            assert (await lookup(stub, layer + 1)).lease == b"%d" % (layer + 1)
+            await asyncio.sleep(0.05)
+        assert (wire.connections >= 3) == ageing
+        gateway.gate.release()
+        assert [event.layer.layer async for event in coming] == [29]
+        await until(lambda: gateway.sessions.stats == {"sessions": 1})
+        assert not gateway.released
 
 
 async def test_credentials_are_shown_again() -> None:

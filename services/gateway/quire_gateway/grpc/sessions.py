@@ -38,6 +38,8 @@ _KEPT_MAX: Final = 512
 _LEASES_LOOKED: Final = 64
 _RETRY_S: Final = 0.05
 _MISSED_RENEWALS: Final = 3
+_AGE_REACHED: Final = 1.2
+"""Of the connection age: gRPC ends connections a tenth sooner or later."""
 
 Release = Callable[[bytes], Awaitable[object]]
 
@@ -105,6 +107,8 @@ class Session:
             self.stream.end()
         self.confirm(received)
         self.stream = _Stream(self._confirmed)
+        if self.leaving:
+            self._say_leaving()
         return self.stream
 
     def take(self, message: pb.SessionRequest) -> None:
@@ -164,8 +168,11 @@ class Session:
             await stream.wake.wait()
 
     def leave(self) -> None:
-        """The gateway stops: what runs is answered, and then the stream ends."""
+        """The client opens another session, which has its leases too: what runs is answered, then this one ends."""
         self.leaving = True
+        self._say_leaving()
+
+    def _say_leaving(self) -> None:
         if self.stream is not None:
             self.stream.news.append(pb.SessionResponse(heard=self.heard, leaving=pb.SessionLeaving()))
             self.stream.wake.set()
@@ -201,8 +208,10 @@ class Session:
         await asyncio.gather(*running, return_exceptions=True)
 
     async def end(self) -> None:
-        """Stop what runs, and give back the leases."""
+        """Stop what runs, and give back the leases, unless the client has them in another session."""
         await self.stop()
+        if self.leaving:
+            return
         leases, self._leases = self._leases, {}
         for lease, expires_ms in leases.items():
             if expires_ms > self._clock.now_ms():
@@ -250,6 +259,7 @@ class Sessions:
         session, resumed = self._find(name, principal)
         stream = session.attach(received if resumed else 0)
         reader = asyncio.create_task(self._read(session, stream, requests), context=background())
+        ageing = asyncio.create_task(self._leave_at_age(session, stream), context=background())
         try:
             yield pb.SessionResponse(
                 heard=session.heard,
@@ -266,6 +276,7 @@ class Sessions:
                 raise stream.error
         finally:
             reader.cancel()
+            ageing.cancel()
             if session.stream is stream:
                 session.stream, session.absences = None, session.absences + 1
                 if not self._leaving:
@@ -339,6 +350,13 @@ class Sessions:
                 logger().warning("a session ends: its credentials were not shown again")
                 stream.end()
                 return
+
+    async def _leave_at_age(self, session: Session, stream: _Stream) -> None:
+        """Once the connection takes no new streams: the next session is on another one, maybe to a new gateway."""
+        if self._config.connection_age_s:
+            await self._clock.sleep(_AGE_REACHED * self._config.connection_age_s)
+            if session.stream is stream:
+                session.leave()
 
     async def _end_after(self, session: Session, absence: int, grace_ms: int) -> None:
         if grace_ms:
