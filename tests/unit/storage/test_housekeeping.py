@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -136,6 +137,20 @@ def test_what_is_too_old_goes_and_what_extends_it_keeps_it() -> None:
     assert (scene.left(1), scene.left(2)) == ([], list(range(7)))
     scene.carry_out(ttl_s=2)
     assert scene.left(2) == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 20)), max_size=40))
+def test_what_is_too_old_goes_whatever_came_before_it(ages_s: list[tuple[int, int]]) -> None:
+    """A chunk that comes from the object tier, or from another node, may be older than what came before it."""
+    scene, now_ms, lengths = _followed(ONE), FakeClock().now_ms(), Counter[int]()
+    for chain, age_s in ages_s:
+        scene.enter([_chunk(chain, lengths[chain], stored_ms=now_ms - 1000 * age_s)])
+        lengths[chain] += 1
+    scene.carry_out(ttl_s=10)
+    ends = [max(scene.left(chain), default=None) for chain in lengths]
+    last = [scene.here[_key(chain, end)] for chain, end in zip(lengths, ends, strict=True) if end is not None]
+    assert all(chunk.stored_ms >= now_ms - 10_000 for chunk in last), "each prefix ends with one that is not too old"
+    assert all(scene.left(chain) == list(range(len(scene.left(chain)))) for chain in lengths)
 
 
 def test_namespaces_of_a_tenant_are_bounded_together() -> None:

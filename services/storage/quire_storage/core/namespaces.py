@@ -9,8 +9,10 @@ A prefix goes from its end. A chunk that others extend is set aside when its tur
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import chain
 from typing import Final
 
 from quire_storage.core.chunks import Chunk
@@ -32,16 +34,77 @@ class Found:
     stored_ms: int
 
 
+class _ByUse:
+    """The least recently used first."""
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[bytes, None] = OrderedDict()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._keys)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._keys
+
+    def first(self) -> bytes | None:
+        return next(iter(self._keys), None)
+
+    def remove(self, key: bytes) -> None:
+        self._keys.pop(key, None)
+
+    def put_first(self, key: bytes) -> None:
+        self._keys[key] = None
+        self._keys.move_to_end(key, last=False)
+
+    def put_last(self, key: bytes) -> None:
+        self._keys[key] = None
+        self._keys.move_to_end(key)
+
+
+class _ByAge:
+    """What was stored in an earlier second first, whenever it came here. `second_of`: the second of a key."""
+
+    def __init__(self, second_of: Callable[[bytes], int]) -> None:
+        self._second_of = second_of
+        self._keys: dict[int, OrderedDict[bytes, None]] = {}
+        self._seconds: list[int] = []
+
+    def __iter__(self) -> Iterator[bytes]:
+        return chain.from_iterable(self._keys.values())
+
+    def first(self) -> bytes | None:
+        while self._seconds:
+            keys = self._keys[self._seconds[0]]
+            if keys:
+                return next(iter(keys))
+            del self._keys[heappop(self._seconds)]
+        return None
+
+    def remove(self, key: bytes) -> None:
+        keys = self._keys.get(self._second_of(key))
+        if keys is not None:
+            keys.pop(key, None)
+
+    def put(self, key: bytes) -> None:
+        second = self._second_of(key)
+        if second not in self._keys:
+            self._keys[second] = OrderedDict()
+            heappush(self._seconds, second)
+        self._keys[second][key] = None
+
+    put_first = put_last = put
+
+
 @dataclass(slots=True)
 class _Order:
     """`aside`: what others extended when its turn came. `asked`: what was chosen, and may go."""
 
-    next: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    next: _ByUse | _ByAge
     aside: dict[bytes, None] = field(default_factory=dict)
     asked: dict[bytes, None] = field(default_factory=dict)
 
     def remove(self, key: bytes) -> None:
-        self.next.pop(key, None)
+        self.next.remove(key)
         self.aside.pop(key, None)
         self.asked.pop(key, None)
 
@@ -49,23 +112,19 @@ class _Order:
         """Nothing extends it any more."""
         if key in self.aside:
             del self.aside[key]
-            self.put_first(key)
-
-    def put_first(self, key: bytes) -> None:
-        self.next[key] = None
-        self.next.move_to_end(key, last=False)
+            self.next.put_first(key)
 
 
-@dataclass(slots=True)
 class _Followed:
     """`about`: key → (parent, bytes taken up, stored at). `extended`: how many chunks that are here extend a key."""
 
-    unknown: set[bytes]
-    about: dict[bytes, tuple[bytes, int, int]] = field(default_factory=dict)
-    extended: Counter[bytes] = field(default_factory=Counter)
-    by_age: _Order = field(default_factory=_Order)
-    by_use: _Order = field(default_factory=_Order)
-    size: int = 0
+    def __init__(self) -> None:
+        self.unknown: set[bytes] = set()
+        self.about: dict[bytes, tuple[bytes, int, int]] = {}
+        self.extended: Counter[bytes] = Counter()
+        self.by_age = _Order(_ByAge(lambda key: self.about[key][2] // 1000))
+        self.by_use = _Order(_ByUse())
+        self.size = 0
 
     def enter(self, key: bytes, parent: bytes, size: int, stored_ms: int) -> None:
         self.about[key] = (parent, size, stored_ms)
@@ -74,10 +133,10 @@ class _Followed:
             self.extended[parent] += 1
 
     def leave(self, key: bytes) -> None:
-        parent, size, _ = self.about.pop(key)
-        self.size -= size
         self.by_age.remove(key)
         self.by_use.remove(key)
+        parent, size, _ = self.about.pop(key)
+        self.size -= size
         if parent:
             self.extended[parent] -= 1
             if not self.extended[parent]:
@@ -92,10 +151,10 @@ class _Followed:
         """
         chosen, size, going = list[bytes](), 0, Counter[bytes]()
         for _ in range(_LOOKS_MAX):
-            key = next(iter(order.next), None)
+            key = order.next.first()
             if key is None or len(chosen) == _CHOSEN_MAX or not wanted(key, size):
                 break
-            del order.next[key]
+            order.next.remove(key)
             if self.extended[key] > going[key]:
                 order.aside[key] = None
                 continue
@@ -121,7 +180,7 @@ class NamespaceBook:
         before, self._followed, self._of = self._followed, {}, {}
         for group in sorted(groups, key=lambda each: each not in before):
             base = max((each for each in before if each <= group), key=len, default=Group())
-            mine = before.pop(base) if base else _Followed(set())
+            mine = before.pop(base) if base else _Followed()
             mine.unknown |= group - base
             self._followed[group] = mine
             for namespace in group:
@@ -140,8 +199,8 @@ class NamespaceBook:
             for mine in self._of.get(each.namespace, ()):
                 if each.namespace in mine.unknown and each.key not in mine.about and is_here(each.key):
                     mine.enter(each.key, each.parent, each.size, each.stored_ms)
-                    mine.by_age.put_first(each.key)
-                    mine.by_use.put_first(each.key)
+                    mine.by_age.next.put_first(each.key)
+                    mine.by_use.next.put_first(each.key)
 
     def walked(self, namespaces: Iterable[bytes]) -> None:
         """All that was here of these was added."""
@@ -154,13 +213,13 @@ class NamespaceBook:
             for mine in self._of.get(chunk.namespace, ()):
                 if chunk.key not in mine.about:
                     mine.enter(chunk.key, chunk.record.parent, chunk.shape.slot_bytes, chunk.stored_ms)
-                    mine.by_age.next[chunk.key] = None
-                    mine.by_use.next[chunk.key] = None
+                    mine.by_age.next.put_last(chunk.key)
+                    mine.by_use.next.put_last(chunk.key)
 
     def used(self, chunk: Chunk) -> None:
         for mine in self._of.get(chunk.namespace, ()):
             if chunk.key in mine.by_use.next:
-                mine.by_use.next.move_to_end(chunk.key)
+                mine.by_use.next.put_last(chunk.key)
 
     def left(self, chunk: Chunk) -> None:
         for mine in self._of.get(chunk.namespace, ()):
@@ -170,13 +229,13 @@ class NamespaceBook:
     def put_back(self, group: Group) -> None:
         """What was chosen and is still here is in use, or others extend it elsewhere: it has its turn another time."""
         mine = self._followed[group]
-        for key in reversed(mine.by_age.asked):
-            mine.by_age.put_first(key)
-        mine.by_use.next.update(mine.by_use.asked)
-        mine.by_age.asked, mine.by_use.asked = {}, {}
+        for order in (mine.by_age, mine.by_use):
+            for key in order.asked:
+                order.next.put_last(key)
+            order.asked = {}
 
     def expired(self, group: Group, cutoff_ms: int) -> list[bytes]:
-        """Keys of some that were stored before `cutoff_ms` (Unix epoch) and that nothing extends."""
+        """Keys of some that were stored before `cutoff_ms` (Unix epoch), to the second, and that nothing extends."""
         mine = self._followed[group]
         return mine.first(mine.by_age, lambda key, _: not mine.unknown and mine.about[key][2] < cutoff_ms)
 
