@@ -266,13 +266,13 @@ class PoolMap:
 
     def places_of(self, namespaces: Iterable[bytes]) -> Iterator[tuple[Numbers, Numbers]]:
         """Ages and places of what may be chunks of these namespaces, some at a time."""
-        names = [np.frombuffer(name, dtype=np.uint8) for name in namespaces]
+        wanted = np.frombuffer(b"".join(name[:8] for name in namespaces), dtype=np.uint64)
         for index, drive in enumerate(self._drives):
             units, first = drive.image.reshape(-1, UNIT_BYTES), 0
             while first < drive.pages_used * (PAGE_BYTES // UNIT_BYTES):
                 page = units[first : first + _SCANNED_UNITS]
-                tags = page[:, _NAME_AT : _NAME_AT + len(names[0])] if names else page[:, :0]
-                at = np.flatnonzero(np.any([(tags == name).all(axis=1) for name in names], axis=0))
+                tags = page[:, _NAME_AT : _NAME_AT + 8].copy().view(np.uint64)[:, 0]
+                at = np.flatnonzero(np.isin(tags, wanted))
                 ages = page[at, _AGE_AT : _AGE_AT + 8].copy().view("<u8")[:, 0].astype(np.uint64)
                 yield ages, ((at + first) * UNIT_BYTES).astype(np.uint64) | np.uint64(index << _DRIVE_SHIFT)
                 first += _SCANNED_UNITS
