@@ -11,7 +11,7 @@ import platform
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import uvloop
 
@@ -116,16 +116,26 @@ def member_tls(config: ServiceConfig) -> Tls | None:
     return Tls(Path(config.cluster_ca), Path(config.cluster_cert), Path(config.cluster_key), MEMBER_NAME)
 
 
+class MemberSettings(Protocol):
+    """What a member's configuration says of how it serves."""
+
+    @property
+    def orchestrator_address(self) -> str: ...
+    @property
+    def secrets(self) -> tuple[bytes, ...]: ...
+    @property
+    def stop_grace_s(self) -> float: ...
+    @property
+    def drain_s(self) -> float: ...
+
+
 async def serve_member(
     server: Server,
     channels: ChannelPool,
-    orchestrator_address: str,
+    config: MemberSettings,
     describe: Callable[[], Node],
-    grace_s: float,
-    drain_s: float,
     on_news: Callable[[ClusterNews], None] = lambda news: None,
     *,
-    secret: bytes,
     roster: Roster | None = None,
     stopping: Callable[[], None] = lambda: None,
     frontends: Sequence[Closing] = (),
@@ -133,19 +143,20 @@ async def serve_member(
 ) -> None:
     """The life of a member of the cluster: serve, announce itself, and on SIGTERM leave, finish, and hang up.
 
-    What was looked up before it left can be had for `drain_s`. Then `frontends` are closed, whose requests need this
-    service's parts, then the service (`stopping`: when it takes nothing more), then `last`, which still calls others.
-    `roster` hears who the storage nodes are.
+    What was looked up before it left can be had for `config.drain_s`. Then `frontends` are closed, whose requests need
+    this service's parts, then the service (`stopping`: when it takes nothing more), then `last`, which still calls
+    others. `roster` hears who the storage nodes are.
     """
     publish(lambda: describe().all_stats)
-    heartbeat = Heartbeat(channels, orchestrator_address, describe, on_news, roster, secret=secret)
+    address, secret, grace_s = config.orchestrator_address, config.secrets[0], config.stop_grace_s
+    heartbeat = Heartbeat(channels, address, describe, on_news, roster, secret=secret)
     await server.start()
     heartbeat.start()
     node = describe()
     about = {"node": node.node_id, "incarnation": node.incarnation, **node.notes}
-    await until_stopped(stop_within_s(grace_s, drain_s), address=node.grpc_address, **about)
+    await until_stopped(stop_within_s(grace_s, config.drain_s), address=node.grpc_address, **about)
     await heartbeat.leave()
-    await server.drain(drain_s)
+    await server.drain(config.drain_s)
     await asyncio.gather(*(close() for close in frontends))
     await server.stop(grace_s, stopping)
     for close in last:

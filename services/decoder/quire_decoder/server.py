@@ -139,15 +139,7 @@ async def serve(config: DecoderConfig) -> None:
             notes={"build": decoder.build, "models": str(len(vaes.known))},
         )
 
-    await serve_member(
-        server,
-        channels,
-        config.orchestrator_address,
-        describe,
-        config.stop_grace_s,
-        config.drain_s,
-        secret=config.secrets[0],
-    )
+    await serve_member(server, channels, config, describe)
     decoder.close()
     await transport.close()
 

@@ -273,10 +273,8 @@ async def serve(config: GatewayConfig) -> None:
     await serve_member(
         server,
         channels,
-        config.orchestrator_address,
+        config,
         partial(_described, config, incarnation, gateway, lookups, sessions, admission),
-        *(config.stop_grace_s, config.drain_s),
-        secret=config.secrets[0],
         frontends=(frontend.close, s3.close, partial(_stop, others, config.stop_grace_s, sessions, watching)),
         stopping=sessions.leave,
         last=(warming.close, sessions.close, leases.close, admission.close, probe.close, view.close),

@@ -110,15 +110,7 @@ async def serve(config: SchedulerConfig) -> None:
         await memory.start()
         probe.start()
     try:
-        await serve_member(
-            server,
-            channels,
-            config.orchestrator_address,
-            describe,
-            config.stop_grace_s,
-            config.drain_s,
-            secret=config.secrets[0],
-        )
+        await serve_member(server, channels, config, describe)
     finally:
         if memory is not None:
             await memory.close()

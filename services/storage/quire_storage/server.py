@@ -166,17 +166,7 @@ async def serve(config: StorageConfig) -> None:
     gc.freeze()  # what was recovered stays: no collection walks it again
     logger().info("data plane", transport=transport.description)
 
-    await serve_member(
-        server,
-        channels,
-        address,
-        describe,
-        config.stop_grace_s,
-        config.drain_s,
-        node.on_news,
-        secret=config.secrets[0],
-        roster=roster,
-    )
+    await serve_member(server, channels, config, describe, node.on_news, roster=roster)
     await node.close()
 
 

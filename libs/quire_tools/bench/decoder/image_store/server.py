@@ -136,15 +136,7 @@ async def serve(config: DecoderConfig) -> None:
             stats={"requests": store.requests, "hits.image": store.hits},
         )
 
-    await serve_member(
-        server,
-        channels,
-        config.orchestrator_address,
-        describe,
-        config.stop_grace_s,
-        config.drain_s,
-        secret=config.secrets[0],
-    )
+    await serve_member(server, channels, config, describe)
     await transport.close()
 
 
