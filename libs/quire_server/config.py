@@ -142,7 +142,7 @@ def load(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
 
 
 def read(kind: type[Config], prefix: str, environment: Mapping[str, str] | None = None) -> tuple[Config, list[str]]:
-    """The same, with the problems: a value that cannot be used is the default."""
+    """As `load`, but returns the problems; an invalid value is replaced by its default."""
     source = os.environ if environment is None else environment
     hints, values, problems = get_type_hints(kind), {}, unknown_variables(source)
     for field in dataclasses.fields(kind):
@@ -182,7 +182,7 @@ def read(kind: type[Config], prefix: str, environment: Mapping[str, str] | None 
 
 
 def host_and_port(text: str) -> tuple[str, int]:
-    """Of an address; an IPv6 host is in brackets. Raises `ValueError`."""
+    """Host and port of an address; an IPv6 host is in brackets. Raises `ValueError`."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or not 0 <= int(port) < 1 << 16:
         raise ValueError("not host:port")
@@ -201,7 +201,7 @@ def unknown_variables(source: Mapping[str, str]) -> list[str]:
 
 
 def _unadvertised(config: ServiceConfig, prefix: str) -> list[str]:
-    """A member that listens on every address has to say under which it is reached."""
+    """A member that listens on every address needs one that others can reach."""
     listen = str(getattr(config, "listen", ""))
     if getattr(config, "advertise", None) != "" or listen.rpartition(":")[0] not in ("", "0.0.0.0", "[::]"):
         return []

@@ -1,4 +1,4 @@
-"""What of a configuration can be tried before a service begins: addresses, folders, where Redis is."""
+"""Checks of a configuration that need the machine: free addresses, writable folders, the Redis URL."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> 
 
 
 async def _say_what_ended() -> None:
-    """Failures that were logged by their count."""
+    """Log a last line for repeated failures that have ended."""
     while True:
         await asyncio.sleep(_LOOK_S)
         for line in repeats.ended():
@@ -117,7 +117,7 @@ def member_tls(config: ServiceConfig) -> Tls | None:
 
 
 class MemberSettings(Protocol):
-    """What a member's configuration says of how it serves."""
+    """The part of a member's configuration that `serve_member` needs."""
 
     @property
     def orchestrator_address(self) -> str: ...

@@ -53,7 +53,7 @@ _EPOCH_KEY: Final = "quire:index-epoch"
 _CHANGES_KEY: Final = "quire:changes"
 _REBUILD_KEY: Final = "quire:rebuild"
 _SCANNED: Final = 16
-"""Pages at a time, of up to 256 chunks each: what comes of them is looked through between other requests."""
+"""Pages read at a time, of up to 256 chunks each, so that reading them does not hold up other requests."""
 _AT_ONCE: Final = 64
 _HELD_AT_ONCE: Final = 4096
 _DROPS_TTL_S: Final = 30 * 24 * 3600

@@ -78,7 +78,7 @@ return {all(KEYS[1]), all(KEYS[2]), all(KEYS[3]), redis.call('TIME')}
 
 @dataclass(frozen=True, slots=True)
 class _Renewal:
-    """Waits for others, to be written with them."""
+    """A renewal that is written together with others."""
 
     arguments: Sequence[str | bytes | int]
     renewed: asyncio.Future[bool]
@@ -117,7 +117,7 @@ class Membership:
             raise NameTaken(f"a node named {node.node_id!r} is alive; give this one another name", field="node_id")
 
     async def _renew_all(self, renewals: Sequence[Sequence[str | bytes | int]]) -> list[bool]:
-        """For each, whether it has its name."""
+        """For each waiting node, whether it holds its name."""
         arguments = [_CHANNEL, *chain.from_iterable(renewals)]
         async with metadata_errors():
             done = await self._renew(keys=[_KEY, _EXPIRIES_KEY, _USED_KEY, _FIGURES_KEY], args=arguments)

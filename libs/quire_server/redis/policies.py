@@ -1,4 +1,4 @@
-"""What operators set: policies of namespaces and of tenants, and the threshold Θ; and whose namespaces there are."""
+"""What operators set: policies of namespaces and tenants, and the threshold Θ; and each tenant's namespaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process is, and until when its certificates are good, as metrics."""
+"""Metrics about the process itself: its build, and when its certificates expire."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNREADABLE: Final = 0.0
 
 
 def publish_build(role: str) -> None:
-    """`quire_build_info`: 1, with what this process is made of as labels."""
+    """`quire_build_info`: always 1; the versions are labels."""
     about = {
         "version": __version__,
         "protocol": str(PROTOCOL_VERSION),
@@ -31,8 +31,8 @@ def publish_build(role: str) -> None:
 
 
 def publish_expiry(files: Sequence[Path]) -> None:
-    """When each of these certificates (PEM; of a chain the first to go) is good no more, seconds since the Unix epoch;
-    0 for a file that cannot be read.
+    """When the certificates in each PEM file expire (of a chain, the first to), Unix time in seconds; 0 for a file that
+    cannot be read.
     """
 
     def observe(_: CallbackOptions) -> Iterable[Observation]:
@@ -42,7 +42,7 @@ def publish_expiry(files: Sequence[Path]) -> None:
 
 
 def expiry_s(file: Path) -> float:
-    """Of the first certificate in a file to end, Unix time; 0 for a file without any."""
+    """When the first certificate in a file expires, Unix time in seconds; 0 if the file has none."""
     try:
         return min(each.not_valid_after_utc.timestamp() for each in x509.load_pem_x509_certificates(file.read_bytes()))
     except (OSError, ValueError):

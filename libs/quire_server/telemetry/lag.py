@@ -1,4 +1,4 @@
-"""How late the event loop runs: the time that whatever becomes ready waits for its turn."""
+"""Event-loop lag: how long a callback that is ready waits until it runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def loop_lag() -> AsyncIterator[None]:
 
 
 class _Ticks:
-    """A timer, and not a task: it costs next to nothing."""
+    """Measured by a timer, which costs far less than a task."""
 
     def __init__(self, record: Callable[[float], None], loop: asyncio.AbstractEventLoop) -> None:
         self._record = record
@@ -48,5 +48,5 @@ class _Ticks:
 
 
 def samples(late_s: float) -> list[float]:
-    """What a tick that comes so late stands for: those that were due meanwhile were late, too."""
+    """Lags that one late tick stands for: its own, and those of the ticks that were due meanwhile."""
     return [late_s - number * _TICK_S for number in range(min(_TICKS_MAX, int(late_s / _TICK_S) + 1))]

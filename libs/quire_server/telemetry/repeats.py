@@ -81,4 +81,5 @@ class Repeats:
 
 
 def _same(event: Event) -> Same:
-    return tuple(_NUMBERS.sub("#", str(event.get(name, "")))[-200:] for name in _SAYS)  # a traceback's end says most
+    # The end of each value: of a traceback it tells most.
+    return tuple(_NUMBERS.sub("#", str(event.get(name, "")))[-200:] for name in _SAYS)

@@ -1,4 +1,4 @@
-"""The certificate that HTTP and S3 clients see: read again when its files change, without a restart."""
+"""The certificate of the HTTP and S3 frontends, reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PublicCertificate:
                     stamp = now
 
     def _stamp(self) -> tuple[int, ...]:
-        """Another one when a file was replaced."""
+        """Changes when a file is replaced."""
         try:
             return tuple(file.stat().st_mtime_ns for file in self._files)
         except OSError:

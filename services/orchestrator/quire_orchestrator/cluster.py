@@ -85,7 +85,7 @@ class Cluster:
         return self._interval_ms, news, self._roster.changes(version)
 
     async def _renew(self, node: Node) -> None:
-        """Where reports are less frequent than they might be, some are written together: there are many members."""
+        """In a large cluster, reports are written to Redis together."""
         gather_s = _GATHERED_SHARE * (self._interval_ms - self._config.heartbeat_ms) / 1000
         ttl_ms = max(self._config.member_ttl_ms, 3 * self._interval_ms)
         await self._members.renew(node, ttl_ms, gather_s=gather_s)

@@ -47,7 +47,7 @@ class Policies:
         await self._book.set(policy)
 
     async def all(self, quotas: TenantQuotas, storage_nodes: int) -> PolicyList:
-        """All that are set, and what the tenants that are limited have."""
+        """All policies, and what limited tenants have stored."""
         tenants = await self._book.tenants()
         kept = await quotas.kept(name for name, policy in tenants.items() if policy.stored_bytes_max)
         states = [

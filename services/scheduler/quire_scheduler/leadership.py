@@ -13,7 +13,9 @@ from quire_server import tasks
 
 _RENEWALS_PER_LEASE = 4
 _PAUSES_PER_LEASE, _FORGOTTEN, _LONGER_MAX = 3, 0.98, 10
-"""Of the longest pause lately, which is forgotten in minutes; and how much longer than it was told a lease gets."""
+"""A lease's length in longest recent pauses; what is left of a pause after each renewal; a lease's greatest length, in
+configured ones.
+"""
 
 
 class Leadership:
@@ -22,7 +24,7 @@ class Leadership:
     One that was late, and finds that no other led meanwhile, leads on in the same term.
 
     The time for which it leads is counted from before it asked, on its own clock: it stops before the lease ends.
-    A lease is as long as it was told, or longer where this process has paused lately: it would lose it to each pause.
+    A lease has its configured length, or more if this process has paused lately: else each pause would cost it the lead.
     """
 
     def __init__(self, name: str, lease: LeaderLease | None, ttl_ms: int, clock: Clock) -> None:
@@ -63,7 +65,7 @@ class Leadership:
 
     @property
     def lease_ms(self) -> int:
-        """For how long it asks."""
+        """Length of the lease to ask for, ms."""
         return min(_LONGER_MAX * self._ttl_ms, max(self._ttl_ms, round(1000 * _PAUSES_PER_LEASE * self._paused_s)))
 
     async def _keep_asking(self, lease: LeaderLease) -> None:

@@ -1,4 +1,4 @@
-"""The keys of what is here by their fingerprints, as the index tells of chunks. Made without holding up the loop."""
+"""Keys of the chunks on this node by fingerprint, which is how the index names them. Built in steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Prints = npt.NDArray[np.uint64]
 
 
 class Here:
-    """`keys`: (n, 32), in order of their `prints`. `arriving`: grows by what has come since."""
+    """`keys`: uint8 (n, 32), sorted by their fingerprints `prints`, uint64 (n,). `arriving`: a set that grows as keys
+    arrive.
+    """
 
     def __init__(self, keys: Keys, prints: Prints, arriving: set[bytes]) -> None:
         self._keys = keys
@@ -28,10 +30,11 @@ class Here:
         self._marked = np.zeros(len(prints), dtype=np.bool_)
         self._arriving = arriving
         self._arrived: dict[bytes, bytes] = {}
+        self._looked = set[bytes]()
 
     @classmethod
     async def look(cls, scan: Iterator[list[bytes]], arriving: set[bytes], threads: Executor) -> Here:
-        """At all that `scan` names. `arriving`: what comes from before the scan began on."""
+        """Collect all keys of `scan`. `arriving`: keys that have arrived since before the scan began."""
         keys, prints = [np.empty((0, KEY_BYTES), np.uint8)], [np.empty(0, np.uint64)]
         for some in scan:
             packed = b"".join(some)
@@ -41,9 +44,11 @@ class Here:
         return cls(*await asyncio.get_running_loop().run_in_executor(threads, _in_order, keys, prints), arriving)
 
     def keys(self, page: Sequence[Held]) -> list[bytes | None]:
-        """For each the key; None for what is not here."""
-        if len(self._arriving) != len(self._arrived):
-            self._arrived = {fingerprint(key): key for key in list(self._arriving)}
+        """The key of each; None for a chunk that is not here."""
+        if len(self._arriving) != len(self._looked):
+            new = self._arriving - self._looked
+            self._looked |= new
+            self._arrived.update((fingerprint(key), key) for key in new)
         prints = _numbers(b"".join(each.fingerprint for each in page))
         places = np.searchsorted(self._prints, prints)
         there = places < len(self._prints)
@@ -54,7 +59,7 @@ class Here:
         ]
 
     def unknown(self, page: Sequence[Held]) -> list[Held]:
-        """What is not here."""
+        """Those that are not here."""
         return [each for each, key in zip(page, self.keys(page), strict=True) if key is None]
 
     def mark(self, keys: Sequence[bytes]) -> None:
@@ -66,7 +71,7 @@ class Here:
         self._marked[places[self._prints[places] == prints]] = True
 
     def unmarked(self) -> Iterator[list[bytes]]:
-        """Of what the scan named: keys that the index does not list, some at a time."""
+        """Keys of the scan that the index does not list, in steps."""
         for first in range(0, len(self._keys), _PAGE):
             page = slice(first, first + _PAGE)
             packed = self._keys[page][~self._marked[page]].tobytes()
@@ -74,7 +79,7 @@ class Here:
 
 
 def _in_order(keys: Sequence[Keys], prints: Sequence[Prints]) -> tuple[Keys, Prints]:
-    """Blocks; numpy lets go of the interpreter for most of it. A key that was named twice is once in it."""
+    """Runs in a thread; numpy releases the GIL for most of it. Duplicate keys are merged."""
     numbers, first = np.unique(np.concatenate(prints), return_index=True)
     return np.concatenate(keys)[first], numbers
 

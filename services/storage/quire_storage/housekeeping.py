@@ -70,10 +70,10 @@ class Housekeeping:
             logger().info("chunks went by a policy", why=why, asked=asked, gone=gone)
 
     async def _walk(self, namespaces: frozenset[bytes]) -> None:
-        """See what is here of these, some at a time, while chunks come and go."""
+        """Add the chunks of these namespaces that are on this node, in steps, while chunks come and go."""
         residency = self._tiers.residency
         book, pool = residency.namespaces, residency.pool
-        gc.freeze()  # no collection walks the orders as they grow
+        gc.freeze()  # the garbage collector does not walk the orders as they grow
         here = residency.off_drives()
         for first in range(0, len(here), _PART):
             book.entered([chunk for chunk in here[first : first + _PART] if chunk.key in residency])

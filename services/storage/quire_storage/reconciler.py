@@ -122,7 +122,7 @@ class Reconciler:
         """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
         residency = self._tiers.residency
         dropped = await self._tiers.drop(await self._registry.drops())
-        withdrawn, missing, ages = 0, bytearray(), array("Q")  # packed: no collection walks them
+        withdrawn, missing, ages = 0, bytearray(), array("Q")  # packed: nothing for the garbage collector
         with residency.arriving() as arriving:
             here = await Here.look(residency.scan(), arriving, self._threads)
             async for page in self._registry.holdings(here.unknown):
@@ -133,7 +133,7 @@ class Reconciler:
                     pairs = zip(some, keys, strict=True)
                     here.mark([key for each, key in pairs if key and residency.generation(key) == each.generation])
                     await asyncio.sleep(0)
-            for unlisted in here.unmarked():  # what comes meanwhile is registered by those who bring it
+            for unlisted in here.unmarked():  # chunks that arrive meanwhile are registered by their stores
                 aged = [(key, age) for key in unlisted if (age := residency.age(key)) is not None]
                 missing += b"".join(key for key, _ in aged)
                 ages.extend(age for _, age in aged)
@@ -158,7 +158,7 @@ class Reconciler:
             await asyncio.sleep(0)
 
     async def _parents_first(self, ages: array[int]) -> list[npt.NDArray[np.intp]]:
-        """Places in the order in which chunks were stored, in parts."""
+        """Indices into `ages` in the order of storing, in parts."""
         numbers = np.frombuffer(ages, dtype=np.uint64) if ages else np.empty(0, np.uint64)
         sort = partial(np.argsort, numbers, kind="stable")
         order = await asyncio.get_running_loop().run_in_executor(self._threads, sort)
@@ -178,7 +178,7 @@ class Reconciler:
         return bool(keys)
 
     async def _believed(self, keys: Iterable[bytes]) -> list[ChunkRecord]:
-        """Of these some that this node believes to be listed."""
+        """Some of these chunks that this node believes to be listed."""
         found = []
         for at, key in enumerate(keys):
             known = self._tiers.residency.look(key) if self._tiers.residency.generation(key) else None
@@ -213,7 +213,7 @@ class Reconciler:
 
     async def _register_some(self, keys: list[bytes]) -> None:
         try:
-            await self._tiers.reregister(keys, patient=False)  # there are rounds: the next one has those that come late
+            await self._tiers.reregister(keys, patient=False)  # the next round tries the rest again
         except QuireError as error:
             logger().warning("the index does not take this node's chunks yet", error=str(error))
 

@@ -163,7 +163,7 @@ async def serve(config: StorageConfig) -> None:
         StorageServicer(node, config.node_id, PermitChecker(permits, clock)), server.grpc
     )
     await node.start()
-    gc.freeze()  # what was recovered stays: no collection walks it again
+    gc.freeze()  # the garbage collector does not walk what was recovered
     logger().info("data plane", transport=transport.description)
 
     await serve_member(server, channels, config, describe, node.on_news, roster=roster)

@@ -108,7 +108,7 @@ def _phases(cluster: LocalCluster, chunks: int, space: Namespace) -> Iterator[tu
 
 
 class _Watch:
-    """What the node's metrics counted since this was asked last."""
+    """Counts of the node's metrics since the last call."""
 
     def __init__(self, cluster: LocalCluster, fetched: list[float]) -> None:
         self._address = cluster.metrics[_NODE]
@@ -149,7 +149,7 @@ class _Watch:
 
 
 def _quantile(counts: dict[float, float], share: float) -> float:
-    """Upper bound of the bucket that it lies in."""
+    """The quantile as the upper bound of its histogram bucket."""
     whole = counts[float("inf")]
     return next(bound for bound in sorted(counts) if counts[bound] >= share * whole and whole)
 
@@ -218,7 +218,7 @@ def _fetch_and_store(cluster: LocalCluster, space: Namespace, fetched: list[floa
 
 
 def _evict(cluster: LocalCluster, space: Namespace, chunks: int) -> None:
-    """By a quota that holds all but some."""
+    """Set a quota slightly below what is stored."""
     before = _listed(cluster)
 
     async def bound() -> None:

@@ -30,7 +30,7 @@ _OF_GRPC: Final = {
 }
 _OF_ERROR: Final[dict[type[QuireError], int]] = {NotAcceptable: 406, QuotaExceeded: 507}
 _TOLD: Final = (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.INSUFFICIENT_STORAGE)
-"""Of those above 500."""
+"""Reasons of status codes above 500."""
 _RETRY_S: Final = 1
 _KEPT_HEADERS: Final = ("Allow", "Content-Range")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

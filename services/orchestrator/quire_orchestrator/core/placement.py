@@ -38,7 +38,7 @@ class Tail:
 
 
 class _Picture:
-    """Of `nodes`, in arrays: what is the same for all requests until nodes have reported again."""
+    """Arrays about `nodes`, shared by all requests until a node reports again."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
@@ -48,7 +48,7 @@ class _Picture:
         self.used = np.array([node.used_bytes for node in nodes], dtype=np.float64)
 
     def is_of(self, nodes: Sequence[Node]) -> bool:
-        """Whether it is of these very nodes, in this order. A node that reports is a new object."""
+        """Whether it was made of these same objects, in this order. A node that reports is a new object."""
         return len(nodes) == len(self._nodes) and all(map(is_, nodes, self._nodes))
 
 

@@ -62,7 +62,7 @@ class _ByUse:
 
 
 class _ByAge:
-    """What was stored in an earlier second first, whenever it came here. `second_of`: the second of a key."""
+    """Keys by the second in which they were stored, the earliest first. `second_of`: that second of a key."""
 
     def __init__(self, second_of: Callable[[bytes], int]) -> None:
         self._second_of = second_of
@@ -145,7 +145,7 @@ class _Followed:
                 self.by_use.release(parent)
 
     def first(self, order: _Order, wanted: Callable[[bytes, int], bool]) -> list[bytes]:
-        """Some of those whose turn it is, children before parents: nothing else that is here extends them.
+        """Take some keys from the front of `order`, children before parents; no other chunk here extends them.
 
         They have no turn again until `put_back`. `wanted`: key, and bytes chosen before.
         """
@@ -176,7 +176,7 @@ class NamespaceBook:
         self._of: dict[bytes, list[_Followed]] = {}
 
     def follow(self, groups: Iterable[Group]) -> None:
-        """Follow these and no others. One that has grown goes on: a tenant stores in one more namespace."""
+        """Follow exactly these groups. A group that has gained a namespace keeps what is known of it."""
         before, self._followed, self._of = self._followed, {}, {}
         for group in sorted(groups, key=lambda each: each not in before):
             base = max((each for each in before if each <= group), key=len, default=Group())
@@ -188,7 +188,7 @@ class NamespaceBook:
 
     @property
     def wanted(self) -> frozenset[bytes]:
-        """Namespaces of which it is not known what is here."""
+        """Namespaces whose chunks on this node have not been added yet."""
         return frozenset(namespace for mine in self._followed.values() for namespace in mine.unknown)
 
     def add(self, found: Iterable[Found], is_here: Callable[[bytes], bool]) -> None:
@@ -203,7 +203,7 @@ class NamespaceBook:
                     mine.by_use.next.put_first(each.key)
 
     def walked(self, namespaces: Iterable[bytes]) -> None:
-        """All that was here of these was added."""
+        """All chunks of these namespaces have been added."""
         for mine in self._followed.values():
             mine.unknown.difference_update(namespaces)
 
@@ -227,7 +227,7 @@ class NamespaceBook:
                 mine.leave(chunk.key)
 
     def put_back(self, group: Group) -> None:
-        """What was chosen and is still here is in use, or others extend it elsewhere: it has its turn another time."""
+        """Queue chosen chunks that are still here again: they are leased, or chunks on other nodes extend them."""
         mine = self._followed[group]
         for order in (mine.by_age, mine.by_use):
             for key in order.asked:

@@ -213,7 +213,7 @@ class PoolMap:
         return Placed(header, DiskPlace(index, offset, drive.slots.layer_stride(shape), at))
 
     def age(self, key: bytes) -> int | None:
-        """When the chunk was stored here, among all others of the pool; None for none."""
+        """Rank of a chunk among all of the pool by when it was stored here; None if it is not here."""
         where = self._where.get(key)
         if where is None:
             return None
@@ -265,7 +265,7 @@ class PoolMap:
         return found
 
     def places_of(self, namespaces: Iterable[bytes]) -> Iterator[tuple[Numbers, Numbers]]:
-        """Ages and places of what may be chunks of these namespaces, some at a time."""
+        """Ages and places of headers that may be of these namespaces, in steps."""
         wanted = np.frombuffer(b"".join(name[:8] for name in namespaces), dtype=np.uint64)
         for index, drive in enumerate(self._drives):
             units, first = drive.image.reshape(-1, UNIT_BYTES), 0

@@ -234,7 +234,7 @@ class Residency:
             yield from self.pool.scan()
 
     def age(self, key: bytes) -> int | None:
-        """Orders what can be read here by when it was stored, parents before children; None for what cannot."""
+        """Rank of a readable chunk by when it was stored, parents before children; None for other keys."""
         if key not in self:
             return None
         on_drive = self.pool.age(key) if self.pool is not None else None
@@ -242,7 +242,7 @@ class Residency:
 
     @contextlib.contextmanager
     def arriving(self) -> Iterator[set[bytes]]:
-        """While inside, the keys of the copies that come here, or to another place here."""
+        """Inside the block, the set of keys whose copies arrive on this node or move on it."""
         assert self._arriving is None, "one looks at a time"
         self._arriving = set()
         try:
