@@ -24,7 +24,7 @@ class Leadership:
     One that was late, and finds that no other led meanwhile, leads on in the same term.
 
     The time for which it leads is counted from before it asked, on its own clock: it stops before the lease ends.
-    A lease has its configured length, or more if this process has paused lately: else each pause would cost it the lead.
+    A lease has its configured length, or more if this process has paused lately: else each pause would cost the lead.
     """
 
     def __init__(self, name: str, lease: LeaderLease | None, ttl_ms: int, clock: Clock) -> None:

@@ -29,8 +29,8 @@ from quire_tools.bench.storage.cache import read_requests
 _PRICES: Final = {
     "Redis, a look-up": 36e-6,  # `quire bench index`, match of its own chain, the longest
     "Redis, a chunk registered": 13e-6,  # the same, turns of 16 chunks
-    "Redis, a report": 44e-6,  # `quire bench membership`, 1,000 members
-    "orchestrators, a report": 385e-6,  # the same
+    "Redis, a report": 52e-6,  # `quire bench membership`, 1,000 members
+    "orchestrators, a report": 526e-6,  # the same
 }
 """Seconds of a core, as these benchmarks measured on the two virtual cores of the README's figures."""
 _REDIS_BYTES: Final = 21.4
