@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-vllm test test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos soak simulate explore mutations check format settings proto bench clean
+.PHONY: demo demo-vllm test test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations check format settings proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -85,6 +85,11 @@ mutations: $(STAMP)     ## known faults put back: the simulator has to find each
 
 explore: $(STAMP)       ## every order of events of a tiny cluster, breadth first: make explore STATES=200000
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.exploration --states $(STATES)
+
+operations: $(STAMP)    ## what an operator does: upgrade, rolls, drains, backup and restore, another user, a read-only root
+	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 tests/e2e/test_operations.py tests/e2e/test_graceful.py \
+	  tests/e2e/test_upgrade.py tests/e2e/test_redis_lost.py tests/e2e/test_confined.py tests/unit/test_k8s.py \
+	  tests/e2e/test_dashboards.py
 
 soak: $(STAMP)          ## kill -9 under load, the engine against its model, an hour of a production trace in ten minutes
 	QUIRE_SOAK_SECONDS=600 QUIRE_SOAK_TRACE_S=3600 $(BIN)/python -m pytest -s tests/chaos/test_soak.py

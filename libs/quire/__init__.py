@@ -10,5 +10,5 @@ except PackageNotFoundError:  # a source tree that was never installed
 PROTOCOL_VERSION = 4
 """What this release speaks. Goes up when a message changes its meaning."""
 
-PROTOCOL_OLDEST = 4
+PROTOCOL_OLDEST = 3
 """The oldest that it understands: from there on all may be used together, as while a cluster is upgraded."""

@@ -7,20 +7,16 @@ import os
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 
 from quire import PROTOCOL_OLDEST, PROTOCOL_VERSION
-from quire.client import ImageClient, QuireClient
-from quire.model.durability import Durability
+from quire.client import QuireClient
 from quire.model.errors import QuireError, TooManyRequests, VersionUnsupported
-from quire.model.latents import LatentInfo, Normalisation, Vae
 from quire.model.nodes import Node, StorageInfo
 from quire.wire.channels import ChannelPool, call
 from quire.wire.convert import node_to
@@ -29,11 +25,9 @@ from quire.wire.v1 import gateway_pb2, orchestrator_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.version import HEADER
-from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
-from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+from tests.e2e.rolling import roll
 
-CHUNKS = 8
 LONG = bool(os.environ.get("QUIRE_TEST_LONG"))
 """Decoders too: they load torch at each start."""
 
@@ -58,74 +52,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Loc
 
 @pytest.mark.timeout(240)
 async def test_a_rolling_restart_loses_no_request(cluster: LocalCluster, vae: Path) -> None:
-    """Every service is stopped and started in turn while look-ups, fetches, stores and images go on.
-
-    A store, an image or a fetch that fails is a lost request, and so is a wrong byte. A miss is none, and neither is a
-    refusal that names a time to come back: a gateway that is late on a busy machine sheds load.
-    """
-    done: Counter[str] = Counter()
-    stop = asyncio.Event()
-    async with QuireClient(cluster.gateway_address, timeout_s=20) as client:
-        images = ImageClient(client)
-        namespace, payload = fresh_namespace(), random_payload(fresh_namespace(), CHUNKS)
-        keys = some_keys(namespace, CHUNKS)
-        await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
-        expected = await _image(images, vae) if LONG else b""
-
-        async def fetching() -> None:
-            found = await client.lookup(namespace, keys)
-            if not found.matched_chunks:
-                done["miss"] += 1
-                return
-            got, _ = await fetch_all(client, found)
-            assert np.array_equal(got, payload[:, : found.matched_chunks])
-            await client.release(found)
-
-        async def storing() -> None:
-            fresh = fresh_namespace()
-            await store(client, fresh, some_keys(fresh, 2), payload[:, :2])
-
-        async def looking() -> None:
-            assert (await images.get("rolling")).data == expected
-
-        work = [fetching, fetching, storing, *([looking] if LONG else [])]
-        tasks = [asyncio.create_task(_again(each, stop, done)) for each in work]
-        names = [name for name in cluster.names if name != "redis"]
-        for name in names:
-            before = Counter(done)
-            await asyncio.to_thread(cluster.renew, name)
-            await _until(lambda before=before: done["fetching"] > before["fetching"] + 2)  # type: ignore[misc]
-        stop.set()
-        await asyncio.gather(*tasks)
+    """Every service is stopped and started in turn."""
+    names = [name for name in cluster.names if name != "redis"]
     assert len(names) == (10 if LONG else 8)
+    done = await roll(cluster, names, vae=vae if LONG else None)
     assert done["fetching"] > 50, done
     assert done["storing"] > 10, done
     assert done["looking"] > 10 or not LONG, done
-
-
-async def _image(images: ImageClient, vae: Path) -> bytes:
-    values = np.random.default_rng(1).standard_normal((4, 16, 16)).astype(np.float16)
-    info = LatentInfo((4, 16, 16), "float16", Vae("tiny", "", weights_digest(vae)), 64, 64, Normalisation())
-    await images.put("rolling", values, info, durability=Durability.REPLICATED)
-    return (await images.get("rolling")).data
-
-
-async def _again(work: Callable[[], Awaitable[None]], stop: asyncio.Event, done: Counter[str]) -> None:
-    while not stop.is_set():
-        try:
-            await work()
-        except TooManyRequests as refused:
-            assert refused.retry_after_s > 0
-            await asyncio.sleep(refused.retry_after_s)
-            continue
-        done[work.__name__] += 1
-        await asyncio.sleep(0.02)
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.05)
 
 
 async def test_a_node_of_another_protocol_is_told_so_and_not_used(cluster: LocalCluster) -> None:

@@ -35,6 +35,9 @@ def proof(node_id: str, incarnation: str, secret: bytes) -> bytes:
 
 def check_proof(shown: bytes, node_id: str, incarnation: str, *secrets: bytes) -> None:
     """Raises `SecretDiffers`."""
+    if not shown:
+        why = "it proves nothing; to let a release before this one in, set QUIRE_ORCHESTRATOR_ACCEPT_UNPROVEN=true"
+        raise SecretDiffers(why, field="node.proof")
     if not any(hmac.compare_digest(shown, proof(node_id, incarnation, secret)) for secret in secrets):
         raise SecretDiffers("its QUIRE_CLUSTER_SECRET is not that of this cluster", field="node.proof")
 

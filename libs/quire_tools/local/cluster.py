@@ -283,14 +283,17 @@ class LocalCluster:
         if number is signal.SIGKILL:
             process.popen.wait()
 
-    def renew(self, name: str, timeout_s: float = 30.0) -> None:
-        """Ask a service to stop, wait until it has, and start it again: a step of a rolling restart."""
+    def renew(self, name: str, timeout_s: float = 30.0, environment: dict[str, str] | None = None) -> None:
+        """Ask a service to stop, wait until it has, and start it again, with `environment` added from now on: a step of
+        a rolling restart or of an upgrade.
+        """
         process = self._processes[name]
         process.popen.terminate()
         try:
             process.popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise DeadlineExceeded(f"{name} did not stop within {timeout_s} s") from None
+        process.environment |= environment or {}
         self.restart(name, timeout_s)
 
     def host_of(self, name: str) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from quire.model.errors import QuireError, VersionUnsupported
+from quire.model.errors import QuireError, SecretDiffers, VersionUnsupported
 from quire.model.hashing import Namespace
 from quire.model.index import Listing
 from quire.model.nodes import Node, Role
 from quire.model.policy import TenantPolicy
 from quire.telemetry import logger
 from quire.wire import version
+from quire.wire.credentials import check_proof
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.eviction import has_objects, rebuilder
 from quire_orchestrator.policies import Policies
@@ -22,6 +23,8 @@ from quire_server.heartbeat import ClusterNews
 from quire_server.roster import Changes, RosterLog
 
 _REPORT_MS: Final = 2.5
+_PROVEN: Final = 4
+"""The protocol from which on members prove that they know the secret."""
 _GATHERED_SHARE: Final = 0.05
 _LISTING_S: Final = 0.02
 
@@ -103,11 +106,17 @@ class Cluster:
         self._listing_due_s[node_id] = now_s + _LISTING_S * len(self.live)
         return await self._index.listing(node_id)
 
-    def check_version(self, node: Node) -> None:
-        """Raises `VersionUnsupported`; the log says it once for each start of a node."""
+    def check(self, node: Node, proof: bytes) -> None:
+        """Whether it may be a member: it speaks this protocol, and proves that it knows the cluster's secret.
+
+        Raises `VersionUnsupported`, `SecretDiffers`; the log says it once for each start of a node.
+        """
+        unproven = self._config.accept_unproven and node.protocol_version < _PROVEN and not proof
         try:
             version.check(node.protocol_version)
-        except VersionUnsupported as error:
+            if not unproven:
+                check_proof(proof, node.node_id, node.incarnation, *self._config.secrets)
+        except (VersionUnsupported, SecretDiffers) as error:
             if self._unusable.get(node.node_id) != node.incarnation:
                 logger().error("a node cannot be used", node=node.node_id, error=str(error))
             self._unusable[node.node_id] = node.incarnation

@@ -13,7 +13,6 @@ from quire.model.permit import PermitSigner
 from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
-from quire.wire.credentials import check_proof
 from quire.wire.policies import policies_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import (
@@ -152,8 +151,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     ) -> orchestrator_pb2.HeartbeatResponse:
         node = convert.node_from(request.node)
         check_role(context, node.role.value)
-        self._cluster.check_version(node)
-        check_proof(request.proof, node.node_id, node.incarnation, *self._secrets)
+        self._cluster.check(node, request.proof)
         interval_ms, news, changes = await self._cluster.heartbeat(node, request.members_version)
         listing = news.listing or Listing()
         return orchestrator_pb2.HeartbeatResponse(
