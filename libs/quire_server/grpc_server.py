@@ -11,18 +11,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from typing import Any, Final
 
 import grpc
+from google.protobuf import descriptor_pool
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from opentelemetry import trace
 
 from quire.model import errors
-from quire.telemetry import attach, logger, meter, names, tracer
+from quire.telemetry import attach, counter, logger, meter, names, tracer
 from quire.wire.channels import MESSAGE_BYTES_MAX
 from quire.wire.status import status_of, trailers_of
 from quire.wire.tls import MEMBER_NAME, OPERATOR, SERVICES, Tls, name_of
 from quire.wire.version import check_metadata
 from quire_server.telemetry.metrics import readiness
 
+_POOL: Final = descriptor_pool.Default()  # type: ignore[no-untyped-call, unused-ignore]
+_OUTCOMES: Final = ("ok", "refused", "failed")
+_FAILURES: Final = ("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNKNOWN")
 _UNFIT_MAX: Final = 256
 _SLOW_STOP_S: Final = 8.0
 _TOLD_MAX: Final = 30
@@ -56,7 +60,7 @@ class Server:
     ) -> None:
         self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
-        edge = _EdgeInterceptor(callers if tls is not None and not public else ())
+        edge = _EdgeInterceptor(services, callers if tls is not None and not public else ())
         options = list(_OPTIONS)
         if connection_age_s:
             options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
@@ -165,9 +169,14 @@ class Serving:
 
 
 class Served:
-    """The requests of a service: a span for each, in the caller's trace, and how long it took."""
+    """The requests of a service: a span for each, in the caller's trace, how long it took, and what came of it: `ok`,
+    `refused` (for what its caller did or has) or `failed`, of all methods of `services` from the start.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, services: Sequence[str]) -> None:
+        methods = [method.full_name for each in services for method in _POOL.FindServiceByName(each).methods]
+        kinds = [{"rpc.method": _path(each), "outcome": outcome} for each in methods for outcome in _OUTCOMES]
+        self._requests = counter(names.RPC_REQUESTS, "1", "requests by what came of them", kinds)
         self._duration = meter().create_histogram(
             names.RPC_DURATION, "s", "time to answer a request", explicit_bucket_boundaries_advisory=names.SECONDS
         )
@@ -197,6 +206,19 @@ class Served:
             code = serving.code if serving is not None else grpc.StatusCode.UNKNOWN.name
             recorded = {"rpc.method": method.lstrip("/"), "rpc.response.status_code": code}
             self._duration.record(time.perf_counter() - started_s, recorded)
+            self._requests.add(1, {"rpc.method": recorded["rpc.method"], "outcome": _outcome(code)})
+
+
+def _path(full_name: str) -> str:
+    """Of a method, as it is called: package.Service/Name."""
+    service, _, name = full_name.rpartition(".")
+    return f"{service}/{name}"
+
+
+def _outcome(code: str) -> str:
+    if code == grpc.StatusCode.OK.name:
+        return "ok"
+    return "failed" if code in _FAILURES else "refused"
 
 
 class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused-ignore]
@@ -205,11 +227,11 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
     A stream in both directions is no request: it carries some.
     """
 
-    def __init__(self, callers: Sequence[str]) -> None:
+    def __init__(self, services: Sequence[str], callers: Sequence[str]) -> None:
         """`callers`: names of the members that may call; none where certificates are not asked for."""
         self._callers = {name_of(caller).encode(): caller for caller in callers}
         self._unfit: set[str] = set()
-        self._served = Served()
+        self._served = Served(services)
 
     async def intercept_service(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import urllib.request
 
 import numpy as np
 import numpy.typing as npt
@@ -76,3 +77,19 @@ async def fetch_all(
 def _layers(buffer: Buffer, found: Lookup) -> npt.NDArray[np.uint8]:
     layout = found.namespace.layout
     return buffer.layers(layout.num_layers, found.matched_chunks, layout.slice_bytes)
+
+
+def text_of(address: str) -> str:
+    """What a service tells at its metrics' address."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def metric(address: str, name: str, **labels: str) -> float:
+    """A sample of what a service tells at its metrics' address."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    for line in text_of(address).splitlines():
+        if line.split("{")[0].split(" ")[0] == name and all(each in line for each in wanted):
+            return float(line.rpartition(" ")[2])
+    raise AssertionError(f"no {name} with {labels}")

@@ -5,23 +5,26 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from quire.client import SyncClient
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
+from tests.e2e.helpers import metric, text_of
 
+ROOT = Path(__file__).resolve().parents[2]
 SECRET = secrets.token_hex(32)
 
 
@@ -104,14 +107,22 @@ def lines_of(cluster: LocalCluster, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (cluster.folder / "logs" / f"{name}.log").read_text().splitlines()]
 
 
-def metric(address: str, name: str, **labels: str) -> float:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    for line in text.splitlines():
-        if line.split("{")[0].split(" ")[0] == name and all(each in line for each in wanted):
-            return float(line.rpartition(" ")[2])
-    raise AssertionError(f"no {name} with {labels}")
+def test_what_alerts_count_stands_at_zero_before_it_happens(cluster: LocalCluster) -> None:
+    """Prometheus sees no increase in a series that begins at one. Histograms have no zero: those that may be empty."""
+    rules = yaml.safe_load((ROOT / "observability/alerts.yaml").read_text())["groups"]
+    asked = {name for group in rules for rule in group["rules"] for name in re.findall(r"\bquire_\w+", rule["expr"])}
+    told = "".join(text_of(address) for address in cluster.metrics.values())
+    series = {line.partition("{")[0].partition(" ")[0] for line in told.splitlines() if not line.startswith("#")}
+    names_of_labels, of_tls = {"quire_frontend"}, {"quire_certificate_expiry_seconds"}
+    empty = {"quire_storage_stall_seconds_bucket", "quire_storage_stall_seconds_count"}
+    assert len(asked) > 15
+    assert asked - names_of_labels - of_tls - empty <= series, sorted(asked - series)
+    gateway = cluster.metrics["gateway"]
+    for each in ("2xx", "4xx", "5xx"):
+        labels = {"quire_frontend": "s3", "class": each}
+        assert metric(gateway, "quire_http_requests_total", **labels) == 0
+    method = "quire.v1.GatewayService/Lookup"
+    assert metric(gateway, "quire_rpc_requests_total", rpc_method=method, outcome="failed") == 0
 
 
 def test_a_service_says_what_it_is_when_it_serves_and_why_it_stops(cluster: LocalCluster) -> None:
@@ -123,8 +134,7 @@ def test_a_service_says_what_it_is_when_it_serves_and_why_it_stops(cluster: Loca
         assert metric(cluster.metrics[name], "quire_build_info", version=starts["version"]) == 1
     ready = next(line for line in lines_of(cluster, "storage-0") if line["event"] == "ready")
     assert {"io", "data plane"} <= ready.keys()
-    with urllib.request.urlopen(f"http://{cluster.metrics['storage-0']}/metrics", timeout=10) as answer:
-        text = answer.read().decode()
+    text = text_of(cluster.metrics["storage-0"])
     assert 'service_instance_id="storage-0"' in text and "otel_scope" not in text
     for name in ("gateway", "orchestrator", "scheduler"):
         assert metric(cluster.metrics[name], "quire_redis_round_trip_seconds_count") >= 1

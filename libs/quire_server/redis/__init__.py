@@ -2,6 +2,7 @@
 
 from quire_server.redis.access import AccessKeys
 from quire_server.redis.buckets import Buckets
+from quire_server.redis.capacity import RedisCapacity
 from quire_server.redis.connection import connect
 from quire_server.redis.events import CacheEvents
 from quire_server.redis.images import Images
@@ -21,6 +22,7 @@ __all__ = [
     "Membership",
     "Policies",
     "PrefixIndex",
+    "RedisCapacity",
     "RedisLeaderLease",
     "RedisProbe",
     "connect",

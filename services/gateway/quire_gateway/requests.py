@@ -14,11 +14,13 @@ from aiohttp import web
 from opentelemetry import trace
 
 from quire.model.errors import ConfigInvalid
-from quire.telemetry import attach, meter, names, tracer
+from quire.telemetry import attach, counter, meter, names, tracer
 
 IDLE_S: Final = 60.0
 """For how long a client may send or take nothing."""
 _SLICE_BYTES: Final = 1 << 20
+_CLASSES: Final = ("gone", "1xx", "2xx", "3xx", "4xx", "5xx")
+"""By the first digit of the status; `gone`: the client went away."""
 
 
 @dataclass(slots=True)
@@ -33,6 +35,8 @@ class HttpRequests:
 
     def __init__(self, frontend: str) -> None:
         self._frontend = frontend
+        kinds = [{"quire.frontend": frontend, "class": each} for each in _CLASSES]
+        self._answers = counter(names.HTTP_REQUESTS, "1", "requests by class of their status", kinds)
         self._duration = meter().create_histogram(
             names.HTTP_DURATION, "s", "time to answer a request", explicit_bucket_boundaries_advisory=names.SECONDS
         )
@@ -50,6 +54,7 @@ class HttpRequests:
                 "quire.frontend": self._frontend,
             }
             self._duration.record(time.perf_counter() - started_s, attributes)
+            self._answers.add(1, {"quire.frontend": self._frontend, "class": _CLASSES[answer.status // 100]})
 
 
 @contextlib.contextmanager

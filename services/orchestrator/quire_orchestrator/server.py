@@ -29,7 +29,17 @@ from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server, check_role
 from quire_server.lookups import Found, Question
 from quire_server.quotas import Quotas
-from quire_server.redis import Buckets, CacheEvents, Images, Membership, Policies, PrefixIndex, RedisProbe, connect
+from quire_server.redis import (
+    Buckets,
+    CacheEvents,
+    Images,
+    Membership,
+    Policies,
+    PrefixIndex,
+    RedisCapacity,
+    RedisProbe,
+    connect,
+)
 from quire_server.redis.access import salt_of
 from quire_server.service import member_tls, run_service, stop_within_s, until_stopped
 from quire_server.telemetry import publish
@@ -304,8 +314,9 @@ async def serve(config: OrchestratorConfig) -> None:
     servicer = OrchestratorServicer(orchestrator, images, quotas, config.secrets)
     add_OrchestratorServiceServicer_to_server(servicer, server.grpc)
     publish(lambda: orchestrator.stats)
-    probe = RedisProbe(redis)
+    probe, capacity = RedisProbe(redis), RedisCapacity(redis)
     probe.start()
+    capacity.start()
     await orchestrator.start()
     images.start()
     await server.start()
@@ -314,6 +325,7 @@ async def serve(config: OrchestratorConfig) -> None:
     await server.stop(config.stop_grace_s)
     await images.close()
     await orchestrator.close()
+    await capacity.close()
     await probe.close()
     await channels.close()
     await redis.aclose()

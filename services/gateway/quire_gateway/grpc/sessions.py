@@ -239,7 +239,7 @@ class Sessions:
         self._admission = admission
         self._release = release
         self._clock = clock
-        self._served = Served()
+        self._served = Served(["quire.v1.GatewayService"])
         self._sessions: dict[bytes, Session] = {}
         self._leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
