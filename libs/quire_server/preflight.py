@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from quire.model.errors import ConfigInvalid
 from quire_server.config import host_and_port, variable_name
+
+_RDMA: Final = ("rc", "ud", "dc", "ib")
+"""How the names of UCX's transports begin that need pinned memory."""
+_CAP_IPC_LOCK: Final = 14
 
 
 def preflight(config: Any, prefix: str) -> list[str]:
@@ -24,7 +29,28 @@ def preflight(config: Any, prefix: str) -> list[str]:
             problems += [problem for folder in folders for problem in _unwritable(name, folder)]
         elif field.name == "redis_url" and value:
             problems += _no_redis(name, value)
+        elif field.name == "arena_bytes":
+            problems += _not_pinned(name, value, config.ucx_tls or os.environ.get("UCX_TLS", ""))
     return problems
+
+
+def _not_pinned(name: str, arena_bytes: int, ucx_tls: str) -> list[str]:
+    """RDMA pins what it registers: all of the arena. `CAP_IPC_LOCK` lifts the limit."""
+    if not any(each.strip().startswith(_RDMA) for each in ucx_tls.split(",")):
+        return []
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY or soft >= arena_bytes or _may_lock():
+        return []
+    return [
+        f"{name}={arena_bytes}: UCX_TLS={ucx_tls} pins that much memory, and this process may pin {soft} bytes; raise "
+        "the limit (ulimit -l unlimited, LimitMEMLOCK=infinity of the service or of the container runtime)"
+    ]
+
+
+def _may_lock() -> bool:
+    status = Path("/proc/self/status").read_text()
+    (effective,) = [line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")]
+    return bool(int(effective, 16) >> _CAP_IPC_LOCK & 1)
 
 
 def _taken(name: str, address: str) -> list[str]:
@@ -48,7 +74,7 @@ def _unwritable(name: str, folder: str) -> list[str]:
         path = path.parent
     if not path.is_dir():
         return [f"{name}={folder!r}: {path} is no folder"]
-    if not os.access(path, os.W_OK | os.X_OK) or os.statvfs(path).f_flag & os.ST_RDONLY:
+    if not os.access(path, os.W_OK | os.X_OK, effective_ids=True) or os.statvfs(path).f_flag & os.ST_RDONLY:
         return [f"{name}={folder!r}: {path} cannot be written to"]
     return []
 

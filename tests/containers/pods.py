@@ -41,7 +41,7 @@ def _pod(workload: Object, secrets: dict[str, dict[str, str]]) -> Object:
         if not name.startswith("quire-gateway"):
             container.pop("ports", None)  # podman opens them on the host
         for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
-            container.pop(probe, None)  # by gRPC; podman has other ones
+            container.pop(probe, None)  # podman has other ones
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -50,10 +50,15 @@ def _pod(workload: Object, secrets: dict[str, dict[str, str]]) -> Object:
     }
 
 
+def _of_the_pod(source: Object, name: str) -> str:
+    """Its name for both name and address; it has no zone."""
+    return "" if "zone" in source["fieldRef"]["fieldPath"] else name
+
+
 def _variables(container: Object, name: str, secrets: dict[str, dict[str, str]]) -> list[dict[str, str]]:
     made = [{"name": "PATH", "value": _PATH}] if container["name"] == "redis" else []
     for each in container.get("env", []):
-        value = name if "valueFrom" in each else each.get("value", "")
+        value = _of_the_pod(each["valueFrom"], name) if "valueFrom" in each else each.get("value", "")
         for placeholder in ("$(POD_NAME)", "$(POD_IP)"):
             value = value.replace(placeholder, name)
         made.append({"name": each["name"], "value": value.replace(".quire-storage:", ":")})

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import re
 import secrets
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
-from quire.client import SyncClient
+from quire.client import QuireClient, SyncClient
+from quire.model.durability import Durability
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
-from tests.e2e.helpers import metric, text_of
+from tests.e2e.helpers import fetch_all, fresh_namespace, metric, random_payload, some_keys, store, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = secrets.token_hex(32)
@@ -94,6 +101,79 @@ def test_what_is_found_later_is_told_in_the_same_way(service: str, settings: dic
         pytest.skip("there is CUDA here")
     listen = {f"QUIRE_{service.upper()}_LISTEN": f"127.0.0.1:{free_ports(1)[0]}"}
     assert why in problems(run(service, QUIRE_CLUSTER_SECRET=SECRET, **listen, **settings))[0]
+
+
+def test_memory_that_rdma_could_not_pin_is_told_at_the_start() -> None:
+    """And not as UCX's error in the middle of the start. Without RDMA nothing is said."""
+    root = os.geteuid() == 0
+    if root and shutil.which("setpriv") is None:
+        pytest.skip("no setpriv here, to give up CAP_IPC_LOCK")
+    without = "setpriv --bounding-set -ipc_lock" if root else ""
+    check = shlex.join([sys.executable, "-m", "quire_storage.server", "--check"])
+    told = {}
+    for transports in ("rc,sm", "tcp,sm"):
+        command = f"ulimit -l 1024; exec {without} {check}"
+        environment = {**os.environ, "QUIRE_CLUSTER_SECRET": SECRET, "UCX_TLS": transports}
+        done = subprocess.run(
+            ["bash", "-c", command], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        told[transports] = "may pin 1048576 bytes" in done.stdout + done.stderr
+    assert told == {"rc,sm": True, "tcp,sm": False}
+
+
+@pytest.mark.timeout(180)
+async def test_a_roll_waits_until_copies_are_there_again(tmp_path: Path) -> None:
+    """A node that comes back empty serves, and is not ready for a roll: another one that went now would take chunks
+    with it whose second copy it had. Once it is, each of the others may go.
+    """
+    slow = {"QUIRE_STORAGE_REPLICATION_BYTES_PER_S": str(2 << 20), "QUIRE_STORAGE_OBJECT_URL": ""}
+    cluster = LocalCluster(
+        tmp_path / "c", storage_nodes=3, decoders=0, schedulers=0, arena_bytes=96 << 20, settings=slow
+    )
+
+    def gate(name: str, probe: str = "redundancy") -> str:
+        """Empty when it is open."""
+        try:
+            with urllib.request.urlopen(f"http://{cluster.metrics[name]}/{probe}", timeout=5):
+                return ""
+        except urllib.error.HTTPError as closed:
+            return closed.read().decode()
+
+    async def opened(name: str) -> None:
+        async with asyncio.timeout(90):
+            while await asyncio.to_thread(gate, name):
+                await asyncio.sleep(0.2)
+
+    with cluster:
+        async with QuireClient(cluster.gateway_address, timeout_s=10) as client:
+            stored = []
+            for _ in range(24):
+                namespace = fresh_namespace()
+                keys, payload = some_keys(namespace, 16), random_payload(namespace, 16)
+                await store(client, namespace, keys, payload, durability=Durability.REPLICATED)
+                stored.append((namespace, keys, payload))
+            for name in ("storage-0", "storage-1", "storage-2"):
+                await opened(name)
+            await asyncio.to_thread(cluster.kill, "storage-2")
+            shutil.rmtree(tmp_path / "c" / "storage-2")
+            await asyncio.to_thread(cluster.restart, "storage-2")
+            assert not await asyncio.to_thread(gate, "storage-2", "readyz"), "it serves"
+            why = await asyncio.to_thread(gate, "storage-2")
+            assert why, "copies are missing"
+            async with asyncio.timeout(30):
+                while "replicas are missing" not in why:
+                    await asyncio.sleep(0.1)
+                    why = await asyncio.to_thread(gate, "storage-2")
+            await opened("storage-2")
+            for name in ("storage-0", "storage-1"):
+                assert metric(cluster.metrics[name], "quire_storage_alone") == 0
+            await asyncio.to_thread(cluster.kill, "storage-1")
+            for namespace, keys, payload in stored:
+                async with asyncio.timeout(30):
+                    while (found := await client.lookup(namespace, keys)).matched_chunks < 16:
+                        await asyncio.sleep(0.1)
+                got, summary = await fetch_all(client, found)
+                assert summary.usable_chunks == 16 and np.array_equal(got, payload)
 
 
 @pytest.fixture(scope="module")

@@ -116,6 +116,9 @@ class Alone:
     async def storage_nodes(self) -> list[Node]:
         return []
 
+    async def described(self) -> list[Node]:
+        return []
+
     async def describe(self, node: Node, keys: ChunkKeys) -> list[bytes]:
         raise NodeUnavailable(node.node_id)
 

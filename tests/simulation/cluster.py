@@ -419,7 +419,7 @@ class Cluster:
         ports = Ports(
             index=GrpcClusterIndex(channels, "orchestrator"),
             rates=GrpcRateSource(channels, ["scheduler"], "default"),
-            peers=GrpcPeers(channels, roster, permits, cast(Clock, clock)),
+            peers=GrpcPeers(channels, "orchestrator", roster, permits, cast(Clock, clock)),
             objects=self.objects if self.objects_on else None,
             drives=lambda: disk,
             block_io=cast(Any, disk),

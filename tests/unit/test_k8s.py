@@ -23,6 +23,8 @@ LAYERS = [
     "overlays/dev",
     "overlays/redis-cluster",
     "overlays/rdma",
+    "overlays/rdma-root",
+    "overlays/io-uring",
     "overlays/gpu",
     "overlays/mtls",
     "overlays/cert-manager",
@@ -137,6 +139,35 @@ def test_a_pod_gets_the_time_that_its_service_may_take_to_stop() -> None:
         allowed = workload["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
         # Storage waits for deliveries once more when its frontend is closed.
         assert drain_s + 2 * grace_s < allowed, name
+
+
+def test_probes_ask_what_a_service_answers() -> None:
+    """By HTTP, which works with mutual TLS too. A roll of storage waits for copies; addresses do not wait for that."""
+    for layer in ("base", "overlays/mtls"):
+        objects = _built(layer)
+        for name, workload in _workloads(objects).items():
+            container = workload["spec"]["template"]["spec"]["containers"][0]
+            paths = {
+                kind: container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("readiness", "liveness", "startup")
+            }
+            ready = "/redundancy" if name == "quire-storage" else "/readyz"
+            assert paths == {"readiness": ready, "liveness": "/healthz", "startup": "/readyz"}, name
+        (headless,) = [
+            each for each in objects if (each["kind"], each["metadata"]["name"]) == ("Service", "quire-storage")
+        ]
+        assert headless["spec"]["publishNotReadyAddresses"] is True
+
+
+def test_what_gateways_are_scaled_by_is_made_by_the_adapter() -> None:
+    rules = yaml.safe_load((ROOT.parent / "observability/prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    scalers = [each for each in _built("overlays/monitoring") if each["kind"] == "HorizontalPodAutoscaler"]
+    (scaler,) = [each for each in scalers if each["metadata"]["name"] == "quire-gateway"]
+    asked = {each["pods"]["metric"]["name"] for each in scaler["spec"]["metrics"] if each["type"] == "Pods"}
+    assert (
+        asked
+        == {each["name"]["as"] for each in rules}
+        == {"quire_gateway_transfers", "quire_gateway_lookup_seconds_p99"}
+    )
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -90,6 +90,7 @@ STATS: Final = (
     Stat("memory MiB", "quire.storage.memory", "By", scale=2**20, doc="of the arena that is used"),
     Stat("disk MiB", "quire.storage.disk", "By", scale=2**20, doc="of the pool that is used"),
     Stat("dirty", "quire.storage.dirty", doc="chunks in memory alone"),
+    Stat("alone", "quire.storage.alone", doc="replicated chunks of which no second live copy is known"),
     Stat("deliveries", "quire.deliveries", doc="deliveries that run (storage) or are admitted (scheduler)"),
     Stat("ingests", "quire.storage.ingests", doc="stores that run"),
     Stat("rate.granted", "quire.storage.granted", "By/s", doc="sum of the rates of deliveries"),

@@ -1,10 +1,13 @@
-"""The listener for metrics: `/metrics` for Prometheus, served by the loop that it measures, `/healthz`, `/readyz`."""
+"""The listener for metrics: `/metrics` for Prometheus, served by the loop that it measures, and the probes `/healthz`,
+`/readyz` and `/redundancy`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Final
 
 from aiohttp import web
@@ -14,6 +17,17 @@ from quire.model.errors import ConfigInvalid
 
 readiness: Final = threading.Event()
 """Set by the server while it takes requests."""
+
+
+@dataclass(slots=True)
+class Gate:
+    """Open when `why` is empty."""
+
+    why: str = ""
+
+
+redundancy: Final = Gate()
+"""Closed by a storage node that has just started, until a roll may go on."""
 
 
 @contextlib.asynccontextmanager
@@ -29,6 +43,7 @@ async def metrics_listener(listen: str) -> AsyncIterator[None]:
     app.router.add_get("/metrics", _metrics)
     app.router.add_get("/healthz", _healthy)
     app.router.add_get("/readyz", _ready)
+    app.router.add_get("/redundancy", _redundant)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     host, _, port = listen.rpartition(":")
@@ -51,6 +66,13 @@ async def _healthy(_: web.Request) -> web.Response:
 async def _ready(_: web.Request) -> web.Response:
     """It serves, and is not about to stop."""
     return web.Response(text="ok") if readiness.is_set() else web.Response(status=503, text="not serving")
+
+
+async def _redundant(_: web.Request) -> web.Response:
+    """It serves, and no copies are missing that were there before it started: what a rolling update waits for."""
+    if redundancy.why:
+        return web.Response(status=503, text=redundancy.why)
+    return await _ready(_)
 
 
 async def _metrics(_: web.Request) -> web.Response:

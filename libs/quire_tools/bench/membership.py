@@ -55,7 +55,7 @@ class _Member:
         )
         roster = Roster()
         self._heartbeat = Heartbeat(self.channels, orchestrator, lambda: self._node, roster=roster, secret=secret)
-        self._peers = GrpcPeers(self.channels, roster, PermitSigner(secret), SystemClock())
+        self._peers = GrpcPeers(self.channels, orchestrator, roster, PermitSigner(secret), SystemClock())
 
     async def start(self) -> None:
         self._heartbeat.start()

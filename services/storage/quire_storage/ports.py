@@ -145,6 +145,9 @@ class Peers(Protocol):
     async def storage_nodes(self) -> list[Node]:
         """The live ones, this one among them."""
 
+    async def described(self) -> list[Node]:
+        """The live ones with their stats, by the orchestrator; for what is asked seldom."""
+
     async def describe(self, node: Node, keys: ChunkKeys) -> list[bytes]:
         """Headers, as the pool's format has them, of those chunks that the node has."""
 

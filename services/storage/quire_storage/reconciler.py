@@ -60,6 +60,11 @@ class Reconciler:
         self._registering = False
         self._more = asyncio.Event()
 
+    @property
+    def compared(self) -> bool:
+        """Whether the index lists what this node holds, as far as a comparison since its start has shown."""
+        return bool(self._epoch) and not (self._running or self._registering)
+
     def on_news(self, news: ClusterNews) -> None:
         """What a heartbeat's answer says of the index."""
         if news.listing is not None:

@@ -28,6 +28,7 @@ from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.telemetry import counter, logger, names
 from quire.transport import Region, Transport
+from quire_storage import redundancy
 from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
@@ -81,6 +82,10 @@ class Replicator:
         self._elsewhere: dict[bytes, _Start] = {}
         # Registered memory that a silent node may still write to. It is never unmapped and never used again.
         self._quarantined: deque[tuple[float, Region, Bytes]] = deque()
+        self.alone = 0
+        """Replicated chunks of which this node knows no second live copy."""
+        self.checked_among = redundancy.NOT_YET
+        """Digest of the storage nodes that were alive when all replicas were last found; not while some are missing."""
         self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
 
     async def pull(self, source: Node, keys: Sequence[bytes], level: Durability = Durability.REPLICATED) -> list[bool]:
@@ -99,6 +104,10 @@ class Replicator:
 
     async def spread(self, keys: Sequence[bytes]) -> set[bytes]:
         """See to it that each chunk is on a drive of a second live node; those for which that is so."""
+        return (await self._spread_marked(keys))[0]
+
+    async def _spread_marked(self, keys: Sequence[bytes]) -> tuple[set[bytes], int]:
+        """As `_spread`; meanwhile no one else spreads these."""
         self._spreading.update(keys)
         try:
             return await self._spread(keys)
@@ -106,7 +115,9 @@ class Replicator:
             self._spreading.subtract(keys)
             self._spreading = +self._spreading
 
-    async def _spread(self, keys: Sequence[bytes]) -> set[bytes]:
+    async def _spread(self, keys: Sequence[bytes]) -> tuple[set[bytes], int]:
+        """Keys of those that are safe now, and the bytes of those that no other node was listed for."""
+        me = self._config.node_id
         chunks = self._tiers.find_all(keys)
         holders = await self._index.locate([chunk.record for chunk in chunks])
         already = {name for of_chunk in holders for name in of_chunk}
@@ -123,7 +134,7 @@ class Replicator:
             left = [key for key in left if key not in safe]
             if not left:
                 break
-        return safe
+        return safe, sum(chunk.bytes for chunk, names in zip(chunks, holders, strict=True) if set(names) <= {me})
 
     async def copies(self, chunk: Chunk) -> AsyncIterator[Bytes]:
         """The chunk's (L, S) bytes as other nodes have them, the nearest first, then the object tier's."""
@@ -183,6 +194,7 @@ class Replicator:
                     await self._patrol()
                 elif await self._respread(nodes):
                     known = nodes
+                    self.checked_among = redundancy.digest(nodes)
                 else:
                     await self._clock.sleep(_RESPREAD_PAUSE_S)
             except QuireError as error:
@@ -192,15 +204,19 @@ class Replicator:
 
     async def _respread(self, nodes: set[_Start]) -> bool:
         """Whether all chunks are safe that have no copy on any of these, as far as is known."""
+        self.checked_among = redundancy.NOT_YET
         keys = await self._without_copy(nodes)
+        self.alone = len(keys)
         complete = True
         for first in range(0, len(keys), _BATCH_CHUNKS):
             # What is being stored is on its way to a node already, and not to the one that would be chosen here.
-            part = [key for key in keys[first : first + _BATCH_CHUNKS] if key not in self._spreading]
-            safe = await self.spread(part)
-            complete &= len(safe) == len(part)
-            size = sum(chunk.bytes for chunk in self._tiers.find_all(part))
-            await self._clock.sleep(size / self._config.replication_bytes_per_s)
+            batch = keys[first : first + _BATCH_CHUNKS]
+            part = [key for key in batch if key not in self._spreading]
+            safe, copied_bytes = await self._spread_marked(part)
+            left = len(self._tiers.find_all([key for key in part if key not in safe]))
+            self.alone -= len(batch) - left
+            complete &= not left
+            await self._clock.sleep(copied_bytes / self._config.replication_bytes_per_s)
         return complete
 
     async def _without_copy(self, nodes: set[_Start]) -> list[bytes]:

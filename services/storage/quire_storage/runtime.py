@@ -30,6 +30,7 @@ from quire_storage.prefetch import Prefetches
 from quire_storage.produced import ProducedLayers
 from quire_storage.rates import Rates
 from quire_storage.reconciler import Reconciler
+from quire_storage.redundancy import CHECKED_AMONG
 from quire_storage.registry import Registry
 from quire_storage.replication import Replicator
 from quire_storage.requests import Requests
@@ -269,6 +270,7 @@ class StorageNode:
             "corrupt": self._integrity.corrupt,
             "healed": self._integrity.healed,
             "scrubbed": self._integrity.scrubbed,
+            "alone": self._replicator.alone,
         }
 
     @property
@@ -278,7 +280,13 @@ class StorageNode:
             "link": self._config.link,
             "data plane": self._transport.description,
             "objects": self._objects.description if self._objects is not None else "none",
+            **({CHECKED_AMONG: self._replicator.checked_among} if self._pool is not None else {}),
         }
+
+    @property
+    def compared(self) -> bool:
+        """Whether the index lists what this node holds."""
+        return self._reconciler.compared
 
     def on_news(self, news: ClusterNews) -> None:
         """What a heartbeat's answer says of the cluster."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import os
@@ -24,11 +25,13 @@ from quire.wire.channels import ChannelPool
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1 import storage_pb2 as pb
 from quire.wire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
+from quire_server import tasks
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 from quire_server.permits import PermitChecker
 from quire_server.roster import Roster
 from quire_server.service import member_tls, run_service, serve_member
+from quire_server.telemetry.metrics import redundancy
 from quire_storage.adapters.block_io import choose_block_io
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.adapters.drives import FileDrives
@@ -37,6 +40,7 @@ from quire_storage.config import PREFIX, StorageConfig
 from quire_storage.delivery import DeliverCall
 from quire_storage.ingest import IngestCall
 from quire_storage.ports import Ports
+from quire_storage.redundancy import open_when_redundant
 from quire_storage.runtime import StorageNode
 
 
@@ -132,7 +136,7 @@ async def serve(config: StorageConfig) -> None:
     ports = Ports(
         index=GrpcClusterIndex(channels, address),
         rates=GrpcRateSource(channels, config.scheduler_addresses, config.link),
-        peers=GrpcPeers(channels, roster, permits, clock),
+        peers=GrpcPeers(channels, address, roster, permits, clock),
         objects=ObstoreTier(config.object_url, config.object_timeout_s) if config.object_url else None,
         drives=partial(FileDrives, direct=config.direct),
         block_io=choose_block_io,
@@ -166,7 +170,11 @@ async def serve(config: StorageConfig) -> None:
     gc.freeze()  # the garbage collector does not walk what was recovered
     logger().info("data plane", transport=transport.description)
 
+    redundancy.why = "not compared with the index yet"
+    opening = open_when_redundant(redundancy, config.node_id, ports.peers, lambda: node.compared, clock)
+    rolling = asyncio.create_task(opening)
     await serve_member(server, channels, config, describe, node.on_news, roster=roster)
+    await tasks.end([rolling])
     await node.close()
 
 

@@ -18,7 +18,7 @@ from quire.model.ranges import ChunkRange
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.policies import policies_from
-from quire.wire.v1 import gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
+from quire.wire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
@@ -121,14 +121,22 @@ class GrpcClusterIndex:
 class GrpcPeers:
     """The `Peers` port."""
 
-    def __init__(self, channels: ChannelPool, roster: Roster, permits: PermitSigner, clock: Clock) -> None:
+    def __init__(
+        self, channels: ChannelPool, orchestrator_address: str, roster: Roster, permits: PermitSigner, clock: Clock
+    ) -> None:
         self._channels = channels
+        self._orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(orchestrator_address))
         self._permits = permits
         self._clock = clock
         self._roster = roster
 
     async def storage_nodes(self) -> list[Node]:
         return await self._roster.storage_nodes()
+
+    async def described(self) -> list[Node]:
+        request = orchestrator_pb2.ListNodesRequest(role=common_pb2.ROLE_STORAGE)
+        response = await call(self._orchestrator.ListNodes, request, timeout_s=_INDEX_TIMEOUT_S)
+        return [convert.node_from(node) for node in response.nodes]
 
     async def describe(self, node: Node, keys: ChunkKeys) -> list[bytes]:
         request = storage_pb2.DescribeRequest(chunk_keys=keys.packed)

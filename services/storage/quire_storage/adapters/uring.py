@@ -105,7 +105,8 @@ class UringBlockIO:
         try:
             self._ring = _call(_SETUP, _ffi.cast("unsigned", _SQ_ENTRIES), _pointer(params))
         except OSError as error:
-            raise BlockIOUnavailable(f"io_uring: {error.strerror}") from None
+            hint = " (a container's seccomp profile forbids it?)" if error.errno == errno.EPERM else ""
+            raise BlockIOUnavailable(f"io_uring: {error.strerror}{hint}") from None
         if not int(params["features"][0]) & _FEATURE_SINGLE_MMAP:
             raise BlockIOUnavailable("io_uring: this kernel is older than 5.6")
         self._map(params[0])
