@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-vllm test test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations check format settings proto bench clean
+.PHONY: demo demo-vllm test test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations check docs format generated proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -96,19 +96,25 @@ soak: $(STAMP)          ## kill -9 under load, the engine against its model, an 
 	QUIRE_SOAK_ROUNDS=60 $(BIN)/python -m pytest --timeout 1800 tests/e2e/test_durability.py -k again_and_again
 	QUIRE_SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 1800 tests/integration/engine/test_model.py
 
-check: $(STAMP)         ## format, lint, types, generated code, the README's table of variables
+check: $(STAMP)         ## format, lint, types, generated code and pages, the documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m mypy
 	$(BIN)/python protos/generate.py --check
-	$(BIN)/python tools/settings.py --check
+	$(BIN)/python tools/generated.py --check
+	$(BIN)/python tools/reference.py --check
+	$(BIN)/zensical build --strict --config-file mkdocs.yml
+
+docs: $(STAMP)          ## the documentation as a site, in build/site
+	$(BIN)/zensical build --strict --config-file mkdocs.yml
 
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-settings: $(STAMP)      ## the README's table of variables, from the configuration classes
-	$(BIN)/python tools/settings.py
+generated: $(STAMP)     ## what is made from the code: names of variables, alerts for Kubernetes, reference pages
+	$(BIN)/python tools/generated.py
+	$(BIN)/python tools/reference.py
 
 proto: $(STAMP)         ## regenerate libs/quire/wire/v1 from protos/
 	$(BIN)/python protos/generate.py

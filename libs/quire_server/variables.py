@@ -1,4 +1,4 @@
-"""Names of all environment variables. Made by `make settings`; do not edit."""
+"""Names of all environment variables. Made by `make generated`; do not edit."""
 
 from __future__ import annotations
 

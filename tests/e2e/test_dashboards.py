@@ -184,12 +184,6 @@ def test_alerts_fire_on_series_that_they_are_for() -> None:
     assert {case["alertname"] for case in cases if case.get("exp_alerts")} == {name for name, _ in _alerts()}
 
 
-def test_every_alert_is_in_the_runbook() -> None:
-    readme = (ROOT.parent / "README.md").read_text()
-    missing = [name for name, _ in _alerts() if f"**{name}**" not in readme]
-    assert not missing
-
-
 def test_an_alert_fires_when_its_time_has_come(prometheus: str, cluster: LocalCluster) -> None:
     """A storage node that is killed is a target that is down."""
     cluster.kill("storage-1")

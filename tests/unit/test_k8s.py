@@ -15,7 +15,7 @@ import yaml
 
 from quire.wire.tls import MEMBER_NAME, name_of
 from quire_server.config import variable_name
-from tests.unit.test_readme import CONFIGS
+from tests.unit.configs import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[2] / "k8s"
 LAYERS = [

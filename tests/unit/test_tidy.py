@@ -179,7 +179,7 @@ def test_every_service_has_the_same_shape() -> None:
     for service in SERVICES:
         folder = ROOT / "services" / service / f"quire_{service}"
         assert (folder / "server.py").exists() and (folder / "config.py").exists() and (folder / "py.typed").exists()
-        assert (ROOT / "services" / service / "README.md").exists(), f"{service} has no page"
+        assert (ROOT / "docs" / "design" / f"{service}.md").exists(), f"{service} has no page"
 
 
 def test_functions_and_modules_stay_small() -> None:

@@ -12,7 +12,7 @@ import yaml
 from quire.model.errors import ConfigInvalid
 from quire_server.config import SECRET_BYTES_MIN, load
 from quire_storage.config import PREFIX, StorageConfig
-from tests.unit.test_readme import CONFIGS
+from tests.unit.configs import CONFIGS
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRETS = {

@@ -206,8 +206,8 @@ async def _fetch(client: QuireClient, keys: ChunkKeys, buffer: Buffer) -> float:
 def command(
     link: Annotated[int, typer.Option(help="budget of each node's link, MB/s")] = 100,
     chunks: Annotated[int, typer.Option(help="of the prefix, 1 MiB each")] = 192,
-    rounds: int = 3,
-    clients: int = 1000,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 3,
+    clients: Annotated[int, typer.Option(help="clients at the same time")] = 1000,
     at_once: Annotated[int, typer.Option(help="how many clients fetch at the same time")] = 32,
     hot_chunks: Annotated[int, typer.Option(help="of the prefix that all clients want")] = 4,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,

@@ -149,7 +149,7 @@ def _processor_s(pid: int) -> float:
 
 def command(
     sizes: Annotated[str, typer.Option(help="how many members, separated by commas")] = "100,300,1000",
-    orchestrators: int = 4,
+    orchestrators: Annotated[int, typer.Option(help="orchestrator processes")] = 4,
     seconds: Annotated[float, typer.Option(help="for how long processor time is measured")] = 20.0,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,

@@ -20,7 +20,8 @@ from quire_tools.cli.keys import keys_app
 from quire_tools.cli.policies import policy_app, tenant_app
 from quire_tools.local import LocalCluster
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+_ABOUT = "Keeps KV caches and latents as small immutable objects, and delivers them as they are needed."
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_ABOUT)
 bench_app = typer.Typer()
 app.add_typer(bench_app, name="bench")
 plan_app = typer.Typer(no_args_is_help=True, help="What a deployment needs and costs, before there is one.")
@@ -62,13 +63,13 @@ def version() -> None:
 @app.command()
 def up(
     folder: Folder = _FOLDER,
-    storage_nodes: int = 1,
-    arena_mib: int = 1024,
-    drive_mib: int = 4096,
+    storage_nodes: Annotated[int, typer.Option(help="storage services")] = 1,
+    arena_mib: Annotated[int, typer.Option(help="memory of each storage node for chunks, MiB")] = 1024,
+    drive_mib: Annotated[int, typer.Option(help="drive space of each storage node, MiB")] = 4096,
     decoders: Annotated[int, typer.Option(help="services that decode images", min=0)] = 1,
     models: Annotated[Path | None, typer.Option(help="a VAE's folder, a pipeline's, or a folder of these")] = None,
     http: Annotated[str, typer.Option(help="port, or host:port, of images over HTTP; as it was, if not given")] = "",
-    trace: bool = False,
+    trace: Annotated[bool, typer.Option(help="write traces, for `quire trace`")] = False,
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C. Services that end are started again."""
     cluster_commands.up(
@@ -117,7 +118,7 @@ def status(folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
 def top(
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
-    interval_s: float = 1.0,
+    interval_s: Annotated[float, typer.Option(help="seconds between two looks")] = 1.0,
     rounds: Annotated[int, typer.Option(help="how often to draw; 0 for ever")] = 0,
 ) -> None:
     """The cluster as it works: rates, hits, links, caches. Ctrl-C ends it."""
@@ -213,9 +214,9 @@ def profile(
     model: Annotated[str, typer.Option(help="folder or name of a transformers model; empty for the demo's")] = "",
     name: Annotated[str, typer.Option(help="model under which look-ups find it; empty: as given")] = "",
     device: Annotated[str, typer.Option(help="device under which look-ups find it; empty: this machine's")] = "",
-    inputs: str = "16,64,256,1024",
-    prefixes: str = "0,512,2048,4096",
-    rounds: int = 3,
+    inputs: Annotated[str, typer.Option(help="input lengths in tokens, separated by commas")] = "16,64,256,1024",
+    prefixes: Annotated[str, typer.Option(help="prefix lengths in tokens, separated by commas")] = "0,512,2048,4096",
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 3,
 ) -> None:
     """Measure how long a model prefills, by input length × prefix length, on CUDA if there is one, else on the CPU."""
     from quire_tools.cli.profile import measure
@@ -230,12 +231,12 @@ def calibrate(
     model: Annotated[str, typer.Option(help="of the compute profile")] = "Llama-3.1-8B",
     device: Annotated[str, typer.Option(help="of the compute profile")] = "a100-80gb",
     profiles: Annotated[Path | None, typer.Option(help="folder with compute profiles of your own")] = None,
-    chunk_tokens: int = 16,
-    kv_heads: int = 8,
-    head_dim: int = 128,
+    chunk_tokens: Annotated[int, typer.Option(help="tokens of a chunk")] = 16,
+    kv_heads: Annotated[int, typer.Option(help="KV heads of the layout")] = 8,
+    head_dim: Annotated[int, typer.Option(help="size of a head")] = 128,
     hit: Annotated[float, typer.Option(help="cached share of the prompts")] = 0.5,
     payload_mib: Annotated[int, typer.Option(help="largest payload to try")] = 256,
-    rounds: int = 5,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 5,
     admin: Admin = "",
     keep: Annotated[bool, typer.Option("--keep", help="measure only, do not set the cluster's threshold")] = False,
     json_file: Json = None,
@@ -303,10 +304,10 @@ def bench(
 
 @bench_app.command("lookup")
 def bench_lookup(
-    context: int = 65_536,
-    chunk_tokens: int = 16,
-    rounds: int = 200,
-    clients: int = 16,
+    context: Annotated[int, typer.Option(help="tokens of the prompt")] = 65_536,
+    chunk_tokens: Annotated[int, typer.Option(help="tokens of a chunk")] = 16,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 200,
+    clients: Annotated[int, typer.Option(help="clients at the same time")] = 16,
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
@@ -319,7 +320,7 @@ def bench_lookup(
 @bench_app.command("index")
 def bench_index(
     chunks: Annotated[int, typer.Option(min=1000, help="of each shape")] = 1_000_000,
-    seed: int = 1,
+    seed: Annotated[int, typer.Option(help="seed of what is drawn at random")] = 1,
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
@@ -335,9 +336,9 @@ def bench_delivery(
     transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",
     chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64,256",
     context: Annotated[str, typer.Option(help="tokens; one or several: 2048,8192,65536")] = "65536",
-    hit: float = 0.875,
-    layers: int = 32,
-    rounds: int = 7,
+    hit: Annotated[float, typer.Option(help="share of the prompt that is cached, 0 to 1")] = 0.875,
+    layers: Annotated[int, typer.Option(help="layers of the model")] = 32,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 7,
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
@@ -355,8 +356,8 @@ def bench_store(
     transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",
     chunk_kib: Annotated[str, typer.Option(help="one or several")] = "64,1024,16384",
     mib: Annotated[int, typer.Option(help="of each store")] = 256,
-    layers: int = 16,
-    rounds: int = 7,
+    layers: Annotated[int, typer.Option(help="layers of the model")] = 16,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 7,
     json_file: Json = None,
     plot: Plot = None,
 ) -> None:
@@ -369,11 +370,13 @@ def bench_store(
 
 @bench_app.command("ttft")
 def bench_ttft(
-    contexts: str = "4096,16384,32768,65536",
-    hits: str = "0.125,0.5,0.875",
-    chunk_tokens: str = "16,64,256",
+    contexts: Annotated[
+        str, typer.Option(help="prompt lengths in tokens, separated by commas")
+    ] = "4096,16384,32768,65536",
+    hits: Annotated[str, typer.Option(help="cached shares, 0 to 1, separated by commas")] = "0.125,0.5,0.875",
+    chunk_tokens: Annotated[str, typer.Option(help="tokens of a chunk")] = "16,64,256",
     gbps: Annotated[str, typer.Option(help="the paper's link; ours is an eighth of it")] = "100,10",
-    rounds: int = 3,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 3,
     quick: Annotated[bool, typer.Option("--quick", help="16K, G = 64 only, without the cold pool")] = False,
     sweep: Annotated[bool, typer.Option("--sweep", help="added TTFT over the link's rate (Figure 15)")] = False,
     bubble: Annotated[bool, typer.Option("--bubble", help="compute and stall by hit rate at 32K, by tier")] = False,
@@ -400,7 +403,12 @@ def bench_ttft(
 
 
 @bench_app.command("tracing")
-def bench_tracing(rounds: int = 15, deliveries: int = 8, json_file: Json = None, plot: Plot = None) -> None:
+def bench_tracing(
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 15,
+    deliveries: Annotated[int, typer.Option(help="deliveries of a round")] = 8,
+    json_file: Json = None,
+    plot: Plot = None,
+) -> None:
     """What tracing costs: deliveries with it off, for one request in a hundred, and for all, in turns."""
     from quire_tools.bench import tracing
 
@@ -414,7 +422,7 @@ def _numbers(text: str, kind: Callable[[str], Number]) -> list[Number]:
         raise InvalidRequest(f"{text!r} is no list of numbers") from None
 
 
-def _add_commands(words: Sequence[str]) -> None:
+def load_commands(words: Sequence[str]) -> None:
     """Benchmarks and plans whose packages are installed: the one that the command line names, or all for the help."""
     for group, commands in (("bench", bench_app), ("plan", plan_app)):
         if group not in words:
@@ -427,11 +435,11 @@ def _add_commands(words: Sequence[str]) -> None:
 def run() -> None:
     """All commands. A `QuireError` is one line and status 1, no stack trace."""
     try:
-        _add_commands(sys.argv[1:])
+        load_commands(sys.argv[1:])
         app()
     except QuireError as error:
         Console(stderr=True).print(f"[bold red]{error.code()}[/]: {error}")
         sys.exit(1)
 
 
-__all__ = ["app", "run"]
+__all__ = ["app", "load_commands", "run"]

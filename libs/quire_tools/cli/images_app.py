@@ -23,8 +23,8 @@ def images_put(
     name: Annotated[str, typer.Option("--id", help="empty: the file's name")] = "",
     weights: Annotated[str, typer.Option(help="SHA-256 of the VAE's weights")] = "",
     scale: Annotated[int, typer.Option(help="pixels per latent pixel")] = 8,
-    scaling_factor: float = 1.0,
-    shift_factor: float = 0.0,
+    scaling_factor: Annotated[float, typer.Option(help="what the VAE multiplies latents by")] = 1.0,
+    shift_factor: Annotated[float, typer.Option(help="what the VAE takes from latents first")] = 0.0,
     allow_unknown_vae: Annotated[bool, typer.Option(help="store it also where no decoder has its VAE")] = False,
     provenance: Annotated[
         str, typer.Option(help="JSON of C2PA assertions that every image of it is signed with, or `generated`")
@@ -54,7 +54,10 @@ def images_sign(
 
 
 @images_app.command("vaes")
-def images_vaes(folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
+def images_vaes(
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
     """VAEs that the decoders have, by the digest of their weights."""
     from quire_tools.cli import images
 
@@ -79,7 +82,11 @@ def images_get(
 
 
 @images_app.command("ls")
-def images_ls(prefix: str = "", folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
+def images_ls(
+    prefix: Annotated[str, typer.Option(help="only ids that begin with it")] = "",
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+) -> None:
     """Images whose ids begin with a prefix."""
     from quire_tools.cli import images
 

@@ -43,14 +43,21 @@ def create(
 
 
 @keys_app.command()
-def rotate(name: str, folder: Folder = _FOLDER) -> None:
+def rotate(
+    name: Annotated[str, typer.Argument(help="name of the key")],
+    folder: Folder = _FOLDER,
+) -> None:
     """Give a key another secret; the one before is worth nothing from then on."""
     key, secret, _ = _run(folder, lambda keys: _with_secret(keys, keys.rotate(name)))
     console.print(f"access key  {key.name}\nsecret key  {secret}", highlight=False)
 
 
 @keys_app.command("grant")
-def add_grant(name: str, grant: Annotated[str, typer.Argument(help=_GRANT_HELP)], folder: Folder = _FOLDER) -> None:
+def add_grant(
+    name: Annotated[str, typer.Argument(help="name of the key")],
+    grant: Annotated[str, typer.Argument(help=_GRANT_HELP)],
+    folder: Folder = _FOLDER,
+) -> None:
     """Let a key do something in another tenant's bucket, or in quire/quire-kv or quire/quire-latents."""
     key = _run(folder, lambda keys: keys.grant(name, parse_grant(grant)))
     if key is None:
@@ -59,14 +66,19 @@ def add_grant(name: str, grant: Annotated[str, typer.Argument(help=_GRANT_HELP)]
 
 
 @keys_app.command()
-def rm(name: str, folder: Folder = _FOLDER) -> None:
+def rm(
+    name: Annotated[str, typer.Argument(help="name of the key")],
+    folder: Folder = _FOLDER,
+) -> None:
     """Delete a key."""
     gone = _run(folder, lambda keys: keys.delete(name))
     console.print(f"{name}: {'deleted' if gone else 'there was none'}")
 
 
 @keys_app.command()
-def ls(folder: Folder = _FOLDER) -> None:
+def ls(
+    folder: Folder = _FOLDER,
+) -> None:
     """All keys; no secrets."""
     table = Table("key", "tenant", "own buckets", "grants", "generation")
     for key in _run(folder, lambda keys: keys.all()):

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quire_tools.cli.app import _add_commands, app
+from quire_tools.cli.app import app, load_commands
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -18,7 +18,7 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
         yield from _commands(found, (*path, name))
 
 
-_add_commands(["bench", "plan"])
+load_commands(["bench", "plan"])
 
 
 @pytest.mark.parametrize("path", list(_commands(typer.main.get_command(app))), ids=" ".join)
@@ -28,3 +28,12 @@ def test_help_is_printed(path: tuple[str, ...]) -> None:
     assert done.exit_code == 0, done.output
     assert "Usage" in done.output
     assert len(done.output.splitlines()) > 4
+
+
+@pytest.mark.parametrize("path", list(_commands(typer.main.get_command(app))), ids=" ".join)
+def test_every_option_is_explained(path: tuple[str, ...]) -> None:
+    command: Any = typer.main.get_command(app)
+    for name in path:
+        command = command.commands[name]
+    assert command.help, path
+    assert not [each.name for each in command.params if not each.help and not each.hidden and each.name != "help"]

@@ -192,7 +192,7 @@ def command(
         Path | None, typer.Option(help="CSV: time_s, object_id, optionally image_bytes, latent_bytes")
     ] = None,
     images: Annotated[int, typer.Option(help="how many images the generated trace has; 0: as the part wants")] = 0,
-    seed: int = 1,
+    seed: Annotated[int, typer.Option(help="seed of what is drawn at random")] = 1,
     cache_share: Annotated[float, typer.Option(help="of the working set: --live, alphas, sensitivity")] = 0.0,
     requests: Annotated[int, typer.Option(help="of --live and --public, counted ones")] = 600,
     seconds: Annotated[float, typer.Option(help="of --public, for each rate")] = 4.0,

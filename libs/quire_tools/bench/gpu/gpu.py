@@ -47,10 +47,10 @@ def run(name: str, mib: int, layers: int, sizes: list[int], engines: list[str], 
 def command(
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto for the better one")] = "auto",
     mib: Annotated[int, typer.Option(help="of the delivered prefix")] = 512,
-    layers: int = 32,
+    layers: Annotated[int, typer.Option(help="layers of the model")] = 32,
     sizes: Annotated[str, typer.Option(help="of decoded pictures, pixels")] = "512,1024",
     engines: Annotated[str, typer.Option(help="one or several")] = "eager,channels_last,compile,graphs",
-    rounds: int = 7,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 7,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
 ) -> None:

@@ -81,7 +81,7 @@ def run(file: Path, capacities: list[int], memory_share: float) -> Report:
 def command(
     trace: Annotated[Path, typer.Option(help="JSON lines with hash_ids, as Mooncake publishes them")],
     capacities: Annotated[str, typer.Option(help="in blocks")] = "1000,3000,10000,20000,50000,100000",
-    memory_share: float = 0.125,
+    memory_share: Annotated[float, typer.Option(help="share of the capacity that is memory")] = 0.125,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
 ) -> None:

@@ -260,7 +260,7 @@ def _write_pool(folder: Path, chunks: int, space: Namespace) -> int:
 
 
 def command(
-    chunks: int = 4_000_000,
+    chunks: Annotated[int, typer.Option(help="chunks that the node holds")] = 4_000_000,
     folder: Annotated[Path, typer.Option(help="a folder on the drive to use")] = Path(),
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,

@@ -242,10 +242,10 @@ async def _mixed_notes(bench: _Bench, rounds: int) -> list[str]:
 def command(
     folders: Annotated[str, typer.Option(help="one on each drive, separated by commas; empty: temporary")] = "",
     contexts: Annotated[str, typer.Option(help="context lengths in tokens")] = "1024,4096,16384,65536,131072",
-    chunk_tokens: int = 64,
+    chunk_tokens: Annotated[int, typer.Option(help="tokens of a chunk")] = 64,
     layers: Annotated[int, typer.Option(help="of the Llama 3.1 8B layout; 32 in the model")] = 4,
-    depth: int = 128,
-    rounds: int = 5,
+    depth: Annotated[int, typer.Option(help="reads and writes at a time")] = 128,
+    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,
 ) -> None:

@@ -116,7 +116,7 @@ async def _recover(folder: str) -> tuple[int, float, float]:
 
 
 def command(
-    slots: int = 1_000_000,
+    slots: Annotated[int, typer.Option(help="slots of the pool")] = 1_000_000,
     folder: Annotated[Path, typer.Option(help="a folder on the drive to measure")] = Path(),
     json_file: Annotated[Path | None, typer.Option("--json", help="write the result there")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")] = None,

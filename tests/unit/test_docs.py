@@ -1,0 +1,115 @@
+"""The documentation: links lead somewhere, code is code, commands and tests that it names are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from quire_tools.cli.app import app, load_commands
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("*.md")), ROOT / "tests/simulation/README.md"]
+README_LINES_MAX = 150
+load_commands(["bench", "plan"])
+
+
+def _blocks(text: str, language: str) -> Iterator[str]:
+    """Fenced blocks of a language; "" for those without one."""
+    for block in re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        yield textwrap.dedent(block)
+
+
+def _anchor(heading: str) -> str:
+    """As GitHub and the site make it of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    """Relative links to files or headings that are not there."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)):
+        if "://" in link:
+            continue
+        file, _, heading = link.partition("#")
+        target = page.parent / file if file else page
+        headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE) if heading and target.exists() else []
+        if not target.exists() or (heading and heading not in map(_anchor, headings)):
+            broken.append(link)
+    return broken
+
+
+def unknown_commands(text: str) -> list[str]:
+    """Lines of shell blocks that name a command or an option which `quire` has not."""
+    lines = [line.strip() for block in (*_blocks(text, ""), *_blocks(text, "sh")) for line in block.splitlines()]
+    return [line for line in lines if not all(_is_known(words.split()) for words in _calls(line))]
+
+
+def _calls(line: str) -> list[str]:
+    """What follows `quire` in each call of it on a line of a shell."""
+    found: list[str] = re.findall(r"(?:^|[;&|] |^[A-Z_]+=\S+ |/)quire ([^;&|]*)", line.partition(" #")[0])
+    return found
+
+
+def _is_known(words: list[str]) -> bool:
+    command: Any = typer.main.get_command(app)
+    while words and words[0] in getattr(command, "commands", {}):
+        command = command.commands[words.pop(0)]
+    if getattr(command, "commands", None) and words and not words[0].startswith("-"):
+        return False
+    options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+    return all(word.partition("=")[0] in options for word in words if word.startswith("--"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_holds(page: Path) -> None:
+    text = page.read_text()
+    assert not broken_links(page, text)
+    assert not unknown_commands(text)
+    for block in _blocks(text, "python"):
+        compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for test in re.findall(r"`(tests/[\w/]+\.py)(?:::([\w:]+))?`", text):
+        assert (ROOT / test[0]).exists(), test
+        name = test[1].rpartition(":")[2]
+        assert not name or f"def {name}(" in (ROOT / test[0]).read_text(), test
+
+
+def test_what_does_not_hold_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A heading\n")
+    assert broken_links(page, "[a](nowhere.md) [b](page.md#a-heading) [c](page.md#another)") == [
+        "nowhere.md",
+        "page.md#another",
+    ]
+    told = "```\nquire up --storage-nodes 2\nquire fly\nquire bench pool --wings 2\nX=1 quire status\n```\n"
+    assert unknown_commands(told) == ["quire fly", "quire bench pool --wings 2"]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    files = re.findall(r"[\w/-]+\.md", str(yaml.safe_load(text)["nav"]))
+    assert sorted(files) == sorted(str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md"))
+
+
+def test_the_front_page_is_short_and_its_figures_are_those_of_the_evaluation() -> None:
+    readme, evaluation = (ROOT / "README.md").read_text(), (ROOT / "docs/evaluation.md").read_text()
+    assert len(readme.splitlines()) <= README_LINES_MAX
+    table = readme.partition("| against |")[2].partition("\n\n")[0]
+    figures = re.findall(r"(\d+(?:\.\d+)?) (?:ms|GB/s)", table)
+    assert len(figures) > 8
+    missing = [each for each in figures if not re.search(rf"(?<![\d.]){re.escape(each)}(?![\d.]\d)", evaluation)]
+    assert not missing
+
+
+def test_every_alert_is_in_the_runbook() -> None:
+    groups = yaml.safe_load((ROOT / "observability/alerts.yaml").read_text())["groups"]
+    alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    runbook = (ROOT / "docs/operations/runbook.md").read_text()
+    assert alerts == set(re.findall(r"\*\*(Quire\w+)\*\*", runbook))
