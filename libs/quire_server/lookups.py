@@ -25,7 +25,7 @@ from quire.model.nodes import Location, Node, NodeAddress, StorageInfo
 from quire.model.policy import TenantPolicy
 from quire.model.profile import Profiles
 from quire.model.ranges import ChunkRange
-from quire.telemetry import names, tally, tracer
+from quire.telemetry import meter, names, tally, tracer
 from quire_server.clock import Clock
 from quire_server.core.advice import Advice, advise
 from quire_server.core.placement import Reader, addresses_of, readable_each, readable_ranges
@@ -130,6 +130,9 @@ class Lookups:
         self._expiries: list[tuple[int, bytes]] = []
         self._asked: Counter[tuple[str, str]] = Counter()
         self._events: Counter[str] = Counter(given=0)
+        self._seconds = meter().create_histogram(
+            names.LOOKUP_SECONDS, "s", "time of a look-up", explicit_bucket_boundaries_advisory=names.SECONDS
+        )
         tally(
             names.INDEX_CHUNKS,
             "1",
@@ -161,8 +164,13 @@ class Lookups:
 
     async def lookup(self, question: Question) -> Found:
         """The longest prefix that can be read, from the replicas nearest to the client; with a lifetime, leased."""
-        if question.unchained:
-            return await self._lookup_each(question)
+        began_s = self._clock.monotonic_s()
+        try:
+            return await (self._lookup_each(question) if question.unchained else self._lookup_longest(question))
+        finally:
+            self._seconds.record(self._clock.monotonic_s() - began_s)
+
+    async def _lookup_longest(self, question: Question) -> Found:
         keys, ttl_ms = question.keys.distinct(), question.lease_ttl_ms
         if ttl_ms > self._settings.lease_ttl_ms_max:
             raise InvalidRequest(f"{ttl_ms} ms, {self._settings.lease_ttl_ms_max} at most", field="lease_ttl_ms")

@@ -35,8 +35,8 @@ def preflight(config: Any, prefix: str) -> list[str]:
 
 
 def _not_pinned(name: str, arena_bytes: int, ucx_tls: str) -> list[str]:
-    """RDMA pins what it registers: all of the arena. `CAP_IPC_LOCK` lifts the limit."""
-    if not any(each.strip().startswith(_RDMA) for each in ucx_tls.split(",")):
+    """RDMA, where it is named, pins what it registers: all of the arena. `CAP_IPC_LOCK` lifts the limit."""
+    if ucx_tls.startswith("^") or not any(each.strip().startswith(_RDMA) for each in ucx_tls.split(",")):
         return []
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY or soft >= arena_bytes or _may_lock():

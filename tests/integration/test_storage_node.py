@@ -125,7 +125,7 @@ class Alone:
     async def deliver(self, node: Node, descriptor: Descriptor) -> NodeOutcome:
         raise NodeUnavailable(node.node_id)
 
-    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[bool]:
+    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[int]:
         raise NodeUnavailable(node.node_id)
 
 

@@ -46,6 +46,7 @@ LEADER_CHANGES: Final = "quire.scheduler.leader.changes"
 REFUSED_MEMBER: Final = "quire.member.refused"
 LOOP_LAG: Final = "quire.loop.lag"
 LAG_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+LOOKUP_SECONDS: Final = "quire.lookup"
 INDEX_CHUNKS: Final = "quire.index.chunks"
 INDEX_LEASES: Final = "quire.index.leases"
 SHED_REQUESTS: Final = "quire.gateway.shed"
@@ -90,7 +91,7 @@ STATS: Final = (
     Stat("memory MiB", "quire.storage.memory", "By", scale=2**20, doc="of the arena that is used"),
     Stat("disk MiB", "quire.storage.disk", "By", scale=2**20, doc="of the pool that is used"),
     Stat("dirty", "quire.storage.dirty", doc="chunks in memory alone"),
-    Stat("alone", "quire.storage.alone", doc="replicated chunks of which no second live copy is known"),
+    Stat("alone", "quire.storage.alone", doc="replicated chunks without a second live copy, or not looked at yet"),
     Stat("deliveries", "quire.deliveries", doc="deliveries that run (storage) or are admitted (scheduler)"),
     Stat("ingests", "quire.storage.ingests", doc="stores that run"),
     Stat("rate.granted", "quire.storage.granted", "By/s", doc="sum of the rates of deliveries"),

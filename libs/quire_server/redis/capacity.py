@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -42,7 +41,8 @@ class RedisCapacity:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._used = self._share = 0.0
+        self._used: float | None = None
+        self._share: float | None = None
         self._told: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         meter().create_observable_gauge(names.REDIS_MEMORY, [self._observe_used], "By", "memory that Redis uses")
@@ -61,8 +61,11 @@ class RedisCapacity:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(QuireError):  # the probe counts it
+            try:
                 self._look(await self._infos())
+            except QuireError as error:
+                self._used = self._share = None
+                logger().warning("Redis does not say how it is set up and how full it is (INFO)", error=str(error))
             await asyncio.sleep(_EACH_S)
 
     async def _infos(self) -> dict[str, Mapping[str, Any]]:
@@ -84,7 +87,7 @@ class RedisCapacity:
             logger().warning("Redis may lose what it is told", problems=problems)
 
     def _observe_used(self, options: CallbackOptions) -> list[Observation]:
-        return [Observation(self._used)]
+        return [] if self._used is None else [Observation(self._used)]
 
     def _observe_share(self, options: CallbackOptions) -> list[Observation]:
-        return [Observation(self._share)]
+        return [] if self._share is None else [Observation(self._share)]

@@ -23,6 +23,7 @@ from quire_server.heartbeat import ClusterNews
 from quire_server.roster import Changes, RosterLog
 
 _REPORT_MS: Final = 2.5
+_UNPROVEN: Final = "QUIRE_ORCHESTRATOR_ACCEPT_UNPROVEN"
 _PROVEN: Final = 4
 """The protocol from which on members prove that they know the secret."""
 _GATHERED_SHARE: Final = 0.05
@@ -112,10 +113,16 @@ class Cluster:
         Raises `VersionUnsupported`, `SecretDiffers`; the log says it once for each start of a node.
         """
         unproven = self._config.accept_unproven and node.protocol_version < _PROVEN and not proof
+        known = self.live.get(node.node_id)
+        if known is not None and known.incarnation == node.incarnation and known.protocol_version >= _PROVEN:
+            unproven = False  # that one has proven it
         try:
             version.check(node.protocol_version)
             if not unproven:
                 check_proof(proof, node.node_id, node.incarnation, *self._config.secrets)
+            elif self._unusable.get(node.node_id) != node.incarnation:
+                logger().warning("a member that proves nothing is accepted", node=node.node_id, setting=_UNPROVEN)
+                self._unusable[node.node_id] = node.incarnation
         except (VersionUnsupported, SecretDiffers) as error:
             if self._unusable.get(node.node_id) != node.incarnation:
                 logger().error("a node cannot be used", node=node.node_id, error=str(error))

@@ -74,7 +74,7 @@ class HotCopies:
             for first, stop in cut(each.first, each.stop, chunk_bytes):
                 self._heat.read(keys.run(first, stop - first), (stop - first) * chunk_bytes, now_s)
 
-    async def pull(self, source: Node, keys: ChunkKeys) -> list[bool]:
+    async def pull(self, source: Node, keys: ChunkKeys) -> list[int]:
         """Keep a copy of a range that is hot at another node; for each chunk whether it is here now."""
         kept = await self._replicator.pull(source, list(keys), Durability.MEMORY)
         if any(kept):

@@ -154,8 +154,8 @@ class Peers(Protocol):
     async def deliver(self, node: Node, descriptor: Descriptor) -> NodeOutcome:
         """Have another node deliver chunks that it has into memory of this one."""
 
-    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[bool]:
-        """Have a node pull chunks; for each whether it keeps it now."""
+    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[int]:
+        """Have a node pull chunks; for each 0: it has none, 1: it had a copy, 2: it has one now."""
 
 
 class BlockIO(Protocol):

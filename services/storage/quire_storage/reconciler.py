@@ -51,7 +51,8 @@ class Reconciler:
         self._clock = clock
         self._threads = threads
         self._spawn = spawn
-        self._epoch = ""
+        self._epoch = self._compared = ""
+        self._offered = True
         self._different = 0
         self._running = False
         self._again = False
@@ -62,8 +63,10 @@ class Reconciler:
 
     @property
     def compared(self) -> bool:
-        """Whether the index lists what this node holds, as far as a comparison since its start has shown."""
-        return bool(self._epoch) and not (self._running or self._registering)
+        """Whether the index was compared with this node, and offered all that it did not list. What it does not take
+        yet, as nobody has the chunk before it, is offered again and again, and not waited for.
+        """
+        return self._compared == self._epoch != "" and self._offered and not self._running
 
     def on_news(self, news: ClusterNews) -> None:
         """What a heartbeat's answer says of the index."""
@@ -87,14 +90,13 @@ class Reconciler:
 
     async def _run(self) -> None:
         try:
-            if not await self._differs() and not self._again:
-                return
-            while True:
-                self._again = False
+            different = await self._differs()
+            while different or self._again:
+                different = self._again = False
                 await self._reconcile()
-                if not self._again:
-                    return
+            self._compared = self._epoch
         except QuireError as error:
+            self._epoch = ""  # the next heartbeat tries again
             logger().warning("the index cannot be compared with this node now", error=str(error))
         finally:
             self._running = False
@@ -146,6 +148,7 @@ class Reconciler:
         logger().info("compared with the index", dropped=dropped, withdrawn=withdrawn, unlisted=len(ages))
         if await self._was_lost(_keys(missing, range(len(ages)))):
             await self._registry.damaged()
+        self._offered = False
         await self._queue(missing, await self._parents_first(ages))
         self._more.set()
         if not self._registering:
@@ -210,11 +213,12 @@ class Reconciler:
                     again = [key for key, _ in some if self._generation(key) == 0]
                     settled += len(some) - len(again)
                     self._unlisted.extend((key, 0) for key in again)
+                self._offered = True
                 pause_s = _PAUSE_S if settled else min(2 * pause_s, _PAUSE_S_MAX)
                 if self._unlisted and not self._more.is_set():
                     await self._clock.sleep(pause_s)
         finally:
-            self._registering = False
+            self._registering, self._offered = False, True
 
     async def _register_some(self, keys: list[bytes]) -> None:
         try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 from quire.model.errors import QuireError
 from quire.model.nodes import Node
@@ -16,30 +16,56 @@ CHECKED_AMONG: Final = "replicas checked among"
 """The note by which a node says of which nodes it was sure when it had last found a second copy of all replicas."""
 NOT_YET: Final = "not yet"
 _LOOK_S: Final = 2.0
+_LOOK_MORE_S: Final = 0.05
+"""For each node: what all of a large cluster ask as it starts stays within what orchestrators can answer."""
+_SAYS: Final = 4
+"""The protocol from which on nodes say what they have checked."""
 _TOLD_MAX: Final = 8
 
 
+class Progress(Protocol):
+    """What a storage node knows of itself."""
+
+    @property
+    def compared(self) -> bool:
+        """Whether the index lists what it holds."""
+
+    @property
+    def replicas(self) -> str:
+        """Among which nodes it last found all replicas; empty where it keeps none."""
+
+
+def start_of(node: Node) -> tuple[str, str]:
+    """Its name, and what changes when it starts anew or loses a drive: its incarnation and what it may hold."""
+    return node.node_id, f"{node.incarnation}/{node.capacity_bytes}"
+
+
 def digest(starts: Iterable[tuple[str, str]]) -> str:
-    """Of nodes' names and incarnations."""
+    """Of nodes' names and starts."""
     names = "\n".join(f"{name} {incarnation}" for name, incarnation in sorted(starts))
     return f"{zlib.crc32(names.encode()):08x}"
 
 
-async def open_when_redundant(gate: Gate, me: str, peers: Peers, compared: Callable[[], bool], clock: Clock) -> None:
+async def open_when_redundant(gate: Gate, me: str, peers: Peers, progress: Progress, clock: Clock) -> None:
     """Open `gate` once this node is listed in full, and it and all others have checked their replicas since it joined.
 
     A node that comes back empty leaves the others with single copies until these are copied; a second node that goes
-    meanwhile would take some away. `compared`: whether the index has been compared with this node.
+    meanwhile would take some away. `progress`: this node's.
     """
+    nodes: list[Node] = []
     while gate.why:
-        await clock.sleep(_LOOK_S)
-        if not compared():
+        await clock.sleep(_LOOK_S + len(nodes) * _LOOK_MORE_S)
+        if not progress.compared:
+            continue
+        if progress.replicas == NOT_YET:
+            gate.why = f"replicas of this node's chunks are missing, or not checked since a node came or went ({me})"
             continue
         try:
-            waiting = unready(await peers.described(), me)
+            nodes = await peers.described()
         except QuireError as error:
             gate.why = f"the orchestrator does not say what others have: {error}"
             continue
+        waiting = unready(nodes, me)
         where = ", ".join(waiting[:_TOLD_MAX])
         gate.why = f"replicas are missing, or not checked since a node came or went, at {where}" if waiting else ""
     logger().info("redundant: a roll may go on")
@@ -48,9 +74,14 @@ async def open_when_redundant(gate: Gate, me: str, peers: Peers, compared: Calla
 def unready(nodes: Iterable[Node], me: str) -> list[str]:
     """Names of storage nodes that have not checked all their replicas among these nodes; `me` if it is not among them.
 
-    Nodes that keep no replicas do not say anything of them.
+    Nodes that keep no replicas do not say anything of them; nor do those of a release before, which are waited for.
     """
     nodes = list(nodes)
-    wanted = digest((node.node_id, node.incarnation) for node in nodes)
+    wanted = digest(map(start_of, nodes))
     missing = [] if any(node.node_id == me for node in nodes) else [me]
-    return missing + [node.node_id for node in nodes if node.notes.get(CHECKED_AMONG, wanted) != wanted]
+    silent = {True: wanted, False: NOT_YET}
+    return missing + [
+        node.node_id
+        for node in nodes
+        if node.notes.get(CHECKED_AMONG, silent[node.protocol_version >= _SAYS]) != wanted
+    ]

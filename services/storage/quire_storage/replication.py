@@ -39,12 +39,13 @@ from quire_storage.tiers import Tiers
 
 Bytes = npt.NDArray[np.uint8]
 COPIES = 2
+LACKED, KEPT, COPIED = range(3)
 _LANDING_BYTES = 32 << 20
 _BATCH_CHUNKS = 64
 _PATROL_CHUNKS = 512
 _SLICE_CHUNKS = 8192
 _Start = tuple[str, str]
-"""Of a node: its name and incarnation."""
+"""Of a node: its name, and what changes when it starts anew or loses a drive."""
 _RESPREAD_PAUSE_S = 5.0
 _LANDINGS_MAX = 4
 _QUARANTINED_MAX = 16
@@ -82,15 +83,26 @@ class Replicator:
         self._elsewhere: dict[bytes, _Start] = {}
         # Registered memory that a silent node may still write to. It is never unmapped and never used again.
         self._quarantined: deque[tuple[float, Region, Bytes]] = deque()
-        self.alone = 0
-        """Replicated chunks of which this node knows no second live copy."""
-        self.checked_among = redundancy.NOT_YET
-        """Digest of the storage nodes that were alive when all replicas were last found; not while some are missing."""
+        self._known: set[_Start] | None = None
+        self._pending = 0
+        self._alone = set[bytes]()
         self._copied = counter(names.REPLICATED_BYTES, "By", "copied from other nodes")
 
-    async def pull(self, source: Node, keys: Sequence[bytes], level: Durability = Durability.REPLICATED) -> list[bool]:
-        """Keep copies of chunks of another node, indexed, and on a drive unless the level is `MEMORY`; for each whether
-        that is so now.
+    @property
+    def alone(self) -> int:
+        """Replicated chunks without a second live copy, or not looked at since a node came or went."""
+        return self._pending + len(self._alone)
+
+    @property
+    def checked_among(self) -> str:
+        """Digest of the storage nodes that were alive when all replicas were last found; not while some are missing."""
+        if self._known is None or self.alone:
+            return redundancy.NOT_YET
+        return redundancy.digest(self._known)
+
+    async def pull(self, source: Node, keys: Sequence[bytes], level: Durability = Durability.REPLICATED) -> list[int]:
+        """Keep copies of chunks of another node, indexed, and on a drive unless the level is `MEMORY`; for each a mark:
+        `LACKED`, `KEPT` if it was here before, or `COPIED`.
         """
         missing = [key for key in keys if self._tiers.find(key) is None]
         listed: set[bytes] = set()
@@ -100,7 +112,8 @@ class Replicator:
         if level is not Durability.MEMORY:
             here = await self._tiers.raise_level(here, level)
         listed |= await self._tiers.reregister(here)
-        return [key in listed for key in keys]
+        copied = set(missing)
+        return [(COPIED if key in copied else KEPT) if key in listed else LACKED for key in keys]
 
     async def spread(self, keys: Sequence[bytes]) -> set[bytes]:
         """See to it that each chunk is on a drive of a second live node; those for which that is so."""
@@ -116,25 +129,25 @@ class Replicator:
             self._spreading = +self._spreading
 
     async def _spread(self, keys: Sequence[bytes]) -> tuple[set[bytes], int]:
-        """Keys of those that are safe now, and the bytes of those that no other node was listed for."""
-        me = self._config.node_id
+        """Keys of those that are safe now, and how many bytes were copied for that."""
         chunks = self._tiers.find_all(keys)
         holders = await self._index.locate([chunk.record for chunk in chunks])
         already = {name for of_chunk in holders for name in of_chunk}
-        left, safe = [chunk.record.key for chunk in chunks], set[bytes]()
+        left, safe, copied = [chunk.record.key for chunk in chunks], set[bytes](), set[bytes]()
         for target in await self._candidates(left, already):
             try:
                 marks = await self._peers.replicate(target, ChunkKeys(b"".join(left)), self._me())
             except QuireError as error:
                 logger().warning("a node took no replicas", node=target.node_id, error=str(error))
                 continue
-            kept = {key for key, mark in zip(left, marks, strict=True) if mark}
-            self._elsewhere |= dict.fromkeys(kept, (target.node_id, target.incarnation))
+            kept = {key for key, mark in zip(left, marks, strict=True) if mark != LACKED}
+            copied |= {key for key, mark in zip(left, marks, strict=True) if mark == COPIED}
+            self._elsewhere |= dict.fromkeys(kept, redundancy.start_of(target))
             safe |= kept
             left = [key for key in left if key not in safe]
             if not left:
                 break
-        return safe, sum(chunk.bytes for chunk, names in zip(chunks, holders, strict=True) if set(names) <= {me})
+        return safe, sum(chunk.bytes for chunk in chunks if chunk.record.key in copied)
 
     async def copies(self, chunk: Chunk) -> AsyncIterator[Bytes]:
         """The chunk's (L, S) bytes as other nodes have them, the nearest first, then the object tier's."""
@@ -185,16 +198,14 @@ class Replicator:
         """See to it that replicated chunks have two live holders: those whose other copy may be lost whenever the
         storage nodes are others than before, and all, some at a time, while they are not.
         """
-        known: set[_Start] | None = None
         while True:
             await self._clock.sleep(self._config.replication_check_s)
             try:
-                nodes = {(node.node_id, node.incarnation) for node in await self._peers.storage_nodes()}
-                if nodes == known:
+                nodes = set(map(redundancy.start_of, await self._peers.storage_nodes()))
+                if nodes == self._known:
                     await self._patrol()
                 elif await self._respread(nodes):
-                    known = nodes
-                    self.checked_among = redundancy.digest(nodes)
+                    self._known = nodes
                 else:
                     await self._clock.sleep(_RESPREAD_PAUSE_S)
             except QuireError as error:
@@ -204,20 +215,19 @@ class Replicator:
 
     async def _respread(self, nodes: set[_Start]) -> bool:
         """Whether all chunks are safe that have no copy on any of these, as far as is known."""
-        self.checked_among = redundancy.NOT_YET
+        self._known = None
         keys = await self._without_copy(nodes)
-        self.alone = len(keys)
-        complete = True
+        self._pending, self._alone = len(keys), set()
         for first in range(0, len(keys), _BATCH_CHUNKS):
             # What is being stored is on its way to a node already, and not to the one that would be chosen here.
             batch = keys[first : first + _BATCH_CHUNKS]
             part = [key for key in batch if key not in self._spreading]
             safe, copied_bytes = await self._spread_marked(part)
-            left = len(self._tiers.find_all([key for key in part if key not in safe]))
-            self.alone -= len(batch) - left
-            complete &= not left
+            left = self._tiers.find_all([key for key in part if key not in safe])
+            self._pending -= len(batch)
+            self._alone.update(chunk.record.key for chunk in left)
             await self._clock.sleep(copied_bytes / self._config.replication_bytes_per_s)
-        return complete
+        return not self._alone
 
     async def _without_copy(self, nodes: set[_Start]) -> list[bytes]:
         found: list[bytes] = []
@@ -240,19 +250,25 @@ class Replicator:
         surplus: dict[tuple[str, ...], list[bytes]] = {}
         holders = await self._index.locate([chunk.record for chunk in chunks]) if chunks else []
         nodes = await self._peers.storage_nodes()
-        starts = {node.node_id: node.incarnation for node in nodes}
+        starts = {node.node_id: redundancy.start_of(node) for node in nodes}
         zones = {node.node_id: node.location.zone for node in nodes}
         for chunk, listed in zip(chunks, holders, strict=True):
             keepers = keepers_of(chunk.key, listed, zones)
-            others = [(name, starts[name]) for name in keepers if name != me and name in starts]
+            others = [starts[name] for name in keepers if name != me and name in starts]
             if others:
                 self._elsewhere[chunk.key] = others[0]
+            else:
+                self._elsewhere.pop(chunk.key, None)
             if keepers == (me,) and chunk.key not in self._spreading:
                 alone.append(chunk.key)
             elif me in listed and me not in keepers:
                 surplus.setdefault(keepers, []).append(chunk.key)
+        self._alone.difference_update(part)
         for first in range(0, len(alone), _BATCH_CHUNKS):
-            await self.spread(alone[first : first + _BATCH_CHUNKS])
+            batch = alone[first : first + _BATCH_CHUNKS]
+            safe = await self.spread(batch)
+            left = self._tiers.find_all([key for key in batch if key not in safe])
+            self._alone.update(chunk.record.key for chunk in left)
         for keepers, keys in surplus.items():
             await self._give_up(keys, keepers)
 

@@ -80,16 +80,16 @@ class Requests:
         safe = await asyncio.shield(task)
         return [key in safe for key in keys]
 
-    async def replicate(self, source: Node, keys: ChunkKeys, *, hot: bool = False) -> list[bool]:
-        """Pull chunks from another node; for each whether it is here now, on a drive. `hot`: while they are read much,
-        and in memory will do.
+    async def replicate(self, source: Node, keys: ChunkKeys, *, hot: bool = False) -> list[int]:
+        """Pull chunks from another node onto a drive; for each the mark of `Replicator.pull`. `hot`: while they are
+        read much, and in memory will do.
         """
         if hot:
             task = self._spawn(self._hot_copies.pull(source, keys), traced=True)
-            return cast(list[bool], await asyncio.shield(task))
+            return cast(list[int], await asyncio.shield(task))
         self._stores.check_level(Durability.LOCAL)
         task = self._spawn(self._replicator.pull(source, list(keys)), traced=True)
-        return cast(list[bool], await asyncio.shield(task))
+        return cast(list[int], await asyncio.shield(task))
 
     def describe(self, keys: ChunkKeys) -> list[bytes]:
         """Headers of the chunks that are here."""

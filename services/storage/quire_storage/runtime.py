@@ -280,8 +280,13 @@ class StorageNode:
             "link": self._config.link,
             "data plane": self._transport.description,
             "objects": self._objects.description if self._objects is not None else "none",
-            **({CHECKED_AMONG: self._replicator.checked_among} if self._pool is not None else {}),
+            **({CHECKED_AMONG: self.replicas} if self._pool is not None else {}),
         }
+
+    @property
+    def replicas(self) -> str:
+        """Among which nodes all replicas were last found; empty where there are no drives, and so no replicas."""
+        return self._replicator.checked_among if self._pool is not None else ""
 
     @property
     def compared(self) -> bool:

@@ -171,7 +171,7 @@ async def serve(config: StorageConfig) -> None:
     logger().info("data plane", transport=transport.description)
 
     redundancy.why = "not compared with the index yet"
-    opening = open_when_redundant(redundancy, config.node_id, ports.peers, lambda: node.compared, clock)
+    opening = open_when_redundant(redundancy, config.node_id, ports.peers, node, clock)
     rolling = asyncio.create_task(opening)
     await serve_member(server, channels, config, describe, node.on_news, roster=roster)
     await tasks.end([rolling])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quire.model.errors import MetadataUnavailable
 from quire.model.index import ChunkRecord, Held, Listing
 from quire.testing import FakeClock
 from quire_server.heartbeat import ClusterNews
@@ -87,6 +88,25 @@ async def test_an_index_that_has_lost_acknowledged_changes_is_reported_once(lost
     await asyncio.gather(*tasks)
     assert index.damages == damages
     assert registry.changes == index.changes
+
+
+async def test_a_comparison_that_failed_is_none_and_is_tried_again() -> None:
+    """As while Redis fails over: the heartbeat got through, the comparison did not."""
+    reconciler, _, index, clock, tasks = _scene()
+
+    async def fails(node_id: str) -> dict[bytes, int]:
+        raise MetadataUnavailable("failing over")
+
+    works, index.take_drops = index.take_drops, fails  # type: ignore[method-assign]
+    news = ClusterNews("epoch", listing=await index.listing("a"))
+    reconciler.on_news(news)
+    await clock.advance(10.0)
+    assert not reconciler.compared
+    index.take_drops = works  # type: ignore[method-assign]
+    reconciler.on_news(news)
+    await clock.advance(10.0)
+    await asyncio.gather(*tasks)
+    assert reconciler.compared
 
 
 async def test_what_the_node_does_not_know_to_be_answered_is_no_damage() -> None:

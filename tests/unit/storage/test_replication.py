@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Coroutine
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +19,8 @@ from quire.model.nodes import Node, StorageInfo
 from quire.testing import FakeClock
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
-from quire_storage.replication import Replicator, keepers_of
+from quire_storage.redundancy import NOT_YET, digest, start_of
+from quire_storage.replication import COPIED, KEPT, LACKED, Replicator, keepers_of
 
 SILENCE = NodeUnavailable("no answer")
 CLOCK = FakeClock()
@@ -165,7 +167,7 @@ class _Keepers:
     async def storage_nodes(self) -> list[Node]:
         return [Node(node_id=name, about=StorageInfo()) for name in self._kept]
 
-    async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[bool]:
+    async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[int]:
         return [key in self._kept[node.node_id] for key in keys]
 
     async def evict(self, keys: list[bytes], *, others_min: int) -> int:
@@ -204,20 +206,22 @@ class _Slow:
         self.residency, self.replicated = self, keys[::-1]
         self.targets: list[str] = []
         self.go = asyncio.Event()
+        self.mark = COPIED
+        self.holders: tuple[str, ...] = ("me",)
 
     def find_all(self, keys: list[bytes]) -> list[Chunk]:
         return [Chunk(ChunkRecord(key, b"", key, b""), 1, 8, np.zeros(1, np.uint32)) for key in keys]
 
     async def locate(self, records: list[ChunkRecord]) -> list[tuple[str, ...]]:
-        return [("me",)] * len(records)
+        return [self.holders] * len(records)
 
     async def storage_nodes(self) -> list[Node]:
         return [Node(node_id=name, about=StorageInfo()) for name in ("me", "a", "b", "c", "d")]
 
-    async def replicate(self, target: Node, keys: ChunkKeys, source: Node) -> list[bool]:
+    async def replicate(self, target: Node, keys: ChunkKeys, source: Node) -> list[int]:
         self.targets.append(target.node_id)
         await self.go.wait()
-        return [True] * len(keys)
+        return [self.mark] * len(keys)
 
 
 def _replicator_of(slow: Any) -> Replicator:
@@ -256,7 +260,56 @@ async def test_a_change_among_nodes_concerns_what_the_lost_one_held() -> None:
     replicator = _replicator_of(slow)
     assert await replicator.spread(keys[:5]) == set(keys[:5])
     (target,) = slow.targets
-    live = {("me", ""), *((name, "") for name in "abcd")}
+    live = {(name, "/0") for name in ("me", *"abcd")}
     assert set(await replicator._without_copy(live)) == set(keys[5:]), "not looked at yet"
-    assert set(await replicator._without_copy(live - {(target, "")})) == set(keys)
-    assert set(await replicator._without_copy(live - {(target, "")} | {(target, "again")})) == set(keys)
+    assert set(await replicator._without_copy(live - {(target, "/0")})) == set(keys)
+    assert set(await replicator._without_copy(live - {(target, "/0")} | {(target, "again/0")})) == set(keys)
+
+
+@pytest.mark.parametrize("holders", [("me",), ("me", OBJECT_TIER), ("me", "a")])
+@pytest.mark.parametrize("mark", [KEPT, COPIED])
+async def test_what_is_copied_is_paced_and_nothing_else(holders: tuple[str, ...], mark: int) -> None:
+    """Whoever the index lists: a node that came back empty is listed for a while, the object tier always."""
+    keys = [number.to_bytes(32, "big") for number in range(8)]
+    slow: Any = _Slow(keys)
+    slow.holders, slow.mark = holders, mark
+    slow.go.set()
+    safe, copied_bytes = await _replicator_of(slow)._spread(keys)
+    assert safe == set(keys)
+    assert copied_bytes == (8 * 8 if mark == COPIED else 0)
+
+
+async def _in_time(work: Coroutine[Any, Any, bool]) -> bool:
+    task = asyncio.create_task(work)
+    await CLOCK.advance(60.0)
+    return await asyncio.wait_for(task, 5)
+
+
+async def test_copies_that_cannot_be_made_are_told() -> None:
+    """All others are full: the gate of a roll stays closed, and it opens when one has room again."""
+    keys = [number.to_bytes(32, "big") for number in range(8)]
+    slow: Any = _Slow(keys)
+    slow.go.set()
+    replicator = _replicator_of(slow)
+    nodes = set(map(start_of, await slow.storage_nodes()))
+    assert replicator.checked_among == NOT_YET
+    slow.mark = LACKED
+    assert not await _in_time(replicator._respread(nodes))
+    assert replicator.alone == 8 and replicator.checked_among == NOT_YET
+    slow.mark = COPIED
+    assert await _in_time(replicator._respread(nodes))
+    replicator._known = nodes
+    assert replicator.alone == 0 and replicator.checked_among == digest(nodes)
+    slow.mark = LACKED  # the one that had the copies let them go
+    await replicator._patrol()
+    assert replicator.alone == 8 and replicator.checked_among == NOT_YET
+    slow.mark = COPIED
+    await replicator._patrol()
+    assert replicator.alone == 0 and replicator.checked_among == digest(nodes)
+
+
+async def test_a_node_that_lost_a_drive_is_another_than_before() -> None:
+    def node(capacity_bytes: int) -> tuple[str, str]:
+        return start_of(Node(node_id="a", about=StorageInfo(capacity_bytes=capacity_bytes), incarnation="1"))
+
+    assert node(2 << 30) != node(1 << 30)

@@ -486,7 +486,7 @@ class ReplicateResponse(_message.Message):
 
     KEPT_FIELD_NUMBER: _builtins.int
     kept: _builtins.bytes
-    """For each key, in order: 1 if the chunk is here now, on disk."""
+    """For each key, in order: 0 if the chunk is not here on a drive, 1 if it was before, 2 if it was copied now."""
     def __init__(
         self,
         *,

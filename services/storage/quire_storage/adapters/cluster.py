@@ -161,11 +161,11 @@ class GrpcPeers:
             raise NodeUnavailable(f"{node.node_id} ended a delivery without an outcome")
         return outcome
 
-    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[bool]:
+    async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[int]:
         request = storage_pb2.ReplicateRequest(chunk_keys=keys.packed, source=convert.node_to(source), hot=hot)
         member_permit(self._permits, request, self._clock.now_ms())
         response = await call(self._stub(node).Replicate, request, timeout_s=_COPY_TIMEOUT_S, again=False)
-        return [bool(mark) for mark in response.kept]
+        return list(response.kept)
 
     def _stub(self, node: Node) -> StorageServiceStub:
         stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
