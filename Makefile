@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-vllm test test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations check docs format generated proto bench clean
+.PHONY: demo demo-vllm test test-all test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations check docs format generated proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,8 +14,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)          ## a real model reuses a prefix that another process computed
 	$(BIN)/quire demo
 
-test: $(STAMP)          ## the whole suite, on real parts
+test: $(STAMP)          ## the suite, on real parts
 	$(BIN)/python -m pytest
+
+test-all: $(STAMP)      ## the slow tests too
+	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 -m 'slow or not slow'
 
 test-gpu: $(STAMP)      ## on a machine with an NVIDIA GPU: delivery into its memory, overlap, logits, decoding
 	$(BIN)/quire bench gpu --device cuda --json bench-gpu.json --plot bench-gpu.png
@@ -73,7 +76,7 @@ SECONDS ?= 300
 SEED ?= $(shell date +%s)
 chaos: $(STAMP)         ## faults at random under load: make chaos SECONDS=300 SEED=1 (as root also networks that are cut)
 	QUIRE_CHAOS_SECONDS=$(SECONDS) QUIRE_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest -s tests/chaos/test_chaos.py
-	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 tests/e2e/test_graceful.py tests/e2e/test_cli.py tests/unit/decoder/test_engines.py
+	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 -m 'slow or not slow' tests/e2e/test_graceful.py tests/e2e/test_cli.py tests/unit/decoder/test_engines.py
 
 SEEDS ?= 2000
 STATES ?= 200000
@@ -81,18 +84,18 @@ simulate: $(STAMP)      ## a cluster's bad days on virtual time, by seed: make s
 	$(BIN)/python -m tests.simulation.run --seeds 1:$(SEEDS)
 
 mutations: $(STAMP)     ## known faults put back: the simulator has to find each within a thousand seeds
-	QUIRE_MUTATION_SEEDS=1000 $(BIN)/python -m pytest -s tests/simulation -k known_fault
+	QUIRE_MUTATION_SEEDS=1000 $(BIN)/python -m pytest -s -m 'slow or not slow' tests/simulation -k known_fault
 
 explore: $(STAMP)       ## every order of events of a tiny cluster, breadth first: make explore STATES=200000
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.exploration --states $(STATES)
 
 operations: $(STAMP)    ## what an operator does: upgrade, rolls, drains, backup and restore, another user, a read-only root
-	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 tests/e2e/test_operations.py tests/e2e/test_graceful.py \
+	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 -m 'slow or not slow' tests/e2e/test_operations.py tests/e2e/test_graceful.py \
 	  tests/e2e/test_upgrade.py tests/e2e/test_redis_lost.py tests/e2e/test_confined.py tests/unit/test_k8s.py \
 	  tests/e2e/test_dashboards.py
 
 soak: $(STAMP)          ## kill -9 under load, the engine against its model, an hour of a production trace in ten minutes
-	QUIRE_SOAK_SECONDS=600 QUIRE_SOAK_TRACE_S=3600 $(BIN)/python -m pytest -s tests/chaos/test_soak.py
+	QUIRE_SOAK_SECONDS=600 QUIRE_SOAK_TRACE_S=3600 $(BIN)/python -m pytest -s -m 'slow or not slow' tests/chaos/test_soak.py
 	QUIRE_SOAK_ROUNDS=60 $(BIN)/python -m pytest --timeout 1800 tests/e2e/test_durability.py -k again_and_again
 	QUIRE_SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 1800 tests/integration/engine/test_model.py
 

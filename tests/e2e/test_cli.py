@@ -35,7 +35,6 @@ from quire_tools.local.ports import free_ports
 from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
 
 _REQUEST: Any = reflection_pb2.ServerReflectionRequest
-LONG = bool(os.environ.get("QUIRE_TEST_LONG"))
 QUIRE = [sys.executable, "-c", "from quire_tools.cli import main; main()"]
 
 
@@ -164,7 +163,7 @@ def test_demo_runs_and_shows(tmp_path: Path) -> None:
     assert children_of(tmp_path) == []
 
 
-@pytest.mark.skipif(not LONG, reason="QUIRE_TEST_LONG is not set; make test-containers runs it too")
+@pytest.mark.slow
 def test_the_demo_on_a_running_cluster(tmp_path: Path, cluster: LocalCluster) -> None:
     """`quire demo --endpoint`, twice: the second must not stumble over what the first stored."""
     for _ in range(2):
@@ -237,6 +236,7 @@ def test_wrong_configuration_stops_the_start_with_one_line() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
     """The short form of each: the shape that tools read, and a picture."""
     small = ["--context", "512", "--chunk-tokens", "16", "--layers", "4", "--rounds", "2"]
@@ -299,6 +299,7 @@ def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> 
     assert gone.returncode == 1 and "ImageMissing" in gone.stderr and "Traceback" not in gone.stderr
 
 
+@pytest.mark.slow
 def test_plans_and_simulations(tmp_path: Path) -> None:
     """Those that need no cluster: a table, JSON without NaN, a figure."""
     trace = tmp_path / "kv.jsonl"
@@ -337,10 +338,7 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
     assert bad.returncode == 1 and "Traceback" not in bad.stderr
 
 
-_LONG = pytest.mark.skipif(not os.environ.get("QUIRE_TEST_LONG"), reason="clusters for a minute (make chaos)")
-
-
-@_LONG
+@pytest.mark.slow
 def test_images_live(tmp_path: Path) -> None:
     """The replay through real services, against the store of PNGs."""
     out, picture = tmp_path / "live.json", tmp_path / "live.png"
@@ -353,7 +351,7 @@ def test_images_live(tmp_path: Path) -> None:
     assert picture.stat().st_size > 5000
 
 
-@_LONG
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "size", [["links", "--clients", "50", "--rounds", "1", "--chunks", "16"], ["membership", "--sizes", "5,20"]]
 )
@@ -365,7 +363,7 @@ def test_many_nodes(tmp_path: Path, size: list[str]) -> None:
     assert len(json.loads(out.read_text())["rows"]) > 1
 
 
-@_LONG
+@pytest.mark.slow
 def test_images_public(tmp_path: Path) -> None:
     """Latencies and rates of small images over HTTP, for each way of answering."""
     out = tmp_path / "public.json"
@@ -377,7 +375,7 @@ def test_images_public(tmp_path: Path) -> None:
     assert rows and all(row["measured"] for row in rows)
 
 
-@_LONG
+@pytest.mark.slow
 def test_images_spillover_live(tmp_path: Path) -> None:
     """Two decoders of injected decode time: a busy one's images are decoded by the other."""
     out = tmp_path / "spillover.json"

@@ -278,6 +278,7 @@ def test_a_member_that_cannot_be_is_refused_and_says_so(
         assert nodes == ["storage-0"]
 
 
+@pytest.mark.slow
 def test_secrets_are_replaced_one_by_the_other(tmp_path: Path) -> None:
     """Members with the old and with the new one work together while both are believed."""
     with LocalCluster(tmp_path / "c", decoders=0, schedulers=0, arena_bytes=64 << 20) as cluster:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from quire.model.errors import DeadlineExceeded
 from quire_tools.local import LocalCluster
 from tests.e2e.rolling import roll
 
-LONG = bool(os.environ.get("QUIRE_TEST_LONG"))
 ROOT = Path(__file__).resolve().parents[2]
 _EXPIRED_S = 5.0
 BEFORE = "439d75d0e2625d2ff0e3f38cef35670778f46fdd"
@@ -62,7 +60,7 @@ def cluster(before: Path, tmp_path: Path) -> Iterator[LocalCluster]:
         yield running
 
 
-@pytest.mark.skipif(not LONG, reason="a minute: make operations runs it")
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("first", ["orchestrators", "members"])
 async def test_an_upgrade_under_load_loses_nothing(cluster: LocalCluster, before: Path, first: str) -> None:
@@ -84,6 +82,7 @@ async def test_an_upgrade_under_load_loses_nothing(cluster: LocalCluster, before
     assert nodes == dict.fromkeys(before_that, 4)
 
 
+@pytest.mark.slow
 def test_without_being_told_to_nobody_takes_members_that_prove_nothing(cluster: LocalCluster, tmp_path: Path) -> None:
     """Of a release before: refused, and told what to set."""
     for name in ("orchestrator", "orchestrator-1"):
