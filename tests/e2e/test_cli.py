@@ -89,8 +89,11 @@ def test_up_status_and_ctrl_c(tmp_path: Path) -> None:
         while "storage-0" not in status.stdout and time.monotonic() < deadline:
             time.sleep(0.2)
             status = quire("status", "--folder", str(folder))
-        assert re.search(r"storage-0.*storage.*127\.0\.0\.1", status.stdout), status.stdout + status.stderr
-        assert "gateway-0" in status.stdout
+        assert "gateway-0" in status.stdout and "1 storage" in status.stdout, status.stdout + status.stderr
+        assert all(len(line) <= 80 for line in status.stdout.splitlines())
+        told = json.loads(quire("status", "--folder", str(folder), "--json").stdout)
+        assert {node["role"] for node in told} == {"storage", "gateway", "scheduler", "decoder"}
+        assert re.search(r"storage-0 +address +127\.0\.0\.1", quire("status", "--folder", str(folder), "-v").stdout)
         with pytest.raises(ConfigInvalid, match="already runs"):
             LocalCluster(folder).start()
         up.send_signal(signal.SIGINT)

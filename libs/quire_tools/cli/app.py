@@ -109,9 +109,16 @@ def certs(
 
 
 @app.command()
-def status(folder: Folder = _FOLDER, gateway: Gateway = "") -> None:
-    """Who is in the cluster, and what they hold."""
-    cluster_commands.status(folder, gateway)
+def status(
+    folder: Folder = _FOLDER,
+    gateway: Gateway = "",
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="every figure of every member, too")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for a program")] = False,
+) -> None:
+    """Who is in the cluster, what they hold, and what is not well."""
+    from quire_tools.cli.status import status as show
+
+    show(folder, gateway, verbose=verbose, as_json=as_json)
 
 
 @app.command()

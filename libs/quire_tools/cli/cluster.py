@@ -1,4 +1,4 @@
-"""`quire up`, `quire status`, `quire lookup`."""
+"""`quire up`, `quire lookup`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from quire.client import AdminClient, SyncClient
 from quire.model.errors import InvalidRequest
@@ -36,12 +35,25 @@ def up(cluster: LocalCluster) -> None:
         console.print(f"images http://{cluster.http_address}/v1/images, S3 http://{cluster.s3_address} (`quire keys`)")
         for name in cluster.names:
             console.print(f"  {name:<14}{cluster.address(name)}  pid {cluster.pid(name)}")
+        for command, what in _next(cluster):
+            console.print(f"  [bold]{command}[/]  [dim]# {what}[/]", soft_wrap=True)
         supervisor = Supervisor(cluster, console.print)
         while not stopped.wait(0.25):
             supervisor.look(time.monotonic())
     finally:
         with console.status("stopping"):
             cluster.stop()
+
+
+def _next(cluster: LocalCluster) -> list[tuple[str, str]]:
+    """What to do with it, to be pasted into another terminal."""
+    where = "" if cluster.folder == Path("quire-data") else f" --folder {cluster.folder}"
+    return [
+        (f"quire status{where}", "who is there, and what they hold"),
+        (f"quire top{where}", "the cluster as it works"),
+        (f"quire demo --endpoint {cluster.gateway_address}", "a model reuses what another process computed"),
+        (f"curl http://{cluster.http_address}/v1/images", "the images that are stored"),
+    ]
 
 
 def decoder_settings(models: Path) -> dict[str, str]:
@@ -56,25 +68,6 @@ def decoder_settings(models: Path) -> dict[str, str]:
     if any("," in str(each) for each in found):
         raise InvalidRequest(f"{models} has a comma in its name", field="models")
     return {"QUIRE_DECODER_MODELS": ",".join(map(str, found)), "QUIRE_DECODER_WARM": "1"}
-
-
-def status(folder: Path, gateway: str) -> None:
-    """A table of members."""
-    with SyncClient(gateway_of(folder, gateway)) as client:
-        nodes = client.status()
-    table = Table("node", "role", "address", "used MiB", "of MiB", "stats")
-    for node in nodes:
-        stats = ", ".join(f"{name} {value:g}" for name, value in sorted(node.stats.items()))
-        stats += "".join(f"\n[dim]{name}: {text}[/]" for name, text in sorted(node.notes.items()))
-        table.add_row(
-            node.node_id,
-            node.role.value,
-            node.grpc_address,
-            f"{node.used_bytes / 2**20:.1f}",
-            f"{node.capacity_bytes / 2**20:.0f}",
-            stats,
-        )
-    console.print(table)
 
 
 def lookup(file: Path, namespace_file: Path, folder: Path, gateway: str) -> None:

@@ -1,0 +1,194 @@
+"""`quire status`: a table for each role that fits 80 columns; what is not well is in a column of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from quire.client import SyncClient
+from quire.model.nodes import Node, Role
+from quire_tools.cli.cluster import gateway_of
+
+_BAR: Final = 6
+_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+console = Console()
+
+
+class _Column(NamedTuple):
+    """`show`: a cell, of a node."""
+
+    name: str
+    show: Callable[[Node], str]
+
+
+def status(folder: Path, gateway: str, *, verbose: bool, as_json: bool) -> None:
+    """Who is there, what they hold, and what is not well."""
+    with SyncClient(gateway_of(folder, gateway)) as client:
+        nodes = sorted(client.status(), key=lambda node: (node.role.value, node.node_id))
+    if as_json:
+        print(json.dumps([plain(node) for node in nodes], indent=2))
+        return
+    console.print(drawn(nodes))
+    if verbose:
+        console.print(_details(nodes))
+
+
+def plain(node: Node) -> dict[str, object]:
+    """For a program."""
+    return {
+        "node": node.node_id,
+        "role": node.role.value,
+        "address": node.grpc_address,
+        "incarnation": node.incarnation,
+        "protocol": node.protocol_version,
+        **{field.name: getattr(node.location, field.name) for field in dataclasses.fields(node.location)},
+        "used_bytes": node.used_bytes,
+        "capacity_bytes": node.capacity_bytes,
+        "stats": dict(node.stats),
+        "notes": dict(node.notes),
+    }
+
+
+def drawn(nodes: Sequence[Node]) -> Group:
+    """A line of the whole, then a table a role."""
+    count = Counter(node.role.value for node in nodes)
+    storage = [node for node in nodes if node.role is Role.STORAGE]
+    used, capacity = sum(node.used_bytes for node in storage), sum(node.capacity_bytes for node in storage)
+    parts = [", ".join(f"{number} {role}" for role, number in sorted(count.items())) or "no members"]
+    if capacity:
+        parts.append(f"{size(used)} of {size(capacity)} stored")
+    worries = [f"{node.node_id}: {worry}" for node in nodes for worry in _worries(node)]
+    lines: list[RenderableType] = [Text(" · ".join(parts), style="bold")]
+    lines += [Text(f"! {worry}", style="yellow") for worry in worries]
+    if not storage:
+        lines.append(Text("! no storage node is a member: every look-up is a miss", style="bold red"))
+    return Group(*lines, *(_table(role, nodes) for role in _COLUMNS if any(node.role is role for node in nodes)))
+
+
+def _table(role: Role, nodes: Iterable[Node]) -> Table:
+    table = Table(role.value, *(each.name for each in _COLUMNS[role]), box=None, header_style="dim", pad_edge=False)
+    for node in nodes:
+        if node.role is role:
+            table.add_row(node.node_id, *(each.show(node) for each in _COLUMNS[role]))
+    return table
+
+
+def _details(nodes: Iterable[Node]) -> Table:
+    table = Table("node", "what", "value", box=None, header_style="dim", pad_edge=False)
+    for node in nodes:
+        about = {"address": node.grpc_address, "protocol": str(node.protocol_version), **node.notes}
+        rows = [*sorted(about.items()), *((name, f"{value:g}") for name, value in sorted(node.stats.items()))]
+        for at, (name, value) in enumerate(rows):
+            table.add_row(node.node_id if at == 0 else "", name, value)
+    return table
+
+
+def size(value: float) -> str:
+    """Bytes for people: 1.5 GiB."""
+    for unit in _UNITS:
+        if value < 1000 or unit == _UNITS[-1]:
+            return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("the last unit takes all")
+
+
+def count_of(value: float) -> str:
+    """A count for people: 1234, 12.3 k, 4.5 M."""
+    for unit in ("", " k", " M"):
+        if value < (1000 if unit else 10_000):
+            return f"{value:.1f}{unit}" if unit and value < 100 else f"{value:.0f}{unit}"
+        value /= 1000
+    return f"{value:.1f} G"
+
+
+def _worries(node: Node) -> list[str]:
+    """What an operator should look at."""
+    stats, found = node.stats, []
+    if stats.get("corrupt"):
+        found.append(
+            f"{stats['corrupt']:.0f} chunks did not match their checksums, {stats.get('healed', 0):.0f} healed"
+        )
+    if stats.get("alone"):
+        found.append(f"{stats['alone']:.0f} replicated chunks have one copy, or were not looked at yet")
+    if node.role is Role.STORAGE and stats.get("rate.fallback"):
+        found.append("no scheduler answers")
+    if "threads" in node.notes.get("io", ""):
+        found.append("drives are read with threads: no io_uring here")
+    return found
+
+
+def _number(name: str) -> Callable[[Node], str]:
+    return lambda node: count_of(node.stats.get(name, 0))
+
+
+def _bytes_of(name: str, scale: float = 1.0, unit: str = "") -> Callable[[Node], str]:
+    return lambda node: size(node.stats.get(name, 0) * scale) + unit
+
+
+def _filled(node: Node) -> str:
+    if not node.capacity_bytes:
+        return ""
+    share = min(1.0, node.used_bytes / node.capacity_bytes)
+    full = round(_BAR * share)
+    return f"{'█' * full}{'░' * (_BAR - full)} {share:4.0%}"
+
+
+def _shares(prefix: str, names: Sequence[str]) -> Callable[[Node], str]:
+    """How what was counted is divided, in percent."""
+
+    def show(node: Node) -> str:
+        counts = [node.stats.get(f"{prefix}{name}", 0) for name in names]
+        total = sum(counts)
+        return " ".join(f"{count / total:.0%}" for count in counts) if total else "-"
+
+    return show
+
+
+def _image_hits(node: Node) -> str:
+    hits = sum(value for name, value in node.stats.items() if name.startswith("hits."))
+    asked = hits + node.stats.get("misses", 0)
+    return f"{hits / asked:.0%}" if asked else "-"
+
+
+def _links(node: Node) -> str:
+    stats: Mapping[str, float] = node.stats
+    budgets = [name for name in stats if name.startswith("link.") and name.endswith(".budget")]
+    granted = sum(stats.get(name.removesuffix(".budget") + ".granted", 0) for name in budgets)
+    return f"{size(granted)}/s of {size(sum(stats[name] for name in budgets))}/s" if budgets else "-"
+
+
+_COLUMNS: Final[Mapping[Role, tuple[_Column, ...]]] = {
+    Role.STORAGE: (
+        _Column("filled", _filled),
+        _Column("chunks", _number("chunks")),
+        _Column("memory", _bytes_of("memory MiB", 2**20)),
+        _Column("mem drive obj", _shares("hits ", ("memory", "disk", "object"))),
+        _Column("runs", _number("deliveries")),
+        _Column("rate", _bytes_of("rate.granted", unit="/s")),
+    ),
+    Role.GATEWAY: (
+        _Column("sessions", _number("sessions")),
+        _Column("transfers", _number("transfers")),
+        _Column("turned away", _number("shed")),
+    ),
+    Role.SCHEDULER: (
+        _Column("leads", lambda node: "yes" if node.stats.get("leads") else "stands by"),
+        _Column("deliveries", _number("deliveries")),
+        _Column("links", _links),
+    ),
+    Role.DECODER: (
+        _Column("cache", _filled),
+        _Column("images", _number("requests")),
+        _Column("hits", _image_hits),
+        _Column("queue", _number("queue")),
+        _Column("decode", lambda node: f"{node.stats.get('decode_ms', 0):.0f} ms"),
+    ),
+}
