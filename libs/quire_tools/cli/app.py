@@ -122,6 +122,22 @@ def status(
 
 
 @app.command()
+def doctor(
+    drives: Annotated[list[Path] | None, typer.Option(help="a folder that is to hold chunks; can be repeated")] = None,
+    redis: Annotated[str, typer.Option(envvar="QUIRE_REDIS_URL", help="Redis to look at; empty for none")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="for a program")] = False,
+) -> None:
+    """What of this machine keeps Quire from working, from being safe, or from being fast.
+
+    Status 1 if something is broken.
+    """
+    from quire_tools.cli.doctor import doctor as look
+
+    if not look(drives or [], redis, as_json=as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
 def top(
     folder: Folder = _FOLDER,
     gateway: Gateway = "",

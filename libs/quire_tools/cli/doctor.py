@@ -1,0 +1,216 @@
+"""`quire doctor`: what of this machine keeps Quire from working, from being safe, or from being fast."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import mmap
+import os
+import platform
+import resource
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from quire.model.errors import QuireError
+
+_FILES_MIN: Final = 4096
+_MEMORY_MIN: Final = 1 << 30
+_SKEW_S: Final = 1.0
+_ROUND_TRIP_S: Final = 0.005
+_NON_TEMPORAL: Final = "glibc.cpu.x86_non_temporal_threshold"
+console = Console()
+
+
+class Level(Enum):
+    GOOD = "ok"
+    SLOWER = "slower"
+    UNSAFE = "unsafe"
+    BROKEN = "broken"
+
+
+class Finding(NamedTuple):
+    """`found`: what is there; `advice`: what to do about it, empty where it is good."""
+
+    level: Level
+    what: str
+    found: str
+    advice: str = ""
+
+
+def doctor(drives: Sequence[Path], redis_url: str, *, as_json: bool) -> bool:
+    """Look, and say what was found; whether nothing is broken."""
+    findings = list(look(drives, redis_url))
+    if as_json:
+        print(json.dumps([{**each._asdict(), "level": each.level.value} for each in findings], indent=2))
+    else:
+        table = Table("", "what", box=None, header_style="dim", pad_edge=False)
+        table.add_column("found", overflow="fold")
+        styles = {Level.GOOD: "green", Level.SLOWER: "yellow", Level.UNSAFE: "magenta", Level.BROKEN: "bold red"}
+        for each in findings:
+            table.add_row(f"[{styles[each.level]}]{each.level.value}[/]", each.what, each.found)
+            if each.advice:
+                table.add_row("", "", f"[dim]→ {each.advice}[/]")
+        console.print(table)
+    return all(each.level is not Level.BROKEN for each in findings)
+
+
+def look(drives: Sequence[Path], redis_url: str) -> Iterator[Finding]:
+    """In the order of a request's way: network, memory, drives, Redis."""
+    checks: list[Callable[[], Iterator[Finding]]] = [_machine, _ucx, _rdma, _memory, _copies, _ring]
+    for check in checks:
+        yield from check()
+    for folder in drives:
+        yield from _drive(folder)
+    if redis_url:
+        yield from asyncio.run(_redis(redis_url))
+
+
+def _machine() -> Iterator[Finding]:
+    cpus = len(os.sched_getaffinity(0))
+    versions = f"Linux {platform.release()}, Python {platform.python_version()}, {cpus} processors"
+    yield Finding(Level.GOOD, "machine", versions)
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = files != resource.RLIM_INFINITY and files < _FILES_MIN
+    advice = f"ulimit -n {_FILES_MIN} (at most {most}): each client and each peer takes some" if low else ""
+    yield Finding(Level.SLOWER if low else Level.GOOD, "open files", f"{files} allowed", advice)
+
+
+def _ucx() -> Iterator[Finding]:
+    try:
+        from pyucx import library
+        from pyucx.selftest import gathers_correctly
+    except ImportError as error:
+        yield Finding(Level.BROKEN, "UCX", str(error), "pip install 'quire[ucx]', or the system's UCX (libucx0)")
+        return
+    found = f"{'.'.join(map(str, library.version))} from {library.path} ({library.origin})"
+    yield Finding(Level.GOOD, "UCX", f"{found}; both ends of a transfer need the same minor version")
+    if asyncio.run(gathers_correctly()):
+        yield Finding(Level.GOOD, "UCX gathers", "many slices in one put arrive as they should")
+    else:
+        advice = "a newer UCX: slices are put one by one meanwhile"
+        yield Finding(Level.SLOWER, "UCX gathers", "not correctly: the self-test's bytes were wrong", advice)
+
+
+def _rdma() -> Iterator[Finding]:
+    folder = Path("/sys/class/infiniband")
+    devices = sorted(each.name for each in folder.iterdir()) if folder.is_dir() else []
+    if not devices:
+        yield Finding(Level.SLOWER, "RDMA", "no device", "between hosts bytes go over TCP, with copies")
+        return
+    from pyucx import library
+    from pyucx._library import has_rdma
+
+    if has_rdma(library.path):
+        yield Finding(Level.GOOD, "RDMA", ", ".join(devices))
+    else:
+        advice = "install the system's UCX with its InfiniBand transports (Debian: libucx0, ucx-utils)"
+        yield Finding(Level.SLOWER, "RDMA", f"{', '.join(devices)}, which this UCX does not use", advice)
+
+
+def _memory() -> Iterator[Finding]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft != resource.RLIM_INFINITY and soft < _MEMORY_MIN and os.geteuid() != 0:
+        advice = "RDMA pins the whole arena: ulimit -l unlimited, or LimitMEMLOCK=infinity of the service"
+        yield Finding(Level.SLOWER, "pinned memory", f"{soft >> 10} KiB allowed", advice)
+    else:
+        yield Finding(Level.GOOD, "pinned memory", "enough allowed")
+    sizes = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    pages = int(sizes.get("HugePages_Free", "0"))
+    advice = "" if pages else "sysctl vm.nr_hugepages, and QUIRE_STORAGE_HUGE_PAGES=true at storage nodes"
+    yield Finding(Level.GOOD if pages else Level.SLOWER, "huge pages", f"{pages} free", advice)
+
+
+def _copies() -> Iterator[Finding]:
+    if platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc":
+        return
+    tuned = _NON_TEMPORAL in os.environ.get("GLIBC_TUNABLES", "")
+    advice = "" if tuned else f"GLIBC_TUNABLES={_NON_TEMPORAL}=0x40000 for storage (images and `quire up` set it)"
+    found = "large copies pass the cache by" if tuned else "large copies go through the cache"
+    yield Finding(Level.GOOD if tuned else Level.SLOWER, "memcpy", found, advice)
+
+
+def _ring() -> Iterator[Finding]:
+    from quire_storage.adapters.uring import UringBlockIO
+    from quire_storage.errors import BlockIOUnavailable
+
+    ring = UringBlockIO(1, direct=False)
+    try:
+        ring.init_queue([0], [])
+        yield Finding(Level.GOOD, "io_uring", "works")
+    except BlockIOUnavailable as error:
+        advice = "drives are read with threads; in a container allow it: docs/operations/kubernetes.md"
+        yield Finding(Level.SLOWER, "io_uring", str(error), advice)
+    finally:
+        ring.close()
+
+
+def _drive(folder: Path) -> Iterator[Finding]:
+    what = f"drive {folder}"
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            free = os.statvfs(folder)
+            room = f"{free.f_bavail * free.f_frsize >> 30} GiB free"
+            file.write(bytes(mmap.PAGESIZE))
+            file.flush()
+            direct = _reads_directly(file.name)
+    except OSError as error:
+        yield Finding(Level.BROKEN, what, f"{error.strerror or error}", "a folder that this user can write to")
+        return
+    advice = "" if direct else "O_DIRECT does not work on this file system: bytes go through the page cache"
+    yield Finding(Level.GOOD if direct else Level.SLOWER, what, room, advice)
+
+
+def _reads_directly(name: str) -> bool:
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return False
+    try:
+        os.preadv(file, [mmap.mmap(-1, mmap.PAGESIZE)], 0)
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+async def _redis(url: str) -> list[Finding]:
+    from quire_server.redis import connect
+    from quire_server.redis.capacity import fullness, warnings
+    from quire_server.redis.connection import is_cluster, metadata_errors
+
+    client: Any = connect(url)
+    found = []
+    try:
+        async with metadata_errors():
+            await client.ping()
+            began_s = time.perf_counter()
+            await client.ping()
+            round_trip_s = time.perf_counter() - began_s
+            seconds, micros = (await client.time()) if not is_cluster(client) else (time.time(), 0)
+            info = await client.info() if not is_cluster(client) else {}
+    except QuireError as error:
+        return [Finding(Level.BROKEN, "Redis", str(error), "is it up, and is QUIRE_REDIS_URL right?")]
+    finally:
+        await client.aclose()
+    slow = round_trip_s > _ROUND_TRIP_S
+    version = info.get("redis_version", "Cluster")
+    advice = "each look-up takes one round trip: put it nearer" if slow else ""
+    found.append(
+        Finding(Level.SLOWER if slow else Level.GOOD, "Redis", f"{version}, {round_trip_s * 1e3:.2f} ms away", advice)
+    )
+    found += [Finding(Level.UNSAFE, "Redis", problem, "see docs/operations/redis.md") for problem in warnings(info)]
+    if fullness(info) > 0.8:
+        found.append(Finding(Level.UNSAFE, "Redis", f"{fullness(info):.0%} of maxmemory is used", "more memory"))
+    skew_s = abs(float(seconds) + float(micros) / 1e6 - time.time())
+    off = skew_s > _SKEW_S
+    advice = "leases and permits expire by the clock: run chrony or another NTP client" if off else ""
+    found.append(Finding(Level.UNSAFE if off else Level.GOOD, "clock", f"{skew_s:.2f} s from Redis'", advice))
+    return found

