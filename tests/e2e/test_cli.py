@@ -159,7 +159,10 @@ def test_demo_runs_and_shows(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bit-identical to the KV kept in memory: yes" in done.stdout
     assert "the request finished all the same" in done.stdout
+    summary = done.stdout.rpartition("\n\n")[2].splitlines()
+    assert 5 < len(summary) < 24, "it fits a screen"
     assert (tmp_path / "demo" / "timeline.png").stat().st_size > 5000
+    assert (tmp_path / "demo" / "cache.png").stat().st_size > 5000
     assert (tmp_path / "demo" / "images.png").stat().st_size > 5000
     spans = [json.loads(line) for line in (tmp_path / "demo" / "trace.jsonl").read_text().splitlines()]
     assert {"gateway", "orchestrator", "storage", "scheduler"} <= {span["service"] for span in spans}

@@ -78,20 +78,29 @@ def compute_first_prompt(gateway: str, salt: str) -> None:
         )
 
 
+_ABOUT: Final = (
+    "A model answers a prompt whose first 3,000 tokens another process has computed; a storage node is killed in the "
+    "middle of a delivery; six pictures come back from their latents."
+)
+
+
 class Demo:
     """The whole demonstration. `gateway`: a running cluster; empty starts one of its own, which can be hurt."""
 
     def __init__(self, folder: Path, gateway: str) -> None:
         self._folder = folder
         self._gateway = gateway
+        self._summary: list[tuple[str, str]] = []
         # A namespace of its own for each run: one that ran before must not have left the answer in the store.
         self._salt = os.urandom(16)
 
     def run(self) -> None:
         """Raises `QuireError` when the cluster does not work, `SystemExit` when the logits are wrong."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        console.print(_ABOUT)
         if self._gateway:
             self._tell(self._gateway, None)
+            self._sum_up()
             return
         settings = {
             "QUIRE_SCHEDULER_LINKS": f"default={_LINK_BYTES_PER_S}",
@@ -109,13 +118,21 @@ class Demo:
         with _step("starting the cluster: redis, orchestrator, gateway, scheduler, decoder, 2 × storage"):
             cluster.start()
         try:
-            console.print(
-                f"the link's budget is set to {_LINK_BYTES_PER_S / 1e9} GB/s, so that the overlap can be seen"
-            )
             self._tell(cluster.gateway_address, cluster)
         finally:
             with _step("stopping the cluster"):
                 cluster.stop()
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        """What was seen, on one screen."""
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(style="bold")
+        table.add_column()
+        for name, text in self._summary:
+            table.add_row(name, text)
+        console.print()
+        console.print(table)
 
     def _tell(self, gateway: str, cluster: LocalCluster | None) -> None:
         traces = self._folder / "cluster" / "traces"
@@ -124,10 +141,8 @@ class Demo:
         configure("demo-consumer", log_level="error")
         with _step("another process computes the first prompt and stores its prefix"):
             producer = self._produce(gateway)
-        console.print(
-            f"  it computed {_PREFIX_TOKENS + _SUFFIX_TOKENS - producer['reused']} tokens in "
-            f"{producer['ttft_s']:.2f} s and stored {producer['stored']} chunks"
-        )
+        computed = _PREFIX_TOKENS + _SUFFIX_TOKENS - producer["reused"]
+        console.print(f"  {computed} tokens in {producer['ttft_s']:.2f} s; {producer['stored']} chunks stored")
         with SyncClient(gateway) as client:
             model, (first, second) = demo_model(), demo_prompts()
             cache = PrefixCache(model, client, model_id=_MODEL_ID, tenant_salt=self._salt)
@@ -140,16 +155,14 @@ class Demo:
         if cluster is not None:
             spans = self._folder / "trace.jsonl"
             spans.write_text("".join(path.read_text() for path in sorted(traces.glob("*.jsonl"))))
-            console.print(f"trace of every request, one span per line: [bold]{spans}[/]")
+            self._summary.append(("traces", f"{spans}, a span a line"))
+        self._summary.append(("next", "quire up, and the README's examples for your engine"))
 
     def _show_images(self, gateway: str, *, shifting: bool) -> None:
         from quire_tools.cli.demo_images import show_images
 
         with _step("images: encoding pictures into latents, storing them, getting them back"):
-            lines, picture = show_images(gateway, self._folder, shifting=shifting)
-        for line in lines:
-            console.print(line)
-        console.print(f"the pictures, as they were and as they came back: [bold]{picture}[/]")
+            self._summary += show_images(gateway, self._folder, shifting=shifting)
 
     def _produce(self, gateway: str) -> dict[str, Any]:
         command = [
@@ -180,39 +193,24 @@ class Demo:
         tail = recomputed.logits[:, -reused.computed_tokens :]
         difference = float((tail - reused.logits).abs().max())
         same = bool((tail.argmax(-1) == reused.logits.argmax(-1)).all())
-        console.print(
-            f"logits: bit-identical to the KV kept in memory: [bold]{'yes' if identical else 'NO'}[/]; "
-            f"largest difference to the full recompute {difference:.1e}, same tokens: {same}"
+        self._summary.append(
+            ("logits", f"bit-identical to the KV kept in memory: {'yes' if identical else 'NO'}; same tokens: {same}")
         )
         if not (identical and same):
-            raise SystemExit("the logits are wrong")
+            raise SystemExit(f"the logits are wrong: they differ from a full recompute by up to {difference:.1e}")
         picture = self._folder / "timeline.png"
         draw_timeline(picture, reused)
-        console.print(f"layer arrival, compute and stall: [bold]{picture}[/]")
+        self._summary.append(("timeline", f"{picture}: each layer on the wire, and computed"))
 
     def _report(self, recomputed: Prefill, reused: Prefill) -> None:
-        table = Table("", "tokens matched", "tokens computed", "MiB delivered", "time to first token")
-        for name, result in (("recompute", recomputed), ("reuse", reused)):
-            table.add_row(
-                name,
-                str(result.matched_tokens),
-                str(result.computed_tokens),
-                f"{result.bytes_delivered / 2**20:.1f}",
-                f"{result.ttft_s * 1e3:.0f} ms",
-            )
-        console.print(table)
-        layers = Table("layer", "arrived ms", "model asked ms", "model got ms", "stall ms")
-        for index, times in enumerate(reused.layers):
-            layers.add_row(
-                str(index),
-                *(f"{value * 1e3:.1f}" for value in (times.arrived_s, times.asked_s, times.got_s, times.stall_s)),
-            )
-        console.print(layers)
-        console.print(
-            f"{recomputed.ttft_s / reused.ttft_s:.1f}× faster to the first token; "
-            f"stalled {sum(times.stall_s for times in reused.layers) * 1e3:.0f} ms of "
-            f"{reused.ttft_s * 1e3:.0f}"
-        )
+        waited_ms = 1e3 * sum(times.stall_s for times in reused.layers)
+        both = f"{recomputed.ttft_s * 1e3:.0f} ms computed, {reused.ttft_s * 1e3:.0f} ms with Quire"
+        part = f"{reused.reused_tokens} of {recomputed.computed_tokens} from Quire"
+        size = f"{reused.bytes_delivered / 2**20:.1f} MiB"
+        self._summary += [
+            ("first token", f"{both}: {recomputed.ttft_s / reused.ttft_s:.1f}× faster"),
+            ("tokens", f"{part}, {size}; {waited_ms:.0f} ms waited for layers"),
+        ]
 
     def _lose_a_node(self, client: SyncClient, cache: PrefixCache, cluster: LocalCluster, second: torch.Tensor) -> None:
         keys = block_keys(cache.namespace, second[0].tolist())
@@ -227,50 +225,44 @@ class Demo:
             killer.start()
             survived = cache.prefill(second, store=False)
             killer.join()
-        console.print(f"  {survived.failure or 'the delivery was faster than the kill'}")
-        console.print(
-            f"  the request finished all the same: {survived.reused_tokens} tokens reused, "
-            f"{survived.computed_tokens} recomputed, {survived.ttft_s * 1e3:.0f} ms"
+        error = survived.failure.partition(":")[0]
+        self._summary.append(
+            (
+                "a killed node",
+                f"the request finished all the same: {survived.reused_tokens} tokens reused, "
+                f"{survived.computed_tokens} computed, {survived.ttft_s * 1e3:.0f} ms ({error})",
+            )
         )
         if not survived.failure:
             raise SystemExit("the node's death went unnoticed")
 
 
 def draw_timeline(path: Path, result: Prefill) -> None:
-    """Layers from top to bottom over time: when each arrived, waited, and was computed with."""
+    """Layers from top to bottom over time: when each was on the wire, was waited for, and was computed with."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    count = len(result.layers)
-    figure, axes = pyplot.subplots(figsize=(9, 0.5 * count + 1.5))
-    ends = [times.asked_s for times in result.layers[1:]] + [result.ttft_s]
-    for index, (times, end) in enumerate(zip(result.layers, ends, strict=True)):
-        axes.barh(
-            index,
-            (end - times.got_s) * 1e3,
-            left=times.got_s * 1e3,
-            color="#4878a8",
-            label="compute" if not index else None,
-        )
-        axes.barh(
-            index,
-            times.stall_s * 1e3,
-            left=times.asked_s * 1e3,
-            color="#d1605e",
-            label="stall" if not index else None,
-        )
-        axes.plot(times.arrived_s * 1e3, index, "k>", label="layer arrived" if not index else None)
-    axes.set(
-        yticks=range(count),
-        ylabel="layer",
-        xlabel="ms since the request began",
-        title=f"{result.reused_tokens} tokens from Quire, {result.computed_tokens} computed",
-    )
+    layers = result.layers
+    figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(layers) + 2.0))
+    begins = [layers[0].asked_s, *(each.arrived_s for each in layers)]
+    ends = [each.asked_s for each in layers[1:]] + [result.ttft_s]
+    parts = {
+        "looked up, and fetched from the tiers": ("#c8c8c8", 0.25, [(0, 0.0, begins[0])]),
+        "on the wire": ("#e0a458", 0.25, [(i, begins[i], each.arrived_s) for i, each in enumerate(layers)]),
+        "the model waits": ("#d1605e", -0.15, [(i, each.asked_s, each.got_s) for i, each in enumerate(layers)]),
+        "computed": ("#4878a8", -0.15, [(i, layers[i].got_s, end) for i, end in enumerate(ends)]),
+    }
+    for label, (colour, above, spans) in parts.items():
+        rows, lefts = [index - above for index, _, _ in spans], [begin * 1e3 for _, begin, _ in spans]
+        widths = [max(0.0, end - begin) * 1e3 for _, begin, end in spans]
+        axes.barh(rows, widths, left=lefts, height=0.3, color=colour, label=label)
+    axes.set(yticks=range(len(layers)), ylabel="layer", xlabel="ms since the request began")
     axes.set_xlim(left=0)
     axes.invert_yaxis()
-    axes.legend(loc="lower left")
+    axes.set_title(f"{result.reused_tokens} tokens from Quire, {result.computed_tokens} computed", pad=28)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize="small")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

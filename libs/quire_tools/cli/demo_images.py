@@ -6,88 +6,114 @@ The VAE is the small one that ships with Quire (tools/train_demo_vae.py); its pi
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import imagecodecs
 import numpy as np
-from rich.table import Table
 
 from quire.client import ImageClient, QuireClient
-from quire.model.images import Rendering
 from quire.model.latents import LatentInfo, Values
 from quire_tools.local.pictures import encode, pictures
 
 _PICTURES = 6
 _REQUESTS = 160
+_EACH_S = 0.5
+_SOURCES = {"miss": "from storage", "latent": "from a kept latent", "image": "from the cache"}
 Latent = tuple[Values, LatentInfo]
 
 
-def show_images(gateway: str, folder: Path, *, shifting: bool) -> tuple[list[Any], Path]:
-    """What to print, and the picture that was drawn. `shifting`: the decoders tune their split within some requests."""
+def show_images(gateway: str, folder: Path, *, shifting: bool) -> list[tuple[str, str]]:
+    """Lines of the summary; pictures are drawn. `shifting`: forms compete for a small cache of the decoder's."""
     return asyncio.run(_show(gateway, folder, shifting))
 
 
-async def _show(gateway: str, folder: Path, shifting: bool) -> tuple[list[Any], Path]:
+async def _show(gateway: str, folder: Path, shifting: bool) -> list[tuple[str, str]]:
     originals = pictures(_PICTURES)
     prefix = f"demo-{time.time_ns()}"
-    table = Table(
-        "image", "PNG, bytes", "latent, bytes", "", "miss", "latent hit", "image hit", title="ms to the image"
-    )
-    back, lines = [], []
+    back, png_bytes, record_bytes = [], 0, 0
+    times: dict[str, list[float]] = {}
     async with QuireClient(gateway) as client:
         images = ImageClient(client)
         latents = encode(originals)
         for index, (latent, info) in enumerate(latents):
             entry = await images.put(f"{prefix}-{index}", latent, info)
-            times: dict[str, float] = {}
             for _ in range(6):
                 started = time.perf_counter()
                 image = await images.get(entry.image_id)
-                times[image.source] = (time.perf_counter() - started) * 1e3
+                times.setdefault(image.source, []).append((time.perf_counter() - started) * 1e3)
             back.append(imagecodecs.png_decode(image.data))
-            png = len(image.data)
-            share = f"{entry.record_bytes / png:.0%}"
-            shown = [f"{times[name]:.1f}" if name in times else "–" for name in ("miss", "latent", "image")]
-            table.add_row(f"{index}", f"{png}", f"{entry.record_bytes}", share, *shown)
-        small = await images.get(entry.image_id, Rendering("avif", 70, 128))
-        lines = [table, f"the last one as AVIF, 128 pixels wide, quality 70: {len(small.data)} bytes"]
+            png_bytes += len(image.data)
+            record_bytes += entry.record_bytes
+        took = [f"{name} {statistics.median(times[key]):.0f} ms" for key, name in _SOURCES.items() if key in times]
+        share = record_bytes / png_bytes
+        lines = [("pictures", f"{_PICTURES} latents take {share:.0%} of their PNGs; to the PNG: {', '.join(took)}")]
+        lines.append(("drawn", f"{_draw(originals, back, folder / 'images.png')}: as they were, as they came back"))
         if shifting:
-            lines.append(await _shift(client, images, prefix, latents))
-    return lines, _draw(originals, back, folder / "images.png")
+            phases = await _shift(client, images, prefix, latents)
+            picture = folder / "cache.png"
+            draw_cache(picture, phases)
+            lines.append(("image cache", f"{picture}: pixels and latents, as the workload changes"))
+    return lines
 
 
-async def _shift(client: QuireClient, images: ImageClient, prefix: str, latents: Sequence[Latent]) -> str:
-    """A workload that turns from a few favourites to all alike: what is kept as images and as latents follows."""
+async def _shift(
+    client: QuireClient, images: ImageClient, prefix: str, latents: Sequence[Latent]
+) -> dict[str, list[float]]:
+    """A workload that turns from a few favourites to all alike: the images' share of the cache, each half second."""
     names = []
     for index, (values, info) in enumerate(latents):
         for quarter, piece in enumerate(_quarters(values)):
             size = replace(info, shape=piece.shape, height=info.height // 2, width=info.width // 2)
             names.append((await images.put(f"{prefix}-{index}-{quarter}", piece, size)).image_id)
-    phases = []
+    phases: dict[str, list[float]] = {}
     rng = np.random.default_rng(1)
-    for chosen in (names[: len(names) // 5], names):
+    few = len(names) // 5
+    for title, chosen in ((f"{few} favourites", names[:few]), (f"all {len(names)} alike", names)):
         wanted = iter(rng.choice(chosen, _REQUESTS))
 
         async def ask(wanted: Iterator[str] = wanted) -> None:
             for name in wanted:
                 await images.get(str(name))
 
-        shares: list[float] = []
+        shares = phases[title] = []
         asking = [asyncio.create_task(ask()) for _ in range(4)]
         while not all(task.done() for task in asking):
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(_EACH_S)
             shares.append(await _image_share(client))
         await asyncio.gather(*asking)
-        await asyncio.sleep(1.2)  # stats come with heartbeats
-        phases.append([*shares, await _image_share(client)])
-    seen = [" ".join(share for share, _ in groupby(f"{each:.2f}" for each in phase)) for phase in phases]
-    few, all_names = len(names) // 5, len(names)
-    return f"the images' part of the cache: {seen[0]} with {few} favourites, {seen[1]} with all {all_names} alike"
+        for _ in range(2):  # stats come with heartbeats
+            await asyncio.sleep(_EACH_S)
+            shares.append(await _image_share(client))
+    return phases
+
+
+def draw_cache(path: Path, phases: Mapping[str, Sequence[float]]) -> None:
+    """The decoder's cache over time, by form; a phase of the workload after the other."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shares = [share * 100 for phase in phases.values() for share in phase]
+    at = [_EACH_S * number for number in range(len(shares))]
+    figure, axes = pyplot.subplots(figsize=(9, 3))
+    rest = [100 - share for share in shares]
+    axes.stackplot(at, shares, rest, labels=["as pixels", "as latents"], colors=["#4878a8", "#e0a458"])
+    begin = 0.0
+    for title, phase in phases.items():
+        axes.axvline(begin, color="black", linewidth=0.8)
+        axes.text(begin + 0.1, 102, title, fontsize="small")
+        begin += _EACH_S * len(phase)
+    axes.set(xlabel="s", ylabel="% of the cache", ylim=(0, 100), xlim=(0, max(at)))
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 async def _image_share(client: QuireClient) -> float:
