@@ -147,6 +147,11 @@ class Lookups:
         )
 
     @property
+    def asked(self) -> Mapping[tuple[str, str], int]:
+        """Chunks that look-ups here asked for, by namespace's tag, and `hit` or `miss`."""
+        return self._asked
+
+    @property
     def leases(self) -> int:
         """Those that were given here, until they are given back here or run out."""
         self._forget_expired()

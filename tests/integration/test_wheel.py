@@ -60,10 +60,10 @@ class Environment:
                 if top not in ("..", "__pycache__") and not (packages / top).exists():
                     (packages / top).symlink_to(source)
 
-    def run(self, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, code: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
         command = [str(self._python), "-I", "-c", code]
         env = {"PATH": "/usr/bin:/bin", **environment}
-        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s)
 
 
 def _closure(start: Distribution, extras: set[str]) -> set[str]:
@@ -149,3 +149,20 @@ def test_the_command_line_says_what_it_needs(client_only: Environment, wheel: Pa
     assert "redis" in tools.distributions and "torch" not in tools.distributions
     result = tools.run(main, PYUCX_LIBUCP=str(tmp_path / "libucp.so.0"))
     assert result.returncode == 0 and "bench" in result.stdout, result.stderr
+
+
+def test_what_is_no_code_comes_along(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"quire_gateway/page/index.html", "quire_gateway/page/page.js", "quire_gateway/page/page.css"} <= names
+    assert any(name.endswith(".lua") for name in names) and any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_the_demo_without_a_checkout(wheel: Path, tmp_path: Path) -> None:
+    """`pip install 'quire[demo]'`, then `quire demo`, in an empty directory."""
+    environment = Environment(tmp_path / "environment", wheel, {"demo"})
+    code = f"import sys; sys.argv = ['quire', 'demo', '--folder', {str(tmp_path / 'demo')!r}]; "
+    done = environment.run(code + "from quire_tools.cli import main; main()", 180, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bit-identical to the KV kept in memory: yes" in done.stdout

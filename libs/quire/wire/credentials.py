@@ -28,6 +28,11 @@ def is_member(token: str, *cluster_secrets: str) -> bool:
     return any(hmac.compare_digest(shown, member_token(secret).encode()) for secret in cluster_secrets if secret)
 
 
+def page_token(cluster_secret: bytes) -> str:
+    """What opens the gateway's web page, and nothing else."""
+    return hmac.digest(cluster_secret, b"quire page 1", "sha256").hex()[:32]
+
+
 def proof(node_id: str, incarnation: str, secret: bytes) -> bytes:
     """What a member shows when it reports: that it knows the cluster's secret."""
     return hmac.digest(secret, f"quire report\n{node_id}\n{incarnation}".encode(), "sha256")

@@ -122,6 +122,12 @@ def status(
 
 
 @app.command()
+def page(folder: Folder = _FOLDER) -> None:
+    """The URL of the web page that shows the cluster; with QUIRE_CLUSTER_SECRET the page's token."""
+    cluster_commands.page(folder)
+
+
+@app.command()
 def doctor(
     drives: Annotated[list[Path] | None, typer.Option(help="a folder that is to hold chunks; can be repeated")] = None,
     redis: Annotated[str, typer.Option(envvar="QUIRE_REDIS_URL", help="Redis to look at; empty for none")] = "",

@@ -15,6 +15,7 @@ from rich.console import Console
 from quire.client import AdminClient, SyncClient
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace, block_keys
+from quire.wire.credentials import page_token
 from quire.wire.tls import MEMBER_NAME, tls_of_environment
 from quire_tools.local import LocalCluster, read_state
 from quire_tools.local.supervisor import Supervisor
@@ -31,6 +32,7 @@ def up(cluster: LocalCluster) -> None:
         with console.status("starting"):
             cluster.start()
         console.print(f"gateway [bold]{cluster.gateway_address}[/]; files in {cluster.folder}; Ctrl-C stops it")
+        console.print(f"the cluster as a page: {page_url(cluster.page_address, cluster.secret)}", soft_wrap=True)
         console.print(f"operators {cluster.admin_address}, metrics of each service in {cluster.folder}/cluster.json")
         console.print(f"images http://{cluster.http_address}/v1/images, S3 http://{cluster.s3_address} (`quire keys`)")
         for name in cluster.names:
@@ -83,6 +85,19 @@ def lookup(file: Path, namespace_file: Path, folder: Path, gateway: str) -> None
     )
     for each in found.ranges:
         console.print(f"  chunks {each.first}–{each.stop - 1} at {each.node_id}")
+
+
+def page_url(address: str, secret: str) -> str:
+    """With the page's token in it."""
+    return f"http://operator:{page_token(secret.encode())}@{address}/"
+
+
+def page(folder: Path) -> None:
+    """Print the token by QUIRE_CLUSTER_SECRET, or the URL of the cluster on `folder`."""
+    if secret := os.environ.get("QUIRE_CLUSTER_SECRET", ""):
+        print(page_token(secret.encode()))
+    else:
+        print(page_url(str(read_state(folder)["page"]), (folder / "secret").read_text()))
 
 
 def gateway_of(folder: Path, gateway: str) -> str:

@@ -164,7 +164,7 @@ class LocalCluster:
         if not self._redis_url:
             self._start_redis(timeout_s)
         services = sum((self._gateways, self._orchestrators, self._schedulers, self._decoders, self._storage_nodes))
-        taken, storage_ports = self._find_ports(2 * services + 3 * self._gateways - self._storage_nodes)
+        taken, storage_ports = self._find_ports(2 * services + 4 * self._gateways - self._storage_nodes)
         self._metrics_ports = iter([next(taken) for _ in range(services)])
         ports = {
             "orchestrator": [next(taken) for _ in range(self._orchestrators)],
@@ -194,15 +194,16 @@ class LocalCluster:
             self._start_service(_numbered("orchestrator", index), "orchestrator", port, common)
         for index, port in reversed(list(enumerate(ports["gateway"]))):
             name = _numbered("gateway", index)
-            addresses = [f"{self.host_of(name)}:{next(taken)}" for _ in range(3)]
+            addresses = [f"{self.host_of(name)}:{next(taken)}" for _ in range(4)]
             if self._http_address and not index:
                 addresses[0] = self._http_address
-            self.http_address, self.s3_address, self.admin_address = addresses
+            self.http_address, self.s3_address, self.admin_address, self.page_address = addresses
             frontends = {
                 "QUIRE_GATEWAY_NODE_ID": f"gateway-{index}",
                 "QUIRE_GATEWAY_HTTP_LISTEN": self.http_address,
                 "QUIRE_GATEWAY_S3_LISTEN": self.s3_address,
                 "QUIRE_GATEWAY_ADMIN_LISTEN": self.admin_address,
+                "QUIRE_GATEWAY_PAGE_LISTEN": self.page_address,
                 "QUIRE_GATEWAY_OBJECT_URL": str(self.folder / "objects"),
             }
             tls_at_first = {"QUIRE_GATEWAY_TLS_LISTEN": ""} if index else {}
@@ -480,6 +481,7 @@ class LocalCluster:
             "redis": self._redis_url,
             "s3": self.s3_address,
             "admin": self.admin_address,
+            "page": self.page_address,
             "metrics": self.metrics,
             "processes": {name: [process.popen.pid, process.address] for name, process in self._processes.items()},
         }

@@ -38,6 +38,7 @@ class GatewayConfig(MemberConfig):
     tls_listen: str = setting("", "host:port of gRPC over TLS, for clients; empty for none")
     tls_cert: str = setting("", "PEM file of the certificate that clients see, and its chain")
     tls_key: str = setting("", "PEM file of its private key")
+    page_listen: str = setting("", "host:port of a web page that shows the cluster, for operators; empty: closed")
     admin_listen: str = setting("", "host:port of the admin frontend; empty: closed")
     auth: str = setting(
         "off",

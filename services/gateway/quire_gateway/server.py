@@ -44,6 +44,7 @@ from quire_gateway.latents import LatentGateway
 from quire_gateway.leases import Leases
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.owners import ImageOwners
+from quire_gateway.page import PageFrontend
 from quire_gateway.pictures import Pictures
 from quire_gateway.retention import Retention
 from quire_gateway.runtime import Gateway
@@ -266,16 +267,22 @@ async def serve(config: GatewayConfig) -> None:
         images=own,
         memory=memory,
     )
+    page = PageFrontend(config, GrpcMembers(config, channels).nodes, lambda: lookups.asked, own)
     probe.start()
     admission.start()
     await view.start()
-    await asyncio.gather(frontend.start(), s3.start(), *(other.start() for other in others))
+    await asyncio.gather(frontend.start(), s3.start(), page.start(), *(other.start() for other in others))
     await serve_member(
         server,
         channels,
         config,
         partial(_described, config, incarnation, gateway, lookups, sessions, admission),
-        frontends=(frontend.close, s3.close, partial(_stop, others, config.stop_grace_s, sessions, watching)),
+        frontends=(
+            frontend.close,
+            s3.close,
+            page.close,
+            partial(_stop, others, config.stop_grace_s, sessions, watching),
+        ),
         stopping=sessions.leave,
         last=(warming.close, sessions.close, leases.close, admission.close, probe.close, view.close),
     )

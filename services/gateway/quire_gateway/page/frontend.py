@@ -1,0 +1,138 @@
+"""The page's HTTP frontend: three files, the cluster as JSON, and the gallery's pictures."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from aiohttp import BasicAuth, hdrs, web
+
+from quire.model.errors import ImageMissing, QuireError
+from quire.model.images import Rendering
+from quire.model.nodes import Node
+from quire.wire.credentials import page_token
+from quire_gateway.config import GatewayConfig
+from quire_gateway.own_memory import OwnMemory
+from quire_gateway.public_certificate import PublicCertificate
+from quire_gateway.requests import HttpRequests, listen
+
+_FOLDER: Final = Path(__file__).parent
+_FILES: Final = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
+_GALLERY: Final = 60
+_ASKED: Final = "wants the page's token as password, as `quire page` prints it"
+_CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: "Basic realm=quire"}
+_THUMBNAIL: Final = Rendering("webp", 75, 160)
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class PageFrontend:
+    """`nodes`: all members, with their stats. `asked`: chunks that look-ups asked this gateway for, by namespace's tag
+    and whether they were hits. Wants HTTP basic authentication with the page's token (`quire page`), any user.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        nodes: Callable[[], Awaitable[Sequence[Node]]],
+        asked: Callable[[], Mapping[tuple[str, str], int]],
+        images: OwnMemory,
+    ) -> None:
+        self._config = config
+        self._nodes = nodes
+        self._asked = asked
+        self._images = images
+        self._requests = HttpRequests("page")
+        self._tokens = [page_token(secret) for secret in config.secrets]
+        self._runner: web.AppRunner | None = None
+        self._certificate: PublicCertificate | None = None
+
+    async def start(self) -> None:
+        """Listen; nothing without an address. Over TLS where the gateway has a certificate."""
+        config = self._config
+        if not config.page_listen:
+            return
+        app = web.Application(middlewares=[self._guarded])
+        for path in _FILES:
+            app.router.add_get(path, self._file)
+        app.router.add_get("/cluster.json", self._cluster)
+        app.router.add_get("/images.json", self._gallery)
+        app.router.add_get("/images/{id:.+}", self._thumbnail)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=config.stop_grace_s)
+        await self._runner.setup()
+        if config.tls_cert:
+            self._certificate = PublicCertificate(config.tls_cert, config.tls_key)
+            self._certificate.start()
+        context = self._certificate.context if self._certificate is not None else None
+        await listen(self._runner, config.page_listen, context)
+
+    async def close(self) -> None:
+        if self._certificate is not None:
+            await self._certificate.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        with self._requests.timed(request) as timed:
+            if not self._is_known(request.headers.get(hdrs.AUTHORIZATION, "")):
+                answer: web.StreamResponse = web.Response(status=401, text=_ASKED, headers=_CHALLENGE)
+            else:
+                try:
+                    answer = await handler(request)
+                except web.HTTPException as error:
+                    answer = web.Response(status=error.status, text=error.reason)
+                except QuireError as error:
+                    answer = web.Response(status=404 if isinstance(error, ImageMissing) else 503, text=str(error))
+            answer.headers.update(_HEADERS)
+            timed.status = answer.status
+            return answer
+
+    def _is_known(self, header: str) -> bool:
+        try:
+            shown = BasicAuth.decode(header).password.encode()
+        except ValueError:
+            return False
+        return any(hmac.compare_digest(shown, token.encode()) for token in self._tokens)
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        return web.FileResponse(_FOLDER / _FILES[request.path])
+
+    async def _cluster(self, request: web.Request) -> web.StreamResponse:
+        nodes = [
+            {
+                "node": node.node_id,
+                "role": node.role.value,
+                "zone": node.location.zone,
+                "incarnation": node.incarnation,
+                "used_bytes": node.used_bytes,
+                "capacity_bytes": node.capacity_bytes,
+                "stats": dict(node.stats),
+            }
+            for node in await self._nodes()
+        ]
+        asked = self._asked()
+        namespaces = {tag: {"hit": 0, "miss": 0} for tag, _ in asked}
+        for (tag, result), count in asked.items():
+            namespaces[tag][result] += count
+        return web.json_response({"gateway": self._config.node_id, "nodes": nodes, "namespaces": namespaces})
+
+    async def _gallery(self, request: web.Request) -> web.StreamResponse:
+        """Images of the tenant without a name, of which there are none where tokens are asked for."""
+        entries, _ = await self._images.page("", "", "", _GALLERY)
+        shown = [{"id": entry.image_id, "record_bytes": entry.record_bytes} for entry in entries]
+        return web.json_response(shown)
+
+    async def _thumbnail(self, request: web.Request) -> web.StreamResponse:
+        _, data = await self._images.get("", request.match_info["id"], _THUMBNAIL)
+        return web.Response(body=data, content_type="image/webp")
