@@ -117,8 +117,7 @@ class LocalCluster:
         self._spawner: ThreadPoolExecutor | None = None
         self._socket_folder = ""
         self._addresses: dict[str, list[str]] = {}
-        self.metrics: dict[str, str] = {}
-        """host:port of each service's /metrics, by its name."""
+        self.metrics: dict[str, str] = {}  # host:port of each service's /metrics, by its name
 
     def __enter__(self) -> Self:
         try:
@@ -194,10 +193,9 @@ class LocalCluster:
             self._start_service(_numbered("orchestrator", index), "orchestrator", port, common)
         for index, port in reversed(list(enumerate(ports["gateway"]))):
             name = _numbered("gateway", index)
-            addresses = [f"{self.host_of(name)}:{next(taken)}" for _ in range(4)]
-            if self._http_address and not index:
-                addresses[0] = self._http_address
-            self.http_address, self.s3_address, self.admin_address, self.page_address = addresses
+            http, *others = [f"{self.host_of(name)}:{next(taken)}" for _ in range(4)]
+            self.http_address = http if index else self._http_address or http
+            self.s3_address, self.admin_address, self.page_address = others
             frontends = {
                 "QUIRE_GATEWAY_NODE_ID": f"gateway-{index}",
                 "QUIRE_GATEWAY_HTTP_LISTEN": self.http_address,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from quire import PROTOCOL_VERSION
 from quire.client.reachability import Reachability
@@ -74,7 +74,7 @@ from quire_server.redis import (
     RedisProbe,
     connect,
 )
-from quire_server.service import member_tls, run_service, serve_member
+from quire_server.service import Closing, member_tls, run_service, serve_member
 
 
 def _s3_frontend(
@@ -208,24 +208,46 @@ def _described(
     )
 
 
-async def _stop(servers: list[Server], grace_s: float, sessions: Sessions, watching: Watching) -> None:
-    watching.end()
-    await asyncio.gather(*(server.stop(grace_s, sessions.leave) for server in servers))
+class _HttpFrontend(Protocol):
+    async def start(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+async def _live(
+    *,
+    config: GatewayConfig,
+    channels: ChannelPool,
+    server: Server,
+    others: Sequence[Server],
+    frontends: Sequence[_HttpFrontend],
+    describe: Callable[[], Node],
+    sessions: Sessions,
+    watching: Watching,
+    last: Sequence[Closing],
+) -> None:
+    """Open the other frontends, then the members', until SIGTERM; close them in that order."""
+
+    async def stop() -> None:
+        watching.end()
+        stopping = (other.stop(config.stop_grace_s, sessions.leave) for other in others)
+        await asyncio.gather(*stopping, *(each.close() for each in frontends))
+
+    await asyncio.gather(*(each.start() for each in frontends), *(each.start() for each in others))
+    await serve_member(server, channels, config, describe, frontends=(stop,), stopping=sessions.leave, last=last)
 
 
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
     channels, clock, incarnation = ChannelPool(member_tls(config)), SystemClock(), os.urandom(8).hex()
-    nodes = GrpcStorageNodes(config, channels, clock)
-    gateway = Gateway(config=config, allocator=GrpcAllocator(config, channels), nodes=nodes)
+    allocator, nodes = GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock)
+    gateway, members = Gateway(config=config, allocator=allocator, nodes=nodes), GrpcMembers(config, channels)
     catalogue, redis = GrpcCatalogue(config, channels), connect(config.redis_url)
     view, lookups = _reading(config, redis, clock)
     owners, decoders = ImageOwners(view, clock), GrpcDecoders(config, channels)
     images = _image_gateway(config, channels, redis, owners, decoders, clock)
     leases, singles = Leases(lookups), SingleReads(lookups, gateway)
     latents = LatentGateway(gateway, catalogue, singles, leases)
-    transport = data_plane(OFF)
-    await transport.start()
+    await (transport := data_plane(OFF)).start()
     memory, vaes, probe = RemoteMemory(transport), KnownVaes(view), RedisProbe(redis)
     warming = Warming(owners, decoders, memory.lend)
     own = OwnMemory(
@@ -234,13 +256,12 @@ async def serve(config: GatewayConfig) -> None:
         catalogue=catalogue,
         memory=memory,
         vaes=vaes,
-        reach=Reachability(transport, GrpcMembers(config, channels).nodes).check,
+        reach=Reachability(transport, members.nodes).check,
         kept_bytes=config.images_kept_bytes,
         stored=warming.stored,
     )
     keys = KeyRing(AccessKeys(redis, *config.secrets), clock)
     admission, watching = Admission(config, keys, clock), Watching(CacheEvents(redis))
-    retention = Retention(PrefixIndex(redis), clock, config.retention_s_max)
     server, others, sessions = _listeners(
         config=config,
         gateway=gateway,
@@ -249,41 +270,39 @@ async def serve(config: GatewayConfig) -> None:
         own=own,
         admission=admission,
         lookups=lookups,
-        retention=retention,
+        retention=Retention(PrefixIndex(redis), clock, config.retention_s_max),
         watching=watching,
         channels=channels,
     )
-    frontend = ImagesFrontend(config, own, Pictures(owners, decoders, vaes, memory), vaes, admission)
-    s3 = _s3_frontend(
-        config=config,
-        admission=admission,
-        keys=keys,
-        redis=redis,
-        view=view,
-        channels=channels,
-        gateway=gateway,
-        singles=singles,
-        leases=leases,
-        images=own,
-        memory=memory,
+    frontends = (
+        ImagesFrontend(config, own, Pictures(owners, decoders, vaes, memory), vaes, admission),
+        _s3_frontend(
+            config=config,
+            admission=admission,
+            keys=keys,
+            redis=redis,
+            view=view,
+            channels=channels,
+            gateway=gateway,
+            singles=singles,
+            leases=leases,
+            images=own,
+            memory=memory,
+        ),
+        PageFrontend(config, members.nodes, lambda: lookups.asked, own),
     )
-    page = PageFrontend(config, GrpcMembers(config, channels).nodes, lambda: lookups.asked, own)
     probe.start()
     admission.start()
     await view.start()
-    await asyncio.gather(frontend.start(), s3.start(), page.start(), *(other.start() for other in others))
-    await serve_member(
-        server,
-        channels,
-        config,
-        partial(_described, config, incarnation, gateway, lookups, sessions, admission),
-        frontends=(
-            frontend.close,
-            s3.close,
-            page.close,
-            partial(_stop, others, config.stop_grace_s, sessions, watching),
-        ),
-        stopping=sessions.leave,
+    await _live(
+        config=config,
+        channels=channels,
+        server=server,
+        others=others,
+        frontends=frontends,
+        describe=partial(_described, config, incarnation, gateway, lookups, sessions, admission),
+        sessions=sessions,
+        watching=watching,
         last=(warming.close, sessions.close, leases.close, admission.close, probe.close, view.close),
     )
     await asyncio.gather(transport.close(), redis.aclose())
