@@ -17,8 +17,8 @@ from redis import Redis
 
 from quire.client import AdminClient, QuireClient
 from quire.model.durability import Durability
-from quire.model.errors import NodeUnavailable, QuireError
-from quire.model.hashing import Namespace
+from quire.model.errors import NodeUnavailable, QuireError, QuotaExceeded
+from quire.model.hashing import Namespace, block_keys
 from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
@@ -323,6 +323,11 @@ async def test_kill_minus_nine_again_and_again_under_load(tmp_path: Path) -> Non
                 await _until(whole)
 
 
+def _others(namespace: Namespace, chunks: int) -> ChunkKeys:
+    """Of another prompt than `some_keys`."""
+    return block_keys(namespace, [7] * (chunks * namespace.layout.chunk_tokens))
+
+
 async def test_a_namespace_keeps_to_its_quota_and_its_time(tmp_path: Path) -> None:
     """Half of what was stored goes, from the ends of the prefixes; with a time to live all of it; others are spared."""
     with small_cluster(tmp_path, QUIRE_STORAGE_POLICY_CHECK_S="0.2") as cluster:
@@ -342,6 +347,9 @@ async def test_a_namespace_keeps_to_its_quota_and_its_time(tmp_path: Path) -> No
             await _until(lambda: matched(50))
             found = await client.lookup(bounded, keys)
             assert np.array_equal((await fetch_all(client, found))[0], payload[:, :50])
+            with pytest.raises(QuotaExceeded, match="the namespace may have"):  # before its bytes move
+                await store(client, bounded, _others(bounded, 60), payload[:, :60])
+            assert (await store(client, bounded, _others(bounded, 40), payload[:, :40])).stored_chunks == 40
             await operator.set_policy(bounded, ttl_s=1)
             await asyncio.sleep(1.5)
             assert await matched(50), "leased"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
+from quire.model.errors import QuotaExceeded
 from quire.model.hashing import Namespace
 from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, PolicyList, TenantPolicy, TenantState
 from quire_orchestrator.ports import PolicyBook, TenantQuotas
@@ -15,6 +17,7 @@ class Policies:
     def __init__(self, book: PolicyBook) -> None:
         self._book = book
         self._tenants: Mapping[str, TenantPolicy] = {}
+        self._quotas: Mapping[bytes, int] = {}
         self._stored_in: set[tuple[str, bytes]] = set()
         self._epoch = ""
         self.theta_bytes = 0
@@ -22,7 +25,10 @@ class Policies:
 
     async def refresh(self, epoch: str = "") -> None:
         """Look again. `epoch`: of the index; a new one means that Redis has lost what was noted there."""
-        self._tenants, self.theta_bytes = await self._book.tenants(), await self._book.theta()
+        self._tenants, self.theta_bytes, namespaces = await asyncio.gather(
+            self._book.tenants(), self._book.theta(), self._book.all()
+        )
+        self._quotas = {policy.namespace: policy.quota_bytes for policy in namespaces}
         if epoch != self._epoch:
             self._epoch = epoch
             self._stored_in.clear()
@@ -34,6 +40,17 @@ class Policies:
     def of(self, tenant: str) -> TenantPolicy:
         """What was set for a tenant, by the digest of its salt."""
         return self._tenants.get(tenant) or TenantPolicy(tenant)
+
+    def check_fits(self, namespace: Namespace, chunks: int) -> None:
+        """Whether so many new chunks can be kept at all. What is over a quota with others makes room: the coldest go.
+
+        Raises `QuotaExceeded`.
+        """
+        wanted_bytes = chunks * namespace.layout.chunk_bytes
+        quota_bytes = self._quotas.get(namespace.digest()[:NAMESPACE_TAG_BYTES], 0)
+        for whose, limit_bytes in ("namespace", quota_bytes), ("tenant", self.tenant(namespace).stored_bytes_max):
+            if limit_bytes and wanted_bytes > limit_bytes:
+                raise QuotaExceeded(f"{wanted_bytes} bytes in one store; the {whose} may have {limit_bytes} in all")
 
     async def stores_in(self, namespace: Namespace) -> None:
         """A namespace's tenant is about to store: its chunks count for it."""

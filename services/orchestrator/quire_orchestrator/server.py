@@ -74,6 +74,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             chunk_bytes=namespace.layout.chunk_bytes,
             unchained=request.unchained,
         )
+        self._policies.check_fits(namespace, sum(each.count for each in ranges))
         return orchestrator_pb2.AllocateResponse(
             ranges=convert.ranges_to(ranges), nodes=convert.addresses_to(nodes, grpc=True), known_chunks=known
         )

@@ -15,7 +15,7 @@ from quire.model.index import records
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Info, Node, SchedulerInfo, StorageInfo
-from quire.model.policy import TenantPolicy
+from quire.model.policy import NamespacePolicy, TenantPolicy
 from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
 from quire_orchestrator.config import OrchestratorConfig
@@ -78,6 +78,9 @@ class World:
         ]
 
     described = live
+
+    async def all(self) -> list[NamespacePolicy]:
+        return []
 
     async def tenants(self) -> dict[str, TenantPolicy]:
         return self.tenants_
