@@ -181,6 +181,8 @@ def test_the_demo_on_a_running_cluster(tmp_path: Path, cluster: LocalCluster) ->
     text.write_bytes(bytes(demo_prompts()[0][0].tolist()))
     arguments = [str(text), "--namespace", str(tmp_path / "namespace.json"), "--gateway", cluster.gateway_address]
     found = quire("lookup", *arguments)
+    told = json.loads(quire("lookup", *arguments, "--json").stdout)
+    assert told["matched_chunks"] > 0 and told["ranges"][0]["node_id"].startswith("storage-")
     assert "3184 of 3184 tokens" in found.stdout, found.stdout + found.stderr
 
 
@@ -269,12 +271,16 @@ def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
         list(pool.map(run, range(len(commands))))
 
 
+_LISTS = ("tenant", "policy", "keys")
+
+
 def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:
     """Tenants, a calibration, a profile; a latent put, got, listed, removed; each on one line, errors too."""
     where, here = ["--gateway", cluster.gateway_address], ["--folder", str(cluster.folder)]
     assert "weight 2" in quire("tenant", "set", "--salt", "5eed", "--weight", "2", *here).stdout
     assert "stored 8 MiB" in quire("tenant", "set", "alice", "--stored-mib", "8", *here).stdout
     listed = quire("tenant", "ls", *here).stdout
+    assert all(isinstance(json.loads(quire(kind, "ls", "--json", *here).stdout), list) for kind in _LISTS)
     assert tenant_name(b"\x5e\xed") in listed and " 8 " in listed
     bad = quire("tenant", "set", "--salt", "5eed", "--weight", "0", *here)
     assert bad.returncode == 1 and "weight" in bad.stderr and "Traceback" not in bad.stderr
@@ -300,6 +306,8 @@ def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> 
         assert got.returncode == 0, got.stderr
         assert (tmp_path / name).stat().st_size > 200
     assert "64 × 64" in quire("images", "ls", *where).stdout
+    (told,) = [json.loads(line) for line in quire("images", "ls", "--json", *where).stdout.splitlines()]
+    assert told["id"] == "cat" and told["width"] == 64
     assert "deleted" in quire("images", "rm", "cat", *where).stdout
     gone = quire("images", "get", "cat", str(tmp_path / "cat.png"), *where)
     assert gone.returncode == 1 and "ImageMissing" in gone.stderr and "Traceback" not in gone.stderr

@@ -44,6 +44,7 @@ TextFile = Annotated[Path, typer.Argument(help="text; its bytes are the tokens, 
 NamespaceFile = Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")]
 Json = Annotated[Path | None, typer.Option("--json", help="write the result there")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")]
+AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
 _FOLDER = Path("quire-data")
 Number = TypeVar("Number", int, float)
 
@@ -113,7 +114,7 @@ def status(
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="every figure of every member, too")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for a program")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Who is in the cluster, what they hold, and what is not well."""
     from quire_tools.cli.status import status as show
@@ -131,7 +132,7 @@ def page(folder: Folder = _FOLDER) -> None:
 def doctor(
     drives: Annotated[list[Path] | None, typer.Option(help="a folder that is to hold chunks; can be repeated")] = None,
     redis: Annotated[str, typer.Option(envvar="QUIRE_REDIS_URL", help="Redis to look at; empty for none")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="for a program")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What of this machine keeps Quire from working, from being safe, or from being fast.
 
@@ -176,9 +177,10 @@ def lookup(
     namespace: NamespaceFile,
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
+    as_json: AsJson = False,
 ) -> None:
     """How much of a text's prefix is cached, and where. No side effect."""
-    cluster_commands.lookup(file, namespace, folder, gateway)
+    cluster_commands.lookup(file, namespace, cluster_commands.gateway_of(folder, gateway), as_json=as_json)
 
 
 @app.command()

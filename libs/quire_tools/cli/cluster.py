@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -72,12 +74,16 @@ def decoder_settings(models: Path) -> dict[str, str]:
     return {"QUIRE_DECODER_MODELS": ",".join(map(str, found)), "QUIRE_DECODER_WARM": "1"}
 
 
-def lookup(file: Path, namespace_file: Path, folder: Path, gateway: str) -> None:
+def lookup(file: Path, namespace_file: Path, gateway: str, *, as_json: bool) -> None:
     """What a fetch of this text would find."""
     namespace = read_namespace(namespace_file)
     keys = block_keys(namespace, list(file.read_bytes()))
-    with SyncClient(gateway_of(folder, gateway)) as client:
+    with SyncClient(gateway) as client:
         found = client.lookup(namespace, keys, lease_ttl_ms=0)
+    if as_json:
+        about = {"chunks": len(keys), "matched_chunks": found.matched_chunks, "matched_tokens": found.matched_tokens}
+        print(json.dumps({**about, "ranges": [asdict(each) for each in found.ranges]}, indent=2))
+        return
     size = namespace.layout.payload_bytes(found.matched_chunks)
     console.print(
         f"{found.matched_tokens} of {len(keys) * namespace.layout.chunk_tokens} tokens in whole chunks are cached "

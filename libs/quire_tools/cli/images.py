@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 from rich.console import Console
@@ -84,16 +85,22 @@ def get(gateway: str, image_id: str, out: Path, quality: int, width: int, height
     console.print(f"{out}: {len(image.data)} bytes, from {image.decoder} ({image.source}; ms: {spent or '–'})")
 
 
-def ls(gateway: str, prefix: str) -> None:
-    """All, in order of their ids."""
+def ls(gateway: str, prefix: str, *, as_json: bool) -> None:
+    """All, in order of their ids. As JSON an object a line: there may be many."""
 
     async def show() -> None:
         table = Table("id", "size", "bytes as a latent", "vae")
         async with QuireClient(gateway) as client:
             async for entry in ImageClient(client).list(prefix):
+                if as_json:
+                    about = {"id": entry.image_id, "width": entry.width, "height": entry.height}
+                    about |= {"record_bytes": entry.record_bytes, "weights_sha256": entry.weights_sha256}
+                    print(json.dumps(about), flush=True)
+                    continue
                 size = f"{entry.width} × {entry.height}"
                 table.add_row(entry.image_id, size, str(entry.record_bytes), entry.weights_sha256[:12] or "–")
-        console.print(table)
+        if not as_json:
+            console.print(table)
 
     asyncio.run(show())
 

@@ -14,6 +14,7 @@ from quire_tools.cli import cluster as cluster_commands
 images_app = typer.Typer(no_args_is_help=True, help="Images that live as latents.")
 Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
 Gateway = Annotated[str, typer.Option(help="host:port of a gateway; empty for the cluster on --folder")]
+AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
 _FOLDER = Path("quire-data")
 
 
@@ -86,11 +87,12 @@ def images_ls(
     prefix: Annotated[str, typer.Option(help="only ids that begin with it")] = "",
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
+    as_json: AsJson = False,
 ) -> None:
     """Images whose ids begin with a prefix."""
     from quire_tools.cli import images
 
-    images.ls(cluster_commands.gateway_of(folder, gateway), prefix)
+    images.ls(cluster_commands.gateway_of(folder, gateway), prefix, as_json=as_json)
 
 
 @images_app.command("rm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ from quire_tools.local import read_state
 Result = TypeVar("Result")
 console = Console()
 keys_app = typer.Typer(no_args_is_help=True, help="Access keys for the frontends.")
+AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
 _FOLDER = Path("quire-data")
 Folder = Annotated[Path, typer.Option(help="of the cluster, as `quire up` had it")]
 _GRANT_HELP = "TENANT/BUCKET:read|write|admin, or TENANT/BUCKET/PREFIX:..."
@@ -76,17 +78,31 @@ def rm(
 
 
 @keys_app.command()
-def ls(
-    folder: Folder = _FOLDER,
-) -> None:
+def ls(folder: Folder = _FOLDER, as_json: AsJson = False) -> None:
     """All keys; no secrets."""
+    found = _run(folder, lambda keys: keys.all())
+    if as_json:
+        rows = [
+            {
+                "key": key.name,
+                "tenant": key.tenant,
+                "read_only": key.read_only,
+                "grants": _grants(key),
+                "generation": key.generation,
+            }
+            for key in found
+        ]
+        print(json.dumps(rows, indent=2))
+        return
     table = Table("key", "tenant", "own buckets", "grants", "generation")
-    for key in _run(folder, lambda keys: keys.all()):
-        grants = ", ".join(
-            f"{each.tenant}/{each.bucket}/{each.prefix}:{each.level.name.lower()}" for each in key.grants
-        )
+    for key in found:
+        grants = ", ".join(_grants(key))
         table.add_row(key.name, key.tenant, "read" if key.read_only else "all", grants or "–", str(key.generation))
     console.print(table)
+
+
+def _grants(key: AccessKey) -> list[str]:
+    return [f"{each.tenant}/{each.bucket}/{each.prefix}:{each.level.name.lower()}" for each in key.grants]
 
 
 def parse_grant(text: str) -> Grant:

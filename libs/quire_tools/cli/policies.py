@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +21,7 @@ policy_app = typer.Typer(no_args_is_help=True, help="What namespaces may take up
 tenant_app = typer.Typer(no_args_is_help=True, help="What tenants get of contended links, and may have stored.")
 Folder = Annotated[Path, typer.Option(help="of the cluster, as `quire up` had it")]
 Admin = Annotated[str, typer.Option(help="host:port of a gateway's admin frontend; empty for the cluster on --folder")]
+AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
 _FOLDER = Path("quire-data")
 _MIB = 1 << 20
 
@@ -42,10 +45,15 @@ def set_policy(
 
 
 @policy_app.command("ls")
-def list_policies(folder: Folder = _FOLDER, admin: Admin = "") -> None:
+def list_policies(folder: Folder = _FOLDER, admin: Admin = "", as_json: AsJson = False) -> None:
     """Policies that are set, by the first 16 bytes of the namespaces' digests."""
+    found = _found(folder, admin).namespaces
+    if as_json:
+        rows = [{**asdict(policy), "namespace": policy.namespace.hex()} for policy in found]
+        print(json.dumps(rows, indent=2))
+        return
     table = Table("namespace", "ttl s", "quota MiB")
-    for policy in _found(folder, admin).namespaces:
+    for policy in found:
         quota = f"{policy.quota_bytes / _MIB:.0f}" if policy.quota_bytes else "–"
         table.add_row(policy.namespace.hex(), str(policy.ttl_s or "–"), quota)
     console.print(table)
@@ -83,10 +91,18 @@ def set_tenant(
 
 
 @tenant_app.command("ls")
-def list_tenants(folder: Folder = _FOLDER, admin: Admin = "") -> None:
+def list_tenants(folder: Folder = _FOLDER, admin: Admin = "", as_json: AsJson = False) -> None:
     """Tenants for which something is set, by the digest of their salts, and what limited ones keep."""
+    found = _found(folder, admin).tenants
+    if as_json:
+        rows = [
+            {**asdict(state.policy), "kept_bytes": state.kept_bytes, "namespaces": len(state.namespaces)}
+            for state in found
+        ]
+        print(json.dumps(rows, indent=2))
+        return
     table = Table("tenant", "weight", "cap MB/s", "stored MiB at most", "objects and images, MiB", "namespaces")
-    for state in _found(folder, admin).tenants:
+    for state in found:
         policy, limited = state.policy, bool(state.policy.stored_bytes_max)
         table.add_row(
             policy.tenant or "(no salt)",
