@@ -60,8 +60,9 @@ class Policies:
             self._stored_in.add(noted)
 
     async def set_namespace(self, policy: NamespacePolicy) -> None:
-        """Bound a namespace; storage nodes hear of it when they next look."""
+        """Bound a namespace; storage nodes, and other orchestrators, hear of it when they next look."""
         await self._book.set(policy)
+        self._quotas = {**self._quotas, policy.namespace: policy.quota_bytes}
 
     async def all(self, quotas: TenantQuotas, storage_nodes: int) -> PolicyList:
         """All policies, and what limited tenants have stored."""
