@@ -63,8 +63,8 @@ class Reconciler:
 
     @property
     def compared(self) -> bool:
-        """Whether the index was compared with this node, and offered all that it did not list. What it does not take
-        yet, as nobody has the chunk before it, is offered again and again, and not waited for.
+        """Whether the index was compared with this node, and was sent every chunk that it did not list. A chunk whose
+        parent is not listed is refused, and sent again later; this does not wait for it.
         """
         return self._compared == self._epoch != "" and self._offered and not self._running
 

@@ -79,9 +79,9 @@ def unready(nodes: Iterable[Node], me: str) -> list[str]:
     nodes = list(nodes)
     wanted = digest(map(start_of, nodes))
     missing = [] if any(node.node_id == me for node in nodes) else [me]
-    silent = {True: wanted, False: NOT_YET}
-    return missing + [
-        node.node_id
-        for node in nodes
-        if node.notes.get(CHECKED_AMONG, silent[node.protocol_version >= _SAYS]) != wanted
-    ]
+    return missing + [node.node_id for node in nodes if _checked(node, wanted) != wanted]
+
+
+def _checked(node: Node, wanted: str) -> str:
+    """What a node says of its replicas. One that says nothing keeps none, or is of a release before."""
+    return node.notes.get(CHECKED_AMONG, wanted if node.protocol_version >= _SAYS else NOT_YET)

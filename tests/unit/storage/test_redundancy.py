@@ -58,7 +58,7 @@ async def test_the_gate_opens_when_all_of_it_holds() -> None:
     assert gate.why == "starting"
     world.compared = True
     await clock.advance(10.0)
-    assert "this node" in gate.why and not world.asked, "nobody is asked before it is itself ready"
+    assert "this node" in gate.why and not world.asked, "the orchestrator is not asked before this node is ready"
     world.replicas = _among(("a", "1"), ("b", "1"))
     await clock.advance(10.0)
     assert gate.why.endswith("at b")

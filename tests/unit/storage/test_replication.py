@@ -269,7 +269,7 @@ async def test_a_change_among_nodes_concerns_what_the_lost_one_held() -> None:
 @pytest.mark.parametrize("holders", [("me",), ("me", OBJECT_TIER), ("me", "a")])
 @pytest.mark.parametrize("mark", [KEPT, COPIED])
 async def test_what_is_copied_is_paced_and_nothing_else(holders: tuple[str, ...], mark: int) -> None:
-    """Whoever the index lists: a node that came back empty is listed for a while, the object tier always."""
+    """Not by what the index lists: it lists a node that came back empty for a while, and always the object tier."""
     keys = [number.to_bytes(32, "big") for number in range(8)]
     slow: Any = _Slow(keys)
     slow.holders, slow.mark = holders, mark

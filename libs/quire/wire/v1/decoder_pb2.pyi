@@ -39,7 +39,7 @@ class DecodeRequest(_message.Message):
     request_id: _builtins.bytes
     """Names it for `Abandon`, 16 bytes."""
     cached_only: _builtins.bool
-    """Only if it need not be decoded; else nothing is written. The image's owner is asked so first, whoever decodes it
+    """Only if it need not be decoded; else nothing is written. The image's owner is asked so first, whichever decoder decodes it
     then: its cache counts what is asked for.
     """
     @_builtins.property

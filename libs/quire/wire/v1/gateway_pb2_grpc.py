@@ -178,7 +178,7 @@ class GatewayServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Retain(self, request, context):
-        """Keep the longest indexed prefix until a time, whoever asks for space; or keep it no longer.
+        """Keep the longest indexed prefix until a time, even when space is needed; or stop keeping it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,7 +58,7 @@ class GatewayServiceStub:
     Evict: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
     Retain: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.RetainRequest, _gateway_pb2.RetainResponse]
-    """Keep the longest indexed prefix until a time, whoever asks for space; or keep it no longer."""
+    """Keep the longest indexed prefix until a time, even when space is needed; or stop keeping it."""
     Prefetch: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.PrefetchRequest, _gateway_pb2.PrefetchResponse]
     """Bring the longest readable prefix into storage nodes' memory, if it is not there."""
     PutLatent: _grpc.UnaryUnaryMultiCallable[_images_pb2.PutLatentRequest, _images_pb2.PutLatentResponse]
@@ -105,7 +105,7 @@ class GatewayServiceAsyncStub(GatewayServiceStub):
     Evict: _aio.UnaryUnaryMultiCallable[_gateway_pb2.EvictRequest, _gateway_pb2.EvictResponse]  # type: ignore[assignment]
     """Drop chunks; only those that no indexed chunk extends and no lease pins."""
     Retain: _aio.UnaryUnaryMultiCallable[_gateway_pb2.RetainRequest, _gateway_pb2.RetainResponse]  # type: ignore[assignment]
-    """Keep the longest indexed prefix until a time, whoever asks for space; or keep it no longer."""
+    """Keep the longest indexed prefix until a time, even when space is needed; or stop keeping it."""
     Prefetch: _aio.UnaryUnaryMultiCallable[_gateway_pb2.PrefetchRequest, _gateway_pb2.PrefetchResponse]  # type: ignore[assignment]
     """Bring the longest readable prefix into storage nodes' memory, if it is not there."""
     PutLatent: _aio.UnaryUnaryMultiCallable[_images_pb2.PutLatentRequest, _images_pb2.PutLatentResponse]  # type: ignore[assignment]
@@ -197,7 +197,7 @@ class GatewayServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _gateway_pb2.RetainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_gateway_pb2.RetainResponse, _abc.Awaitable[_gateway_pb2.RetainResponse]]:
-        """Keep the longest indexed prefix until a time, whoever asks for space; or keep it no longer."""
+        """Keep the longest indexed prefix until a time, even when space is needed; or stop keeping it."""
 
     @_abc_1.abstractmethod
     def Prefetch(
