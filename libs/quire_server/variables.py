@@ -92,6 +92,7 @@ KNOWN: Final = frozenset(
         "QUIRE_GATEWAY_TRANSFERS_MAX",
         "QUIRE_GATEWAY_TRANSFER_TIMEOUT_S",
         "QUIRE_KEY_SECRET",
+        "QUIRE_LOCAL_PORTS",
         "QUIRE_OBJECT_KEY",
         "QUIRE_OBJECT_SECRET",
         "QUIRE_OBJECT_URL",

@@ -35,6 +35,7 @@ WORKERS = 6
 QUIET_S = 60.0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 3 + 240)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", SEEDS)

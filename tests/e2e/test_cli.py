@@ -32,6 +32,7 @@ from quire_decoder.adapters.weights import weights_digest
 from quire_tools.cli.cluster import write_namespace
 from quire_tools.local import LocalCluster, read_state
 from quire_tools.local.ports import free_ports
+from tests import fork_server
 from tests.e2e.helpers import fresh_namespace, random_payload, some_keys, store
 
 _REQUEST: Any = reflection_pb2.ServerReflectionRequest
@@ -40,15 +41,8 @@ QUIRE = [sys.executable, "-c", "from quire_tools.cli import main; main()"]
 
 def quire(*arguments: str, timeout_s: float = 60, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "COLUMNS": "160"}
-    return subprocess.run(
-        [*QUIRE, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env=environment,
-        cwd=folder,
-    )
+    kind = "torch" if arguments[0] in ("demo", "profile", "calibrate") else "plain"
+    return fork_server.run(fork_server.quire(*arguments), timeout=timeout_s, env=environment, cwd=folder, kind=kind)
 
 
 def children_of(folder: Path) -> list[str]:
@@ -107,6 +101,7 @@ def test_up_status_and_ctrl_c(tmp_path: Path) -> None:
     assert gone.returncode == 1 and "quire up" in gone.stderr and "Traceback" not in gone.stderr
 
 
+@pytest.mark.slow
 def test_up_starts_again_what_dies_and_keeps_its_ports(tmp_path: Path, vae: Path) -> None:
     """Each service, Redis too, killed; images are at the port that was asked for, with the VAE that was given."""
     (http_port,) = free_ports(1)
@@ -153,6 +148,7 @@ def test_a_killed_launcher_takes_its_cluster_with_it(tmp_path: Path) -> None:
     assert children_of(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_demo_runs_and_shows(tmp_path: Path) -> None:
     """The demonstration: reuse is bit-identical, a killed node costs a recompute, picture and trace are there."""
     done = quire("demo", "--folder", str(tmp_path / "demo"), timeout_s=110)
@@ -169,7 +165,7 @@ def test_demo_runs_and_shows(tmp_path: Path) -> None:
     assert children_of(tmp_path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_on_a_running_cluster(tmp_path: Path, cluster: LocalCluster) -> None:
     """`quire demo --endpoint`, twice: the second must not stumble over what the first stored."""
     for _ in range(2):
@@ -231,20 +227,13 @@ def test_every_service_has_health_and_reflection(cluster: LocalCluster, name: st
 
 def test_wrong_configuration_stops_the_start_with_one_line() -> None:
     environment = {**os.environ, "QUIRE_STORAGE_ARENA_BYTES": "12", "QUIRE_STORAGE_THETA_BYTES": "many"}
-    done = subprocess.run(
-        [sys.executable, "-m", "quire_storage.server"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = fork_server.run([sys.executable, "-m", "quire_storage.server"], env=environment, timeout=30)
     assert done.returncode == 2
     assert "QUIRE_STORAGE_ARENA_BYTES" in done.stderr and "QUIRE_STORAGE_THETA_BYTES" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
     """The short form of each: the shape that tools read, and a picture."""
     small = ["--context", "512", "--chunk-tokens", "16", "--layers", "4", "--rounds", "2"]
@@ -313,7 +302,7 @@ def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> 
     assert gone.returncode == 1 and "ImageMissing" in gone.stderr and "Traceback" not in gone.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_plans_and_simulations(tmp_path: Path) -> None:
     """Those that need no cluster: a table, JSON without NaN, a figure."""
     trace = tmp_path / "kv.jsonl"
@@ -352,7 +341,7 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
     assert bad.returncode == 1 and "Traceback" not in bad.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_images_live(tmp_path: Path) -> None:
     """The replay through real services, against the store of PNGs."""
     out, picture = tmp_path / "live.json", tmp_path / "live.png"
@@ -365,7 +354,7 @@ def test_images_live(tmp_path: Path) -> None:
     assert picture.stat().st_size > 5000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "size", [["links", "--clients", "50", "--rounds", "1", "--chunks", "16"], ["membership", "--sizes", "5,20"]]
 )
@@ -377,7 +366,7 @@ def test_many_nodes(tmp_path: Path, size: list[str]) -> None:
     assert len(json.loads(out.read_text())["rows"]) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_images_public(tmp_path: Path) -> None:
     """Latencies and rates of small images over HTTP, for each way of answering."""
     out = tmp_path / "public.json"
@@ -389,7 +378,7 @@ def test_images_public(tmp_path: Path) -> None:
     assert rows and all(row["measured"] for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_images_spillover_live(tmp_path: Path) -> None:
     """Two decoders of injected decode time: a busy one's images are decoded by the other."""
     out = tmp_path / "spillover.json"

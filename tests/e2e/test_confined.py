@@ -58,6 +58,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
         yield running
 
 
+@pytest.mark.slow
 async def test_everything_works_without_root_and_without_writing_elsewhere(cluster: LocalCluster) -> None:
     for name in cluster.names:
         if name == "redis":

@@ -77,6 +77,7 @@ async def _holders(cluster: LocalCluster, keys: ChunkKeys) -> list[set[str]]:
     return [set(names.split(",")) - {""} for names in response.holders]
 
 
+@pytest.mark.slow
 async def test_far_more_than_memory_survives_kill_minus_nine(tmp_path: Path) -> None:
     """Four times the arena, acknowledged local, from two drives: every byte is there after the process is killed."""
     drives = {"QUIRE_STORAGE_DRIVES": f"{tmp_path}/d0,{tmp_path}/d1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from quire_server.redis import AccessKeys, connect
 from quire_tools.local import LocalCluster
+from tests import fork_server
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -24,25 +25,15 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, pipeline: Path) -> Iterator[LocalCluster]:
-    write = f"import sys; sys.path.insert(0, {str(EXAMPLES)!r}); import diffusers_latents as made, pathlib; "
-    subprocess.run(
-        [sys.executable, "-c", write + f"made.write_tiny_pipeline(pathlib.Path({str(pipeline)!r}))"],
-        check=True,
-        timeout=60,
-    )
+    runpy.run_path(str(EXAMPLES / "diffusers_latents.py"))["write_tiny_pipeline"](pipeline)
     settings = {"QUIRE_DECODER_MODELS": str(pipeline / "vae")}
     with LocalCluster(tmp_path_factory.mktemp("examples"), arena_bytes=128 << 20, settings=settings) as running:
         yield running
 
 
 def _run(name: str, *arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | environment,
-    )
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    done = fork_server.run(command, timeout=100, env=os.environ | environment, kind="torch")
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

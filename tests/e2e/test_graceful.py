@@ -26,6 +26,7 @@ from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.version import HEADER
 from quire_tools.local import LocalCluster
+from tests import fork_server
 from tests.e2e.rolling import roll
 
 LONG = bool(os.environ.get("QUIRE_TEST_LONG"))
@@ -50,6 +51,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Loc
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_a_rolling_restart_loses_no_request(cluster: LocalCluster, vae: Path) -> None:
     """Every service is stopped and started in turn."""
@@ -160,7 +162,7 @@ async def test_callers_of_another_protocol_are_told_so(cluster: LocalCluster) ->
 def test_a_wrong_configuration_is_named_at_the_start(service: str, wrong: dict[str, str], named: list[str]) -> None:
     """All of it at once, by the names of the variables, with status 2; and no secret is shown."""
     command = [sys.executable, "-m", f"quire_{service}.server"]
-    done = subprocess.run(command, env={**os.environ, **wrong}, capture_output=True, text=True, timeout=60, check=False)
+    done = fork_server.run(command, env={**os.environ, **wrong}, timeout=60)
     assert done.returncode == 2, done.stderr
     assert all(name in done.stderr for name in named), done.stderr
     assert "Traceback" not in done.stderr

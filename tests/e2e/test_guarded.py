@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import ssl
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -51,6 +49,7 @@ from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_server import certs
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
+from tests import fork_server
 from tests.e2e import s3_signing
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
 
@@ -85,9 +84,8 @@ class Guarded:
 
     def tenant(self, name: str, *options: str) -> Tenant:
         """A new key, made as an operator makes it."""
-        command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "keys", "create", name, *options]
-        command += ["--rdma", "--folder", str(self.cluster.folder)]
-        made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        command = fork_server.quire("keys", "create", name, *options, "--rdma", "--folder", self.cluster.folder)
+        made = fork_server.run(command, timeout=60).stdout
         said = dict(line.rsplit(maxsplit=1) for line in made.splitlines())
         return Tenant(said["gRPC token"], bytes.fromhex(said["salt"]))
 
@@ -220,9 +218,8 @@ async def test_a_signed_url_reads_what_it_names_until_its_time(guarded: Guarded)
         for method in ("PUT", "DELETE"):
             async with http.request(method, URL(mine.replace("latents", "images"), encoded=True)) as answer:
                 assert answer.status == 401
-        command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "keys", "rotate", key]
-        command += ["--folder", str(guarded.cluster.folder)]
-        await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=60, check=True)
+        command = fork_server.quire("keys", "rotate", key, "--folder", guarded.cluster.folder)
+        assert (await asyncio.to_thread(fork_server.run, command, timeout=60)).returncode == 0
         async with asyncio.timeout(20):  # a gateway remembers a key for two seconds
             while True:
                 async with http.get(URL(mine, encoded=True)) as answer:
@@ -287,25 +284,12 @@ def test_images_over_https(guarded: Guarded) -> None:
 
 def test_the_command_line_works_by_what_certs_prints(guarded: Guarded) -> None:
     """`quire tenant` at the admin frontend, `quire status` at the clients', under mutual TLS."""
-    command = [sys.executable, "-c", "from quire_tools.cli import main; main()"]
-    printed = subprocess.run(
-        [*command, "certs", str(guarded.cluster.folder / "certs")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
+    printed = fork_server.run(fork_server.quire("certs", guarded.cluster.folder / "certs"), timeout=60).stdout
     said = dict(line.split("=", 1) for line in printed.splitlines() if line.startswith("QUIRE_CLIENT_"))
     assert said.keys() == {"QUIRE_CLIENT_CA", "QUIRE_CLIENT_CERT", "QUIRE_CLIENT_KEY"}
     environment = {**os.environ, **said, "QUIRE_CLUSTER_SECRET": guarded.cluster.secret}
-    listed = subprocess.run(
-        [*command, "tenant", "ls", "--admin", guarded.cluster.admin_address],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = fork_server.quire("tenant", "ls", "--admin", guarded.cluster.admin_address)
+    listed = fork_server.run(command, env=environment, timeout=60)
     assert listed.returncode == 0 and "weight" in listed.stdout, listed.stderr
 
 

@@ -29,6 +29,7 @@ from quire.client import QuireClient, SyncClient
 from quire.model.durability import Durability
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
+from tests import fork_server
 from tests.e2e.helpers import fetch_all, fresh_namespace, metric, random_payload, some_keys, store, text_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ SECRET = secrets.token_hex(32)
 def run(service: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     command = [sys.executable, "-m", f"quire_{service}.server", *arguments]
-    return subprocess.run(command, env=environment | settings, capture_output=True, text=True, timeout=60, check=False)
+    return fork_server.run(command, env=environment | settings, timeout=60)
 
 
 def problems(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -121,6 +122,7 @@ def test_memory_that_rdma_could_not_pin_is_told_at_the_start() -> None:
     assert told == {"rc,sm": True, "tcp,sm": False}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_a_roll_waits_until_copies_are_there_again(tmp_path: Path) -> None:
     """A node that comes back empty serves, and is not ready for a roll: another one that went now would take chunks
@@ -278,7 +280,7 @@ def test_a_member_that_cannot_be_is_refused_and_says_so(
         assert nodes == ["storage-0"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_secrets_are_replaced_one_by_the_other(tmp_path: Path) -> None:
     """Members with the old and with the new one work together while both are believed."""
     with LocalCluster(tmp_path / "c", decoders=0, schedulers=0, arena_bytes=64 << 20) as cluster:

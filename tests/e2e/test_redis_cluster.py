@@ -141,6 +141,7 @@ async def test_all_that_uses_redis(cluster: LocalCluster, servers: RedisClusterS
     await redis.aclose()
 
 
+@pytest.mark.slow
 async def test_a_master_dies_under_load(cluster: LocalCluster, servers: RedisClusterServers) -> None:
     """With -9; its replica takes its slots. Requests of these seconds may fail, none gets a wrong byte."""
     async with _loaded(cluster) as load:
@@ -153,6 +154,7 @@ async def test_a_master_dies_under_load(cluster: LocalCluster, servers: RedisClu
     assert load.fetched > 20
 
 
+@pytest.mark.slow
 async def test_slots_move_under_load(cluster: LocalCluster, servers: RedisClusterServers) -> None:
     """A tenth of the index's slots, key by key, to another master."""
     slots = sorted({_slot(servers, b"{%s}" % tag) for tag in TAGS[::10]})

@@ -93,6 +93,7 @@ def _redis(folder: Path) -> Iterator[_Redis]:
         made.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_a_backup_is_restored(tmp_path: Path) -> None:
     """What was acknowledged in chunks is found again, also of the time since; names are those of the backup."""

@@ -19,6 +19,7 @@ from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
 from quire_tools.otlp_sink import OtlpSink
 from quire_tools.spans import Span, Trace, read_traces
+from tests import fork_server
 from tests.e2e import traced_client
 
 # The whole payload takes some 2.5 s at this rate: long against what is not the data plane's, on a slow machine too.
@@ -50,7 +51,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Trac
     with LocalCluster(folder, storage_nodes=2, arena_bytes=128 << 20, settings=settings, trace=True) as cluster:
         environment = {**os.environ, "QUIRE_TRACE_FOLDER": str(folder / "traces"), "PYTHONPATH": "."}
         command = [sys.executable, "-m", traced_client.__name__, cluster.gateway_address, weights_digest(vae)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+        done = fork_server.run(command, env=environment, timeout=90, kind="torch")
         assert done.returncode == 0, done.stderr
         ids = json.loads(done.stdout)
         wall_s = ids.pop("wall_s")
@@ -172,12 +173,11 @@ def test_a_cold_image_takes_few_steps(traced: Traced) -> None:
 
 def test_the_waterfall_in_a_terminal(traced: Traced) -> None:
     """`quire trace` lists traces, and draws one that it is given."""
-    quire = [sys.executable, "-c", "from quire_tools.cli import main; main()", "trace"]
     environment = {**os.environ, "COLUMNS": "160"}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [*quire, *arguments, "--folder", str(traced.folder)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        command = fork_server.quire("trace", *arguments, "--folder", traced.folder)
+        return fork_server.run(command, env=environment, timeout=60)
 
     listed = run()
     assert listed.returncode == 0 and traced.ids["kv"] in listed.stdout
@@ -196,7 +196,7 @@ def test_spans_reach_an_otlp_receiver(tmp_path: Path) -> None:
         with LocalCluster(tmp_path, decoders=0, arena_bytes=128 << 20, settings=export) as cluster:
             environment = {**os.environ, **export, "PYTHONPATH": "."}
             command = [sys.executable, "-m", traced_client.__name__, cluster.gateway_address]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+            done = fork_server.run(command, env=environment, timeout=60, kind="torch")
             assert done.returncode == 0, done.stderr
             trace_id = bytes.fromhex(json.loads(done.stdout)["kv"])
             services = {"engine", "gateway", "scheduler", "storage"}

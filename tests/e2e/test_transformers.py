@@ -107,6 +107,7 @@ def test_decoding_continues_from_a_delivered_prefix(running: LocalCluster) -> No
         assert got == plain
 
 
+@pytest.mark.slow
 def test_reuse_across_restarts_of_every_process(tmp_path: Path) -> None:
     """Stored before, reused after everything (Redis included) was stopped and started again."""
     model, ids = small_model(), prompt(400, seed=1)

@@ -60,7 +60,7 @@ def cluster(before: Path, tmp_path: Path) -> Iterator[LocalCluster]:
         yield running
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("first", ["orchestrators", "members"])
 async def test_an_upgrade_under_load_loses_nothing(cluster: LocalCluster, before: Path, first: str) -> None:
@@ -82,7 +82,7 @@ async def test_an_upgrade_under_load_loses_nothing(cluster: LocalCluster, before
     assert nodes == dict.fromkeys(before_that, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_being_told_to_nobody_takes_members_that_prove_nothing(cluster: LocalCluster, tmp_path: Path) -> None:
     """Of a release before: refused, and told what to set."""
     for name in ("orchestrator", "orchestrator-1"):

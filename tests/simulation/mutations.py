@@ -101,7 +101,7 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("redis emptied",),
         found_by="acknowledged",
-        seed=43,
+        seed=46,
     ),
     "unmapped-landing": Mutation(
         4,

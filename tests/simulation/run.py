@@ -1,6 +1,6 @@
 """Simulated days by seed: `python -m tests.simulation.run --seeds 1:200`. Tells the story of each that failed.
 
-A seed decides everything but how Python orders sets of strings: run with PYTHONHASHSEED=0, as `day()` makes sure.
+A seed decides everything but how Python orders sets of strings: run with PYTHONHASHSEED=0, as `days()` makes sure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import gc
 import json
 import logging
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -23,6 +22,7 @@ from pathlib import Path
 import structlog
 
 from quire.testing.simulation import SimulatedLoop, simulate
+from tests import fork_server
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.troubles import ALL_FAULTS
 from tests.simulation.world import Day
@@ -85,8 +85,7 @@ def days(
         command = [sys.executable, "-m", "tests.simulation.run", "--worker", "--seeds", ",".join(map(str, part))]
         command += ["--seconds", str(seconds), "--faults", ",".join(faults), "--mutation", mutation]
         command += ["--reads-only"] if reads_only else []
-        environment = {**os.environ, "PYTHONHASHSEED": "0"}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
+        done = fork_server.run(command, cwd=ROOT, timeout=900, kind="simulation")
         found = [Result(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
         if len(found) < len(part):
             raise RuntimeError(f"a worker ended with {done.returncode}:\n{done.stderr[-3000:]}")

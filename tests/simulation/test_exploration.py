@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 
 import pytest
 
+from tests import fork_server
 from tests.simulation.exploration import SCENARIOS, explore
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.run import ROOT
 from tests.simulation.tiny.model import Scenario
 
-_STATES = int(os.environ.get("QUIRE_EXPLORED_STATES", "2500"))
+_STATES = int(os.environ.get("QUIRE_EXPLORED_STATES", "1000"))
 
 
 @pytest.mark.timeout(1800)
@@ -31,7 +31,7 @@ def test_a_known_fault_is_found_by_exploring(name: str) -> None:
     """Put back, some order of events breaks a promise, and the check that says so is the one that should."""
     mutation, started = MUTATIONS[name], time.perf_counter()
     command = [sys.executable, "-m", "tests.simulation.exploration", "--mutation", name, "--only", mutation.explored]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500)
+    done = fork_server.run(command, cwd=ROOT, timeout=500, kind="simulation")
     assert done.returncode == 1 and mutation.found_by in done.stdout, done.stdout + done.stderr
     states = done.stdout.partition("the first ")[2].partition(" ")[0]
     print(f"| {mutation.finding or ''} | {mutation.what} | {states} states | {time.perf_counter() - started:.1f} |")

@@ -54,7 +54,7 @@ def unknown_commands(text: str) -> list[str]:
 
 def _calls(line: str) -> list[str]:
     """What follows `quire` in each call of it on a line of a shell."""
-    found: list[str] = re.findall(r"(?:^|[;&|] |^[A-Z_]+=\S+ |/)quire ([^;&|]*)", line.partition(" #")[0])
+    found: list[str] = re.findall(r"(?:^|[;&|] |^[A-Z_]+=\S+ |bin/)quire ([^;&|]*)", line.partition(" #")[0])
     return found
 
 

@@ -38,7 +38,8 @@ OPERATORS = ("cert-manager.io", "monitoring.coreos.com")
 ROLES = {"orchestrator", "scheduler", "gateway", "storage", "decoder"}
 
 
-def _built(layer: str) -> list[dict[str, Any]]:
+def built(layer: str) -> list[dict[str, Any]]:
+    """What kustomize makes of a folder of k8s."""
     tool = ["kubectl", "kustomize"] if shutil.which("kubectl") else ["kustomize", "build"]
     if shutil.which(tool[0]) is None:
         pytest.skip("neither kubectl nor kustomize is installed")
@@ -62,7 +63,7 @@ def test_every_file_is_a_kubernetes_object() -> None:
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_what_kustomize_makes_is_valid(layer: str) -> None:
-    objects = _built(layer)
+    objects = built(layer)
     for each in objects:
         if each["apiVersion"].partition("/")[0] not in OPERATORS:
             kubernetes_validate.validate(each, KUBERNETES, strict=True)
@@ -71,7 +72,7 @@ def test_what_kustomize_makes_is_valid(layer: str) -> None:
 
 def test_a_certificate_is_there_for_whatever_mounts_one() -> None:
     """By cert-manager; each is made out to the members' name and to its service's, which are what services check."""
-    objects = _built("overlays/cert-manager")
+    objects = built("overlays/cert-manager")
     made = {each["spec"]["secretName"]: each["spec"] for each in objects if each["kind"] == "Certificate"}
     mounted = set()
     for name, workload in _workloads(objects).items():
@@ -84,7 +85,7 @@ def test_a_certificate_is_there_for_whatever_mounts_one() -> None:
 
 
 def test_with_tls_nothing_speaks_plain_text() -> None:
-    objects = _built("overlays/mtls")
+    objects = built("overlays/mtls")
     service = next(
         each for each in objects if each["kind"] == "Service" and each["metadata"]["name"] == "quire-gateway"
     )
@@ -98,7 +99,7 @@ def test_with_tls_nothing_speaks_plain_text() -> None:
 
 def test_a_change_of_the_configuration_rolls_the_services() -> None:
     """Its name has a hash of its content."""
-    objects = _built("base")
+    objects = built("base")
     (config,) = [each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap"]
     assert config.startswith("quire-") and len(config) > len("quire-")
     for name, workload in _workloads(objects).items():
@@ -108,7 +109,7 @@ def test_a_change_of_the_configuration_rolls_the_services() -> None:
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_pods_are_confined_probed_and_ask_for_resources(layer: str) -> None:
-    for name, workload in _workloads(_built(layer)).items():
+    for name, workload in _workloads(built(layer)).items():
         if name == "quire-redis" and layer == "overlays/dev":
             continue
         pod = workload["spec"]["template"]["spec"]
@@ -126,7 +127,7 @@ def test_pods_are_confined_probed_and_ask_for_resources(layer: str) -> None:
 
 def test_a_pod_gets_the_time_that_its_service_may_take_to_stop() -> None:
     """Drain and grace fit into terminationGracePeriodSeconds, or the kubelet kills what still works."""
-    objects = _built("base")
+    objects = built("base")
     data = next(each["data"] for each in objects if each["kind"] == "ConfigMap")
     for name, workload in _workloads(objects).items():
         service = name.removeprefix("quire-")
@@ -144,7 +145,7 @@ def test_a_pod_gets_the_time_that_its_service_may_take_to_stop() -> None:
 def test_probes_ask_what_a_service_answers() -> None:
     """By HTTP, which works with mutual TLS too. A roll of storage waits for copies; addresses do not wait for that."""
     for layer in ("base", "overlays/mtls"):
-        objects = _built(layer)
+        objects = built(layer)
         for name, workload in _workloads(objects).items():
             container = workload["spec"]["template"]["spec"]["containers"][0]
             paths = {
@@ -160,7 +161,7 @@ def test_probes_ask_what_a_service_answers() -> None:
 
 def test_what_gateways_are_scaled_by_is_made_by_the_adapter() -> None:
     rules = yaml.safe_load((ROOT.parent / "observability/prometheus-adapter.yaml").read_text())["rules"]["custom"]
-    scalers = [each for each in _built("overlays/monitoring") if each["kind"] == "HorizontalPodAutoscaler"]
+    scalers = [each for each in built("overlays/monitoring") if each["kind"] == "HorizontalPodAutoscaler"]
     (scaler,) = [each for each in scalers if each["metadata"]["name"] == "quire-gateway"]
     asked = {each["pods"]["metric"]["name"] for each in scaler["spec"]["metrics"] if each["type"] == "Pods"}
     assert asked == {each["name"]["as"] for each in rules} == {"quire_gateway_transfers", "quire_lookup_seconds_p99"}
@@ -173,7 +174,7 @@ def test_every_variable_is_one_that_a_service_reads(layer: str) -> None:
         for package, name in CONFIGS.items()
         for field in dataclasses.fields(getattr(importlib.import_module(f"{package}.config"), name))
     }
-    for each in _built(layer):
+    for each in built(layer):
         names = set(each.get("data", {})) if each["kind"] == "ConfigMap" else set()
         for workload in _workloads([each]).values():
             names |= {
@@ -185,7 +186,7 @@ def test_every_variable_is_one_that_a_service_reads(layer: str) -> None:
 
 def test_only_the_gateway_is_open() -> None:
     """Of all policies one allows every source, and it selects the gateway."""
-    policies = [each["spec"] for each in _built("base") if each["kind"] == "NetworkPolicy"]
+    policies = [each["spec"] for each in built("base") if each["kind"] == "NetworkPolicy"]
     all_pods = {"matchLabels": {"app.kubernetes.io/part-of": "quire"}}
     assert any(each["podSelector"] == all_pods for each in policies), "what is not allowed is refused"
     for policy in policies:
@@ -196,12 +197,12 @@ def test_only_the_gateway_is_open() -> None:
 
 def test_engines_reach_the_data_plane_whatever_else_they_are() -> None:
     """The label that kustomize adds to selectors is not asked of them."""
-    policy = next(each["spec"] for each in _built("base") if each["metadata"]["name"] == "quire-data-plane")
+    policy = next(each["spec"] for each in built("base") if each["metadata"]["name"] == "quire-data-plane")
     (peer,) = policy["ingress"][0]["from"]
     assert "matchLabels" not in peer["podSelector"]
     assert peer["podSelector"]["matchExpressions"][0]["key"] == "quire.io/client"
 
 
 def test_disruptions_leave_one_pod() -> None:
-    budgets = [each for each in _built("base") if each["kind"] == "PodDisruptionBudget"]
+    budgets = [each for each in built("base") if each["kind"] == "PodDisruptionBudget"]
     assert {each["metadata"]["name"] for each in budgets} == {f"quire-{role}" for role in ROLES}

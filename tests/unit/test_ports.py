@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from quire.model.errors import ConfigInvalid
 from quire_tools.local.ports import free_ports
 
 
@@ -13,3 +16,12 @@ def test_no_outgoing_connection_can_take_them() -> None:
     ports = free_ports(40)
     assert len(set(ports)) == 40
     assert max(ports) < first
+
+
+def test_they_lie_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_LOCAL_PORTS", "21000-21099")
+    assert all(21000 <= port <= 21099 for port in free_ports(8))
+    for wrong in ("21000", "9-21000", "b-c", "22000-21000"):
+        monkeypatch.setenv("QUIRE_LOCAL_PORTS", wrong)
+        with pytest.raises(ConfigInvalid, match="QUIRE_LOCAL_PORTS"):
+            free_ports(1)

@@ -18,8 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Self
 
@@ -34,26 +32,14 @@ from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire_tools.local.embedded_redis import redis_command
 from quire_tools.local.ports import free_ports, remembered_ports
+from quire_tools.local.processes import Process, Starter
 
 _STATE: Final = "cluster.json"
 _TUNED: Final = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000"}
 """As in the storage service's image."""
 _LOCK: Final = "cluster.lock"
 _PORTS: Final = "ports.json"
-_LAUNCH: Final = Path(__file__).with_name("launch.py")
 _SERVICES: Final = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
-
-
-@dataclass(slots=True)
-class _Process:
-    """A running service: how it was started, so that it can be started again."""
-
-    name: str
-    command: list[str]
-    environment: dict[str, str]
-    address: str
-    popen: subprocess.Popen[bytes]
-    log: IO[bytes] = field(repr=False)
 
 
 class _Member(NamedTuple):
@@ -112,9 +98,9 @@ class LocalCluster:
         self._own_links = own_links
         self.tls_address = ""
         self._settings = settings or {}
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, Process] = {}
         self._lock: IO[str] | None = None
-        self._spawner: ThreadPoolExecutor | None = None
+        self._starter = Starter()
         self._socket_folder = ""
         self._addresses: dict[str, list[str]] = {}
         self.metrics: dict[str, str] = {}  # host:port of each service's /metrics, by its name
@@ -238,7 +224,7 @@ class LocalCluster:
         Members go before the orchestrators, which they tell that they leave: a cluster started on the folder a moment
         later must not find them.
         """
-        groups: dict[str, list[_Process]] = {"members": [], "orchestrator": [], "redis": []}
+        groups: dict[str, list[Process]] = {"members": [], "orchestrator": [], "redis": []}
         for name, process in self._processes.items():
             groups.get(name.partition("-")[0], groups["members"]).append(process)
         for group in groups.values():
@@ -253,9 +239,7 @@ class LocalCluster:
                     self._end(process)
                 process.log.close()
         self._processes.clear()
-        if self._spawner is not None:
-            self._spawner.shutdown()
-            self._spawner = None
+        self._starter.close()
         if self._socket_folder:
             shutil.rmtree(self._socket_folder, ignore_errors=True)
             self._socket_folder = self._redis_url = ""
@@ -265,7 +249,7 @@ class LocalCluster:
             self._lock.close()
             self._lock = None
 
-    def _end(self, process: _Process) -> None:
+    def _end(self, process: Process) -> None:
         """End a process that does not stop when asked, and say where it was: its stacks come into its log."""
         process.popen.send_signal(signal.SIGABRT)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -394,21 +378,10 @@ class LocalCluster:
 
     def _spawn(self, name: str, command: list[str], environment: dict[str, str], address: str) -> None:
         log = (self.folder / "logs" / f"{name}.log").open("ab")
-        if self._spawner is None:
-            self._spawner = ThreadPoolExecutor(1, "spawner")
-        # The kernel's "die with your parent" means the parent's thread: one that lives as long as the cluster does.
-        popen = self._spawner.submit(
-            subprocess.Popen[bytes],
-            [sys.executable, "-ISs", str(_LAUNCH), str(os.getpid()), *self.wrapped(name, command)],
-            env=environment,
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        ).result()
-        self._processes[name] = _Process(name, command, environment, address, popen, log)
+        popen = self._starter.start(self.wrapped(name, command), environment, log)
+        self._processes[name] = Process(name, command, environment, address, popen, log)
 
-    def _wait_healthy(self, process: _Process, deadline: float) -> None:
+    def _wait_healthy(self, process: Process, deadline: float) -> None:
         with self._channel(process.address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
             while True:
@@ -466,7 +439,7 @@ class LocalCluster:
         name = [("grpc.ssl_target_name_override", MEMBER_NAME)]
         return grpc.secure_channel(address, self._operator_tls.channel_credentials(), options=name)
 
-    def _check_alive(self, process: _Process, deadline: float) -> None:
+    def _check_alive(self, process: Process, deadline: float) -> None:
         if process.popen.poll() is not None:
             tail = (self.folder / "logs" / f"{process.name}.log").read_text(errors="replace")[-2000:]
             raise Unavailable(f"{process.name} ended with status {process.popen.returncode}:\n{tail}")

@@ -5,27 +5,32 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import os
 import random
 import socket
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from quire.model.errors import Unavailable
+from quire.model.errors import ConfigInvalid, Unavailable
 
 _RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_FIRST: Final = 12_000
-_LAST: Final = 32_767
+_VARIABLE: Final = "QUIRE_LOCAL_PORTS"
+_DEFAULT: Final = "12000-32767"
 _TRIES: Final = 50
 
 
 def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
     """Ports of 127.0.0.1 that nothing has bound, and none of `but`. Raises `Unavailable` if there are none.
 
-    They lie below those that the kernel gives to outgoing connections: one of these could take a port between its being
-    found free and its being bound.
+    They lie in `QUIRE_LOCAL_PORTS`: clusters that start at the same moment have ranges of their own, or could be given
+    the same one.
+
+    And they lie below those that the kernel gives to outgoing connections: one of these could take a port between its
+    being found free and its being bound.
     """
-    last = min(_LAST, _outgoing_from() - 1)
+    first, last = _range()
+    last = min(last, _outgoing_from() - 1)
     pick = random.SystemRandom()
     found: list[int] = []
     with contextlib.ExitStack() as stack:
@@ -33,7 +38,7 @@ def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
             if len(found) == count:
                 return found
             each = stack.enter_context(socket.socket())
-            port = pick.randint(_FIRST, last) if last > _FIRST else 0
+            port = pick.randint(first, last) if last > first else 0
             if port in but:
                 continue
             try:
@@ -69,8 +74,16 @@ def _is_free(port: object) -> bool:
         return True
 
 
+def _range() -> tuple[int, int]:
+    said = os.environ.get(_VARIABLE, "") or _DEFAULT
+    first, _, last = said.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 1024 <= int(first) <= int(last) <= 65535):
+        raise ConfigInvalid(f"{_VARIABLE}={said!r}: two ports are wanted, as in {_DEFAULT}")
+    return int(first), int(last)
+
+
 def _outgoing_from() -> int:
     try:
         return int(_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):
-        return _LAST + 1
+        return 32_768

@@ -74,6 +74,7 @@ def test_spillover_takes_the_peak_off() -> None:
     assert with_it.seconds.max() < without.seconds.max()
 
 
+@pytest.mark.slow
 def test_the_floor_is_below_every_cache() -> None:
     """And where nothing is ever asked for again, nothing can be saved."""
     trace = sized(generate(3_000, seed=3))
@@ -89,6 +90,7 @@ def test_the_floor_is_below_every_cache() -> None:
     assert floor_ms(once, replace(serving, window=3, warmup=0), 10**12) == pytest.approx(176.0)
 
 
+@pytest.mark.slow
 def test_the_decoders_cache_is_worth_having() -> None:
     """Below LatentBox's and below an image store, at the same bytes and on the same trace."""
     trace = sized(generate(6_000, seed=1))

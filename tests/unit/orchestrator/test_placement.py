@@ -85,6 +85,7 @@ async def test_conversations_with_one_root_are_spread() -> None:
     assert max([await cluster.parts(keys) for keys in chains[:50]]) <= 2 + 198 / RANGE
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TRACE.exists(), reason="the production trace is not here")
 async def test_the_production_trace_is_spread() -> None:
     with TRACE.open() as lines:

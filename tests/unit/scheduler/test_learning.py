@@ -42,6 +42,7 @@ def test_curves_of_any_form() -> None:
     assert np.median([game.settled for game in games]) <= 1.01
 
 
+@pytest.mark.slow
 def test_stalls_told_with_noise_of_ten_percent() -> None:
     """Within 6% on nine of ten links. (Of 132 five missed one of the two bounds.)"""
     games = _games([*readings(), *_made_up()], 0.1)
@@ -56,6 +57,7 @@ def test_without_exploring_it_stays_in_local_optima(monkeypatch: pytest.MonkeyPa
     assert len(_misses(_games(_made_up(), 0.0), 0.03)) >= _EACH
 
 
+@pytest.mark.slow
 def test_trying_without_a_bound_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adaptive_module, "_FREE", 10**9)
     assert [game for game in _games(_made_up(), 0.0) if game.dearest > 1.1]

@@ -112,6 +112,7 @@ def test_what_is_kept_is_not_evicted() -> None:
         assert len(tier) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TRACE.exists(), reason="the production trace is not at hand")
 def test_on_the_production_trace_prefixes_hit_more_often_than_with_lru() -> None:
     """A third of an hour of real conversations: nearer to Belady than LRU and S3-FIFO are, and never above it."""

@@ -1,0 +1,66 @@
+"""Processes of a local cluster: how they are started, and what is known of each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+_LAUNCH: Final = Path(__file__).with_name("launch.py")
+
+
+class Running(Protocol):
+    """A process, as `subprocess.Popen` shows one."""
+
+    pid: int
+    returncode: int | Any
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Process:
+    """A running service: how it was started, so that it can be started again."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    address: str
+    popen: Running
+    log: IO[bytes] = field(repr=False)
+
+
+class Starter:
+    """Starts processes that die with this one, however it dies."""
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+
+    def start(self, command: list[str], environment: dict[str, str], log: IO[bytes]) -> Running:
+        """Start one in a session of its own; what it says goes to `log`."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "starter")
+        # The kernel's "die with your parent" means the parent's thread: one that lives as long as the cluster does.
+        return self._thread.submit(
+            subprocess.Popen[bytes],
+            [sys.executable, "-ISs", str(_LAUNCH), str(os.getpid()), *command],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        ).result()
+
+    def close(self) -> None:
+        """Give the thread back; every process has to have ended."""
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None

@@ -1,0 +1,109 @@
+"""A release: wheels that pip can install each for itself, named by the tag, the same bytes each time."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _tool() -> Any:
+    spec = importlib.util.spec_from_file_location("release", ROOT / "tools" / "release.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A release of this commit as 7.8.9, made twice, in a repository of its own."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("this is no git repository")
+    folder = tmp_path_factory.mktemp("release")
+    clone = folder / "clone"
+    subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{ROOT}", str(clone)], check=True, timeout=60)
+    shutil.copy(ROOT / "tools" / "release.py", clone / "tools" / "release.py")
+    subprocess.run(["git", "tag", "v7.8.9"], cwd=clone, check=True)
+    tool = _tool()
+    tool.ROOT = clone
+    tool.bill = lambda tree, out, version: None  # wants a program of its own: make release
+    for out in ("one", "two"):
+        tool.release("v7.8.9", folder / out)
+    return folder / "one", folder / "two"
+
+
+def _about(wheel: Path) -> Any:
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        return HeaderParser().parsestr(archive.read(name).decode())
+
+
+@pytest.mark.slow
+def test_the_same_tag_is_the_same_bytes(released: tuple[Path, Path]) -> None:
+    one, two = released
+    names = sorted(file.name for file in one.iterdir())
+    assert names == [
+        "SHA256SUMS",
+        *(f"{name}-7.8.9-py3-none-any.whl" for name in ("pyucx", "quire")),
+        "quire-7.8.9.tgz",
+        *(f"{name}-7.8.9-py3-none-any.whl" for name in ("quire_server", "quire_tools")),
+    ]
+    assert (one / "SHA256SUMS").read_text() == (two / "SHA256SUMS").read_text()
+
+
+@pytest.mark.slow
+def test_each_wheel_has_its_packages_and_asks_for_the_others(released: tuple[Path, Path]) -> None:
+    tops: dict[str, set[str]] = {}
+    for wheel in released[0].glob("*.whl"):
+        about = _about(wheel)
+        assert (about["Version"], about["License-Expression"]) == ("7.8.9", "Apache-2.0")
+        names = zipfile.ZipFile(wheel).namelist()
+        tops[about["Name"]] = {each.split("/")[0] for each in names if ".dist-info" not in each}
+        asked = [each for each in about.get_all("Requires-Dist") if each.startswith(("quire", "pyucx"))]
+        assert all("==7.8.9" in each for each in asked), asked
+        assert not any(each.startswith("quire[") and "dev" in each for each in asked)
+    assert tops == {
+        "pyucx": {"pyucx"},
+        "quire": {"quire"},
+        "quire-server": {
+            "quire_server",
+            *(f"quire_{name}" for name in ("decoder", "gateway", "orchestrator", "scheduler", "storage")),
+        },
+        "quire-tools": {"quire_tools"},
+    }
+    extras = set(_about(released[0] / "quire-7.8.9-py3-none-any.whl").get_all("Provides-Extra"))
+    assert {"server", "decoder", "cli", "tools", "vllm", "demo", "ucx"} <= extras and "dev" not in extras
+    with tarfile.open(released[0] / "quire-7.8.9.tgz") as chart:
+        file = chart.extractfile("quire/Chart.yaml")
+        assert file is not None and b"appVersion: 7.8.9" in file.read()
+
+
+@pytest.mark.slow
+def test_a_client_runs_from_its_two_wheels(released: tuple[Path, Path], tmp_path: Path) -> None:
+    """`quire` and `pyucx` alone: the client is there, nothing of a server."""
+    for name in ("quire", "pyucx"):
+        zipfile.ZipFile(released[0] / f"{name}-7.8.9-py3-none-any.whl").extractall(tmp_path)
+    code = f"""
+import sys
+sys.path[:] = [{str(tmp_path)!r}, *(path for path in sys.path if "libs" not in path and "services" not in path)]
+import quire, quire.client, pyucx
+assert quire.__version__ == "7.8.9" and quire.__file__.startswith({str(tmp_path)!r}), quire.__file__
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_tag_that_names_no_version_is_refused() -> None:
+    with pytest.raises(SystemExit, match=r"tags of releases are like v0\.3\.0"):
+        _tool().release("latest", Path("nowhere"))

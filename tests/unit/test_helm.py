@@ -1,0 +1,140 @@
+"""The Helm chart, rendered by Helm's own code: its defaults are k8s/base, its values do what the overlays do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.unit.test_k8s import KUBERNETES, OPERATORS, built
+
+helm = pytest.importorskip("helm_python", reason="helm-python-sdk is not installed (make test-chart installs it)")
+
+CHART = Path(__file__).resolve().parents[2] / "k8s" / "helm" / "quire"
+Objects = dict[tuple[str, str], dict[str, Any]]
+OVERLAYS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "overlays/mtls": {"tls": {"enabled": True}},
+    "overlays/cert-manager": {"tls": {"enabled": True, "certManager": True}},
+    "overlays/gpu": {"decoder": {"gpu": True}},
+    "overlays/rdma": {"rdma": {"enabled": True}},
+    "overlays/rdma-root": {"rdma": {"enabled": True, "root": True}},
+    "overlays/shared-memory": {"sharedMemory": {"enabled": True}},
+    "overlays/io-uring": {"ioUring": {"enabled": True}},
+    "overlays/monitoring": {"monitoring": {"enabled": True}},
+    "overlays/production": {"rdma": {"enabled": True}, "decoder": {"gpu": True}, "tls": {"enabled": True}},
+}
+
+
+def rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
+    with helm.Chart.load(str(CHART)) as chart:
+        files = chart.render(values, name="quire", namespace="quire")
+    return [
+        each
+        for name, text in sorted(files.items())
+        if name.endswith(".yaml")
+        for each in yaml.safe_load_all(text)
+        if each
+    ]
+
+
+def comparable(objects: list[dict[str, Any]]) -> Objects:
+    """Without what differs by nature: a hash in a name, labels that nothing selects by, tags, orders."""
+    config = next(each["metadata"]["name"] for each in objects if each["kind"] == "ConfigMap")
+    found: Objects = {}
+    for each in yaml.safe_load(yaml.safe_dump(objects).replace(config, "quire")):
+        each["metadata"].pop("labels", None)
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            template = each["spec"]["template"]
+            template["metadata"].pop("annotations", None)
+            pod = template["spec"]
+            for container in [*pod["containers"], *pod.get("initContainers", [])]:
+                container["image"] = container["image"].partition(":")[0]
+                container.get("env", []).sort(key=lambda variable: variable["name"])
+                container.get("volumeMounts", []).sort(key=lambda mount: mount["name"])
+            pod["volumes"].sort(key=lambda volume: volume["name"])
+        found[each["kind"], each["metadata"]["name"]] = each
+    return found
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_chart_is_what_kustomize_makes(overlay: str) -> None:
+    of_helm, of_kustomize = comparable(rendered(OVERLAYS[overlay])), comparable(built(overlay))
+    assert of_helm.keys() == of_kustomize.keys()
+    for name, each in of_kustomize.items():
+        assert of_helm[name] == each, name
+
+
+ALL: list[dict[str, Any]] = [
+    *OVERLAYS.values(),
+    {"redis": {"trial": True}, "clusterSecret": {"value": "s"}, "decoder": {"enabled": False}},
+    {
+        "image": {"registry": "registry.example/quire/", "tag": "1.2", "pullPolicy": "Always"},
+        "imagePullSecrets": [{"name": "pull"}],
+        "storage": {"nodeSelector": {"drives": "nvme"}, "volume": {"storageClass": "local", "size": "2Ti"}},
+        "gateway": {"serviceType": "LoadBalancer", "serviceAnnotations": {"a": "b"}, "env": {"QUIRE_GATEWAY_AUTH": 1}},
+        "decoder": {"tolerations": [{"key": "images", "operator": "Exists"}]},
+        "objects": {"endpoint": "http://rgw:8000"},
+        "scheduler": {"replicas": 3},
+    },
+]
+
+
+@pytest.mark.parametrize("values", ALL, ids=str)
+def test_what_it_renders_is_valid(values: dict[str, Any]) -> None:
+    for each in rendered(values):
+        if each["apiVersion"].partition("/")[0] not in OPERATORS:
+            kubernetes_validate.validate(each, KUBERNETES, strict=True)
+
+
+def test_values_reach_the_pods() -> None:
+    objects = comparable(rendered(ALL[-1]))
+    storage = objects["StatefulSet", "quire-storage"]["spec"]
+    assert storage["template"]["spec"]["nodeSelector"] == {"drives": "nvme"}
+    assert storage["volumeClaimTemplates"][0]["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "local",
+        "resources": {"requests": {"storage": "2Ti"}},
+    }
+    gateway = objects["Deployment", "quire-gateway"]["spec"]["template"]["spec"]["containers"][0]
+    assert gateway["image"] == "registry.example/quire/quire-gateway" and gateway["imagePullPolicy"] == "Always"
+    assert {"name": "QUIRE_GATEWAY_AUTH", "value": "1"} in gateway["env"]
+    data = objects["ConfigMap", "quire"]["data"]
+    assert data["AWS_ENDPOINT_URL"] == "http://rgw:8000" and data["QUIRE_SCHEDULER_ADDRESS"].count(",") == 2
+
+
+def test_a_change_of_the_configuration_rolls_the_pods() -> None:
+    def sums(values: dict[str, Any]) -> set[str]:
+        return {
+            each["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+            for each in rendered(values)
+            if each["kind"] in ("Deployment", "StatefulSet")
+        }
+
+    (before,), (after,) = sums({}), sums({"config": {"QUIRE_STORAGE_THETA_BYTES": 1 << 20}})
+    assert before != after
+
+
+def test_the_linter_finds_nothing() -> None:
+    messages = helm.lint(str(CHART), strict=True)["messages"]
+    assert [each["error"] for each in messages if each["error"] != "icon is recommended"] == []
+
+
+@pytest.mark.parametrize("wrong", [{"replicas": 3}, {"storage": {"replica": 3}}, {"tls": {"enabled": "yes"}}], ids=str)
+def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
+    with helm.Chart.load(str(CHART)) as chart, pytest.raises(helm.HelmValuesError, match=next(iter(wrong))):
+        chart.render(wrong, name="quire", namespace="quire")
+
+
+def test_every_value_is_read() -> None:
+    """A value that no template names does nothing."""
+    templates = "".join(file.read_text() for file in (CHART / "templates").iterdir())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    for group, each in values.items():
+        assert f".Values.{group}" in templates, group
+        for name in each if isinstance(each, dict) else ():
+            assert re.search(rf"\.(Values\.{group}|values)\.{name}\b", templates), f"{group}.{name}"
