@@ -133,7 +133,16 @@ def tenant_name(salt: bytes) -> str:
 def block_keys(
     namespace: Namespace, tokens: Sequence[int], algorithm: HashAlgorithm = HashAlgorithm.SHA256_CBOR
 ) -> ChunkKeys:
-    """Keys of all whole chunks of `tokens`; a rest shorter than a chunk has none. Raises `KeysInvalid`."""
+    """Keys of all whole chunks of `tokens`; a rest shorter than a chunk has none. Raises `KeysInvalid`.
+
+    Each key stands for all tokens up to its chunk's end, so that equal beginnings have equal keys:
+
+    >>> from quire.model.layout import Dtype, KvLayout
+    >>> namespace = Namespace("llama-3", "a1b2", KvLayout(32, 16, 8, 128, Dtype.BF16))
+    >>> short, long = block_keys(namespace, range(40)), block_keys(namespace, [*range(40), *range(60)])
+    >>> len(short), len(long), long.run(0, 2) == short
+    (2, 6, True)
+    """
     size = namespace.layout.chunk_tokens
     count = len(tokens) // size
     if count > KEYS_MAX:

@@ -19,7 +19,12 @@ BUCKET_CHUNKS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ChunkKeys:
-    """Keys H_0 … H_{N-1} of a prefix, in order, concatenated. Raises `KeysInvalid`."""
+    """Keys H_0 … H_{N-1} of a prefix, in order, concatenated. Raises `KeysInvalid`.
+
+    >>> keys = ChunkKeys(bytes(32) + b"\\x01" * 32)
+    >>> len(keys), keys.run(1, 1).packed == keys.at(1)
+    (2, True)
+    """
 
     packed: bytes
 

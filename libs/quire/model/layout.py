@@ -45,6 +45,10 @@ class KvLayout:
     """Shape of one chunk. Raises `LayoutInvalid`, naming the field, for what no model has.
 
     `num_layers` L, `chunk_tokens` G, `kv_heads` n_kv (1 for MLA), `head_dim` d (MLA: latent and rotary together).
+
+    >>> layout = KvLayout(num_layers=32, chunk_tokens=16, kv_heads=8, head_dim=128, dtype=Dtype.BF16)
+    >>> layout.slice_bytes, layout.payload_bytes(chunks=2)
+    (65536, 4194304)
     """
 
     num_layers: int
