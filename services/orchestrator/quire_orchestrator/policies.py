@@ -20,15 +20,17 @@ class Policies:
         self._quotas: Mapping[bytes, int] = {}
         self._stored_in: set[tuple[str, bytes]] = set()
         self._epoch = ""
+        self._looking = asyncio.Lock()
         self.theta_bytes = 0
         """The threshold Θ that was set for all storage nodes; 0 for their own settings."""
 
     async def refresh(self, epoch: str = "") -> None:
         """Look again. `epoch`: of the index; a new one means that Redis has lost what was noted there."""
-        self._tenants, self.theta_bytes, namespaces = await asyncio.gather(
-            self._book.tenants(), self._book.theta(), self._book.all()
-        )
-        self._quotas = {policy.namespace: policy.quota_bytes for policy in namespaces}
+        async with self._looking:  # one that began before a change must not end behind it
+            self._tenants, self.theta_bytes, namespaces = await asyncio.gather(
+                self._book.tenants(), self._book.theta(), self._book.all()
+            )
+            self._quotas = {policy.namespace: policy.quota_bytes for policy in namespaces}
         if epoch != self._epoch:
             self._epoch = epoch
             self._stored_in.clear()
@@ -61,8 +63,9 @@ class Policies:
 
     async def set_namespace(self, policy: NamespacePolicy) -> None:
         """Bound a namespace; storage nodes, and other orchestrators, hear of it when they next look."""
-        await self._book.set(policy)
-        self._quotas = {**self._quotas, policy.namespace: policy.quota_bytes}
+        async with self._looking:
+            await self._book.set(policy)
+            self._quotas = {**self._quotas, policy.namespace: policy.quota_bytes}
 
     async def all(self, quotas: TenantQuotas, storage_nodes: int) -> PolicyList:
         """All policies, and what limited tenants have stored."""
@@ -80,10 +83,13 @@ class Policies:
         return PolicyList(namespaces=namespaces, tenants=tuple(states), storage_nodes=storage_nodes)
 
     async def set_tenant(self, policy: TenantPolicy) -> None:
-        """Counts for look-ups from the next refresh on."""
-        await self._book.set_tenant(policy)
+        """Limit a tenant; gateways, storage nodes, and other orchestrators, hear of it when they next look."""
+        async with self._looking:
+            await self._book.set_tenant(policy)
+            self._tenants = {**self._tenants, policy.tenant: policy}
 
     async def set_theta(self, theta_bytes: int) -> None:
         """Storage nodes hear of it with their next heartbeats."""
-        await self._book.set_theta(theta_bytes)
-        self.theta_bytes = theta_bytes
+        async with self._looking:
+            await self._book.set_theta(theta_bytes)
+            self.theta_bytes = theta_bytes
