@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-vllm test test-slow test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations check coverage release docs format generated proto bench clean
+.PHONY: demo demo-vllm test test-quick test-slow test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations check coverage release docs format generated proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,10 +16,13 @@ demo: $(STAMP)          ## a real model reuses a prefix that another process com
 
 WORKERS ?= 2
 test: $(STAMP)          ## the suite, on real parts
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest
+
+test-quick: $(STAMP)    ## the same in half the time: two workers, services forked (CONTRIBUTING.md says what to know)
+	QUIRE_TEST_FORK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(STAMP)     ## the tests that take over ten seconds, more of the simulator's days, chaos for nine seconds
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow
+	$(BIN)/python -m pytest -m slow
 	QUIRE_SIMULATION_SEEDS=16 QUIRE_EXPLORED_STATES=2500 $(BIN)/python -m pytest tests/simulation -k "not known_fault"
 
 test-all: $(STAMP)      ## everything

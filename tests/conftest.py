@@ -38,14 +38,18 @@ _KILLED: list[str] = []
 
 @pytest.fixture(scope="session", autouse=True)
 def services_are_forked() -> Iterator[None]:
-    """Services of clusters come from a process that has imported them."""
+    """With `QUIRE_TEST_FORK=1` services of clusters come from a process that has imported them.
+
+    Not by default: once in some thousand stores a forked service did not answer, and why is not known yet.
+    """
     start = Starter.start
 
     def forked(self: Starter, command: list[str], environment: dict[str, str], log: IO[bytes]) -> Running:
         return fork_server.start_service(command, environment, log) or start(self, command, environment, log)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Starter, "start", forked)
+        if os.environ.get("QUIRE_TEST_FORK") == "1":
+            patch.setattr(Starter, "start", forked)
         yield
     fork_server.close()
 
