@@ -52,14 +52,13 @@ def names() -> str:
 
 def groups() -> str:
     """The alerts without their head, as the chart includes them."""
-    return MADE_OF_ALERTS + "groups:\n" + ALERTS.read_text().partition("groups:\n")[2]
+    return "groups:\n" + ALERTS.read_text().partition("groups:\n")[2]
 
 
 def rules() -> str:
     """The alerts as the Prometheus operator takes them."""
-    groups = ALERTS.read_text().partition("groups:\n")[2]
-    head = "apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: quire\nspec:\n  groups:\n"
-    return MADE_OF_ALERTS + head + "".join(f"  {line}\n" for line in groups.splitlines())
+    head = "apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: quire\nspec:\n"
+    return head + "".join(f"  {line}\n" for line in groups().splitlines())
 
 
 def schema() -> str:
@@ -88,8 +87,8 @@ def _type(value: object, name: str = "") -> dict[str, object]:
 def main() -> None:
     wanted = {
         VARIABLES: names(),
-        RULES: rules(),
-        CHART / "alerts.yaml": groups(),
+        RULES: MADE_OF_ALERTS + rules(),
+        CHART / "alerts.yaml": MADE_OF_ALERTS + groups(),
         CHART / "values.schema.json": schema(),
     }
     for file, text in wanted.items():

@@ -429,7 +429,7 @@ class IndexContract:
         matched = (await asyncio.gather(*both))[::2]
         assert await _count(index, keys) == max(matched), "what a lease was given on stays, and nothing else"
 
-    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("seed", range(6))
     async def test_random_histories_equal_the_model(self, index: Index, seed: int) -> None:
         """Register, unregister, evict and match on branching chains, against a dict of parents and holders."""
         rng = random.Random(seed)
