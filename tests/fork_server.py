@@ -1,6 +1,6 @@
-"""Programs of tests, forked from a process that has imported what they need: services of clusters, `quire` commands,
-days of the simulator. An import takes one to three seconds of a core each time, and the suite starts some thousand
-programs.
+"""Programs of tests, forked from a process that has imported what they need: `quire` commands, checks of services, days
+of the simulator, and with `QUIRE_TEST_FORK=1` the services of clusters. An import takes one to three seconds of a core
+each time, and the suite starts some thousand programs.
 
 What runs is the program's own `main()`, in a process of its own, with its own environment, folder, log and session.
 Clusters that `quire up` starts are started as users start them.

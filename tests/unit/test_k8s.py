@@ -61,6 +61,13 @@ def test_every_file_is_a_kubernetes_object() -> None:
                 kubernetes_validate.validate(each, KUBERNETES, strict=True)
 
 
+def test_what_is_no_kubernetes_object_is_noticed() -> None:
+    (redis, *_) = yaml.safe_load_all((ROOT / "overlays/dev/redis.yaml").read_text())
+    redis["spec"]["replica"] = redis["spec"].pop("replicas")
+    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
+        kubernetes_validate.validate(redis, KUBERNETES, strict=True)
+
+
 @pytest.mark.parametrize("layer", LAYERS)
 def test_what_kustomize_makes_is_valid(layer: str) -> None:
     objects = built(layer)
