@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ CHART = Path(__file__).resolve().parents[2] / "k8s" / "helm" / "quire"
 Objects = dict[tuple[str, str], dict[str, Any]]
 OVERLAYS: dict[str, dict[str, Any]] = {
     "base": {},
+    "overlays/dev": yaml.safe_load((CHART / "values-trial.yaml").read_text()),
     "overlays/mtls": {"tls": {"enabled": True}},
     "overlays/cert-manager": {"tls": {"enabled": True, "certManager": True}},
     "overlays/gpu": {"decoder": {"gpu": True}},
@@ -57,6 +59,10 @@ def comparable(objects: list[dict[str, Any]]) -> Objects:
                 container.get("env", []).sort(key=lambda variable: variable["name"])
                 container.get("volumeMounts", []).sort(key=lambda mount: mount["name"])
             pod["volumes"].sort(key=lambda volume: volume["name"])
+        if each["kind"] == "Secret":  # one in base64, the other not
+            data = each.pop("data", {}).items()
+            each.setdefault("stringData", {name: base64.b64decode(value).decode() for name, value in data})
+            each.pop("type", None)
         found[each["kind"], each["metadata"]["name"]] = each
     return found
 
