@@ -23,8 +23,9 @@ _OPTIONS: Final = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # How long one attempt to connect may take, whatever its name says: TCP, TLS and the server's first frame.
+    ("grpc.min_reconnect_backoff_ms", 3000),
 ]
 
 
