@@ -37,7 +37,9 @@ SECRET = secrets.token_hex(32)
 
 
 def run(service: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+    """On free ports: a cluster of somebody's may run here."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
+    environment |= {f"QUIRE_{each}_LISTEN": "127.0.0.1:0" for each in (service.upper(), "GATEWAY_HTTP", "GATEWAY_S3")}
     command = [sys.executable, "-m", f"quire_{service}.server", *arguments]
     return fork_server.run(command, env=environment | settings, timeout=60)
 
@@ -75,8 +77,8 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
             "gateway",
             QUIRE_CLUSTER_SECRET=SECRET,
             QUIRE_GATEWAY_LISTEN=f"127.0.0.1:{taken.getsockname()[1]}",
-            QUIRE_GATEWAY_HTTP_LISTEN="",
-            QUIRE_GATEWAY_S3_LISTEN="",
+            QUIRE_GATEWAY_HTTP_LISTEN="off",
+            QUIRE_GATEWAY_S3_LISTEN="off",
             QUIRE_REDIS_URL="http://user:hush@host:1",
             QUIRE_GATEWAY_OBJECT_URL=str(file / "objects"),
             QUIRE_GATEWAY_AUTH="maybe",

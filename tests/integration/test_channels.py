@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -42,14 +43,14 @@ def _server() -> Iterator[tuple[int, int]]:
             process.kill()
 
 
-async def test_a_server_may_take_a_second_to_answer_a_connection():
+async def test_a_server_may_take_a_second_to_answer_a_connection() -> None:
     # The kernel accepts the connection of a process that has no processor; HTTP/2's first frame comes when it has one.
     with _server() as (process, port):
         os.kill(process, signal.SIGSTOP)
         asyncio.get_running_loop().call_later(0.7, os.kill, process, signal.SIGCONT)
         channels = ChannelPool()
         try:
-            stub = health_pb2_grpc.HealthStub(channels.get(f"127.0.0.1:{port}"))
+            stub: Any = health_pb2_grpc.HealthStub(channels.get(f"127.0.0.1:{port}"))
             answer = await call(stub.Check, health_pb2.HealthCheckRequest(), timeout_s=30, again=False)
         finally:
             await channels.close()

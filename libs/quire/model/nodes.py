@@ -115,7 +115,8 @@ class Node:
 
     def __post_init__(self) -> None:
         if not _NODE_ID.fullmatch(self.node_id):
-            raise InvalidRequest(f"{self.node_id!r} is not of letters, digits, '.', '_', '-'", field="node.node_id")
+            why = f"{self.node_id!r}: a letter or digit, then letters, digits, '.', '_', '-'"
+            raise InvalidRequest(why, field="node.node_id")
 
     @property
     def role(self) -> Role:

@@ -20,7 +20,7 @@ class GatewayConfig(MemberConfig):
     orchestrator_address: str = setting(
         "127.0.0.1:7411", "where the orchestrator listens", variable="QUIRE_ORCHESTRATOR_ADDRESS"
     )
-    http_listen: str = setting("127.0.0.1:7480", "host:port of the HTTP frontend; empty for none")
+    http_listen: str = setting("127.0.0.1:7480", "host:port of the HTTP frontend; off for none")
     http_tls_listen: str = setting("", "host:port of the HTTP frontend over HTTPS; empty for none")
     http_body_max: int = setting(64 << 20, "bytes of a request's body; larger ones are refused", minimum=1)
     http_requests_max: int = setting(64, "images at the same time through HTTP; more wait", minimum=1)
@@ -30,7 +30,7 @@ class GatewayConfig(MemberConfig):
     images_free_form: bool = setting(True, "over HTTP images may be asked for in other forms than presets")
     images_kept_bytes: int = setting(64 << 20, "memory for images that were just sent over HTTP", minimum=0)
     images_enlarge: bool = setting(False, "images may be asked for larger than they are")
-    s3_listen: str = setting("127.0.0.1:7481", "host:port of the S3 frontend; empty for none")
+    s3_listen: str = setting("127.0.0.1:7481", "host:port of the S3 frontend; off for none")
     s3_tls_listen: str = setting("", "host:port of the S3 frontend over HTTPS; empty for none")
     s3_domain: str = setting("", "BUCKET.this is a bucket's host (virtual-host style); empty: path style only")
     s3_region: str = setting("us-east-1", "what clients are told; signatures may name any")

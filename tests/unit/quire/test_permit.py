@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 
 import pytest
@@ -105,5 +107,24 @@ def test_no_bit_of_it_may_change(at: int, bit: int, cut: int) -> None:
 
 
 def test_another_clusters_secret_is_worth_nothing() -> None:
-    with pytest.raises(LeaseForged):
+    with pytest.raises(LeaseForged, match="no member of this cluster has signed this request") as refused:
         PermitSigner(b"another").verify(_request().permit, b"", 0)
+    assert refused.value.field == "permit"
+
+
+def test_members_of_another_release_sign_the_same_bytes() -> None:
+    """HMAC-SHA256 over a tag, then tenant, expiry and the request's digest, each behind its length in 8 bytes."""
+    expiry, digest = (10_000).to_bytes(8, "little"), hashlib.sha256(b"request").digest()
+    signed = b"quire permit 3" + b"".join(len(part).to_bytes(8, "little") + part for part in (b"t", expiry, digest))
+    permitted = hmac.digest(b"a secret", signed, "sha256") + expiry + b"t"
+    assert SIGNER.sign("t", b"request", 10_000) == permitted
+    assert PermitSigner(b"new", b"a secret").verify(permitted, b"request", 0) == ("t", 10_000)
+    with pytest.raises(LeaseExpired, match="permitted too long ago") as refused:
+        SIGNER.verify(permitted, b"request", 10_000)
+    assert refused.value.field == "permit"
+
+
+def test_a_tenant_whose_name_is_no_text_costs_nothing_but_its_name() -> None:
+    expiry = (10_000).to_bytes(8, "little")
+    permitted = SIGNER._mac(b"a secret", b"\xff", b"request", expiry) + expiry + b"\xff"
+    assert SIGNER.verify(permitted, b"request", 0) == ("\ufffd", 10_000)

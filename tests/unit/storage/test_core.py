@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import zlib
 from collections.abc import Sequence
@@ -25,7 +24,6 @@ from quire_storage.core.checksums import combined, mismatches, slice_checksums
 from quire_storage.core.chunks import Chunk, Copy, MemoryPlace
 from quire_storage.core.drr import DeficitRoundRobin
 from quire_storage.core.extents import extents
-from quire_storage.core.pacing import Pacer
 from quire_storage.core.plan import BatchPlan, check_shapes, choose_order, places
 from quire_storage.core.slots import Shape, SlotAllocator
 
@@ -268,48 +266,6 @@ def test_order_by_threshold() -> None:
     assert choose_order(DeliveryOrder.AUTO, 99, 100) is DeliveryOrder.CHUNKWISE
     assert choose_order(DeliveryOrder.AUTO, 100, 100) is DeliveryOrder.LAYERWISE
     assert choose_order(DeliveryOrder.CHUNKWISE, 10**9, 100) is DeliveryOrder.CHUNKWISE
-
-
-@given(st.lists(st.integers(1, 10**6), min_size=5, max_size=60), st.integers(10**5, 10**9))
-def test_pacer_keeps_the_rate(sizes: list[int], rate: int) -> None:
-    """Obeyed exactly, departures never run ahead of the rate, and end within one piece of it."""
-    now, pacer, sent = 10.0, Pacer(rate, 10.0), 0
-    for size in sizes:
-        now += pacer.wait_s(now)
-        pacer.leave(size)
-        assert sent / rate <= now - 10.0 + 1e-6
-        sent += size
-    assert now - 10.0 == pytest.approx((sent - sizes[-1]) / rate)
-
-
-@given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(0.001, 2)), min_size=1, max_size=20))
-def test_pacer_follows_changing_rates(changes: list[tuple[int, float]]) -> None:
-    """Whatever the rate was when: what has left is what the rates add up to, within a piece and the catch-up."""
-    now, piece, pacer, sent, allowed = 0.0, 1000, Pacer(0, 0.0), 0, 0.0
-    for rate, lasts in changes:
-        pacer.set_rate(rate, now)
-        end = now + lasts
-        allowed += rate * lasts
-        while (wait := pacer.wait_s(now)) <= end - now:
-            now += wait
-            pacer.leave(piece)
-            sent += piece
-        now = end
-    assert sent <= allowed + piece * (len(changes) + 1)
-    assert sent >= allowed - piece * len(changes) - 1
-
-
-def test_pacer_catches_up_a_little_only() -> None:
-    """After a pause of a second no more than 20 ms worth of bytes go out at once; a rate of nothing lets nothing go."""
-    pacer = Pacer(1_000_000, 0.0)
-    pacer.leave(1000)
-    burst = 0
-    while pacer.wait_s(1.0) == 0.0:
-        pacer.leave(1000)
-        burst += 1000
-    assert burst <= 22_000
-    pacer.set_rate(0, 1.0)
-    assert pacer.wait_s(1000.0) == math.inf
 
 
 @given(
