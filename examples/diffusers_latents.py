@@ -1,9 +1,8 @@
 """A Stable Diffusion pipeline whose images are kept as latents, and come back as PNG.
 
+python examples/diffusers_latents.py --write FOLDER             a tiny pipeline of random weights, if you have none
+quire up --models FOLDER                                        a decoder that knows its VAE
 python examples/diffusers_latents.py 127.0.0.1:7410 FOLDER
-
-FOLDER has the pipeline; where there is none, a tiny one of random weights is written there. The cluster's decoder has
-to know its VAE: QUIRE_DECODER_MODELS=FOLDER/vae quire up.
 """
 
 import asyncio
@@ -47,8 +46,6 @@ def write_tiny_pipeline(folder: Path) -> None:
 
 
 async def main(gateway: str, folder: Path) -> None:
-    if not (folder / "vae").exists():
-        write_tiny_pipeline(folder)
     without = {} if (folder / "text_encoder").exists() else WITHOUT_TEXT
     pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True, **without)
     pipeline.set_progress_bar_config(disable=True)
@@ -76,4 +73,7 @@ async def main(gateway: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
+    if sys.argv[1] == "--write":
+        write_tiny_pipeline(Path(sys.argv[2]))
+    else:
+        asyncio.run(main(sys.argv[1], Path(sys.argv[2])))

@@ -1,6 +1,6 @@
 """Quire's S3 frontend with boto3, as any S3 server.
 
-AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... python examples/s3_objects.py http://127.0.0.1:7480
+AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=... python examples/s3_objects.py http://127.0.0.1:7481
 
 `quire keys create NAME` prints a key.
 """

@@ -13,7 +13,7 @@ import importlib
 import inspect
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,9 @@ from quire.wire.status import status_of
 from quire_server.config import variable_name
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+from tools import interfaces, residency  # noqa: E402
+
 PAGES: Final = ROOT / "docs" / "reference"
 SERVICES: Final = ("orchestrator", "gateway", "storage", "scheduler", "decoder")
 _MADE: Final = "<!-- Made by tools/reference.py (`make generated`); do not edit. -->\n\n"
@@ -195,14 +198,18 @@ def _help(text: str | None) -> str:
 
 
 def pages() -> dict[Path, str]:
-    made = {
+    made: dict[str, Callable[[], str]] = {
         "configuration.md": configuration,
         "cli.md": commands,
         "metrics.md": metrics,
         "errors.md": error_classes,
         "grpc.md": grpc_services,
+        "http.md": interfaces.http,
+        "s3.md": interfaces.s3,
+        "python.md": interfaces.python,
+        "../design/residency.md": residency.page,
     }
-    return {PAGES / name: _MADE + make() for name, make in made.items()}
+    return {(PAGES / name).resolve(): _MADE + make() for name, make in made.items()}
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -260,6 +261,24 @@ def test_benchmarks_write_their_json_and_figure(tmp_path: Path) -> None:
         list(pool.map(run, range(len(commands))))
 
 
+def test_a_gateway_is_where_it_usually_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each port where it is free; an operator needs no token on the folder of a cluster that asks for them."""
+    usual = dict(zip(("gateway", "http", "s3"), free_ports(3), strict=True))
+    monkeypatch.setattr("quire_tools.local.cluster._USUAL", usual)
+    tokens = {"QUIRE_GATEWAY_AUTH": "tokens"}
+    with (
+        socket.create_server(("127.0.0.1", usual["s3"])),
+        LocalCluster(tmp_path, decoders=0, usual_ports=True, arena_bytes=64 << 20, settings=tokens) as cluster,
+    ):
+        assert cluster.gateway_address == f"127.0.0.1:{usual['gateway']}"
+        assert cluster.http_address == f"127.0.0.1:{usual['http']}"
+        assert cluster.s3_address != f"127.0.0.1:{usual['s3']}"
+        shown = quire("status", "--folder", str(tmp_path))
+        assert "storage-0" in shown.stdout, shown.stderr
+        refused = quire("status", "--gateway", cluster.gateway_address)
+        assert refused.returncode == 1 and "Unauthenticated" in refused.stderr
+
+
 _LISTS = ("tenant", "policy", "keys")
 
 
@@ -268,6 +287,7 @@ def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> 
     where, here = ["--gateway", cluster.gateway_address], ["--folder", str(cluster.folder)]
     assert "weight 2" in quire("tenant", "set", "--salt", "5eed", "--weight", "2", *here).stdout
     assert "stored 8 MiB" in quire("tenant", "set", "alice", "--stored-mib", "8", *here).stdout
+    assert "weight 3, cap none, stored 8 MiB" in quire("tenant", "set", "alice", "--weight", "3", *here).stdout
     listed = quire("tenant", "ls", *here).stdout
     assert all(isinstance(json.loads(quire(kind, "ls", "--json", *here).stdout), list) for kind in _LISTS)
     assert tenant_name(b"\x5e\xed") in listed and " 8 " in listed

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import runpy
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 
 from quire_server.redis import AccessKeys, connect
 from quire_tools.local import LocalCluster
+from quire_tools.local.pictures import VAE_FOLDER
 from tests import fork_server
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -26,7 +30,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, pipeline: Path) -> Iterator[LocalCluster]:
     runpy.run_path(str(EXAMPLES / "diffusers_latents.py"))["write_tiny_pipeline"](pipeline)
-    settings = {"QUIRE_DECODER_MODELS": str(pipeline / "vae")}
+    settings = {"QUIRE_DECODER_MODELS": f"{pipeline / 'vae'},{VAE_FOLDER}"}
     with LocalCluster(tmp_path_factory.mktemp("examples"), arena_bytes=128 << 20, settings=settings) as running:
         yield running
 
@@ -49,6 +53,35 @@ def test_diffusers(cluster: LocalCluster, pipeline: Path) -> None:
     said = _run("diffusers_latents.py", cluster.gateway_address, str(pipeline), HF_HUB_OFFLINE="1")
     assert "bytes of PNG" in said
     assert (pipeline / "lighthouse.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _tutorial(language: str, heading: str) -> list[str]:
+    """Its blocks of code under a heading."""
+    part = (
+        (EXAMPLES.parent / "docs" / "tutorial.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    )
+    return re.findall(rf"^```{language}\n(.*?)^```$", part, re.DOTALL | re.MULTILINE)
+
+
+def test_the_tutorial(cluster: LocalCluster, tmp_path: Path) -> None:
+    """Its program twice, then its commands, at this cluster's addresses."""
+    (program,) = _tutorial("python", "Store a prefix and fetch it")
+    script = tmp_path / "store.py"
+    script.write_text(program.replace("127.0.0.1:7410", cluster.gateway_address))
+    first, second = (fork_server.run([sys.executable, script], timeout=60).stdout.splitlines() for _ in range(2))
+    assert first[:2] == ["found 0 of 10", "stored 10"] and second[0] == "found 10 of 10"
+    assert len(second) == 5 and first[2:] == second[1:]
+
+    make, put, get = _tutorial("", "A picture")
+    put = put.replace("quire images ls", f"{shlex.join(fork_server.quire('images', 'ls'))} --folder {cluster.folder}")
+    commands = (make + put + get).replace("127.0.0.1:7480", cluster.http_address)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    shell = ["bash", "-e", "-c", commands]
+    done = subprocess.run(
+        shell, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0 and "256 × 256" in done.stdout, done.stdout + done.stderr
+    assert (tmp_path / "photo.webp").read_bytes()[8:12] == b"WEBP"
 
 
 def test_s3(cluster: LocalCluster) -> None:

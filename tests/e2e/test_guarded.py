@@ -454,7 +454,7 @@ async def test_what_a_tenant_has_stored_is_limited(guarded: Guarded) -> None:
         await s3_signing.request("DELETE", f"{url}/kept2", key)
         await ImageClient(client).put("cat", np.zeros((4, 8, 8), np.float16), info, allow_unknown_vae=True)
         assert await matched(2, neighbour) == CHUNKS
-        await operator.set_tenant(name="hoarder")
+        await operator.set_tenant(name="hoarder", stored_bytes_max=0)
 
 
 async def test_the_admin_frontend_is_the_operators(guarded: Guarded) -> None:

@@ -94,7 +94,7 @@ def test_what_does_not_hold_is_found(tmp_path: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text()
-    files = re.findall(r"[\w/-]+\.md", str(yaml.safe_load(text)["nav"]))
+    files = re.findall(r"[\w/-]+\.md", text.partition("\nnav:")[2])
     assert sorted(files) == sorted(str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md"))
 
 

@@ -19,6 +19,9 @@ class _Processes:
     def ended(self) -> dict[str, int]:
         return dict(self.down)
 
+    def last_words(self, name: str) -> str:
+        return f"no space left (logs/{name}.log)"
+
     def start_again(self, name: str) -> None:
         self.started.append(name)
         del self.down[name]
@@ -35,8 +38,9 @@ def test_what_goes_on_ending_is_started_later_and_later() -> None:
             now_s += 0.25
         waits.append(now_s - 0.25 - began_s)
     assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
-    assert said[:2] == [
+    assert said[:3] == [
         "decoder-0 ended with status -9; it is started again in 0.5 s",
+        "  no space left (logs/decoder-0.log)",
         "decoder-0 was started again",
     ]
     now_s += 60

@@ -9,6 +9,7 @@ from quire.client.lookup import Advice, Lookup
 from quire.client.retrieval import Retrieval
 from quire.client.store import StoreSession, StoreSummary
 from quire.client.sync import SyncClient, SyncDelivery, SyncRetrieval, SyncStoreSession
+from quire.model.images import Rendering
 
 __all__ = [
     "AdminClient",
@@ -20,6 +21,7 @@ __all__ = [
     "ImageClient",
     "Lookup",
     "QuireClient",
+    "Rendering",
     "Retrieval",
     "StoreSession",
     "StoreSummary",

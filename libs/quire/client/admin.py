@@ -11,11 +11,11 @@ from typing import Final
 from quire.model.errors import Unavailable
 from quire.model.events import EventPage
 from quire.model.hashing import Namespace
-from quire.model.policy import PolicyList
+from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.credentials import member_token
-from quire.wire.policies import policies_from
+from quire.wire.policies import policies_from, policy_from
 from quire.wire.tls import Tls
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
@@ -44,22 +44,27 @@ class AdminClient:
     async def __aexit__(self, *exc: object) -> None:
         await self._channels.close()
 
-    async def set_policy(self, namespace: Namespace, *, ttl_s: int = 0, quota_bytes: int = 0) -> None:
-        """Let a namespace's chunks go `ttl_s` after they were stored and take up `quota_bytes` at most; 0: no limit."""
+    async def set_policy(
+        self, namespace: Namespace, *, ttl_s: int | None = None, quota_bytes: int | None = None
+    ) -> NamespacePolicy:
+        """Let a namespace's chunks go `ttl_s` after they were stored and take up `quota_bytes` at most; 0: no limit,
+        None: as it is. Returns what holds from now on.
+        """
         request = pb.SetPolicyRequest(namespace=convert.namespace_to(namespace), ttl_s=ttl_s, quota_bytes=quota_bytes)
-        await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)
+        return policy_from((await call(self._stub.SetPolicy, request, timeout_s=self._timeout_s)).policy)
 
     async def set_tenant(
         self,
         tenant_salt: bytes = b"",
         *,
         name: str = "",
-        weight: float = 1.0,
-        cap_bytes_per_s: int = 0,
-        stored_bytes_max: int = 0,
-    ) -> None:
+        weight: float | None = None,
+        cap_bytes_per_s: int | None = None,
+        stored_bytes_max: int | None = None,
+    ) -> TenantPolicy:
         """Give a tenant its part of contended links, by weight, and never more than its cap (0 for none); and limit
-        what it may have stored (0 for no limit). `name`: as its access keys have it, instead of its salt.
+        what it may have stored (0 for no limit); None: as it is. `name`: as its access keys have it, instead of its
+        salt. Returns what holds from now on, without the tenant's name.
         """
         request = pb.SetTenantRequest(
             tenant_salt=tenant_salt,
@@ -68,7 +73,8 @@ class AdminClient:
             cap_bytes_per_s=cap_bytes_per_s,
             stored_bytes_max=stored_bytes_max,
         )
-        await call(self._stub.SetTenant, request, timeout_s=self._timeout_s)
+        made = await call(self._stub.SetTenant, request, timeout_s=self._timeout_s)
+        return TenantPolicy("", made.weight, made.cap_bytes_per_s, made.stored_bytes_max)
 
     async def policies(self) -> PolicyList:
         """What was set for namespaces and tenants, and what limited tenants keep."""

@@ -18,7 +18,7 @@ from quire_tools.cli import cluster as cluster_commands
 from quire_tools.cli.images_app import images_app
 from quire_tools.cli.keys import keys_app
 from quire_tools.cli.policies import policy_app, tenant_app
-from quire_tools.local import LocalCluster
+from quire_tools.local import LocalCluster, ports
 
 _ABOUT = "Keeps KV caches and latents as small immutable objects, and delivers them as they are needed."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_ABOUT)
@@ -66,7 +66,7 @@ def up(
     folder: Folder = _FOLDER,
     storage_nodes: Annotated[int, typer.Option(help="storage services")] = 1,
     arena_mib: Annotated[int, typer.Option(help="memory of each storage node for chunks, MiB")] = 1024,
-    drive_mib: Annotated[int, typer.Option(help="drive space of each storage node, MiB")] = 4096,
+    drive_mib: Annotated[int, typer.Option(help="drive space of each storage node, MiB, taken at once")] = 4096,
     decoders: Annotated[int, typer.Option(help="services that decode images", min=0)] = 1,
     models: Annotated[Path | None, typer.Option(help="a VAE's folder, a pipeline's, or a folder of these")] = None,
     http: Annotated[str, typer.Option(help="port, or host:port, of images over HTTP; as it was, if not given")] = "",
@@ -83,6 +83,7 @@ def up(
             http_address=f"127.0.0.1:{http}" if http.isdigit() else http,
             settings=cluster_commands.decoder_settings(models) if models is not None else {},
             trace=trace,
+            usual_ports=ports.usual(),
         )
     )
 

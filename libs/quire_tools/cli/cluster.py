@@ -17,7 +17,7 @@ from rich.console import Console
 from quire.client import AdminClient, SyncClient
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import Namespace, block_keys
-from quire.wire.credentials import page_token
+from quire.wire.credentials import member_token, page_token
 from quire.wire.tls import MEMBER_NAME, tls_of_environment
 from quire_tools.local import LocalCluster, read_state
 from quire_tools.local.supervisor import Supervisor
@@ -109,6 +109,12 @@ def page(folder: Path) -> None:
 def gateway_of(folder: Path, gateway: str) -> str:
     """The gateway asked for, or that of the cluster on `folder`."""
     return gateway or str(read_state(folder)["gateway"])
+
+
+def operator_token(folder: Path, gateway: str) -> str:
+    """What shows an operator of the cluster on `folder`; empty at a gateway that was named, where QUIRE_TOKEN says."""
+    secret = folder / "secret"
+    return "" if gateway or not secret.is_file() else member_token(secret.read_text())
 
 
 def as_operator(folder: Path, admin: str, work: Callable[[AdminClient], Awaitable[None]]) -> None:

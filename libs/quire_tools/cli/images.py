@@ -57,7 +57,8 @@ def vaes(gateway: str) -> None:
     """By name, and how their digests are computed."""
 
     async def show() -> None:
-        table = Table("name", "class", "channels", "pixels per value", "scaling", "shift", "weights, SHA-256")
+        table = Table("name", "class", "channels", "pixels per value", "scaling", "shift")
+        table.add_column("weights, SHA-256", overflow="fold", min_width=32)
         async with QuireClient(gateway) as client:
             for vae in await ImageClient(client).vaes():
                 scaling, shift = f"{vae.scaling_factor:g}", f"{vae.shift_factor:g}"

@@ -29,19 +29,22 @@ _MIB = 1 << 20
 @policy_app.command("set")
 def set_policy(
     namespace: Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")],
-    ttl_s: Annotated[int, typer.Option(help="seconds after which a stored chunk goes; 0 for never", min=0)] = 0,
-    quota_mib: Annotated[int, typer.Option(help="what its chunks may take up in the cluster; 0: no limit", min=0)] = 0,
+    ttl_s: Annotated[int | None, typer.Option(help="seconds after which a stored chunk goes; 0: never", min=0)] = None,
+    quota_mib: Annotated[
+        int | None, typer.Option(help="what its chunks may take up in the cluster; 0: no limit", min=0)
+    ] = None,
     folder: Folder = _FOLDER,
     admin: Admin = "",
 ) -> None:
-    """Replace a namespace's policy; without limits it is forgotten."""
+    """Set a namespace's policy. What is not given stays as it is; without limits the policy is forgotten."""
     meant = read_namespace(namespace)
 
     async def work(operator: AdminClient) -> None:
-        await operator.set_policy(meant, ttl_s=ttl_s, quota_bytes=quota_mib * _MIB)
+        policy = await operator.set_policy(meant, ttl_s=ttl_s, quota_bytes=_bytes(quota_mib))
+        quota = f"{policy.quota_bytes / _MIB:.0f} MiB" if policy.quota_bytes else "none"
+        console.print(f"{meant.model_id}: ttl {f'{policy.ttl_s} s' if policy.ttl_s else 'none'}, quota {quota}")
 
     as_operator(folder, admin, work)
-    console.print(f"{meant.model_id}: ttl {ttl_s or 'none'} s, quota {quota_mib or 'none'} MiB")
 
 
 @policy_app.command("ls")
@@ -63,31 +66,37 @@ def list_policies(folder: Folder = _FOLDER, admin: Admin = "", as_json: AsJson =
 def set_tenant(
     name: Annotated[str, typer.Argument(help="as its access keys have it; empty: by --salt")] = "",
     salt: Annotated[str, typer.Option(help="its salt, in hexadecimal; empty for namespaces without")] = "",
-    weight: Annotated[float, typer.Option(help="its part of a contended link is in proportion to this")] = 1.0,
-    cap_mb_per_s: Annotated[float, typer.Option(help="what it may have together, MB/s; 0: no cap", min=0)] = 0.0,
+    weight: Annotated[
+        float | None, typer.Option(help="its part of a contended link is in proportion to this; 1 if it was never set")
+    ] = None,
+    cap_mb_per_s: Annotated[
+        float | None, typer.Option(help="what it may have together, MB/s; 0: no cap", min=0)
+    ] = None,
     stored_mib: Annotated[
-        int, typer.Option(help="what it may have stored: S3 objects, images and chunks; 0: no limit", min=0)
-    ] = 0,
+        int | None, typer.Option(help="what it may have stored: S3 objects, images and chunks; 0: no limit", min=0)
+    ] = None,
     folder: Folder = _FOLDER,
     admin: Admin = "",
 ) -> None:
-    """Replace what is set for a tenant."""
+    """Set what a tenant gets. What is not given stays as it is."""
     try:
         raw = bytes.fromhex(salt)
     except ValueError:
         raise InvalidRequest(f"{salt!r} is not hexadecimal", field="salt") from None
     if name and salt:
         raise InvalidRequest("a tenant is said by its name or by its salt", field="salt")
-    cap = int(cap_mb_per_s * 1e6)
+    cap = None if cap_mb_per_s is None else int(cap_mb_per_s * 1e6)
+    who = name or (f"salt {salt}" if salt else "no salt")
 
     async def work(operator: AdminClient) -> None:
-        await operator.set_tenant(
-            raw, name=name, weight=weight, cap_bytes_per_s=cap, stored_bytes_max=stored_mib * _MIB
+        policy = await operator.set_tenant(
+            raw, name=name, weight=weight, cap_bytes_per_s=cap, stored_bytes_max=_bytes(stored_mib)
         )
+        rate = f"{policy.cap_bytes_per_s / 1e6:g} MB/s" if policy.cap_bytes_per_s else "none"
+        most = f"{policy.stored_bytes_max / _MIB:.0f} MiB" if policy.stored_bytes_max else "any"
+        console.print(f"{who}: weight {policy.weight:g}, cap {rate}, stored {most}")
 
     as_operator(folder, admin, work)
-    who = name or (f"salt {salt}" if salt else "no salt")
-    console.print(f"{who}: weight {weight:g}, cap {cap or 'none'} bytes/s, stored {stored_mib or 'any'} MiB")
 
 
 @tenant_app.command("ls")
@@ -113,6 +122,10 @@ def list_tenants(folder: Folder = _FOLDER, admin: Admin = "", as_json: AsJson = 
             str(len(state.namespaces)) if limited else "–",
         )
     console.print(table)
+
+
+def _bytes(mib: int | None) -> int | None:
+    return None if mib is None else mib * _MIB
 
 
 def _found(folder: Path, admin: str) -> PolicyList:

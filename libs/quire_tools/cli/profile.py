@@ -19,8 +19,10 @@ console = Console(highlight=False)
 
 def measure(out: Path, model: str, name: str, device: str, inputs: list[int], prefixes: list[int], rounds: int) -> None:
     """Measure, print, write. Raises `InvalidRequest` for a model that does not load."""
-    if not out.parent.is_dir():
-        raise InvalidRequest(f"{out.parent} is no folder", field="out")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequest(f"{out.parent}: {error.strerror}", field="out") from None
     on = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = _load(model).to(on)
     machine = torch.cuda.get_device_name() if on == "cuda" else platform.processor() or platform.machine()

@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from quire.client import SyncClient
+from quire.model.errors import DeadlineExceeded, MetadataUnavailable
 from quire.model.nodes import Node, Role
-from quire_tools.cli.cluster import gateway_of
+from quire_tools.cli.cluster import gateway_of, operator_token
 
 _BAR: Final = 6
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -31,8 +32,14 @@ class _Column(NamedTuple):
 
 def status(folder: Path, gateway: str, *, verbose: bool, as_json: bool) -> None:
     """Who is there, what they hold, and what is not well."""
-    with SyncClient(gateway_of(folder, gateway)) as client:
-        nodes = sorted(client.status(), key=lambda node: (node.role.value, node.node_id))
+    with SyncClient(gateway_of(folder, gateway), token=operator_token(folder, gateway)) as client:
+        try:
+            members = client.status()
+        except (DeadlineExceeded, MetadataUnavailable) as error:
+            raise type(error)(
+                f"{error}; does Redis answer (`redis-cli ping`), and what does an orchestrator log?"
+            ) from None
+    nodes = sorted(members, key=lambda node: (node.role.value, node.node_id))
     if as_json:
         print(json.dumps([plain(node) for node in nodes], indent=2))
         return

@@ -15,7 +15,7 @@ from rich.text import Text
 from quire.client import SyncClient
 from quire.model.errors import QuireError
 from quire.model.nodes import Node, Role
-from quire_tools.cli.cluster import gateway_of
+from quire_tools.cli.cluster import gateway_of, operator_token
 
 _SPARKS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 30
@@ -54,7 +54,7 @@ console = Console()
 
 def top(folder: Path, gateway: str, interval_s: float, rounds: int) -> None:
     """Until Ctrl-C, or `rounds` times. A gateway that does not answer is shown as such and asked again."""
-    with SyncClient(gateway_of(folder, gateway)) as client:
+    with SyncClient(gateway_of(folder, gateway), token=operator_token(folder, gateway)) as client:
         screen = _Screen()
         with Live(console=console, screen=console.is_terminal and not rounds, auto_refresh=False) as live:
             shown = 0

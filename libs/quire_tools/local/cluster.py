@@ -31,7 +31,7 @@ from quire.wire.tls import MEMBER_NAME, OPERATOR, Tls
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire_tools.local.embedded_redis import redis_command
-from quire_tools.local.ports import free_ports, remembered_ports
+from quire_tools.local.ports import free_ports, is_free, remembered_ports
 from quire_tools.local.processes import Process, Starter
 
 _STATE: Final = "cluster.json"
@@ -39,6 +39,7 @@ _TUNED: Final = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000
 """As in the storage service's image."""
 _LOCK: Final = "cluster.lock"
 _PORTS: Final = "ports.json"
+_USUAL: Final = {"gateway": 7410, "http": 7480, "s3": 7481}
 _SERVICES: Final = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
 
 
@@ -72,6 +73,7 @@ class LocalCluster:
         trace: bool = False,
         tls: bool = False,
         own_links: bool = False,
+        usual_ports: bool = False,
         settings: dict[str, str] | None = None,
         modules: dict[str, str] | None = None,
     ) -> None:
@@ -79,6 +81,7 @@ class LocalCluster:
         cluster ran before, where they are free, but for those of storage nodes.
 
         `own_links`: each storage node sends over a link of its own, of its name.
+        `usual_ports`: the first gateway is at 7410 (gRPC), 7480 (images) and 7481 (S3), each where it is free.
         `tls`: members speak TLS with each other, clients at `tls_address`; certificates in the folder's `certs`.
         `modules`: what to run in a service's place, by its name, e.g. to compare with something else.
         """
@@ -96,6 +99,7 @@ class LocalCluster:
         self._trace = trace
         self._tls = tls
         self._own_links = own_links
+        self._usual = _USUAL if usual_ports else {}
         self.tls_address = ""
         self._settings = settings or {}
         self._processes: dict[str, Process] = {}
@@ -156,6 +160,7 @@ class LocalCluster:
             "gateway": [next(taken) for _ in range(self._gateways)],
             "scheduler": [next(taken) for _ in range(self._schedulers)],
         }
+        ports["gateway"][0] = self._usual_or("gateway", ports["gateway"][0])
         self._addresses = {
             name: [f"{self.host_of(_numbered(name, index))}:{port}" for index, port in enumerate(each)]
             for name, each in ports.items()
@@ -179,7 +184,10 @@ class LocalCluster:
             self._start_service(_numbered("orchestrator", index), "orchestrator", port, common)
         for index, port in reversed(list(enumerate(ports["gateway"]))):
             name = _numbered("gateway", index)
-            http, *others = [f"{self.host_of(name)}:{next(taken)}" for _ in range(4)]
+            free = [next(taken) for _ in range(4)]
+            if not index:
+                free[:2] = self._usual_or("http", free[0]), self._usual_or("s3", free[1])
+            http, *others = [f"{self.host_of(name)}:{port}" for port in free]
             self.http_address = http if index else self._http_address or http
             self.s3_address, self.admin_address, self.page_address = others
             frontends = {
@@ -308,6 +316,17 @@ class LocalCluster:
             name: status for name, process in self._processes.items() if (status := process.popen.poll()) is not None
         }
 
+    def last_words(self, name: str) -> str:
+        """What a process logged last of warnings and errors, and where its log is."""
+        file = self.folder / "logs" / f"{name}.log"
+        for line in reversed(file.read_text(errors="replace").splitlines()[-50:]):
+            with contextlib.suppress(ValueError, AttributeError):
+                said = json.loads(line)
+                if said.get("level") in ("warning", "error", "critical"):
+                    more = "; ".join(str(said[name]) for name in ("error", "problems") if name in said)
+                    return f"{said.get('event', '')}{': ' if more else ''}{more} ({file})"
+        return f"its log is {file}"
+
     def start_again(self, name: str) -> None:
         """Start a process that has ended, with the address that it had; it need not serve yet when this returns."""
         old = self._processes[name]
@@ -323,6 +342,10 @@ class LocalCluster:
         """
         remembered = remembered_ports(self.folder / _PORTS, count)
         return iter(remembered), free_ports(self._storage_nodes, but=remembered)
+
+    def _usual_or(self, name: str, port: int) -> int:
+        usual = self._usual.get(name, port)
+        return usual if is_free(usual) else port
 
     def _make_secret(self) -> str:
         file = self.folder / "secret"

@@ -53,18 +53,24 @@ def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
     raise Unavailable(f"no {count} ports of 127.0.0.1 are free")
 
 
+def usual() -> bool:
+    """Whether a cluster takes the ports that gateways have by default: not where a range was named."""
+    return not os.environ.get(_VARIABLE, "")
+
+
 def remembered_ports(file: Path, count: int) -> list[int]:
     """The ports that `file` names, if there are as many and they are free; else others, which it names from then on."""
     with contextlib.suppress(OSError, ValueError):
         before = json.loads(file.read_text())
-        if isinstance(before, list) and len(before) == count and all(map(_is_free, before)):
+        if isinstance(before, list) and len(before) == count and all(map(is_free, before)):
             return before
     found = free_ports(count)
     file.write_text(json.dumps(found))
     return found
 
 
-def _is_free(port: object) -> bool:
+def is_free(port: object) -> bool:
+    """Whether nothing listens there, on 127.0.0.1."""
     with socket.socket() as each:
         each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of the cluster before may linger
         try:

@@ -17,6 +17,7 @@ class Processes(Protocol):
 
     def ended(self) -> dict[str, int]: ...
     def start_again(self, name: str) -> None: ...
+    def last_words(self, name: str) -> str: ...
 
 
 @dataclass(slots=True)
@@ -40,6 +41,8 @@ class Supervisor:
             if trouble is None or trouble.started_s is not None:
                 trouble = self._troubles[name] = self._next(trouble, now_s)
                 self._say(f"{name} ended with status {status}; it is started again in {trouble.wait_s:g} s")
+                if words := self._processes.last_words(name):
+                    self._say(f"  {words}")
             if now_s >= trouble.seen_s + trouble.wait_s:
                 self._processes.start_again(name)
                 trouble.started_s = now_s

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from quire.model.errors import QuotaExceeded
 from quire.model.hashing import Namespace
 from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, PolicyList, TenantPolicy, TenantState
 from quire_orchestrator.ports import PolicyBook, TenantQuotas
+
+Policy = TypeVar("Policy", NamespacePolicy, TenantPolicy)
 
 
 class Policies:
@@ -61,11 +65,19 @@ class Policies:
             await self._book.add_namespace(*noted)
             self._stored_in.add(noted)
 
-    async def set_namespace(self, policy: NamespacePolicy) -> None:
-        """Bound a namespace; storage nodes, and other orchestrators, hear of it when they next look."""
+    async def set_namespace(
+        self, tag: bytes, *, ttl_s: int | None = None, quota_bytes: int | None = None
+    ) -> NamespacePolicy:
+        """Bound a namespace; storage nodes, and other orchestrators, hear of it when they next look. None: as it is.
+
+        Returns what holds from now on.
+        """
         async with self._looking:
+            before = {policy.namespace: policy for policy in await self._book.all()}
+            policy = _changed(before.get(tag, NamespacePolicy(tag, 0, 0)), ttl_s=ttl_s, quota_bytes=quota_bytes)
             await self._book.set(policy)
             self._quotas = {**self._quotas, policy.namespace: policy.quota_bytes}
+            return policy
 
     async def all(self, quotas: TenantQuotas, storage_nodes: int) -> PolicyList:
         """All policies, and what limited tenants have stored."""
@@ -82,14 +94,31 @@ class Policies:
         namespaces = tuple(await self._book.all())
         return PolicyList(namespaces=namespaces, tenants=tuple(states), storage_nodes=storage_nodes)
 
-    async def set_tenant(self, policy: TenantPolicy) -> None:
-        """Limit a tenant; gateways, storage nodes, and other orchestrators, hear of it when they next look."""
+    async def set_tenant(
+        self,
+        tenant: str,
+        *,
+        weight: float | None = None,
+        cap_bytes_per_s: int | None = None,
+        stored_bytes_max: int | None = None,
+    ) -> TenantPolicy:
+        """Limit a tenant, by the digest of its salt; gateways, storage nodes, and other orchestrators, hear of it when
+        they next look. None: as it is. Returns what holds from now on.
+        """
+        changes = {"weight": weight, "cap_bytes_per_s": cap_bytes_per_s, "stored_bytes_max": stored_bytes_max}
         async with self._looking:
+            before = await self._book.tenants()
+            policy = _changed(before.get(tenant, TenantPolicy(tenant)), **changes)
             await self._book.set_tenant(policy)
             self._tenants = {**self._tenants, policy.tenant: policy}
+            return policy
 
     async def set_theta(self, theta_bytes: int) -> None:
         """Storage nodes hear of it with their next heartbeats."""
         async with self._looking:
             await self._book.set_theta(theta_bytes)
             self.theta_bytes = theta_bytes
+
+
+def _changed(policy: Policy, **changes: Any) -> Policy:
+    return replace(policy, **{name: value for name, value in changes.items() if value is not None})

@@ -10,10 +10,10 @@ from quire.model.hashing import tenant_name
 from quire.model.index import ChunkRecord, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.permit import PermitSigner
-from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy, TenantPolicy
+from quire.model.policy import NAMESPACE_TAG_BYTES
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
-from quire.wire.policies import policies_to
+from quire.wire.policies import policies_to, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import (
     OrchestratorServiceServicer,
@@ -199,16 +199,16 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def SetPolicy(self, request: gateway_pb2.SetPolicyRequest, context: Any) -> gateway_pb2.SetPolicyResponse:
         tag = convert.namespace_from(request.namespace).digest()[:NAMESPACE_TAG_BYTES]
-        await self._policies.set_namespace(NamespacePolicy(tag, request.ttl_s, request.quota_bytes))
-        return gateway_pb2.SetPolicyResponse()
+        policy = await self._policies.set_namespace(tag, **_given(request, "ttl_s", "quota_bytes"))
+        return gateway_pb2.SetPolicyResponse(policy=policy_to(policy))
 
     async def SetTenant(self, request: gateway_pb2.SetTenantRequest, context: Any) -> gateway_pb2.SetTenantResponse:
         salts = [salt_of(request.name, secret) for secret in self._secrets] if request.name else [request.tenant_salt]
-        for salt in salts:
-            await self._policies.set_tenant(
-                TenantPolicy(tenant_name(salt), request.weight, request.cap_bytes_per_s, request.stored_bytes_max)
-            )
-        return gateway_pb2.SetTenantResponse()
+        changes = _given(request, "weight", "cap_bytes_per_s", "stored_bytes_max")
+        policy, *_ = [await self._policies.set_tenant(tenant_name(salt), **changes) for salt in salts]
+        return gateway_pb2.SetTenantResponse(
+            weight=policy.weight, cap_bytes_per_s=policy.cap_bytes_per_s, stored_bytes_max=policy.stored_bytes_max
+        )
 
     async def SetTheta(self, request: gateway_pb2.SetThetaRequest, context: Any) -> gateway_pb2.SetThetaResponse:
         await self._policies.set_theta(request.theta_bytes)
@@ -274,6 +274,11 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         role = None if request.role == common_pb2.ROLE_UNSPECIFIED else convert.role_from(request.role)
         nodes = await self._cluster.nodes(role)
         return orchestrator_pb2.ListNodesResponse(nodes=[convert.node_to(node) for node in nodes])
+
+
+def _given(request: Any, *names: str) -> dict[str, Any]:
+    """Those of a message's optional fields that are set."""
+    return {name: getattr(request, name) for name in names if request.HasField(name)}
 
 
 def _records(chunks: Iterable[orchestrator_pb2.ChunkRecord]) -> list[ChunkRecord]:

@@ -101,7 +101,13 @@ class Integrity:
     async def _heal(self, copy: Copy, pinned: Pinned) -> Bytes | None:
         self.corrupt += 1
         self._failures.add(1)
-        logger().error("a chunk does not match its checksums", key=copy.chunk.key.hex())
+        drive = copy.disk.drive if copy.disk is not None else None
+        logger().error(
+            "a chunk does not match its checksums",
+            key=copy.chunk.key.hex(),
+            in_memory=copy.memory is not None,
+            drive=drive,
+        )
         try:
             for from_disk in (False, True):
                 payload = await self._read(copy, from_disk=from_disk)

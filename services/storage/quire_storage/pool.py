@@ -103,10 +103,11 @@ class Pool:
                 if self._ring.errors_by_file.get(drive):
                     raise DriveUnusable(f"{self._names[drive]}: its headers cannot be read")
             stale = self.map.recover(drive, used)
+            for each, pages in stale.items():
+                logger().warning("headers without a slot", drive=self._names[each], headers=len(pages))
             if stale:
-                logger().warning("headers without a slot", drive=self._names[drive], headers=len(stale))
-                await self._write_pages({drive: stale})
-                await self._ring.sync([drive])
+                await self._write_pages(stale)
+                await self._ring.sync(list(stale))
         return len(self.map)
 
     def use(self, ring: Ring) -> None:

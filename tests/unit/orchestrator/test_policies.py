@@ -45,8 +45,18 @@ async def test_a_look_that_began_before_a_change_does_not_undo_it() -> None:
     policies = Policies(book)
     look = asyncio.create_task(policies.refresh())
     await asyncio.sleep(0.01)
-    change = asyncio.create_task(policies.set_tenant(TenantPolicy("t", stored_bytes_max=7)))
+    change = asyncio.create_task(policies.set_tenant("t", stored_bytes_max=7))
     await asyncio.sleep(0.01)
     book.slow.set()
     await asyncio.gather(look, change)
     assert policies.of("t").stored_bytes_max == 7
+
+
+async def test_what_is_not_given_stays_as_it_was() -> None:
+    policies = Policies(SlowBook())
+    policies._book.slow.set()  # type: ignore[attr-defined]
+    await policies.set_tenant("t", stored_bytes_max=7)
+    made = await policies.set_tenant("t", weight=2.0, cap_bytes_per_s=5)
+    assert made == policies.of("t") == TenantPolicy("t", 2.0, 5, 7)
+    assert await policies.set_tenant("t", stored_bytes_max=0) == TenantPolicy("t", 2.0, 5, 0)
+    assert await policies.set_namespace(bytes(16), ttl_s=60) == NamespacePolicy(bytes(16), 60, 0)

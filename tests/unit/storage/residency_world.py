@@ -23,6 +23,7 @@ from quire_storage.core.slots import Shape, SlotAllocator
 from quire_storage.errors import DriveFailed
 
 SLAB = 1 << 14
+_ORDERED = ("headers", "forget")
 SHAPES = (Shape(1, 4096), Shape(2, 4096))
 
 
@@ -137,6 +138,9 @@ class World:
         return ticket
 
     def end(self, operation: Operation, *, fail: bool = False) -> None:
+        """Headers are written and zeroed in the order in which that was asked for: of these the first one ends."""
+        if operation.name in _ORDERED:
+            operation = next(each for each in self.running if each.name in _ORDERED)
         self.running.remove(operation)
         (operation.fail if fail and operation.fail is not None else operation.end)()
 

@@ -14,8 +14,9 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, KeysInvalid, PoolFull
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy
-from quire_storage.core.residency import ResidencySettings
+from quire_storage.core.residency import _HANDLERS, Residency, ResidencySettings
 from quire_storage.errors import DriveFailed
+from tests.unit.storage.residency_histories import History
 from tests.unit.storage.residency_world import Operation, World, chunk_of, content_of, stored
 
 _NUMBERS = st.integers(0, 23)
@@ -173,6 +174,32 @@ TestResidencyMachine.settings = settings(
     derandomize="QUIRE_SOAK_EXAMPLES" not in os.environ,
     suppress_health_check=list(HealthCheck),
 )
+
+
+@pytest.mark.parametrize("first", range(0, 200, 50))
+def test_long_histories(first: int) -> None:
+    for seed in range(first, first + 50 * int(os.environ.get("QUIRE_SOAK_FACTOR", "1"))):
+        try:
+            History(seed).run()
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_long_histories_find_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mark of what lies in memory alone, lost as it was when another copy of the key was written."""
+    written = Residency._written
+
+    def faulty(machine: Residency, event: ev.Written) -> None:
+        write = machine._writes.get(event.write)
+        keys = [entry.key for entry in write.entries] if write is not None else []
+        written(machine, event)
+        for key in keys:
+            machine._dirty.pop(key, None)
+
+    monkeypatch.setitem(_HANDLERS, ev.Written, faulty)
+    with pytest.raises(AssertionError, match="what lies in memory only is to be written"):
+        for seed in range(2000):
+            History(seed).run()
 
 
 def _stored(world: World, first: int, count: int, level: Durability = Durability.LOCAL) -> None:
@@ -457,3 +484,35 @@ def test_slots_of_what_is_read_are_free_only_after_the_last_reader(gone: str) ->
     world.held.pop(ticket)
     world.post(ev.Unpinned(ticket))
     assert world.residency.ledger.slots.used_bytes == 0
+
+
+def test_the_write_of_a_copy_that_leaves_does_not_clear_the_mark_of_another() -> None:
+    """The second one lay in memory alone for ever, and was not written when the node stopped."""
+    world = World(drives=1, objects=False)
+    first = world.store([chunk_of(0)], Durability.MEMORY)
+    world.end(_operation(world, "register"), fail=True)
+    assert world.acknowledge(*first) == set()
+    second = world.store([chunk_of(0)], Durability.MEMORY)
+    world.end(_operation(world, "write"))
+    world.settle()
+    assert world.acknowledge(*second) == {chunk_of(0).key}
+    world.settle()
+    assert world.pool is not None and chunk_of(0).key in world.pool
+
+
+def test_a_chunk_without_a_place_cannot_be_read() -> None:
+    """It gave its memory up to the object tier while an older copy of it was still being read."""
+    world = World(drives=0, objects=True, arena_slabs=1)
+    _stored(world, 0, 1)
+    reader = world.pin([0])
+    world.post(ev.Dropped(world.ticket(), {chunk_of(0).key: world.index.pop(chunk_of(0).key)}))
+    world.pin([0], fetch=True)
+    world.end(_operation(world, "fetch"))
+    assert chunk_of(0).key in world.residency
+    for ticket in [ticket for ticket in world.held if ticket != reader]:
+        world.held.pop(ticket)
+        world.post(ev.Unpinned(ticket))
+    world.post(ev.Reserved(world.ticket(), chunk_of(0).shape, 3))
+    answer: Any = world.answers[world.pin([0])]
+    copies, missing = answer
+    assert all(copy.memory is not None for copy in copies) and len(copies) + len(missing) == 1

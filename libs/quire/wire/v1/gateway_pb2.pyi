@@ -558,6 +558,8 @@ Global___CacheEvent: _TypeAlias = CacheEvent  # noqa: Y015
 
 @_typing.final
 class SetPolicyRequest(_message.Message):
+    """What is not set in it stays as it is."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAMESPACE_FIELD_NUMBER: _builtins.int
@@ -575,14 +577,21 @@ class SetPolicyRequest(_message.Message):
         self,
         *,
         namespace: _common_pb2.Namespace | None = ...,
-        ttl_s: _builtins.int = ...,
-        quota_bytes: _builtins.int = ...,
+        ttl_s: _builtins.int | None = ...,
+        quota_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_quota_bytes", b"_quota_bytes", "_ttl_s", b"_ttl_s", "namespace", b"namespace", "quota_bytes", b"quota_bytes", "ttl_s", b"ttl_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "quota_bytes", b"quota_bytes", "ttl_s", b"ttl_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_quota_bytes", b"_quota_bytes", "_ttl_s", b"_ttl_s", "namespace", b"namespace", "quota_bytes", b"quota_bytes", "ttl_s", b"ttl_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__quota_bytes: _TypeAlias = _typing.Literal["quota_bytes"]  # noqa: Y015
+    _WhichOneofArgType__quota_bytes: _TypeAlias = _typing.Literal["_quota_bytes", b"_quota_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__ttl_s: _TypeAlias = _typing.Literal["ttl_s"]  # noqa: Y015
+    _WhichOneofArgType__ttl_s: _TypeAlias = _typing.Literal["_ttl_s", b"_ttl_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__quota_bytes) -> _WhichOneofReturnType__quota_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttl_s) -> _WhichOneofReturnType__ttl_s | None: ...
 
 Global___SetPolicyRequest: _TypeAlias = SetPolicyRequest  # noqa: Y015
 
@@ -590,12 +599,19 @@ Global___SetPolicyRequest: _TypeAlias = SetPolicyRequest  # noqa: Y015
 class SetPolicyResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> _common_pb2.NamespacePolicy:
+        """What holds from now on."""
+
     def __init__(
         self,
+        *,
+        policy: _common_pb2.NamespacePolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -603,6 +619,8 @@ Global___SetPolicyResponse: _TypeAlias = SetPolicyResponse  # noqa: Y015
 
 @_typing.final
 class SetTenantRequest(_message.Message):
+    """What is not set in it stays as it is."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_SALT_FIELD_NUMBER: _builtins.int
@@ -624,29 +642,55 @@ class SetTenantRequest(_message.Message):
         self,
         *,
         tenant_salt: _builtins.bytes = ...,
-        weight: _builtins.float = ...,
-        cap_bytes_per_s: _builtins.int = ...,
-        stored_bytes_max: _builtins.int = ...,
+        weight: _builtins.float | None = ...,
+        cap_bytes_per_s: _builtins.int | None = ...,
+        stored_bytes_max: _builtins.int | None = ...,
         name: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cap_bytes_per_s", b"_cap_bytes_per_s", "_stored_bytes_max", b"_stored_bytes_max", "_weight", b"_weight", "cap_bytes_per_s", b"cap_bytes_per_s", "stored_bytes_max", b"stored_bytes_max", "weight", b"weight"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_bytes_per_s", b"cap_bytes_per_s", "name", b"name", "stored_bytes_max", b"stored_bytes_max", "tenant_salt", b"tenant_salt", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cap_bytes_per_s", b"_cap_bytes_per_s", "_stored_bytes_max", b"_stored_bytes_max", "_weight", b"_weight", "cap_bytes_per_s", b"cap_bytes_per_s", "name", b"name", "stored_bytes_max", b"stored_bytes_max", "tenant_salt", b"tenant_salt", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cap_bytes_per_s: _TypeAlias = _typing.Literal["cap_bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__cap_bytes_per_s: _TypeAlias = _typing.Literal["_cap_bytes_per_s", b"_cap_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__stored_bytes_max: _TypeAlias = _typing.Literal["stored_bytes_max"]  # noqa: Y015
+    _WhichOneofArgType__stored_bytes_max: _TypeAlias = _typing.Literal["_stored_bytes_max", b"_stored_bytes_max"]  # noqa: Y015
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cap_bytes_per_s) -> _WhichOneofReturnType__cap_bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stored_bytes_max) -> _WhichOneofReturnType__stored_bytes_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___SetTenantRequest: _TypeAlias = SetTenantRequest  # noqa: Y015
 
 @_typing.final
 class SetTenantResponse(_message.Message):
+    """What holds from now on."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    CAP_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    STORED_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    weight: _builtins.float
+    """See the request."""
+    cap_bytes_per_s: _builtins.int
+    """See the request."""
+    stored_bytes_max: _builtins.int
+    """See the request."""
     def __init__(
         self,
+        *,
+        weight: _builtins.float = ...,
+        cap_bytes_per_s: _builtins.int = ...,
+        stored_bytes_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cap_bytes_per_s", b"cap_bytes_per_s", "stored_bytes_max", b"stored_bytes_max", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -142,7 +142,9 @@ class ImagesFrontend:
             return response
 
     async def _put(self, request: web.Request) -> web.StreamResponse:
-        """Body: safetensors, raw values, a record, a picture. What it is stands in the type, the rest in the query."""
+        """Store a latent or a picture. The body: safetensors, raw values, a record, a picture. Its type says which,
+        the rest is in the query.
+        """
         query = named(request.query.items(), OF_A_PUT)
         durability = durability_of(query.get("durability", "local"))
         async with self._spooled(request) as spool, self._putting:  # a slow client holds no turn
@@ -220,7 +222,7 @@ class ImagesFrontend:
             yield spool
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
-        """GET, and HEAD: the same without the body."""
+        """An image, made on demand. HEAD is the same without the body."""
         claim, accept = request.get(_CLAIM), request.headers.get("Accept", "")
         query = claim.query if claim is not None else request.query.items()
         version, query = without_version(query)
@@ -279,12 +281,15 @@ class ImagesFrontend:
         return response
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
+        """Forget an image: 204, or 404 where there is none."""
         if not await self._images.delete(request[_PRINCIPAL].tenant, request.match_info["id"]):
             raise ImageMissing(f"there is no image {request.match_info['id']!r}", field="id")
         return web.Response(status=204)
 
     async def _delete_all(self, request: web.Request) -> web.StreamResponse:
-        """Body: `{"delete": [id, …]}`, a thousand at most. Says which there were and which not."""
+        """Forget many. The body: `{"delete": [id, …]}`, a thousand at most. The answer says which there were and which
+        not.
+        """
         try:
             asked = await request.json()
         except (ValueError, RecursionError) as error:
@@ -302,7 +307,7 @@ class ImagesFrontend:
         return web.json_response(answer)
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        """A page by id; `next` is the `after` of the one behind it, null if this is the last."""
+        """A page of ids, in order. `next` is the `after` of the page behind it, null if this is the last."""
         given = named(request.query.items(), ("prefix", "after", "limit"))
         limit = min(_PAGE_MAX, max(1, number(given, "limit", _PAGE_MAX)))
         tenant, prefix = request[_PRINCIPAL].tenant, given.get("prefix", "")
@@ -321,6 +326,7 @@ class ImagesFrontend:
         return web.json_response(answer, headers={"Cache-Control": "private, no-cache"})
 
     async def _latent(self, request: web.Request) -> web.StreamResponse:
+        """The latent record as it was stored."""
         async with self._serving:
             entry, record = await self._images.get_record(request[_PRINCIPAL].tenant, request.match_info["id"])
         headers = {"Content-Type": _RECORD_TYPE, "ETag": record_etag(entry)} | self._for_caches(request, entry)

@@ -31,7 +31,7 @@ class BucketRequests:
         self._region = region
 
     async def list_buckets(self, call: Call) -> web.StreamResponse:
-        """The caller's own, and those granted to it."""
+        """ListBuckets: the caller's own, and those granted to it."""
         tenant = call.caller.key.tenant
         found = dict(await self._backends.buckets.all(tenant))
         for grant in call.caller.key.grants:
@@ -44,6 +44,7 @@ class BucketRequests:
         return xml_answer(xml.document("ListAllMyBucketsResult", [owner, ("Buckets", entries)]))
 
     async def create(self, call: Call) -> web.StreamResponse:
+        """CreateBucket. The tenant's own; 409 if it has it already."""
         check_bucket_name(call.bucket)
         xml.check_create(await call.xml())
         caller = call.caller
@@ -59,10 +60,12 @@ class BucketRequests:
         return web.Response(headers={"Location": f"/{call.bucket}"})
 
     async def head(self, call: Call) -> web.StreamResponse:
+        """HeadBucket."""
         await self._backends.backend(call.caller, call.bucket, "", Level.READ).check_there()
         return web.Response(headers={"x-amz-bucket-region": self._region})
 
     async def delete(self, call: Call) -> web.StreamResponse:
+        """DeleteBucket. 409 unless it is empty."""
         backend = self._backends.object_backend(call.caller, call.bucket, "", Level.ADMIN)
         await backend.check_there()
         if not await self._backends.buckets.drop(*backend.place, self._backends.clock.now_ms()):
@@ -70,28 +73,31 @@ class BucketRequests:
         return web.Response(status=204)
 
     async def location(self, call: Call) -> web.StreamResponse:
+        """GetBucketLocation."""
         await self._backends.backend(call.caller, call.bucket, "", Level.READ).check_there()
         region = "" if self._region == "us-east-1" else self._region
         body = xml.document("LocationConstraint", [])
         return xml_answer(body.replace(b"</LocationConstraint>", region.encode() + b"</LocationConstraint>"))
 
     async def acl(self, call: Call) -> web.StreamResponse:
+        """GetBucketAcl: always `private`."""
         backend = self._backends.object_backend(call.caller, call.bucket, "", Level.ADMIN)
         await backend.check_there()
         return xml_answer(xml.private_policy(backend.place[0]))
 
     async def set_acl(self, call: Call) -> web.StreamResponse:
-        """The canned one that every bucket has; others were refused already."""
+        """PutBucketAcl: the canned one that every bucket has; others were refused already."""
         await self._backends.object_backend(call.caller, call.bucket, "", Level.ADMIN).check_there()
         await call.check_private()
         return web.Response()
 
     async def versioning(self, call: Call) -> web.StreamResponse:
-        """Never enabled."""
+        """GetBucketVersioning: never enabled."""
         await self._backends.backend(call.caller, call.bucket, "", Level.READ).check_there()
         return xml_answer(xml.document("VersioningConfiguration", []))
 
     async def list_v1(self, call: Call) -> web.StreamResponse:
+        """ListObjects."""
         asked, marker = _asked(call), call.query.get("marker", "")
         listing = await self._listed(call, asked, marker)
         children = [*asked.echoed(call.bucket, listing), ("Marker", asked.encoded(marker))]
@@ -101,6 +107,7 @@ class BucketRequests:
         return xml_answer(xml.document("ListBucketResult", children))
 
     async def list_v2(self, call: Call) -> web.StreamResponse:
+        """ListObjectsV2."""
         asked = _asked(call)
         token, start = call.query.get("continuation-token", ""), call.query.get("start-after", "")
         listing = await self._listed(call, asked, _from_token(token) if token else start)
@@ -117,7 +124,7 @@ class BucketRequests:
         return xml_answer(xml.document("ListBucketResult", children))
 
     async def list_versions(self, call: Call) -> web.StreamResponse:
-        """Of an unversioned bucket: every object is its only version, "null"."""
+        """ListObjectVersions: every object is its only version, "null"."""
         asked, marker = _asked(call), call.query.get("key-marker", "")
         listing = await self._listed(call, asked, marker)
         children = [*asked.echoed(call.bucket, listing), ("KeyMarker", asked.encoded(marker)), ("VersionIdMarker", "")]
@@ -134,6 +141,7 @@ class BucketRequests:
         return await list_objects(backend, asked.prefix, asked.delimiter, after, min(asked.limit, _MAX_KEYS))
 
     async def list_uploads(self, call: Call) -> web.StreamResponse:
+        """ListMultipartUploads."""
         backend = self._backends.object_backend(call.caller, call.bucket, "", Level.WRITE)
         await backend.check_there()
         prefix, encoding = call.query.get("prefix", ""), call.query.get("encoding-type", "")
@@ -154,7 +162,7 @@ class BucketRequests:
         return xml_answer(xml.document("ListMultipartUploadsResult", children))
 
     async def delete_objects(self, call: Call) -> web.StreamResponse:
-        """Each key by itself: what may not be deleted is named, the others go."""
+        """DeleteObjects: each key by itself; what may not be deleted is named, the others go."""
         keys, quiet = xml.read_delete(await call.xml())
         tenant = SYSTEM_TENANT if call.bucket in RESERVED else call.caller.tenant_of(call.bucket)
         children: list[tuple[str, Any]] = []

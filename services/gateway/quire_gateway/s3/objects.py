@@ -44,7 +44,7 @@ class ObjectRequests:
         self._backends = backends
 
     async def get(self, call: Call) -> web.StreamResponse:
-        """GET and HEAD."""
+        """GetObject, HeadObject: ranges, parts and conditions."""
         backend = self._backends.backend(call.caller, call.bucket, call.key, Level.READ)
         entry = await _found(backend, call)
         check_read(call.conditions, entry.etag, entry.modified_s)
@@ -74,6 +74,7 @@ class ObjectRequests:
         return response
 
     async def put(self, call: Call) -> web.StreamResponse:
+        """PutObject: conditions, checksums, metadata."""
         backend = self._backends.backend(call.caller, call.bucket, call.key, Level.WRITE)
         conditions, expected = call.conditions, ""
         if conditions.of_write:
@@ -85,6 +86,7 @@ class ObjectRequests:
         return web.Response(headers=headers)
 
     async def delete(self, call: Call) -> web.StreamResponse:
+        """DeleteObject."""
         backend = self._backends.backend(call.caller, call.bucket, call.key, Level.WRITE)
         etag = ""
         if call.header("If-Match"):
@@ -134,12 +136,13 @@ class ObjectRequests:
         return backend, found
 
     async def acl(self, call: Call) -> web.StreamResponse:
+        """GetObjectAcl: always `private`."""
         backend = self._backends.object_backend(call.caller, call.bucket, call.key, Level.READ)
         await _found(backend, call)
         return xml_answer(xml.private_policy(backend.place[0]))
 
     async def set_acl(self, call: Call) -> web.StreamResponse:
-        """The canned one that everything has; others were refused already."""
+        """PutObjectAcl: the canned one that everything has; others were refused already."""
         await _found(self._object_backend(call), call)
         await call.check_private()
         return web.Response()
@@ -147,13 +150,14 @@ class ObjectRequests:
     # ---- multipart uploads
 
     async def start_upload(self, call: Call) -> web.StreamResponse:
+        """CreateMultipartUpload."""
         backend = self._object_backend(call)
         upload_id = await backend.start_upload(call.key, call.described())
         children = [("Bucket", call.bucket), ("Key", call.key), ("UploadId", upload_id)]
         return xml_answer(xml.document("InitiateMultipartUploadResult", children))
 
     async def put_part(self, call: Call) -> web.StreamResponse:
-        """UploadPart, and UploadPartCopy."""
+        """UploadPart, UploadPartCopy."""
         backend = self._object_backend(call)
         number, upload_id = call.number("partNumber", 0, 1, _PARTS_MAX), call.query.get("uploadId", "")
         if not number:
@@ -171,6 +175,7 @@ class ObjectRequests:
         return web.Response(headers={"ETag": f'"{part.etag}"'})
 
     async def complete_upload(self, call: Call) -> web.StreamResponse:
+        """CompleteMultipartUpload."""
         backend = self._object_backend(call)
         wanted = xml.read_complete(await call.xml())
         upload_id, expected = call.query["uploadId"], ""
@@ -186,11 +191,13 @@ class ObjectRequests:
         return xml_answer(xml.document("CompleteMultipartUploadResult", children))
 
     async def abort_upload(self, call: Call) -> web.StreamResponse:
+        """AbortMultipartUpload."""
         backend = self._object_backend(call)
         await backend.abort(call.key, call.query["uploadId"])
         return web.Response(status=204)
 
     async def list_parts(self, call: Call) -> web.StreamResponse:
+        """ListParts."""
         backend = self._object_backend(call)
         limit = call.number("max-parts", _LIST_MAX, 1, 1 << 30)
         after = call.number("part-number-marker", 0, 0, _PARTS_MAX)

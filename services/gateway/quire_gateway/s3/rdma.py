@@ -97,6 +97,7 @@ class RdmaRequests:
     # ---- one object
 
     async def get(self, call: Call) -> web.StreamResponse:
+        """GetObject into the client's memory."""
         target = RdmaTarget.from_token(call.header(TOKEN))
         namespace = _namespace(call) if call.bucket == CHUNKS_BUCKET and call.header(NAMESPACE) else None
         with self._admit(call, target.length, namespace):
@@ -122,7 +123,7 @@ class RdmaRequests:
         return web.Response(status=206 if span else 200, headers=headers)
 
     async def put(self, call: Call) -> web.StreamResponse:
-        """`x-quire-length` bytes of the client's memory, all of it without that."""
+        """PutObject from the client's memory: `x-quire-length` bytes, all of it without that."""
         target = RdmaTarget.from_token(call.header(TOKEN))
         namespace = _namespace(call) if call.bucket == CHUNKS_BUCKET else None
         with self._admit(call, target.length, namespace):
@@ -174,7 +175,7 @@ class RdmaRequests:
     # ---- many chunks
 
     async def get_many(self, call: Call) -> web.StreamResponse:
-        """S3RDMA Batch and Agg."""
+        """Many chunks, layer by layer, into the client's memory: a line of JSON for each layer that has arrived."""
         descriptor, namespace = await _described(call)
         with self._admit(call, descriptor.payload_bytes, namespace):
             return await self._get_leased(call, descriptor, namespace)
@@ -200,6 +201,7 @@ class RdmaRequests:
             return response
 
     async def put_many(self, call: Call) -> web.StreamResponse:
+        """Many chunks, layer by layer, from the client's memory."""
         descriptor, namespace = await _described(call)
         with self._admit(call, descriptor.payload_bytes, namespace):
             return await self._store(call, namespace, descriptor)

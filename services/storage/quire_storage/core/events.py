@@ -1,5 +1,7 @@
 """What happens to chunks (events, into `Residency`) and what is to be done about it (instructions, out of it).
 
+Headers are written and zeroed (`WriteHeaders`, `Forget`) in the order of the instructions; all else ends in any order.
+
 Tickets are numbers of the caller's choice, never used twice: a transfer's, a holder's, a request's. Numbers of writes,
 removals and questions are chosen by the machine; the executor gives them back with the answer.
 """

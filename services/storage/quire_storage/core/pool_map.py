@@ -85,6 +85,8 @@ class PoolMap:
         self._stripe_bytes = stripe_bytes
         self._turn = 0
         self._generation = 0
+        self._allocated: dict[tuple[int, int], int] = {}
+        """Generations of places without a header so far, by drive and header."""
 
     def __len__(self) -> int:
         return len(self._where)
@@ -167,6 +169,7 @@ class PoolMap:
         Only when no sound header for them can come back (see `pool_format`).
         """
         for place in places:
+            self._allocated.pop((place.drive, place.header), None)
             if not self._drives[place.drive].failed:
                 self.set_listing(place, 0, False)
                 self._free(self._drives[place.drive], [place.offset])
@@ -174,7 +177,10 @@ class PoolMap:
     # ---- headers
 
     def commit(self, placed: Sequence[Placed]) -> Pages:
-        """Write the headers of chunks into the image (again, if they are there); the pages that this changes."""
+        """Write the headers of chunks into the image (again, if they are there); the pages that this changes.
+
+        Of two places of one key that counts which was allocated later: a copy that is leaving may be written last.
+        """
         pages: Pages = {}
         for each in placed:
             chunk, place = each.header.chunk, each.place
@@ -183,7 +189,8 @@ class PoolMap:
             slab, slot = drive.slots.slot_of(place.offset, chunk.shape)
             raw = pack_header(each.header, slab, slot, generation)
             drive.image[place.header : place.header + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
-            self._where[chunk.key] = place.drive << _DRIVE_SHIFT | place.header
+            if self._generation_at(self._where.get(chunk.key)) <= generation:
+                self._where[chunk.key] = place.drive << _DRIVE_SHIFT | place.header
             pages.setdefault(place.drive, []).append(place.header // PAGE_BYTES)
         return pages
 
@@ -217,8 +224,7 @@ class PoolMap:
         where = self._where.get(key)
         if where is None:
             return None
-        at = where & ((1 << _DRIVE_SHIFT) - 1)
-        return int(self._drives[where >> _DRIVE_SHIFT].image[at + _AGE_AT : at + _AGE_AT + 8].view("<u8")[0])
+        return self._generation_at(where)
 
     def generation(self, key: bytes) -> int | None:
         """As `listing` has it; None for a chunk that is not here."""
@@ -301,10 +307,9 @@ class PoolMap:
 
     # ---- recovery
 
-    def recover(self, index: int, pages_used: int) -> list[int]:
-        """Take over what the image of a drive says; the pages that hold headers which do not count (now zeroed).
-
-        Drives are recovered one after the other, once each, before anything else.
+    def recover(self, index: int, pages_used: int) -> Pages:
+        """Take over what the image of a drive says; the pages that hold headers which do not count (now zeroed), also
+        of drives before this one. Drives are recovered one after the other, once each, before anything else.
         """
         drive = self._drives[index]
         drive.pages_used = pages_used
@@ -312,15 +317,16 @@ class PoolMap:
         if len(found.offsets):
             self._generation = max(self._generation, int(found.rows["generation"].max()))
         adopted = self._adopt(drive, found)
-        rejected = found.offsets[~adopted]
-        keys = self._keep(index, found.offsets[adopted], found.rows[adopted])
-        rejected = np.concatenate([rejected, keys])
-        for at in rejected.tolist():
-            layers = int(chunk_fields(drive.image[at:])[0]["num_layers"])
-            drive.image[at : at + header_bytes(layers)] = 0
+        rejected = (found.offsets[~adopted] | np.int64(index << _DRIVE_SHIFT)).tolist()
+        rejected += self._keep(index, found.offsets[adopted], found.rows[adopted])
+        pages: Pages = {}
+        for where in rejected:
+            at, image = where & ((1 << _DRIVE_SHIFT) - 1), self._drives[where >> _DRIVE_SHIFT].image
+            image[at : at + header_bytes(int(chunk_fields(image[at:])[0]["num_layers"]))] = 0
+            pages.setdefault(where >> _DRIVE_SHIFT, []).append(at // PAGE_BYTES)
         in_use = {page for pages in drive.pages.values() for page in pages.values()}
         drive.free_pages = [page for page in range(drive.geometry.header_pages) if page not in in_use]
-        return [int(at) // PAGE_BYTES for at in rejected.tolist()]
+        return pages
 
     def _adopt(self, drive: _Drive, found: FoundHeaders) -> npt.NDArray[np.bool_]:
         """Take slots and header pages; a mark for each header that fits both."""
@@ -366,42 +372,50 @@ class PoolMap:
             drive.pages[slab] = {slot // per_page: pages[slot // per_page] for slot in taken}
             marks[[index for slot, index in sound if slot in taken]] = True
 
-    def _keep(self, index: int, offsets: npt.NDArray[np.int64], rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
-        """Enter keys; where two headers have one key the newer counts. Returns the offsets of the older ones."""
+    def _keep(self, index: int, offsets: npt.NDArray[np.int64], rows: npt.NDArray[np.void]) -> list[int]:
+        """Enter keys; where two headers have one key the newer counts. Returns where the older ones are."""
         if not len(offsets):
-            return offsets
+            return []
         raw = np.ascontiguousarray(rows["key"]).tobytes()
         keys = [raw[at : at + 32] for at in range(0, len(raw), 32)]
         where = (offsets | np.int64(index << _DRIVE_SHIFT)).tolist()
         fresh = dict(zip(keys, where, strict=True))
         if len(fresh) == len(keys) and self._where.keys().isdisjoint(fresh):
             self._where.update(fresh)
-            return offsets[:0]
+            return []
         older = []
-        for place in np.argsort(rows["generation"], kind="stable").tolist():
-            key, before = keys[place], self._where.get(keys[place])
-            if before is not None and before >> _DRIVE_SHIFT == index:
-                older.append(before & ((1 << _DRIVE_SHIFT) - 1))
-            elif before is not None:
-                older.append(where[place] & ((1 << _DRIVE_SHIFT) - 1))  # another drive has it already
-                continue
-            self._where[key] = where[place]
-        drive = self._drives[index]
-        for at in older:
+        for here, key in zip(where, keys, strict=True):
+            before = self._where.get(key)
+            newer = self._generation_at(here) > self._generation_at(before)
+            if before is not None:
+                older.append(before if newer else here)
+            if newer:
+                self._where[key] = here
+        for each in older:
+            drive, at = self._drives[each >> _DRIVE_SHIFT], each & ((1 << _DRIVE_SHIFT) - 1)
             row, _ = chunk_fields(drive.image[at:])
             shape = Shape(int(row["num_layers"]), int(row["slice_bytes"]))
             self._free(drive, [drive.slots.offset_of(int(row["slab"]), int(row["slot"]), shape)])
-        return np.array(older, dtype=np.int64)
+        return older
 
     # ----
 
     def _generation_of(self, key: bytes, place: DiskPlace) -> int:
-        """A new one for a new header; one that is written again keeps its own, which tells when it was stored."""
-        if self._where.get(key) == place.drive << _DRIVE_SHIFT | place.header:
-            row, _ = chunk_fields(self._drives[place.drive].image[place.header :])
-            return int(row["generation"])
+        """Of a header: in the order in which places were allocated. One that is written again keeps its own."""
+        if allocated := self._allocated.pop((place.drive, place.header), 0):
+            return allocated
+        key_at = place.header + _KEY_AT
+        if self._drives[place.drive].image[key_at : key_at + KEY_BYTES].tobytes() == key:
+            return self._generation_at(place.drive << _DRIVE_SHIFT | place.header)
         self._generation += 1
         return self._generation
+
+    def _generation_at(self, where: int | None) -> int:
+        """Of the header there; 0 for none."""
+        if where is None:
+            return 0
+        at = (where & ((1 << _DRIVE_SHIFT) - 1)) + _AGE_AT
+        return int(self._drives[where >> _DRIVE_SHIFT].image[at : at + 8].view("<u8")[0])
 
     def _headers_of(self, index: int) -> npt.NDArray[np.int64]:
         """Where the headers of a drive's chunks start in its image."""
@@ -443,5 +457,7 @@ class PoolMap:
                 pages[slot // per_page] = heapq.heappop(drive.free_pages)
                 drive.pages_used = max(drive.pages_used, pages[slot // per_page] + 1)
             header = pages[slot // per_page] * PAGE_BYTES + slot % per_page * size
+            self._generation += 1
+            self._allocated[index, header] = self._generation
             places.append(DiskPlace(index, offset, stride, header))
         return places

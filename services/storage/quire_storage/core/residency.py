@@ -424,7 +424,8 @@ class Residency:
             return
         wanted = []
         if self.pool is not None and goal.level is not Durability.MEMORY and goal.error is None:
-            wanted = [entry for entry in goal.entries if entry.disk is None and entry.memory is not None]
+            stays = [entry for entry in goal.entries if entry.phase is not Phase.LEAVING]
+            wanted = [entry for entry in stays if entry.disk is None and entry.memory is not None]
             if wanted and not self.pool.working:
                 goal.error = DriveFailed("no drive is left", self.pool.failed_drives())
         if goal.error is not None:
@@ -741,6 +742,11 @@ class Residency:
     def _place(self, write: _Write) -> bool:
         """Find places for a write and start it; whether there were any."""
         assert self.pool is not None, "only drives are written to"
+        leaving = [entry for entry in write.entries if entry.phase is Phase.LEAVING]
+        if leaving:  # since the write was begun: no drive needs them
+            self._spare(write, leaving)
+        if not write.entries:
+            return True
         try:
             write.places = self.pool.allocate(write.entries[0].chunk.shape, len(write.entries))
         except PoolFull:
@@ -753,6 +759,15 @@ class Residency:
         placed = [Placed(header, place) for header, place in zip(headers, write.places, strict=True)]
         self._out.append(ev.Write(write.number, placed, sources))
         return True
+
+    def _spare(self, write: _Write, leaving: Sequence[Entry]) -> None:
+        write.entries = [entry for entry in write.entries if entry not in leaving]
+        for entry in leaving:
+            entry.write = 0
+            self._rest(entry)
+        if not write.entries:
+            del self._writes[write.number]
+            self._end_write(write.goals, write.number, None)
 
     def _write_headers(self, entries: Sequence[Entry], goal: _Goal | None = None) -> None:
         number = self._number()
@@ -776,7 +791,8 @@ class Residency:
             if place.drive not in failed:
                 self._put_on_drive(entry, place)
                 self._note_arrival(entry)
-                self._dirty.pop(entry.key, None)
+                if entry.phase is not Phase.LEAVING:  # else the key may have another copy, which is to be written
+                    self._dirty.pop(entry.key, None)
             if entry.phase is Phase.LEAVING:
                 self._remove_header(entry)
         self._enter_orders([entry for entry in write.entries if entry.phase is Phase.RESIDENT])
@@ -1210,7 +1226,7 @@ class Residency:
             return
         if entry.phase is Phase.LEAVING:
             self._free(entry)
-        elif entry.phase is Phase.RESIDENT and entry.memory is None and entry.key not in self._leaving:
+        elif entry.phase is Phase.RESIDENT and entry.memory is None and not self._must_stay_awake(entry):
             if entry.disk is not None and self.pool is not None:
                 self.pool.set_listing(entry.disk, entry.generation, entry.in_object)
             else:
@@ -1221,6 +1237,10 @@ class Residency:
         if entry.phase is Phase.RESIDENT:
             self.in_memory.release(entry.key)
             self.on_disk.release(entry.key)
+
+    def _must_stay_awake(self, entry: Entry) -> bool:
+        """The pool's map has one copy of a key, which is the one that leaves, as long as there is one."""
+        return entry.disk is not None and entry.key in self._leaving
 
     def _free(self, entry: Entry) -> None:
         """Give up the places of a copy that has left."""
@@ -1263,13 +1283,15 @@ class Residency:
         for entry in self._copies.values():
             assert entry.pins == pins[entry.number], f"{entry.key.hex()}: {entry.pins} pins, {pins[entry.number]} held"
             assert entry.is_used or entry.memory is not None or entry.key in self._leaving, "an unused copy sleeps"
+            somewhere = entry.memory is not None or entry.disk is not None
+            assert somewhere or entry.phase is not Phase.RESIDENT, "what can be read lies somewhere"
             current = self._entries.get(entry.key) is entry
             assert current == (entry.phase is not Phase.LEAVING), f"{entry.key.hex()} is {entry.phase.name}"
         leaving = Counter(entry.key for entry in self._copies.values() if entry.phase is Phase.LEAVING)
         assert leaving == self._leaving, "what is leaving is counted"
         if self.pool is not None or self._objects:
-            forgotten = [key for key in self.in_memory.aside if not self._kept_in_memory(key)]
-            assert not forgotten, "what is set aside in memory is kept there by something"
+            leaves = [key for key in self.in_memory.aside if self.pool is not None or self.in_memory.is_leaf(key)]
+            assert all(map(self._kept_in_memory, leaves)), "what is set aside in memory is kept there by something"
         self._check_drives(resident, asked)
 
     def _check_drives(self, resident: dict[bytes, Entry], asked: set[bytes]) -> None:

@@ -1,0 +1,126 @@
+"""Long random histories of a node: longer than hypothesis makes them, and by far cheaper; a seed repeats one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+from quire.model.durability import Durability, OnExisting
+from quire_storage.core import events as ev
+from quire_storage.core.chunks import Copy
+from tests.unit.storage.residency_world import World, chunk_of, content_of
+
+STEPS: Final = 150
+CHUNKS: Final = 16
+
+
+class History:
+    """What clients, peers, the index and drives do to a node, at random. `World.post` checks after each event."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._world = World(drives=seed % 3, objects=seed % 2 == 0, arena_slabs=1 + seed % 4, drive_slabs=1 + seed % 2)
+        self._stores: list[tuple[int, int]] = []
+        self._readers: list[int] = []
+
+    def run(self) -> None:
+        steps = [
+            *[self._store] * 4,
+            *[self._end_operation] * 8,
+            *[self._end_store] * 3,
+            *(self._pin, self._pin, self._unpin, self._unpin, self._promote, self._drop, self._drop, self._lose),
+            *(self._deny, self._evict, self._raise, self._register, self._lease, self._pass_time),
+        ]
+        for _ in range(STEPS):
+            self._random.choice(steps)()
+        self._world.post(ev.Stopping(self._world.ticket()))
+        self._world.settle()
+
+    def _key(self) -> bytes:
+        return chunk_of(self._random.randrange(CHUNKS)).key
+
+    def _store(self) -> None:
+        first = self._random.randrange(CHUNKS)
+        version = self._random.choice([0, 0, 0, 1])
+        chunks = [chunk_of(number, version) for number in range(first, first - first % 4 + 4)]
+        level, existing = self._random.choice(list(Durability)), self._random.choice(list(OnExisting))
+        transfer, store = self._world.store(chunks, level, existing)
+        if store:
+            self._stores.append((transfer, store))
+
+    def _end_store(self) -> None:
+        if self._stores:
+            transfer, store = self._stores.pop(0)
+            self._world.post(ev.Unpinned(store))
+            last = self._random.random() < 0.1
+            self._world.post(ev.TransferUnsettled(transfer) if last else ev.ReservationEnded(transfer))
+
+    def _end_operation(self) -> None:
+        if self._world.running:
+            operation = self._random.choice(self._world.running)
+            fails = self._random.random() < (0.02 if operation.name == "write" else 0.25)
+            self._world.end(operation, fail=fails)
+
+    def _pin(self) -> None:
+        numbers = self._random.sample(range(CHUNKS), 3)
+        ticket = self._world.pin(numbers, fetch=self._random.random() < 0.5)
+        self._readers.append(ticket)
+        if held := self._world.held.get(ticket):
+            more = self._world.ticket()
+            self._world.post(ev.PinnedAlso(more, held[0].number))
+            self._readers.append(more)
+
+    def _unpin(self) -> None:
+        if self._readers:
+            ticket = self._readers.pop(self._random.randrange(len(self._readers)))
+            self._world.held.pop(ticket, None)
+            self._world.post(ev.Unpinned(ticket))
+
+    def _held(self) -> list[Copy]:
+        held = [copies for copies in self._world.held.values() if copies]
+        return self._random.choice(held) if held else []
+
+    def _promote(self) -> None:
+        pool = self._world.pool
+        failed = pool.failed_drives() if pool is not None else frozenset()
+        on_drives = [each for each in self._held() if each.disk is not None and each.disk.drive not in failed]
+        copies = {copy.number: copy for copy in on_drives if copy.memory is None}
+        if copies:
+            ticket = self._world.ticket()
+            self._world.post(ev.PromotionWanted(ticket, list(copies), self._random.random() < 0.5))
+            answer: Any = self._world.answers[ticket]
+            for number, (_, place) in answer.items():
+                self._world.memory[place.offset] = content_of(copies[number].chunk)
+            for promotion in dict.fromkeys(promotion for promotion, _ in answer.values()):
+                self._world.post(ev.PromotionEnded(ticket, promotion, self._random.random() < 0.7))
+
+    def _drop(self) -> None:
+        key = self._key()
+        generation = self._world.index.pop(key, None)
+        if generation is not None:
+            self._world.post(ev.Dropped(self._world.ticket(), {key: generation}))
+
+    def _lose(self) -> None:
+        if copies := self._held():
+            self._world.post(ev.Lost([copies[0].number]))
+
+    def _deny(self) -> None:
+        self._world.post(ev.Denied([chunk_of(self._random.randrange(CHUNKS)).record]))
+
+    def _evict(self) -> None:
+        others = self._random.choice([0, 1])
+        self._world.post(ev.EvictionWanted(self._world.ticket(), [self._key(), self._key()], others))
+
+    def _raise(self) -> None:
+        level = self._random.choice(list(Durability))
+        self._world.post(ev.LevelRaised(self._world.ticket(), [self._key()], level))
+
+    def _register(self) -> None:
+        self._world.post(ev.RegistrationWanted(self._world.ticket(), [self._key()]))
+
+    def _lease(self) -> None:
+        self._world.leased ^= {self._key()}
+
+    def _pass_time(self) -> None:
+        self._world.now_s += 1.0
+        self._world.post(ev.TimePassed())

@@ -1,0 +1,169 @@
+"""Reference pages of what programs talk to: HTTP, S3 and the Python API, each from the code that answers."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import quire.client
+from quire_gateway.core.s3_errors import STATUS
+from quire_gateway.http.frontend import ImagesFrontend
+from quire_gateway.http.latent_puts import OF_A_PUT
+from quire_gateway.s3 import frontend as s3_frontend
+from quire_gateway.s3.buckets import BucketRequests
+from quire_gateway.s3.frontend import S3Frontend
+from quire_gateway.s3.objects import ObjectRequests
+from quire_gateway.s3.rdma import RdmaRequests
+
+_OWNERS: Final = {"buckets": BucketRequests, "objects": ObjectRequests, "rdma": RdmaRequests}
+_PATHS: Final = {"service": "/", "bucket": "/BUCKET", "object": "/BUCKET/KEY"}
+_INTEGRATIONS: Final = {
+    "quire.integrations.transformers": ("PrefixCache", "Prefill"),
+    "quire.integrations.diffusers": ("LatentKeeper",),
+}
+
+_HTTP: Final = """\
+# HTTP
+
+Images, at `QUIRE_GATEWAY_HTTP_LISTEN` and `QUIRE_GATEWAY_HTTP_TLS_LISTEN`. [Images as latents](../guides/images.md)
+shows how they are used. Errors are problem details (RFC 9457) with a request id; [errors](errors.md) lists them with
+their status. With tokens (`QUIRE_GATEWAY_AUTH`) a request has `Authorization: Bearer NAME:SECRET`, or is a signed URL.
+
+| request | |
+| --- | --- |
+{routes}
+
+A PUT's query may have: {parameters}. A GET's are in [the guide](../guides/images.md#get). Headers of a PUT:
+`Content-Type` (`application/octet-stream` with `shape`: raw values; a picture's type: a picture; else safetensors or a
+latent record), `X-Quire-Meta-NAME`, `X-Quire-Provenance`, `If-Match`, `If-None-Match`.
+"""
+_S3: Final = """\
+# S3
+
+What the S3 frontend answers, at `QUIRE_GATEWAY_S3_LISTEN` and `QUIRE_GATEWAY_S3_TLS_LISTEN`. Everything else is
+answered with `NotImplemented` (501). [S3](../guides/s3.md) shows how it is used.
+
+| request | operation |
+| --- | --- |
+{operations}
+
+With a header, bytes go by UCX to and from the client's memory:
+
+| request | header | operation |
+| --- | --- | --- |
+{by_rdma}
+
+## Error codes
+
+{codes}
+"""
+_PYTHON: Final = """\
+# Python API
+
+The names that `quire.client` and the integrations export. All raise the errors of `quire.model.errors`
+([errors](errors.md)).
+"""
+
+
+def http() -> str:
+    rows = []
+    for call in _calls(ImagesFrontend.start):
+        if isinstance(call.func, ast.Attribute) and call.func.attr.startswith("add_") and len(call.args) == 2:
+            path, handler = call.args
+            if isinstance(path, ast.Constant) and isinstance(handler, ast.Attribute):
+                shown = str(path.value).replace("{id:.+}", "{id}")
+                said = _said(getattr(ImagesFrontend, handler.attr))
+                rows.append(f"| `{call.func.attr.removeprefix('add_').upper()} {shown}` | {said} |")
+    return _HTTP.format(routes="\n".join(rows), parameters=", ".join(f"`{name}`" for name in OF_A_PUT))
+
+
+def s3() -> str:
+    plain, by_rdma = [], []
+    for row in _tuples(S3Frontend.__init__):
+        level, method, condition, operation = row.elts
+        if not (isinstance(operation, ast.Attribute) and isinstance(operation.value, ast.Name)):
+            continue
+        owner = _OWNERS[operation.value.id]
+        request, said = f"{_text(method)} {_PATHS[_text(level)]}", _said(getattr(owner, operation.attr))
+        if owner is RdmaRequests:
+            by_rdma.append(f"| `{request}` | `{_constant(condition)}` | {said} |")
+        else:
+            plain.append(f"| `{request}{'?' + _text(condition) if _text(condition) else ''}` | {said} |")
+    codes = ", ".join(f"`{code}` ({status})" for code, status in STATUS.items())
+    return _S3.format(operations="\n".join(plain), by_rdma="\n".join(by_rdma), codes=codes)
+
+
+def python() -> str:
+    parts = [_PYTHON, "## `quire.client`", ""]
+    for name in quire.client.__all__:
+        parts += _class(getattr(quire.client, name))
+    for module, names in _INTEGRATIONS.items():
+        parts += [f"## `{module}`", ""]
+        for name in names:
+            parts += _class(getattr(importlib.import_module(module), name))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _class(kind: Any) -> list[str]:
+    """A heading, how it is made, what it says, and its public methods."""
+    parts = [f"### `{kind.__name__}`", "", *_code(kind.__name__, kind.__init__), *_docstring(kind), ""]
+    if kind.__init__.__doc__ and kind.__init__.__doc__ != object.__init__.__doc__:
+        parts += [*_docstring(kind.__init__), ""]
+    for name, member in vars(kind).items():
+        if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property | classmethod)):
+            called = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
+            if called.__doc__:
+                waits = "await " if inspect.iscoroutinefunction(called) else ""
+                shown = name if isinstance(member, property) else f"{waits}{name}{_signature(called)}"
+                parts += [f"**`{shown}`**", "", *_docstring(called), ""]
+    return parts
+
+
+def _code(name: str, made: Any) -> list[str]:
+    return ["```py", f"{name}{_signature(made)}", "```", ""] if inspect.isfunction(made) else []
+
+
+def _signature(function: Any) -> str:
+    """Without `self`, and names of types without their modules."""
+    signature = inspect.signature(function)
+    shown = [each for name, each in signature.parameters.items() if name not in ("self", "cls")]
+    text = str(signature.replace(parameters=shown))
+    text = text.removesuffix(" -> None").removesuffix(" -> 'None'")
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
+
+
+def _docstring(documented: Any) -> list[str]:
+    return inspect.cleandoc(documented.__doc__ or "").replace("<", "&lt;").splitlines()
+
+
+def _said(function: Any) -> str:
+    """A docstring, as a table's cell."""
+    return " ".join((function.__doc__ or "").split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def _tree(function: Callable[..., Any]) -> ast.AST:
+    return ast.parse(textwrap.dedent(inspect.getsource(function)))
+
+
+def _calls(function: Callable[..., Any]) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(_tree(function)) if isinstance(node, ast.Call))
+
+
+def _tuples(function: Callable[..., Any]) -> Iterator[ast.Tuple]:
+    """Rows of the tables in its body."""
+    return (node for node in ast.walk(_tree(function)) if isinstance(node, ast.Tuple) and len(node.elts) == 4)
+
+
+def _text(node: ast.expr) -> str:
+    assert isinstance(node, ast.Constant), "a row says its request in words"
+    return str(node.value)
+
+
+def _constant(node: ast.expr) -> str:
+    assert isinstance(node, ast.Name), "a header is a name of the frontend's module"
+    return str(getattr(s3_frontend, node.id))

@@ -1,0 +1,151 @@
+"""The page of the residency machine, drawn from what the machine does: random histories are run on the node of its
+tests, and what each event changed, and asked for, is noted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any, Final, get_args
+
+from quire.model.durability import Durability
+from quire_storage.core import events, residency
+from quire_storage.core.entry import Entry, Phase
+from quire_storage.core.residency import Residency
+from tests.unit.storage.residency_histories import History
+from tests.unit.storage.residency_world import World
+
+_GONE: Final = "gone"
+_ORDER: Final = (_GONE, *(phase.name.lower() for phase in Phase))
+_HISTORIES: Final = 300
+_PAGE: Final = """\
+# The residency machine
+
+{about}
+
+```mermaid
+stateDiagram-v2
+{edges}
+```
+
+Each edge was seen in random histories, at the events that it names. What an event makes possible happens with it: a
+store that waited for the index to forget a chunk is taken at `Withdrawn`, so a copy may begin to arrive there.
+
+## Events
+
+| event | | asks for |
+| --- | --- | --- |
+{events}
+
+## Instructions
+
+| instruction | |
+| --- | --- |
+{instructions}
+"""
+
+
+@cache
+def page() -> str:
+    seen = _Seen()
+    with seen.watching():
+        for seed in range(_HISTORIES):
+            History(seed).run()
+    edges: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name in _names(events.Event):
+        for edge in seen.changes[name]:
+            edges[edge].append(name)
+    drawn = sorted(edges, key=lambda edge: (_ORDER.index(edge[0]), _ORDER.index(edge[1])))
+    return _PAGE.format(
+        about=inspect.cleandoc(residency.__doc__ or ""),
+        edges="\n".join(f"    {_end(a)} --> {_end(b)}: {', '.join(edges[a, b])}" for a, b in drawn),
+        events="\n".join(f"| `{name}` | {_said(name)} | {_list(seen.asked[name])} |" for name in _names(events.Event)),
+        instructions="\n".join(f"| `{name}` | {_said(name)} |" for name in _names(events.Instruction)),
+    )
+
+
+class _Seen:
+    """`changes`: (from, to) of a copy, by event; `asked`: instructions, by event."""
+
+    def __init__(self) -> None:
+        self.changes: dict[str, set[tuple[str, str]]] = defaultdict(set)
+        self.asked: dict[str, set[str]] = defaultdict(set)
+        self._event = ""
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what every machine does meanwhile. Its own checks are for tests, and are left out."""
+        patched: list[tuple[type, str, Any]] = [
+            (Residency, "handle", self._handle(Residency.handle)),
+            (Residency, "_new_entry", self._new_entry(Residency._new_entry)),
+            (Residency, "check", lambda machine: None),
+            (World, "check_bytes", lambda world: None),
+            (Entry, "phase", self._phase(Entry.__dict__["phase"])),
+        ]
+        before = [(kind, name, kind.__dict__[name]) for kind, name, _ in patched]
+        try:
+            for kind, name, value in patched:
+                setattr(kind, name, value)
+            yield
+        finally:
+            for kind, name, value in before:
+                setattr(kind, name, value)
+
+    def _handle(self, handle: Any) -> Any:
+        def watched(machine: Residency, event: Any, now_s: float) -> Any:
+            self._event, copies = type(event).__name__, dict(machine._copies)
+            out = handle(machine, event, now_s)
+            self.asked[self._event] |= {type(each).__name__ for each in out}
+            for number, copy in copies.items():
+                on_a_drive_alone = copy.phase is Phase.RESIDENT and copy.disk is not None
+                if number not in machine._copies and not on_a_drive_alone:
+                    self._note(copy.phase, None)
+            return out
+
+        return watched
+
+    def _new_entry(self, new_entry: Any) -> Any:
+        def watched(machine: Residency, chunk: Any, level: Durability, phase: Phase) -> Any:
+            on_a_drive_alone = (
+                machine.pool is not None and chunk.key in machine.pool and chunk.key not in machine._leaving
+            )
+            if not (on_a_drive_alone and phase is Phase.RESIDENT):
+                self._note(None, phase)
+            return new_entry(machine, chunk, level, phase)
+
+        return watched
+
+    def _phase(self, slot: Any) -> property:
+        def moved(copy: Entry, to: Phase) -> None:
+            with suppress(AttributeError):  # it is being made
+                self._note(slot.__get__(copy), to)
+            slot.__set__(copy, to)
+
+        return property(slot.__get__, moved)
+
+    def _note(self, before: Phase | None, after: Phase | None) -> None:
+        if before is not after:
+            self.changes[self._event].add(
+                (_GONE if before is None else before.name.lower(), _GONE if after is None else after.name.lower())
+            )
+
+
+def _names(union: Any) -> list[str]:
+    return [each.__name__ for each in get_args(union)]
+
+
+def _end(name: str) -> str:
+    return "[*]" if name == _GONE else name
+
+
+def _said(name: str) -> str:
+    """The first paragraph of its docstring."""
+    text = inspect.cleandoc(getattr(events, name).__doc__ or "").partition("\n\n")[0]
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _list(names: set[str]) -> str:
+    return ", ".join(f"`{name}`" for name in _names(events.Instruction) if name in names)
