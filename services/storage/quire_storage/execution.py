@@ -15,6 +15,7 @@ from quire.model.index import ChunkRecord
 from quire.telemetry import background, counter, logger, names
 from quire_storage.arena import Arena
 from quire_storage.core import events as ev
+from quire_storage.core.invariants import check
 from quire_storage.core.residency import Residency
 from quire_storage.errors import DriveFailed
 from quire_storage.pool import Pool
@@ -74,7 +75,7 @@ class Executor:
             self._carry_out(instruction)
         self._posted += 1
         if self._checked and self._posted % self._checked == 0:
-            self._residency.check()
+            check(self._residency)
 
     def ticket(self) -> int:
         """A new one: what is asked under it is answered under it."""

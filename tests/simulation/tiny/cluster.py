@@ -9,6 +9,7 @@ from quire.model.durability import Durability
 from quire.model.index import OBJECT_TIER
 from quire.testing.index import IndexState
 from quire_storage.core import events as ev
+from quire_storage.core.invariants import check
 from tests.simulation.tiny.model import (
     KEYS,
     RECORDS,
@@ -105,7 +106,7 @@ class Cluster(Steps):
     def check(self) -> None:
         for node in self.nodes:
             if node.residency is not None:
-                node.residency.check()
+                check(node.residency)
         if not self.damaged:
             for key, (generation, level) in self.promises.items():
                 self.check_promise(key, generation, level)

@@ -16,6 +16,7 @@ from quire.model.errors import QuireError
 from quire.model.index import ChunkRecord
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk, Copy, Placed
+from quire_storage.core.invariants import check
 from quire_storage.core.pool_format import PAGE_BYTES, Geometry
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.residency import Residency, ResidencySettings
@@ -88,8 +89,7 @@ class World:
         self.events += 1
         for instruction in self.residency.handle(event, self.now_s):
             self._begin(instruction)
-        self.residency.check()
-        self.check_bytes()
+        self.check()
 
     def ticket(self) -> int:
         self._tickets += 1
@@ -164,8 +164,9 @@ class World:
         assert copy.disk is not None
         return self.disk[copy.disk.drive, copy.disk.offset]
 
-    def check_bytes(self) -> None:
-        """What is held, and what lies on the drives under a header, is what it says it is."""
+    def check(self) -> None:
+        """The machine's invariants; and the bytes of what is held, and of what lies on the drives under a header."""
+        check(self.residency)
         for copies in self.held.values():
             for copy in copies:
                 failed = copy.memory is None and copy.disk is not None and self._failed(copy.disk.drive)

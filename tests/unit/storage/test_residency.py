@@ -14,9 +14,8 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, KeysInvalid, PoolFull
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy
-from quire_storage.core.residency import _HANDLERS, Residency, ResidencySettings
+from quire_storage.core.residency import ResidencySettings
 from quire_storage.errors import DriveFailed
-from tests.unit.storage.residency_histories import History
 from tests.unit.storage.residency_world import Operation, World, chunk_of, content_of, stored
 
 _NUMBERS = st.integers(0, 23)
@@ -174,32 +173,6 @@ TestResidencyMachine.settings = settings(
     derandomize="QUIRE_SOAK_EXAMPLES" not in os.environ,
     suppress_health_check=list(HealthCheck),
 )
-
-
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_long_histories(first: int) -> None:
-    for seed in range(first, first + 50 * int(os.environ.get("QUIRE_SOAK_FACTOR", "1"))):
-        try:
-            History(seed).run()
-        except BaseException as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
-
-
-def test_long_histories_find_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mark of what lies in memory alone, lost as it was when another copy of the key was written."""
-    written = Residency._written
-
-    def faulty(machine: Residency, event: ev.Written) -> None:
-        write = machine._writes.get(event.write)
-        keys = [entry.key for entry in write.entries] if write is not None else []
-        written(machine, event)
-        for key in keys:
-            machine._dirty.pop(key, None)
-
-    monkeypatch.setitem(_HANDLERS, ev.Written, faulty)
-    with pytest.raises(AssertionError, match="what lies in memory only is to be written"):
-        for seed in range(2000):
-            History(seed).run()
 
 
 def _stored(world: World, first: int, count: int, level: Durability = Durability.LOCAL) -> None:

@@ -1267,51 +1267,6 @@ class Residency:
         tables: dict[str, Sized] = {name: getattr(self, name) for name in _UNDER_WAY}
         return [f"{name[1:]}: {len(table)}" for name, table in tables.items() if table]
 
-    def check(self) -> None:
-        """Raises `AssertionError` where the machine contradicts itself. For tests: walks over everything."""
-        owners = {offset: ticket for ticket, offsets in self._transfers.items() for offset in offsets}
-        owners |= {e.memory.offset: e.number for e in self._copies.values() if e.memory is not None}
-        for number, promotion in self._promotions.items():
-            owners |= {place.offset: number for _, place in promotion.places.values()}
-        self.ledger.check(owners)
-        assert self._off_drives == sum(entry.disk is None for entry in self._entries.values()), "they are counted"
-        resident = {key: entry for key, entry in self._entries.items() if entry.phase is Phase.RESIDENT}
-        in_memory = {key for key, entry in resident.items() if entry.memory is not None}
-        asked = {entry.key for question in self._questions.values() for entry in question.entries}
-        assert set(self.in_memory) | asked >= in_memory >= set(self.in_memory), "the order of memory has what is there"
-        pins = Counter(entry.number for mine in self._holders.values() for entry in mine)
-        for entry in self._copies.values():
-            assert entry.pins == pins[entry.number], f"{entry.key.hex()}: {entry.pins} pins, {pins[entry.number]} held"
-            assert entry.is_used or entry.memory is not None or entry.key in self._leaving, "an unused copy sleeps"
-            somewhere = entry.memory is not None or entry.disk is not None
-            assert somewhere or entry.phase is not Phase.RESIDENT, "what can be read lies somewhere"
-            current = self._entries.get(entry.key) is entry
-            assert current == (entry.phase is not Phase.LEAVING), f"{entry.key.hex()} is {entry.phase.name}"
-        leaving = Counter(entry.key for entry in self._copies.values() if entry.phase is Phase.LEAVING)
-        assert leaving == self._leaving, "what is leaving is counted"
-        if self.pool is not None or self._objects:
-            leaves = [key for key in self.in_memory.aside if self.pool is not None or self.in_memory.is_leaf(key)]
-            assert all(map(self._kept_in_memory, leaves)), "what is set aside in memory is kept there by something"
-        self._check_drives(resident, asked)
-
-    def _check_drives(self, resident: dict[bytes, Entry], asked: set[bytes]) -> None:
-        if self.pool is None:
-            assert all(entry.disk is None for entry in self._copies.values()), "there are no drives"
-            return
-        failed = self.pool.failed_drives()
-        places = [e.disk for e in self._copies.values() if e.disk is not None and e.disk.drive not in failed]
-        places += [place for write in self._writes.values() for place in write.places if place.drive not in failed]
-        asleep = [key for key in list(self.pool.keys()) if key not in self._entries and key not in self._leaving]
-        arriving = {entry.key for write in self._writes.values() for entry in write.entries}
-        found = [placed.place for key in asleep if key not in arriving and (placed := self.pool.get(key)) is not None]
-        claimed = Counter((place.drive, place.offset) for place in [*places, *found])
-        assert not claimed or max(claimed.values()) == 1, "a slot on a drive has one owner"
-        assert set(claimed) == self.pool.taken(), "a slot on a drive is taken if, and only if, it has an owner"
-        on_disk = {key for key, entry in resident.items() if entry.disk is not None} | set(asleep)
-        assert set(self.on_disk) | asked >= on_disk >= set(self.on_disk), "the order of the drives has what is there"
-        dirty = {key for key, e in resident.items() if e.disk is None and e.memory is not None}
-        assert set(self._dirty) == dirty, "what lies in memory only is to be written"
-
 
 def _no_memory(wanted: ev.Reserved, used_bytes: int) -> PoolFull:
     return PoolFull(f"no memory for {wanted.count} chunks of {wanted.shape.bytes} bytes ({used_bytes} in use)")

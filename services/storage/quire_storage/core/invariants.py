@@ -1,0 +1,57 @@
+"""What is true of the residency machine after every event."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from quire_storage.core.entry import Entry, Phase
+from quire_storage.core.residency import Residency
+
+
+def check(machine: Residency) -> None:
+    """Raises `AssertionError` where the machine contradicts itmachine. For tests: walks over everything."""
+    owners = {offset: ticket for ticket, offsets in machine._transfers.items() for offset in offsets}
+    owners |= {e.memory.offset: e.number for e in machine._copies.values() if e.memory is not None}
+    for number, promotion in machine._promotions.items():
+        owners |= {place.offset: number for _, place in promotion.places.values()}
+    machine.ledger.check(owners)
+    assert machine._off_drives == sum(entry.disk is None for entry in machine._entries.values()), "they are counted"
+    resident = {key: entry for key, entry in machine._entries.items() if entry.phase is Phase.RESIDENT}
+    in_memory = {key for key, entry in resident.items() if entry.memory is not None}
+    asked = {entry.key for question in machine._questions.values() for entry in question.entries}
+    assert set(machine.in_memory) | asked >= in_memory >= set(machine.in_memory), (
+        "the order of memory has what is there"
+    )
+    pins = Counter(entry.number for mine in machine._holders.values() for entry in mine)
+    for entry in machine._copies.values():
+        assert entry.pins == pins[entry.number], f"{entry.key.hex()}: {entry.pins} pins, {pins[entry.number]} held"
+        assert entry.is_used or entry.memory is not None or entry.key in machine._leaving, "an unused copy sleeps"
+        somewhere = entry.memory is not None or entry.disk is not None
+        assert somewhere or entry.phase is not Phase.RESIDENT, "what can be read lies somewhere"
+        current = machine._entries.get(entry.key) is entry
+        assert current == (entry.phase is not Phase.LEAVING), f"{entry.key.hex()} is {entry.phase.name}"
+    leaving = Counter(entry.key for entry in machine._copies.values() if entry.phase is Phase.LEAVING)
+    assert leaving == machine._leaving, "what is leaving is counted"
+    if machine.pool is not None or machine._objects:
+        leaves = [key for key in machine.in_memory.aside if machine.pool is not None or machine.in_memory.is_leaf(key)]
+        assert all(map(machine._kept_in_memory, leaves)), "what is set aside in memory is kept there by something"
+    _check_drives(machine, resident, asked)
+
+
+def _check_drives(machine: Residency, resident: dict[bytes, Entry], asked: set[bytes]) -> None:
+    if machine.pool is None:
+        assert all(entry.disk is None for entry in machine._copies.values()), "there are no drives"
+        return
+    failed = machine.pool.failed_drives()
+    places = [e.disk for e in machine._copies.values() if e.disk is not None and e.disk.drive not in failed]
+    places += [place for write in machine._writes.values() for place in write.places if place.drive not in failed]
+    asleep = [key for key in list(machine.pool.keys()) if key not in machine._entries and key not in machine._leaving]
+    arriving = {entry.key for write in machine._writes.values() for entry in write.entries}
+    found = [placed.place for key in asleep if key not in arriving and (placed := machine.pool.get(key)) is not None]
+    claimed = Counter((place.drive, place.offset) for place in [*places, *found])
+    assert not claimed or max(claimed.values()) == 1, "a slot on a drive has one owner"
+    assert set(claimed) == machine.pool.taken(), "a slot on a drive is taken if, and only if, it has an owner"
+    on_disk = {key for key, entry in resident.items() if entry.disk is not None} | set(asleep)
+    assert set(machine.on_disk) | asked >= on_disk >= set(machine.on_disk), "the order of the drives has what is there"
+    dirty = {key for key, e in resident.items() if e.disk is None and e.memory is not None}
+    assert set(machine._dirty) == dirty, "what lies in memory only is to be written"
