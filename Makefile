@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-vllm test test-quick test-slow test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations check coverage release docs format generated proto bench clean
+.PHONY: demo demo-vllm test test-quick test-slow test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format generated proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -123,6 +123,15 @@ check: $(STAMP)         ## format, lint, types, generated code and pages, the do
 	$(BIN)/python tools/generated.py --check
 	$(BIN)/python tools/reference.py --check
 	$(BIN)/zensical build --strict --config-file mkdocs.yml
+
+MUTANTS := $(VENV)/.mutants
+$(MUTANTS): $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt mutmut
+	touch $(MUTANTS)
+
+SCOPE ?= pacing permits
+mutants: $(MUTANTS)     ## one thing changed at a time: what no test notices: make mutants SCOPE='index residency' (an hour)
+	$(BIN)/python tools/mutants.py $(SCOPE)
 
 coverage: $(STAMP)      ## of the parts that decide and of the wire format, by branches
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/unit tests/contract tests/integration tests/fuzz \

@@ -177,6 +177,7 @@ class Rendering:
 
     @property
     def media_type(self) -> str:
+        """As HTTP's Content-Type names it."""
         return MEDIA_TYPES[self.format]
 
     def size(self, entry: ImageEntry) -> tuple[int, int]:

@@ -13,7 +13,8 @@ import numpy as np
 
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import QuireError
-from quire.model.index import ChunkRecord
+from quire.model.fingerprints import fingerprint
+from quire.model.index import DIGEST_MODULUS, ChunkRecord, listing_number
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk, Copy, Placed
 from quire_storage.core.invariants import check
@@ -25,6 +26,7 @@ from quire_storage.errors import DriveFailed
 
 SLAB = 1 << 14
 _ORDERED = ("headers", "forget")
+_ANSWERS_EACH = 10
 SHAPES = (Shape(1, 4096), Shape(2, 4096))
 
 
@@ -68,6 +70,7 @@ class World:
         self.pool = PoolMap([geometry] * drives, images, 4096) if drives else None
         arena = SlotAllocator(arena_slabs * SLAB, SLAB)
         self.residency = Residency(settings or ResidencySettings(), arena, self.pool, objects=objects)
+        self.has_objects = objects
         self.memory: dict[int, str] = {}
         self.disk: dict[tuple[int, int], str] = {}
         self.objects: dict[bytes, Chunk] = {}
@@ -167,6 +170,8 @@ class World:
     def check(self) -> None:
         """The machine's invariants; and the bytes of what is held, and of what lies on the drives under a header."""
         check(self.residency)
+        if self.events % _ANSWERS_EACH == 0:
+            self._check_answers()
         for copies in self.held.values():
             for copy in copies:
                 failed = copy.memory is None and copy.disk is not None and self._failed(copy.disk.drive)
@@ -176,6 +181,31 @@ class World:
             assert placed is not None
             found = self.disk.get((placed.place.drive, placed.place.offset))
             assert found == content_of(placed.header.chunk), "a header that names other bytes"
+
+    def _check_answers(self) -> None:
+        """What the machine says of itself is one story, whichever way it is asked."""
+        machine, here = self.residency, self.residency.keys()
+        assert len(here) == len(set(here)), "each key once"
+        assert {key for part in machine.scan() for key in part} >= set(here), "a walk names what stays"
+        readable = {key: found for key in here if (found := machine.look(key)) is not None}
+        assert readable.keys() == {key for key in here if key in machine} == set(here), "what can be read can be found"
+        for key, (header, generation) in readable.items():
+            assert header.chunk.key == key
+            assert machine.generation(key) == generation
+            assert not machine.in_object(key) or generation, "no tier of an entry that is not known"
+            assert machine.wants_object(key) == (self.has_objects and generation > 0 and not machine.in_object(key))
+        in_memory = {chunk.key for chunk in machine.off_drives()}
+        on_drives = {key for key in readable if self.pool is not None and key in self.pool} - in_memory
+        assert in_memory | on_drives == readable.keys()
+        ages = {key: age for key in readable if (age := machine.age(key)) is not None}
+        assert ages.keys() == readable.keys() and len(set(ages.values())) == len(ages), "no two have one age"
+        assert all(ages[old] < ages[new] for old in on_drives for new in in_memory), "what is on no drive is youngest"
+        listed = [(key, generation) for key, (_, generation) in readable.items() if generation]
+        assert machine.listed_count == len(listed)
+        assert (
+            machine.listed_digest
+            == sum(listing_number(fingerprint(key), each) for key, each in listed) % DIGEST_MODULUS
+        )
 
     # ---- what the machine asks for
 

@@ -219,8 +219,9 @@ class Residency:
 
     def keys(self) -> list[bytes]:
         """Everything that can be read here, in about the order in which it was stored."""
-        on_drives = list(self.pool.keys()) if self.pool is not None else []
-        return on_drives + [key for key, entry in self._entries.items() if entry.disk is None]
+        awake, on_drives = self._entries, self.pool.keys() if self.pool is not None else ()
+        asleep = [key for key in on_drives if key not in awake and key not in self._leaving]
+        return asleep + [key for key, entry in awake.items() if entry.phase is Phase.RESIDENT]
 
     def scan(self) -> Iterator[list[bytes]]:
         """Keys of what can be read here, some at a time, while chunks come and go. One that is here all the while is
@@ -237,8 +238,10 @@ class Residency:
         """Rank of a readable chunk by when it was stored, parents before children; None for other keys."""
         if key not in self:
             return None
-        on_drive = self.pool.age(key) if self.pool is not None else None
-        return on_drive if on_drive is not None else (1 << 63) + self._entries[key].number
+        entry = self._entries.get(key)
+        if entry is not None and entry.disk is None:  # an older copy of it may be leaving a drive
+            return (1 << 63) + entry.number
+        return self.pool.age(key) if self.pool is not None else None
 
     @contextlib.contextmanager
     def arriving(self) -> Iterator[set[bytes]]:

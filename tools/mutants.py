@@ -1,0 +1,118 @@
+"""Mutation testing of what must not be wrong: pacing, permits, the prefix index and the residency machine.
+
+python tools/mutants.py pacing permits      status 1 if a mutant survives that is not explained below
+
+mutmut changes one thing at a time and runs the tests that reach it. It wants packages beside each other, so they are
+copied to build/mutants first.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+FOLDER: Final = ROOT / "build" / "mutants"
+_PACKAGES: Final = ("libs/quire", "libs/quire_server", "services/storage/quire_storage")
+_FIXTURES: Final = ("__init__.py", "conftest.py", "workers.py", "fork_server.py", "redis_cluster.py")
+_PROFILE: Final = """
+
+from hypothesis import settings
+
+settings.register_profile("mutants", deadline=None, derandomize=True, database=None)
+settings.load_profile("mutants")
+"""
+_SETTINGS: Final = """\
+[tool.mutmut]
+source_paths = {packages}
+only_mutate = {modules}
+pytest_add_cli_args_test_selection = ["tests"]
+pytest_add_cli_args = ["-q", "-p", "no:cacheprovider", "-k", "not redis_cluster"]
+timeout_multiplier = 2.0
+timeout_constant = 5.0
+use_git_change_detection = false
+track_dependencies = false
+[tool.pytest.ini_options]
+asyncio_mode = "auto"
+timeout = 120
+"""
+
+
+class Scope(NamedTuple):
+    """Modules to change, the tests that should notice, and what these need beside them."""
+
+    modules: tuple[str, ...]
+    tests: tuple[str, ...]
+    helpers: tuple[str, ...] = ()
+
+
+SCOPES: Final = {
+    "pacing": Scope(("quire_storage/core/pacing.py",), ("unit/storage/test_pacing.py",)),
+    "permits": Scope(("quire/model/permit.py",), ("unit/quire/test_permit.py",)),
+    "index": Scope(("quire_server/redis/index.py", "quire/model/index.py"), ("contract/test_index.py",)),
+    "residency": Scope(
+        ("quire_storage/core/residency.py",),
+        (
+            "unit/storage/test_residency.py",
+            "unit/storage/test_residency_histories.py",
+            "unit/storage/test_housekeeping.py",
+            "unit/storage/test_here.py",
+        ),
+        ("unit/storage/residency_world.py", "unit/storage/residency_histories.py"),
+    ),
+}
+EXPLAINED: Final = {
+    "if self._credit <= -1e-3": "a debt of exactly a thousandth of a byte, which no sum of sizes leaves",
+    "XXno member of this cluster has signed this requestXX": "words around the message; tests look for what it says",
+    "XXthe transfer was permitted too long agoXX": "words around the message; tests look for what it says",
+}
+"""Survivors that are no fault, by a part of the changed line."""
+
+
+def prepare(names: Sequence[str]) -> None:
+    """The packages, and the tests of these scopes, beside each other."""
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    for package in _PACKAGES:
+        shutil.copytree(ROOT / package, FOLDER / Path(package).name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in names:
+        for file in (*SCOPES[name].tests, *SCOPES[name].helpers):
+            (FOLDER / "tests" / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / "tests" / file, FOLDER / "tests" / file)
+    for file in _FIXTURES:
+        shutil.copy2(ROOT / "tests" / file, FOLDER / "tests" / file)
+    with (FOLDER / "tests" / "conftest.py").open("a") as conftest:
+        conftest.write(_PROFILE)
+    modules = [module for name in names for module in SCOPES[name].modules]
+    packages = [Path(package).name for package in _PACKAGES]
+    (FOLDER / "pyproject.toml").write_text(_SETTINGS.format(packages=packages, modules=modules))
+
+
+def _mutmut(*arguments: str) -> str:
+    command = [sys.executable, "-m", "mutmut", *arguments]
+    return subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False).stdout
+
+
+def main(arguments: Sequence[str]) -> None:
+    names = list(arguments) or list(SCOPES)
+    if unknown := set(names) - SCOPES.keys():
+        sys.exit(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(SCOPES)}")
+    prepare(names)
+    subprocess.run([sys.executable, "-m", "mutmut", "run"], cwd=FOLDER, check=True)
+    left = 0
+    for line in _mutmut("results").splitlines():
+        mutant, _, state = line.strip().partition(": ")
+        if state != "survived":
+            continue
+        changed = [each for each in _mutmut("show", mutant).splitlines() if each[:2] in ("- ", "+ ")]
+        why = next((why for part, why in EXPLAINED.items() if any(part in each for each in changed)), "")
+        left += not why
+        print(mutant, *changed, f"explained: {why}" if why else "NOT EXPLAINED", sep="\n", end="\n\n")
+    sys.exit(f"{left} mutants survive unexplained" if left else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
