@@ -18,7 +18,7 @@ WORKERS ?= 2
 test: $(STAMP)          ## the suite, on real parts
 	$(BIN)/python -m pytest
 
-test-quick: $(STAMP)    ## the same in half the time: two workers, services forked (CONTRIBUTING.md says what to know)
+test-quick: $(STAMP)    ## the same in less time: two workers, services forked (CONTRIBUTING.md says how)
 	QUIRE_TEST_FORK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(STAMP)     ## the tests that take over ten seconds, more of the simulator's days, chaos for nine seconds

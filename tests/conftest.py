@@ -38,10 +38,7 @@ _KILLED: list[str] = []
 
 @pytest.fixture(scope="session", autouse=True)
 def services_are_forked() -> Iterator[None]:
-    """With `QUIRE_TEST_FORK=1` services of clusters come from a process that has imported them.
-
-    Not by default: once in some thousand stores a forked service did not answer, and why is not known yet.
-    """
+    """With `QUIRE_TEST_FORK=1` services of clusters come from a process that has imported them."""
     start = Starter.start
 
     def forked(self: Starter, command: list[str], environment: dict[str, str], log: IO[bytes]) -> Running:

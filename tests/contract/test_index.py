@@ -63,7 +63,7 @@ async def test_what_an_older_release_indexed_expires(redis_client: redis.Redis) 
 async def _memory(client: redis.Redis) -> int:
     """Bytes of keys and values, and of the table of keys; none of connections."""
     said: Any = await client.memory_stats()
-    return int(said["dataset.bytes"]) + sum(said.get("db.0", {}).values())
+    return int(said["dataset.bytes"] + sum(said.get("db.0", {}).values()))
 
 
 async def test_no_key_holds_more_than_a_page(redis_client: redis.Redis) -> None:

@@ -69,7 +69,9 @@ def up(
     drive_mib: Annotated[int, typer.Option(help="drive space of each storage node, MiB, taken at once")] = 4096,
     decoders: Annotated[int, typer.Option(help="services that decode images", min=0)] = 1,
     models: Annotated[Path | None, typer.Option(help="a VAE's folder, a pipeline's, or a folder of these")] = None,
-    http: Annotated[str, typer.Option(help="port, or host:port, of images over HTTP; as it was, if not given")] = "",
+    http: Annotated[
+        str, typer.Option(help="port, or host:port, of images over HTTP; if not given 7480, where it is free")
+    ] = "",
     trace: Annotated[bool, typer.Option(help="write traces, for `quire trace`")] = False,
 ) -> None:
     """Start a cluster on this machine and keep it running until Ctrl-C. Services that end are started again."""

@@ -345,7 +345,8 @@ class LocalCluster:
 
     def _usual_or(self, name: str, port: int) -> int:
         usual = self._usual.get(name, port)
-        return usual if is_free(usual) else port
+        asked_for = name != "http" and self._http_address.endswith(f":{usual}")
+        return usual if is_free(usual) and not asked_for else port
 
     def _make_secret(self) -> str:
         file = self.folder / "secret"

@@ -205,7 +205,10 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def SetTenant(self, request: gateway_pb2.SetTenantRequest, context: Any) -> gateway_pb2.SetTenantResponse:
         salts = [salt_of(request.name, secret) for secret in self._secrets] if request.name else [request.tenant_salt]
         changes = _given(request, "weight", "cap_bytes_per_s", "stored_bytes_max")
-        policy, *_ = [await self._policies.set_tenant(tenant_name(salt), **changes) for salt in salts]
+        policy = await self._policies.set_tenant(tenant_name(salts[0]), **changes)
+        whole = {name: getattr(policy, name) for name in ("weight", "cap_bytes_per_s", "stored_bytes_max")}
+        for salt in salts[1:]:  # of the cluster's other secret, while one replaces the other
+            await self._policies.set_tenant(tenant_name(salt), **whole)
         return gateway_pb2.SetTenantResponse(
             weight=policy.weight, cap_bytes_per_s=policy.cap_bytes_per_s, stored_bytes_max=policy.stored_bytes_max
         )

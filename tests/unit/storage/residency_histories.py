@@ -22,6 +22,7 @@ class History:
         self._world = World(drives=seed % 3, objects=seed % 2 == 0, arena_slabs=1 + seed % 4, drive_slabs=1 + seed % 2)
         self._stores: list[tuple[int, int]] = []
         self._readers: list[int] = []
+        self._drops: list[int] = []
 
     def run(self) -> None:
         steps = [
@@ -33,8 +34,22 @@ class History:
         ]
         for _ in range(STEPS):
             self._random.choice(steps)()
+        self._end()
+
+    def _end(self) -> None:
+        """Everything is let go; then nothing is under way, and every drop was answered."""
+        self._world.leased.clear()
+        while self._stores:
+            self._end_store()
+        for _ in range(4):  # what waited may hold something once it was answered
+            self._world.held.clear()
+            for ticket in list(self._world.residency._holders):
+                self._world.post(ev.Unpinned(ticket))
+            self._world.settle()
+        assert all(ticket in self._world.answers for ticket in self._drops), "a drop is answered"
         self._world.post(ev.Stopping(self._world.ticket()))
         self._world.settle()
+        assert not self._world.residency.busy(), f"left behind: {self._world.residency.busy()}"
 
     def _key(self) -> bytes:
         return chunk_of(self._random.randrange(CHUNKS)).key
@@ -98,7 +113,8 @@ class History:
         key = self._key()
         generation = self._world.index.pop(key, None)
         if generation is not None:
-            self._world.post(ev.Dropped(self._world.ticket(), {key: generation}))
+            self._drops.append(self._world.ticket())
+            self._world.post(ev.Dropped(self._drops[-1], {key: generation}))
 
     def _lose(self) -> None:
         if copies := self._held():

@@ -326,7 +326,7 @@ class World:
 
     def _upload(self, key: bytes) -> None:
         found = self.residency.look(key)
-        if found is not None:
+        if found is not None and found[1]:
             self.objects[key] = found[0].chunk
             self.listed_objects.add(key)
             self.post(ev.Uploaded(found[0].chunk, found[1]))

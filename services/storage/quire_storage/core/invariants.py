@@ -9,7 +9,7 @@ from quire_storage.core.residency import Residency
 
 
 def check(machine: Residency) -> None:
-    """Raises `AssertionError` where the machine contradicts itmachine. For tests: walks over everything."""
+    """Raises `AssertionError` where the machine contradicts itself. For tests: walks over everything."""
     owners = {offset: ticket for ticket, offsets in machine._transfers.items() for offset in offsets}
     owners |= {e.memory.offset: e.number for e in machine._copies.values() if e.memory is not None}
     for number, promotion in machine._promotions.items():

@@ -210,7 +210,7 @@ class Residency:
         if entry is not None:
             return entry.phase is Phase.RESIDENT and entry.in_object and entry.generation != 0
         placed = self.pool.get(key) if self.pool is not None and key not in self._leaving else None
-        return placed is not None and self.pool is not None and self.pool.listing(placed.place)[1]
+        return placed is not None and self.pool is not None and all(self.pool.listing(placed.place))
 
     def wants_object(self, key: bytes) -> bool:
         """Whether a chunk that is here and listed is not in the object tier, as far as is known."""
@@ -475,9 +475,16 @@ class Residency:
 
     def _register(self, goal: _Goal, *, patient: bool = True) -> None:
         goal.after = self._acknowledge
+        goal.entries = [self._awake(entry) for entry in goal.entries]
         for entry in goal.entries:
             entry.registering += 1
         self._out.append(ev.Register(goal.ticket, [entry.chunk.record for entry in goal.entries], patient))
+
+    def _awake(self, entry: Entry) -> Entry:
+        """A goal whose client has gone holds nothing: a copy of it that lay on a drive may have fallen asleep."""
+        if entry.number in self._copies or entry.phase is Phase.LEAVING:
+            return entry
+        return self._find_resident(entry.key) or entry
 
     def _registration_wanted(self, event: ev.RegistrationWanted) -> None:
         """Of what is here and in no question: the index was seen not to list it."""
@@ -767,6 +774,7 @@ class Residency:
         write.entries = [entry for entry in write.entries if entry not in leaving]
         for entry in leaving:
             entry.write = 0
+            self._off_its_drive(entry)
             self._rest(entry)
         if not write.entries:
             del self._writes[write.number]
@@ -796,8 +804,10 @@ class Residency:
                 self._note_arrival(entry)
                 if entry.phase is not Phase.LEAVING:  # else the key may have another copy, which is to be written
                     self._dirty.pop(entry.key, None)
-            if entry.phase is Phase.LEAVING:
+            if entry.phase is Phase.LEAVING and entry.disk is not None:
                 self._remove_header(entry)
+            elif entry.phase is Phase.LEAVING:
+                self._off_its_drive(entry)
         self._enter_orders([entry for entry in write.entries if entry.phase is Phase.RESIDENT])
         for entry in write.entries:
             self._rest(entry)
@@ -821,6 +831,8 @@ class Residency:
         del self._writes[write.number]
         for entry in write.entries:
             entry.write = 0
+            if entry.phase is Phase.LEAVING:
+                self._off_its_drive(entry)
             self._rest(entry)
         if write.background:
             self._flush_at_s = self._now_s + _RETRY_S
@@ -924,16 +936,21 @@ class Residency:
     def _forgotten(self, event: ev.Forgotten) -> None:
         entry = self._removals.pop(event.removal)
         entry.removal, entry.forgotten = 0, True
+        self._off_its_drive(entry, event.error)
+        self._rest(entry)
+
+    def _off_its_drive(self, entry: Entry, error: QuireError | None = None) -> None:
+        """A copy that leaves is on no drive any more, or never will be: who waits for that is told."""
         waits, self._removal_waits = self._removal_waits, []
         for ticket, pending, count in waits:
+            if error is not None and entry.number in pending:
+                self._out.append(ev.Fail(ticket, error))
+                continue
             pending.discard(entry.number)
-            if event.error is not None:
-                self._out.append(ev.Fail(ticket, event.error))
-            elif pending:
+            if pending:
                 self._removal_waits.append((ticket, pending, count))
             else:
                 self._out.append(ev.Complete(ticket, count))
-        self._rest(entry)
 
     def _count_leaving(self, entry: Entry, sign: int) -> None:
         """Bytes on the drives that come free without anything being done about it."""
@@ -1037,7 +1054,8 @@ class Residency:
         if used > self._settings.pool_high_share * capacity:
             self._trimming = True
         excess = used - self._settings.pool_low_share * capacity if self._trimming else 0
-        wanted = sum(entry.chunk.shape.slot_bytes for write in self._unplaced for entry in write.entries)
+        waiting = [each for write in self._unplaced for each in write.entries if each.phase is not Phase.LEAVING]
+        wanted = sum(entry.chunk.shape.slot_bytes for entry in waiting)
         needed = max(excess, 0 if self._leaving_bytes else wanted)
         self._trimming = excess > 0
         if needed <= 0:
