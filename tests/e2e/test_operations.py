@@ -37,7 +37,7 @@ SECRET = secrets.token_hex(32)
 
 
 def run(service: str, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    """On free ports: a cluster of somebody's may run here."""
+    """On free ports, because a cluster may run on the usual ones."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     environment |= {f"QUIRE_{each}_LISTEN": "127.0.0.1:0" for each in (service.upper(), "GATEWAY_HTTP", "GATEWAY_S3")}
     command = [sys.executable, "-m", f"quire_{service}.server", *arguments]

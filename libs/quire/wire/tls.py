@@ -37,8 +37,8 @@ class Tls:
     server_name: str = ""
 
     def stamp(self) -> tuple[int, ...]:
-        """Another one when a file has changed."""
-        return tuple(path.stat().st_mtime_ns for path in (self.ca, self.cert, self.key) if path is not None)
+        """Another one when a file has changed. Raises `ConfigInvalid` for a file that is not there."""
+        return tuple(_changed_ns(path) for path in (self.ca, self.cert, self.key) if path is not None)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """Raises `ConfigInvalid` for files that cannot be read."""
@@ -54,7 +54,7 @@ class Tls:
                 if now == last[0]:
                     return None
                 made = self._certificates()
-            except (OSError, ConfigInvalid):
+            except ConfigInvalid:
                 return None  # half of a rotation: the old one serves until the new one is whole
             last[0] = now
             return made
@@ -109,7 +109,7 @@ class RotatingChannel:
                     )
                 )
                 self._stamp = stamp
-        except (OSError, ConfigInvalid):
+        except ConfigInvalid:
             if not self._made:
                 raise
         return self._made[-1]
@@ -145,6 +145,13 @@ class RotatingChannel:
 
         call._method = arguments[0]  # type: ignore[attr-defined]
         return call
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError as error:
+        raise ConfigInvalid(f"{path}: {error.strerror}") from None
 
 
 def _read(path: Path | None) -> bytes | None:

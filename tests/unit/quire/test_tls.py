@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -118,8 +117,7 @@ async def test_both_sides_take_up_another_authority(tmp_path: Path, monkeypatch:
             for file in "ca.pem", "ca-key.pem":
                 (tmp_path / file).unlink()
             certs.make(tmp_path, [], 1)
-            async with asyncio.timeout(20):
-                assert await _answers(stub)
+            assert await _answers(stub)
         async with _stub(f"127.0.0.1:{port}", _member(tmp_path, "gateway")) as stub:
             assert await _answers(stub)
 
@@ -136,7 +134,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
     missing = Tls(tmp_path / "ca.pem")
     with pytest.raises(ConfigInvalid, match=r"ca.pem: No such file"):
         missing.channel_credentials()
-    with pytest.raises((ConfigInvalid, OSError)):
+    with pytest.raises(ConfigInvalid, match=r"ca.pem: No such file"):
         ChannelPool(missing).get("127.0.0.1:1").get_state()
 
 

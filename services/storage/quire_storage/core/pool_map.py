@@ -385,10 +385,11 @@ class PoolMap:
             return []
         older = []
         for here, key in zip(where, keys, strict=True):
-            before = self._where.get(key)
+            before = self._where.setdefault(key, here)
+            if before == here:
+                continue
             newer = self._generation_at(here) > self._generation_at(before)
-            if before is not None:
-                older.append(before if newer else here)
+            older.append(before if newer else here)
             if newer:
                 self._where[key] = here
         for each in older:

@@ -749,28 +749,28 @@ class Residency:
             goal.pending.add(write.number)
             write.goals.append(goal)
 
-    def _place(self, write: _Write) -> bool:
-        """Find places for a write and start it; whether there were any."""
+    def _place(self, write: _Write) -> None:
+        """Find places for a write and start it; without places it waits for them."""
         assert self.pool is not None, "only drives are written to"
         leaving = [entry for entry in write.entries if entry.phase is Phase.LEAVING]
         if leaving:  # since the write was begun: no drive needs them
             self._spare(write, leaving)
         if not write.entries:
-            return True
+            return
         try:
             write.places = self.pool.allocate(write.entries[0].chunk.shape, len(write.entries))
         except PoolFull:
             if write not in self._unplaced:
                 self._unplaced.append(write)
-            return False
+            return
         headers = [entry.header() for entry in write.entries]
         sources = [entry.memory for entry in write.entries if entry.memory is not None]
         assert len(sources) == len(headers), "what is written lies in memory"
         placed = [Placed(header, place) for header, place in zip(headers, write.places, strict=True)]
         self._out.append(ev.Write(write.number, placed, sources))
-        return True
 
     def _spare(self, write: _Write, leaving: Sequence[Entry]) -> None:
+        """Take these out of a write that has not begun."""
         write.entries = [entry for entry in write.entries if entry not in leaving]
         for entry in leaving:
             entry.write = 0
