@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo demo-vllm test test-quick test-slow test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format generated proto bench clean
+.PHONY: demo demo-vllm test test-slow test-all test-chart test-engines test-engines-short test-gpu test-s3 fuzz test-containers chaos operations soak simulate explore mutations mutants check coverage release docs format generated proto bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,17 +15,15 @@ demo: $(STAMP)          ## a real model reuses a prefix that another process com
 	$(BIN)/quire demo
 
 WORKERS ?= 2
-test: $(STAMP)          ## the suite, on real parts
-	$(BIN)/python -m pytest
-
-test-quick: $(STAMP)    ## the same in less time: two workers, services forked (CONTRIBUTING.md says how)
-	QUIRE_TEST_FORK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := QUIRE_TEST_FORK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+test: $(STAMP)          ## the suite, on real parts: two workers, services forked (CONTRIBUTING.md says how)
+	$(PYTEST)
 
 test-slow: $(STAMP)     ## the tests that take over ten seconds, more of the simulator's days, chaos for nine seconds
-	$(BIN)/python -m pytest -m slow
-	QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(BIN)/python -m pytest tests/simulation -k "not known_fault"
+	$(PYTEST) -m slow
+	QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(PYTEST) tests/simulation -k "not known_fault"
 
-test-all: $(STAMP)      ## everything
+test-all: $(STAMP)      ## everything, one test after the other, services started as users start them
 	QUIRE_TEST_LONG=1 QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(BIN)/python -m pytest --timeout 400 -m ''
 
 CHARTS := $(VENV)/.charts

@@ -12,7 +12,7 @@ import redis.asyncio as redis
 from quire.model.errors import MetadataUnavailable, NameTaken
 from quire.model.index import records
 from quire.model.keys import BUCKET_CHUNKS
-from quire.model.nodes import Location, Node, SchedulerInfo, StorageInfo
+from quire.model.nodes import Location, Node, RunningDelivery, SchedulerInfo, StorageInfo
 from quire.testing.contracts import IndexContract
 from quire.testing.contracts.index import chain
 from quire.testing.index import MemoryIndex
@@ -101,11 +101,14 @@ async def test_membership_expires_and_leaves(any_redis: redis.Redis) -> None:
         stats={"chunks": 2.0},
         tenant_stats={"tenant.a.requests": 1.0},
         notes={"io": "threads"},
+        running=(RunningDelivery(delivery_id=b"d" * 16, layers=32, layers_sent=3),),
     )
     new = Node(node_id="s", about=SchedulerInfo(link_rates={"rack": 7}), grpc_address="h:2", incarnation="new")
     await members.renew(old, 60_000)
     assert await members.described() == [old]
-    assert await members.live() == [replace(old, stats={}, tenant_stats={}, notes={})], "without figures for people"
+    assert await members.live() == [replace(old, stats={}, tenant_stats={}, notes={}, running=())], (
+        "without figures for people"
+    )
     with pytest.raises(NameTaken, match="another name"):
         await members.renew(new, 60_000)
     assert await members.described() == [old], "finding 7: a second live process of one name is refused"

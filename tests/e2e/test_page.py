@@ -3,31 +3,83 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import re
 import shutil
 import subprocess
+import threading
+import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire.client import ImageClient, QuireClient
+from quire.model.descriptor import DeliveryOrder
+from quire.model.layout import Dtype, KvLayout
 from quire.wire.credentials import member_token, page_token
 from quire_tools.local import LocalCluster
 from quire_tools.local.pictures import encode, pictures
+from tests import fork_server
 from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+
+_LINK = 4_000_000
+_LAYOUT = KvLayout(16, 16, 4, 64, Dtype.BF16)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """With a prefix that was fetched, and a picture."""
-    with LocalCluster(tmp_path_factory.mktemp("page"), storage_nodes=2, arena_bytes=96 << 20) as running:
+    """With a prefix that was fetched, a picture, and a slow link."""
+    settings = {"QUIRE_SCHEDULER_LINKS": f"default={_LINK}", "QUIRE_STORAGE_LINK_BYTES_PER_S": str(_LINK)}
+    with LocalCluster(
+        tmp_path_factory.mktemp("page"), storage_nodes=2, arena_bytes=96 << 20, settings=settings
+    ) as running:
         asyncio.run(_work(running))
         yield running
+
+
+@pytest.fixture(scope="module")
+def slow_delivery(cluster: LocalCluster) -> Iterator[None]:
+    """A prefix of 16 layers is under way: its delivery takes eight seconds, and begins again."""
+    over = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        delivering = threads.submit(lambda: asyncio.run(_deliver(cluster, over)))
+        try:
+            deadline_s = time.monotonic() + 30
+            while not _running(cluster):
+                assert time.monotonic() < deadline_s and not delivering.done()
+                time.sleep(0.1)
+            yield
+        finally:
+            over.set()
+            delivering.result(60)
+
+
+async def _deliver(cluster: LocalCluster, over: threading.Event) -> None:
+    async with QuireClient(cluster.gateway_address) as client:
+        namespace = fresh_namespace(_LAYOUT)
+        await store(client, namespace, some_keys(namespace, 128), random_payload(namespace, 128))
+        found = await client.lookup(namespace, some_keys(namespace, 128))
+        while not over.is_set():
+            buffer = client.allocate(namespace.layout.payload_bytes(128))
+            delivery = await client.fetch(found, buffer, order=DeliveryOrder.LAYERWISE)
+            ended = asyncio.ensure_future(delivery.summary())
+            while not (over.is_set() or ended.done()):
+                await asyncio.sleep(0.05)
+            await delivery.cancel()
+            await asyncio.gather(ended, return_exceptions=True)
+            await delivery.quiesced(10)
+            buffer.close()
+
+
+def _running(cluster: LocalCluster) -> list[dict[str, Any]]:
+    nodes = json.loads(_get(cluster, "/cluster.json", page_token(cluster.secret.encode()))[1])["nodes"]
+    return [each for node in nodes for each in node["running"]]
 
 
 async def _work(cluster: LocalCluster) -> None:
@@ -74,6 +126,21 @@ def test_what_is_told_is_the_cluster(cluster: LocalCluster) -> None:
     assert _get(cluster, "/nothing", token)[0] == 404
 
 
+@pytest.mark.usefixtures("slow_delivery")
+def test_deliveries_that_run_are_told_with_their_layers(cluster: LocalCluster) -> None:
+    seen: list[int] = []
+    deadline_s = time.monotonic() + 30
+    while len(set(seen)) < 2:
+        assert time.monotonic() < deadline_s, seen
+        for each in _running(cluster):
+            assert each["layers"] == _LAYOUT.num_layers and each["bytes_per_layer"] % _LAYOUT.slice_bytes == 0, each
+            seen.append(each["layers_sent"])
+        time.sleep(0.2)
+    assert max(seen) <= _LAYOUT.num_layers
+    shown = fork_server.run(fork_server.quire("top", "--gateway", cluster.gateway_address, "--rounds", "1"), timeout=60)
+    assert re.search(r"[0-9a-f]{8} [█░]+ +\d+ of 16 layers · storage-\d · \d+\.\d s · 2 MB/s", shown.stdout), shown
+
+
 def test_nothing_is_asked_of_other_places() -> None:
     import quire_gateway.page as page
 
@@ -82,6 +149,7 @@ def test_nothing_is_asked_of_other_places() -> None:
             assert set(re.findall(r"https?://[^\"']+", file.read_text())) <= {"http://www.w3.org/2000/svg"}
 
 
+@pytest.mark.usefixtures("slow_delivery")
 def test_a_browser_shows_it(cluster: LocalCluster, tmp_path: Path) -> None:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if program is None:
@@ -93,14 +161,13 @@ def test_a_browser_shows_it(cluster: LocalCluster, tmp_path: Path) -> None:
         "--disable-component-update",
         f"--user-data-dir={tmp_path / 'profile'}",
     ]
-    shown = subprocess.run(
-        [program, *flags, "--virtual-time-budget=6000", "--dump-dom", url],
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    ).stdout
-    assert re.search(r"5 members, 41 chunks", shown), shown[:3000]
+    command = [program, *flags, "--virtual-time-budget=6000", "--dump-dom", url]
+    shown, looks = "", 0
+    while not re.search(r"<td>\d+ of 16</td>", shown):  # between two deliveries there is none
+        assert looks < 5, shown[:3000]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False).stdout
+        looks += 1
+    assert re.search(r"5 members, \d+ chunks", shown), shown[:3000]
     assert "<td>storage-0</td>" in shown and "<td>storage-1</td>" in shown
     assert "a/cat &amp; co, latent of" in shown
     assert "does not answer" not in shown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -97,10 +97,25 @@ _ROLES: Final[dict[type, Role]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunningDelivery:
+    """A delivery that a storage node carries out. `layers_sent`: those that the transport has taken.
+    `rate_bytes_per_s`: as the scheduler granted it; 0 for none. `tenant`: its tag, as metrics have it.
+    """
+
+    delivery_id: bytes
+    tenant: str = ""
+    layers: int
+    layers_sent: int = 0
+    bytes_per_layer: int = 0
+    rate_bytes_per_s: int = 0
+    running_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """One member. `node_id` survives restarts, `incarnation` does not. `about`: what it is, and what others decide by.
 
-    `stats`, `tenant_stats` and `notes` are for people and metrics: no code reads them.
+    `stats`, `tenant_stats`, `notes` and `running` are for people and metrics: no code reads them.
     """
 
     node_id: str
@@ -112,6 +127,7 @@ class Node:
     stats: Mapping[str, float] = field(default_factory=dict)
     tenant_stats: Mapping[str, float] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    running: Sequence[RunningDelivery] = ()
 
     def __post_init__(self) -> None:
         if not _NODE_ID.fullmatch(self.node_id):

@@ -25,6 +25,7 @@ from quire.model.nodes import (
     Node,
     NodeAddress,
     Role,
+    RunningDelivery,
     SchedulerInfo,
     StorageInfo,
 )
@@ -221,6 +222,7 @@ def node_from(message: pb.Node) -> Node:
         stats=dict(message.stats),
         tenant_stats=dict(message.tenant_stats),
         notes=dict(message.notes),
+        running=tuple(map(running_from, message.running)),
     )
 
 
@@ -235,6 +237,7 @@ def node_to(node: Node) -> pb.Node:
         stats=node.stats,
         tenant_stats=node.tenant_stats,
         notes=node.notes,
+        running=map(running_to, node.running),
     )
     match node.about:
         case StorageInfo() as storage:
@@ -284,6 +287,22 @@ def _info_from(message: pb.Node) -> Info:
             return SchedulerInfo(link_rates={each.link: each.bytes_per_s for each in message.scheduler.links})
         case _:
             raise InvalidRequest("it does not say what it is", field="node.about")
+
+
+def running_to(running: RunningDelivery) -> pb.RunningDelivery:
+    return pb.RunningDelivery(**asdict(running))
+
+
+def running_from(message: pb.RunningDelivery) -> RunningDelivery:
+    return RunningDelivery(
+        delivery_id=message.delivery_id,
+        tenant=message.tenant,
+        layers=message.layers,
+        layers_sent=message.layers_sent,
+        bytes_per_layer=message.bytes_per_layer,
+        rate_bytes_per_s=message.rate_bytes_per_s,
+        running_ms=message.running_ms,
+    )
 
 
 def _vae_from(message: pb.KnownVae) -> KnownVae:

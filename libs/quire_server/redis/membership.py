@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from quire.model.errors import InvalidRequest, NameTaken, QuireError
 from quire.model.nodes import DecoderInfo, Node, StorageInfo
 from quire.telemetry import background, logger
-from quire.wire.convert import node_from, node_to
+from quire.wire.convert import node_from, node_to, running_from, running_to
 from quire.wire.v1 import common_pb2
 from quire_server.redis.connection import metadata_errors
 
@@ -107,7 +107,7 @@ class Membership:
             node_to(facts_of(node)).SerializeToString(),
             ttl_ms,
             node.used_bytes,
-            common_pb2.Node(stats=node.stats, tenant_stats=node.tenant_stats, notes=node.notes).SerializeToString(),
+            _figures_of(node).SerializeToString(),
         ]
         if gather_s:
             renewed = await self._gathered(arguments, gather_s)
@@ -190,15 +190,29 @@ class Membership:
         async with metadata_errors():
             found: Any = self._client.hmget(_FIGURES_KEY, [node.node_id for node in nodes])
             figures = [common_pb2.Node.FromString(raw or b"") for raw in await found]
-        return [
-            replace(node, stats=dict(each.stats), tenant_stats=dict(each.tenant_stats), notes=dict(each.notes))
-            for node, each in zip(nodes, figures, strict=True)
-        ]
+        return [_with_figures(node, each) for node, each in zip(nodes, figures, strict=True)]
 
 
 def facts_of(node: Node) -> Node:
     """What others decide by, but for how much it has."""
-    return replace(_with_used(node, 0), stats={}, tenant_stats={}, notes={})
+    return replace(_with_used(node, 0), stats={}, tenant_stats={}, notes={}, running=())
+
+
+def _figures_of(node: Node) -> common_pb2.Node:
+    """What it tells of itself for people."""
+    return common_pb2.Node(
+        stats=node.stats, tenant_stats=node.tenant_stats, notes=node.notes, running=map(running_to, node.running)
+    )
+
+
+def _with_figures(node: Node, figures: common_pb2.Node) -> Node:
+    return replace(
+        node,
+        stats=dict(figures.stats),
+        tenant_stats=dict(figures.tenant_stats),
+        notes=dict(figures.notes),
+        running=tuple(map(running_from, figures.running)),
+    )
 
 
 def _with_used(node: Node, size: int) -> Node:

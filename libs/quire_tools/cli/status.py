@@ -61,6 +61,7 @@ def plain(node: Node) -> dict[str, object]:
         "capacity_bytes": node.capacity_bytes,
         "stats": dict(node.stats),
         "notes": dict(node.notes),
+        "running": [{**dataclasses.asdict(each), "delivery_id": each.delivery_id.hex()} for each in node.running],
     }
 
 

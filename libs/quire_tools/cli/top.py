@@ -19,6 +19,7 @@ from quire_tools.cli.cluster import gateway_of, operator_token
 
 _SPARKS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 30
+_DELIVERIES = 8
 # What of a role's stats is shown: (figure, as what, per second).
 _SHOWN: Mapping[Role, tuple[tuple[str, str, bool], ...]] = {
     Role.STORAGE: (
@@ -84,7 +85,7 @@ class _Screen:
             table.add_row(node.node_id, node.role.value, _filled(node), self._now(node))
         self._history = [*self._history, sum(self._rates.get((n.node_id, "delivered bytes"), 0.0) for n in nodes)]
         self._history = self._history[-_HISTORY:]
-        return Group(table, _links(nodes), _spark(self._history))
+        return Group(table, _running(nodes), _links(nodes), _spark(self._history))
 
     def _measure(self, node: Node, now_s: float) -> None:
         """Heartbeats come each second: a rate is renewed when a new one has come."""
@@ -109,6 +110,18 @@ class _Screen:
 
 def _filled(node: Node) -> ProgressBar | str:
     return ProgressBar(node.capacity_bytes, node.used_bytes, width=20) if node.capacity_bytes else ""
+
+
+def _running(nodes: list[Node]) -> Text:
+    """The deliveries that have run longest, and how many of their layers have been sent."""
+    found = sorted(((each, node.node_id) for node in nodes for each in node.running), key=lambda of: -of[0].running_ms)
+    lines = []
+    for each, node_id in found[:_DELIVERIES]:
+        full = 12 * each.layers_sent // max(1, each.layers)
+        layers = f"{each.layers_sent:>3} of {each.layers} layers"
+        pace = f"{each.running_ms / 1000:.1f} s · {each.rate_bytes_per_s / 1e6:.0f} MB/s"
+        lines.append(f"{each.delivery_id.hex()[:8]} {'█' * full}{'░' * (12 - full)} {layers} · {node_id} · {pace}")
+    return Text("\n".join(lines), style="green")
 
 
 def _links(nodes: list[Node]) -> Text:

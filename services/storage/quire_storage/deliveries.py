@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, PeerLost, QuireError, TooManyRequests
 from quire.model.index import OBJECT_TIER, ChunkRecord, records
 from quire.model.keys import ChunkKeys
+from quire.model.nodes import RunningDelivery
 from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange
 from quire.telemetry import logger, meter, names, tracer
@@ -22,10 +24,11 @@ from quire_storage.registry import Registry
 from quire_storage.tiers import Pinned, Tiers
 
 _DEATH_SEEN_S = 60.0
+_SHOWN_MAX, _SHOWN_FROM_MS = 8, 100
 
 
 class Deliveries:
-    """`running`: how many there are now. `on_read` hears which ranges of a request's keys were delivered, and of how
+    """`running`: those under way, by name. `on_read` hears which ranges of a request's keys were delivered, and of how
     large chunks.
     """
 
@@ -48,7 +51,7 @@ class Deliveries:
         self._spawn = spawn
         self._on_read = on_read
         self._delivering: set[str] = set()
-        self.running = 0
+        self.running: dict[str, Delivery] = {}
         self.delivered_bytes = 0
         self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By", "written into clients' memory")
         self._stalls = meter().create_histogram(
@@ -72,6 +75,11 @@ class Deliveries:
         self._delivering.add(name)
         async for event in self._deliver(call, keys, name):
             yield event
+
+    def shown(self) -> tuple[RunningDelivery, ...]:
+        """Those that have run longest, a few, and not those that end at once anyway."""
+        first = (each.progress for each in islice(self.running.values(), _SHOWN_MAX))
+        return tuple(each for each in first if each.running_ms >= _SHOWN_FROM_MS)
 
     def stalled(self, message: Stalled) -> None:
         """A client says for how long it waited for this node's layers."""
@@ -146,11 +154,11 @@ class Deliveries:
             await self._registry.withdraw([record for record in missing if record.key in absent], OBJECT_TIER)
 
     async def _run(self, delivery: Delivery, call: DeliverCall, pinned: Pinned, name: str) -> NodeOutcome:
-        self.running += 1
+        self.running[name] = delivery
         try:
             outcome = await delivery.run()
         finally:
-            self.running -= 1
+            del self.running[name]
             if delivery.settled:
                 self._delivering.discard(name)
                 self._tiers.unpin(pinned)

@@ -21,6 +21,7 @@ from opentelemetry import trace as otel
 
 from quire.model.descriptor import DeliveryOrder, Descriptor
 from quire.model.errors import DeadlineExceeded, InternalError, PeerLost, QuireError
+from quire.model.nodes import RunningDelivery
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
@@ -103,11 +104,26 @@ class Delivery:
         self._writer: asyncio.Task[None] | None = None
         self.cancelled = False
         self._allowance: Allowance | None = None
+        self._layers_sent = 0
+        self._started_s = parts.clock.monotonic_s()
 
     async def layers(self) -> AsyncIterator[int]:
         """Layers as they are complete at the client, until the delivery ends."""
         while (layer := await self._finished.get()) is not None:
             yield layer
+
+    @property
+    def progress(self) -> RunningDelivery:
+        """As it is now, for people."""
+        return RunningDelivery(
+            delivery_id=self._call.delivery_id,
+            tenant=self._tenant.tenant,
+            layers=self._call.descriptor.num_layers,
+            layers_sent=self._layers_sent,
+            bytes_per_layer=self._layer_bytes,
+            rate_bytes_per_s=self._allowance.rate_bytes_per_s if self._allowance is not None else 0,
+            running_ms=int(1000 * (self._parts.clock.monotonic_s() - self._started_s)),
+        )
 
     def cancel(self) -> None:
         """Stop soon; `run()` then ends with an outcome that says so."""
@@ -130,7 +146,6 @@ class Delivery:
 
     async def _deliver(self, span: otel.Span) -> NodeOutcome:
         peer = self.peer = self._parts.transport.connect(self._call.descriptor.target.worker_address)
-        self._started_s = self._parts.clock.monotonic_s()
         parts, call = self._parts, self._call
         remote = await peer.remote(call.descriptor.target)
         memory = peer.memory(remote)
@@ -263,6 +278,7 @@ class Delivery:
                 if ready.block is not None:
                     stream.announce(b"", partial(batches.release, ready))
                 if batch is batches.batches[-1]:
+                    self._layers_sent = layer + 1
                     ended = trace.end()
                     if layerwise:
                         self._announce(stream, layer, span, ended)

@@ -212,7 +212,7 @@ class StorageNode:
     async def close(self) -> None:
         """Let transfers finish for the configured time, then cut them; write what is in memory only."""
         deadline_s = self._clock.monotonic_s() + self._config.stop_grace_s
-        while self.deliveries.running + self.requests.ingests and self._clock.monotonic_s() < deadline_s:
+        while len(self.deliveries.running) + self.requests.ingests and self._clock.monotonic_s() < deadline_s:
             await self._clock.sleep(0.02)
         await tasks.end(self._tasks, again_s=_CLEANED_UP_S)
         if self._write_behind is not None:
@@ -261,7 +261,7 @@ class StorageNode:
             "dirty": residency.dirty_chunks,
             **{f"hits {tier}": residency.hits[tier] for tier in ("memory", "disk", "object")},
             **lag,
-            "deliveries": self.deliveries.running,
+            "deliveries": len(self.deliveries.running),
             "ingests": self.requests.ingests,
             "delivered bytes": self.deliveries.delivered_bytes,
             "ingested bytes": self._stores.ingested_bytes,

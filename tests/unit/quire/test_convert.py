@@ -28,6 +28,7 @@ from quire.model.nodes import (
     Node,
     NodeAddress,
     Role,
+    RunningDelivery,
     SchedulerInfo,
     StorageInfo,
 )
@@ -125,6 +126,16 @@ _decoders = st.builds(
 )
 _schedulers = st.builds(SchedulerInfo, link_rates=st.dictionaries(_names, _u63, max_size=3))
 _floats = st.floats(allow_nan=False, allow_infinity=False)
+_running = st.builds(
+    RunningDelivery,
+    delivery_id=st.binary(min_size=16, max_size=16),
+    tenant=_names,
+    layers=st.integers(1, 128),
+    layers_sent=st.integers(0, 128),
+    bytes_per_layer=_u63,
+    rate_bytes_per_s=_u63,
+    running_ms=st.integers(0, 1 << 31),
+)
 _nodes = st.builds(
     Node,
     node_id=_names.filter(lambda name: name[0].isalnum()),
@@ -136,6 +147,7 @@ _nodes = st.builds(
     stats=st.dictionaries(_names, _floats, max_size=3),
     tenant_stats=st.dictionaries(_names, _floats, max_size=3),
     notes=st.dictionaries(_names, st.text(max_size=8), max_size=3),
+    running=st.lists(_running, max_size=2).map(tuple),
 )
 _events = st.builds(
     CacheEvent, kind=st.sampled_from(EventKind), holder=_names, keys=_keys, parents=st.binary(max_size=64), at_ms=_u63

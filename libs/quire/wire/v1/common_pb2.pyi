@@ -518,6 +518,7 @@ class Node(_message.Message):
     STATS_FIELD_NUMBER: _builtins.int
     TENANT_STATS_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    RUNNING_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """Stable name; survives restarts."""
     grpc_address: _builtins.str
@@ -558,6 +559,10 @@ class Node(_message.Message):
     def notes(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What it works with, for people, e.g. "io": "io_uring, direct"."""
 
+    @_builtins.property
+    def running(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningDelivery]:
+        """Of a storage node: the deliveries that have run longest, a few. For operators."""
+
     def __init__(
         self,
         *,
@@ -574,16 +579,63 @@ class Node(_message.Message):
         stats: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         tenant_stats: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         notes: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        running: _abc.Iterable[Global___RunningDelivery] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "decoder", b"decoder", "gateway", b"gateway", "scheduler", b"scheduler", "storage", b"storage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "decoder", b"decoder", "gateway", b"gateway", "grpc_address", b"grpc_address", "host", b"host", "incarnation", b"incarnation", "node_id", b"node_id", "notes", b"notes", "protocol_version", b"protocol_version", "scheduler", b"scheduler", "stats", b"stats", "storage", b"storage", "tenant_stats", b"tenant_stats", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["about", b"about", "decoder", b"decoder", "gateway", b"gateway", "grpc_address", b"grpc_address", "host", b"host", "incarnation", b"incarnation", "node_id", b"node_id", "notes", b"notes", "protocol_version", b"protocol_version", "running", b"running", "scheduler", b"scheduler", "stats", b"stats", "storage", b"storage", "tenant_stats", b"tenant_stats", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_about: _TypeAlias = _typing.Literal["storage", "decoder", "gateway", "scheduler"]  # noqa: Y015
     _WhichOneofArgType_about: _TypeAlias = _typing.Literal["about", b"about"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_about) -> _WhichOneofReturnType_about | None: ...
 
 Global___Node: _TypeAlias = Node  # noqa: Y015
+
+@_typing.final
+class RunningDelivery(_message.Message):
+    """A delivery that a storage node carries out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELIVERY_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
+    LAYERS_SENT_FIELD_NUMBER: _builtins.int
+    BYTES_PER_LAYER_FIELD_NUMBER: _builtins.int
+    RATE_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    RUNNING_MS_FIELD_NUMBER: _builtins.int
+    delivery_id: _builtins.bytes
+    """Its id."""
+    tenant: _builtins.str
+    """Tag of the tenant; empty for the one without a name."""
+    layers: _builtins.int
+    """Layers that it delivers."""
+    layers_sent: _builtins.int
+    """Layers that the transport has taken."""
+    bytes_per_layer: _builtins.int
+    """Bytes of a layer that come from this node."""
+    rate_bytes_per_s: _builtins.int
+    """The rate that the scheduler granted; 0 for none."""
+    running_ms: _builtins.int
+    """How long it has run, milliseconds."""
+    def __init__(
+        self,
+        *,
+        delivery_id: _builtins.bytes = ...,
+        tenant: _builtins.str = ...,
+        layers: _builtins.int = ...,
+        layers_sent: _builtins.int = ...,
+        bytes_per_layer: _builtins.int = ...,
+        rate_bytes_per_s: _builtins.int = ...,
+        running_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_per_layer", b"bytes_per_layer", "delivery_id", b"delivery_id", "layers", b"layers", "layers_sent", b"layers_sent", "rate_bytes_per_s", b"rate_bytes_per_s", "running_ms", b"running_ms", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunningDelivery: _TypeAlias = RunningDelivery  # noqa: Y015
 
 @_typing.final
 class StorageInfo(_message.Message):

@@ -183,7 +183,8 @@ class GatewayServicer(GatewayServiceServicer):
             listed = await self._forward(self._orchestrator.ListNodes, orchestrator_pb2.ListNodesRequest())
             if principal.tenant:  # what the others have is none of its business
                 for node in listed.nodes:
-                    node.tenant_stats.clear()
+                    node.ClearField("tenant_stats")
+                    node.ClearField("running")
             return pb.StatusResponse(nodes=listed.nodes)
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -118,6 +119,7 @@ class PageFrontend:
                 "used_bytes": node.used_bytes,
                 "capacity_bytes": node.capacity_bytes,
                 "stats": dict(node.stats),
+                "running": [{**asdict(each), "delivery_id": each.delivery_id.hex()} for each in node.running],
             }
             for node in await self._nodes()
         ]

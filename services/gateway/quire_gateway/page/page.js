@@ -3,6 +3,7 @@
 
 const EVERY_MS = 1000;
 const HISTORY = 120;
+const RUNNING = 12;
 let before = null;
 const history = [];
 
@@ -84,6 +85,14 @@ function draw(cluster, seconds) {
       node.stats["rate.fallback"] ? "no scheduler" : "",
     ].filter(Boolean).join(", "), "warn"),
   ]));
+  const running = storage.flatMap((node) => node.running.map((each) => ({ ...each, node: node.node })));
+  running.sort((one, other) => other.running_ms - one.running_ms);
+  table("running", ["delivery", "node", "layers", "", "a layer", "granted", "for"], running.slice(0, RUNNING).map((each) => [
+    each.delivery_id.slice(0, 8), each.node, bar(each.layers_sent, each.layers), `${each.layers_sent} of ${each.layers}`,
+    size(each.bytes_per_layer), each.rate_bytes_per_s ? `${size(each.rate_bytes_per_s)}/s` : "–",
+    `${(each.running_ms / 1000).toFixed(1)} s`,
+  ]));
+  if (!running.length) document.getElementById("running").textContent = "none that takes longer than a tenth of a second";
   const tiers = ["memory", "disk", "object"].map((tier) => [tier, sum(storage, `hits ${tier}`)]);
   const hits = tiers.reduce((total, [, value]) => total + value, 0);
   table("tiers", ["tier", "", "chunks", ""], tiers.map(([tier, value]) => [tier, bar(value, hits), count(value), percent(value, hits)]));
