@@ -74,6 +74,13 @@ class ServiceConfig:
     )
     cluster_cert: str = setting("", "PEM of this member's certificate", variable="QUIRE_CLUSTER_CERT")
     cluster_key: str = setting("", "PEM of its private key", variable="QUIRE_CLUSTER_KEY")
+    trace_recent: int = setting(
+        0,
+        "finished spans kept in memory for `quire trace --admin`, about 3 KB each; 0 for none",
+        minimum=0,
+        maximum=1_000_000,
+        variable="QUIRE_TRACE_RECENT",
+    )
     drain_s: float = setting(1.0, "time after SIGTERM for those who have not heard of it yet", minimum=0)
 
     @property

@@ -21,12 +21,15 @@ from quire.telemetry import attach, counter, logger, meter, names, tracer
 from quire.wire.channels import MESSAGE_BYTES_MAX
 from quire.wire.status import status_of, trailers_of
 from quire.wire.tls import MEMBER_NAME, OPERATOR, SERVICES, Tls, name_of
+from quire.wire.v1.trace_pb2_grpc import add_TraceServiceServicer_to_server
 from quire.wire.version import check_metadata
+from quire_server import trace_service
 from quire_server.telemetry.metrics import readiness
 
 _POOL: Final = descriptor_pool.Default()  # type: ignore[no-untyped-call, unused-ignore]
 _OUTCOMES: Final = ("ok", "refused", "failed")
 _FAILURES: Final = ("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNKNOWN")
+_OF_ANY_MEMBER: Final = f"/{trace_service.NAME}/"
 _UNFIT_MAX: Final = 256
 _SLOW_STOP_S: Final = 8.0
 _TOLD_MAX: Final = 30
@@ -44,7 +47,8 @@ class Server:
     `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells. With
     `tls` only members of the cluster are served, by the name in their certificates, and of these `callers`; if it is
     `public`, all clients. `connection_age_s`: after about so long a connection takes no new requests, and those that
-    run go on; clients connect anew, to whatever serves then. 0 for never.
+    run go on; clients connect anew, to whatever serves then. 0 for never. `secrets`: of the cluster; those who know one
+    are told the spans that this process keeps.
     """
 
     def __init__(
@@ -57,8 +61,9 @@ class Server:
         public: bool = False,
         callers: Sequence[str] = (*SERVICES, OPERATOR),
         connection_age_s: float = 0.0,
+        secrets: Sequence[bytes] = (),
     ) -> None:
-        self._services = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
+        self._services = [*services, trace_service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
         edge = _EdgeInterceptor(services, callers if tls is not None and not public else ())
         options = list(_OPTIONS)
@@ -70,6 +75,7 @@ class Server:
             maximum_concurrent_rpcs=requests_max,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)  # type: ignore[no-untyped-call, unused-ignore]
+        add_TraceServiceServicer_to_server(trace_service.TraceServicer(secrets), self.grpc)
         reflection.enable_server_reflection(self._services, self.grpc)
         self._address = address
         self._credentials = tls.server_credentials(clients_too=not public) if tls is not None else None
@@ -259,7 +265,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         async def call(request: Any, context: Any) -> Any:
             with self._served.request(method, carrier) as serving:
                 try:
-                    self._check(carrier, context)
+                    self._check(method, carrier, context)
                     return await behaviour(request, context)
                 except Exception as error:
                     await _abort(context, serving.failed(error))
@@ -272,7 +278,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             with self._served.request(method, carrier) as serving:
                 try:
-                    self._check(carrier, context)
+                    self._check(method, carrier, context)
                     async for response in behaviour(request, context):
                         yield response
                 except Exception as error:
@@ -285,7 +291,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
     ) -> Callable[..., Any]:
         async def call(requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
             try:
-                self._check(carrier, context)
+                self._check(method, carrier, context)
                 async for response in behaviour(requests, context):
                     yield response
             except Exception as error:
@@ -293,7 +299,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
 
         return call
 
-    def _check(self, carrier: dict[str, str], context: Any) -> None:
+    def _check(self, method: str, carrier: dict[str, str], context: Any) -> None:
         """Raises `VersionUnsupported`, which the log says once for each peer, and `Unauthenticated`."""
         try:
             check_metadata(carrier)
@@ -307,7 +313,7 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
             names_shown = context.auth_context().get("x509_subject_alternative_name", ())
             if MEMBER_NAME.encode() not in names_shown:
                 raise errors.Unauthenticated("this certificate is no member's", field="certificate")
-            if not any(name in self._callers for name in names_shown):
+            if not any(name in self._callers for name in names_shown) and not method.startswith(_OF_ANY_MEMBER):
                 allowed = ", ".join(self._callers.values())
                 raise errors.NotAllowed(f"this certificate is of none of: {allowed}", field="certificate")
 

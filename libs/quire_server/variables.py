@@ -178,6 +178,7 @@ KNOWN: Final = frozenset(
         "QUIRE_STORAGE_WRITE_BACKLOG_BYTES",
         "QUIRE_TOKEN",
         "QUIRE_TRACE_FOLDER",
+        "QUIRE_TRACE_RECENT",
         "QUIRE_ZONE",
     )
 )

@@ -1,10 +1,10 @@
-"""Finished spans as `QUIRE_TRACE_FOLDER` keeps them, and the trees that they make."""
+"""Finished spans as services tell them, and the trees that they make."""
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,18 +62,23 @@ class Trace:
             pending += [(depth + 1, child) for child in reversed(self.children(span.span_id))]
 
 
-def read_traces(folder: Path) -> dict[str, Trace]:
-    """Every trace in the folder's files, by id. A line that is still being written is passed over."""
+def read_traces(lines: Iterable[str | bytes]) -> dict[str, Trace]:
+    """Every trace, by id, of spans in JSON. A line that is still being written is passed over."""
     traces: dict[str, Trace] = defaultdict(lambda: Trace(""))
-    for file in sorted(folder.glob("*.jsonl")):
-        for line in file.read_text().splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            record["events"] = [tuple(event) for event in record["events"]]
-            span = Span(**record)
-            trace = traces[span.trace_id]
-            trace.trace_id = span.trace_id
-            trace.spans[span.span_id] = span
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        record["events"] = [tuple(event) for event in record["events"]]
+        span = Span(**record)
+        trace = traces[span.trace_id]
+        trace.trace_id = span.trace_id
+        trace.spans[span.span_id] = span
     return dict(traces)
+
+
+def lines_of(folder: Path) -> Iterator[str]:
+    """Spans of all processes that wrote to a `QUIRE_TRACE_FOLDER`."""
+    for file in sorted(folder.glob("*.jsonl")):
+        yield from file.read_text().splitlines()

@@ -43,9 +43,10 @@ from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
 from quire.wire.credentials import proof
 from quire.wire.tls import MEMBER_NAME, Tls
-from quire.wire.v1 import common_pb2, images_pb2, orchestrator_pb2, storage_pb2
+from quire.wire.v1 import common_pb2, images_pb2, orchestrator_pb2, storage_pb2, trace_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
+from quire.wire.v1.trace_pb2_grpc import TraceServiceStub
 from quire_server import certs
 from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
@@ -99,6 +100,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "QUIRE_SCHEDULER_LINKS": f"default={RATE}",
         "QUIRE_SCHEDULER_POLICY": "equal",
         "QUIRE_STORAGE_POLICY_CHECK_S": "0.5",
+        "QUIRE_TRACE_RECENT": "2000",
     }
     folder = tmp_path_factory.mktemp("guarded")
     with LocalCluster(folder, tls=True, settings=settings, arena_bytes=128 << 20) as cluster:
@@ -291,6 +293,20 @@ def test_the_command_line_works_by_what_certs_prints(guarded: Guarded) -> None:
     command = fork_server.quire("tenant", "ls", "--admin", guarded.cluster.admin_address)
     listed = fork_server.run(command, env=environment, timeout=60)
     assert listed.returncode == 0 and "weight" in listed.stdout, listed.stderr
+
+
+async def test_an_operator_sees_spans_of_every_member(guarded: Guarded) -> None:
+    """Though the scheduler answers storage nodes alone; a node's certificate without the cluster's secret is no key."""
+    secret, admin = guarded.cluster.secret, guarded.cluster.admin_address
+    async with AdminClient(admin, secret, tls=guarded.members) as operator:
+        told = [each async for each in operator.spans()]
+    assert not [each for each in told if each.error]
+    assert {json.loads(span)["service"] for each in told for span in each.spans} >= {"gateway", "scheduler", "storage"}
+    pool = ChannelPool(guarded.shown_by("gateway"))
+    stub: TraceServiceStub = TraceServiceStub(pool.get(guarded.cluster.address("scheduler")))
+    with pytest.raises(Unauthenticated):
+        await anext(stream(stub.ListSpans, trace_pb2.ListSpansRequest(), timeout_s=10))
+    await pool.close()
 
 
 async def test_a_stranger_to_the_authority_is_not_believed(guarded: Guarded, tmp_path: Path) -> None:

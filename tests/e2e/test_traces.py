@@ -14,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from quire.model.errors import Unauthenticated
 from quire.telemetry import names
+from quire.wire.channels import ChannelPool, stream
+from quire.wire.v1 import trace_pb2
+from quire.wire.v1.trace_pb2_grpc import TraceServiceStub
 from quire_decoder.adapters.weights import weights_digest
 from quire_tools.local import LocalCluster
 from quire_tools.otlp_sink import OtlpSink
-from quire_tools.spans import Span, Trace, read_traces
+from quire_tools.spans import Span, Trace, lines_of, read_traces
 from tests import fork_server
 from tests.e2e import traced_client
 
@@ -35,7 +39,7 @@ class Traced:
     wall_s: float
     folder: Path
     ids: dict[str, str]
-    http_address: str
+    cluster: LocalCluster
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +61,14 @@ def traced(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Trac
         wall_s = ids.pop("wall_s")
         traces = _settled(folder / "traces", list(ids.values()))
         whole = {name: traces[trace_id] for name, trace_id in ids.items()}
-        yield Traced(whole, wall_s, folder / "traces", ids, cluster.http_address)
+        yield Traced(whole, wall_s, folder / "traces", ids, cluster)
 
 
 def _settled(folder: Path, ids: list[str]) -> dict[str, Trace]:
     """Servers write their spans when they have answered: read until nothing more comes, and no parent is missing."""
     deadline, before = time.monotonic() + 15, -1
     while time.monotonic() < deadline:
-        traces = read_traces(folder)
+        traces = read_traces(lines_of(folder))
         count = sum(len(traces[each].spans) for each in ids if each in traces)
         if count == before and all(each in traces and len(traces[each].roots) == 1 for each in ids):
             return traces
@@ -145,7 +149,7 @@ def test_a_browsers_trace_goes_on_through_http(traced: Traced) -> None:
     """W3C's header names the trace that the gateway, the orchestrator and the decoder join."""
     trace_id, span_id = os.urandom(16).hex(), os.urandom(8).hex()
     request = urllib.request.Request(
-        f"http://{traced.http_address}/v1/images/traced", headers={"traceparent": f"00-{trace_id}-{span_id}-01"}
+        f"http://{traced.cluster.http_address}/v1/images/traced", headers={"traceparent": f"00-{trace_id}-{span_id}-01"}
     )
     with urllib.request.urlopen(request, timeout=20) as answer:
         assert answer.status == 200
@@ -159,7 +163,7 @@ def test_a_cold_image_takes_few_steps(traced: Traced) -> None:
     """Over HTTP: one look at the catalogue, and no request that another one could have carried."""
     trace_id = os.urandom(16).hex()
     header = {"traceparent": f"00-{trace_id}-{os.urandom(8).hex()}-01"}
-    request = urllib.request.Request(f"http://{traced.http_address}/v1/images/cold", headers=header)
+    request = urllib.request.Request(f"http://{traced.cluster.http_address}/v1/images/cold", headers=header)
     with urllib.request.urlopen(request, timeout=20) as answer:
         assert answer.status == 200 and answer.headers["X-Quire-Source"] == "miss"
     spans = _settled(traced.folder, [trace_id])[trace_id].spans.values()
@@ -189,6 +193,40 @@ def test_the_waterfall_in_a_terminal(traced: Traced) -> None:
     assert unknown.returncode == 1 and "InvalidRequest" in unknown.stderr
 
 
+def test_a_trace_of_a_cluster_elsewhere(traced: Traced) -> None:
+    """What the services keep in memory is what they wrote to files, but for the engine's spans."""
+    kept = _settled(traced.folder, [traced.ids["kv"]])[traced.ids["kv"]]
+    spans = [span for span in kept.spans.values() if span.service != "engine"]
+
+    def run(secret: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "COLUMNS": "160", "QUIRE_CLUSTER_SECRET": secret}
+        command = fork_server.quire("trace", *arguments, "--admin", traced.cluster.admin_address)
+        return fork_server.run(command, env=environment, timeout=60)
+
+    drawn = run(traced.cluster.secret, traced.ids["kv"][:20])
+    assert f"trace {traced.ids['kv']}: {len(spans)} spans" in drawn.stdout, drawn
+    for text in (names.STORAGE_DELIVER, "SchedulerService/Admit", names.INDEX_MATCH, "━"):
+        assert text in drawn.stdout, drawn.stdout
+    listed = run(traced.cluster.secret)
+    assert listed.returncode == 0 and traced.ids["image"] in listed.stdout
+    assert "AdminService" not in listed.stdout and "did not answer" not in listed.stdout
+    stranger = run("x" * 32)
+    assert stranger.returncode == 1 and "Unauthenticated" in stranger.stderr
+    unknown = run(traced.cluster.secret, "ffff00")
+    assert unknown.returncode == 1 and "QUIRE_TRACE_RECENT" in unknown.stderr
+
+
+@pytest.mark.parametrize("token", ["", "member:wrong"])
+async def test_spans_are_told_to_members_alone(traced: Traced, token: str) -> None:
+    """At any service, though clients reach some of them."""
+    for name in set(traced.cluster.names) - {"redis"}:
+        channels = ChannelPool(token=token)
+        stub: TraceServiceStub = TraceServiceStub(channels.get(traced.cluster.address(name)))
+        with pytest.raises(Unauthenticated):
+            await anext(stream(stub.ListSpans, trace_pb2.ListSpansRequest(), timeout_s=10))
+        await channels.close()
+
+
 def test_spans_reach_an_otlp_receiver(tmp_path: Path) -> None:
     """By the standard variables alone: every service's spans, in the trace that the engine began."""
     with OtlpSink() as sink:
@@ -209,5 +247,5 @@ def test_spans_reach_an_otlp_receiver(tmp_path: Path) -> None:
 
 def test_what_belongs_to_no_request_is_not_traced(traced: Traced) -> None:
     """Heartbeats and renewals go on all the time; a trace viewer full of them would show nothing else."""
-    roots = {root.name for trace in read_traces(traced.folder).values() for root in trace.roots}
+    roots = {root.name for trace in read_traces(lines_of(traced.folder)).values() for root in trace.roots}
     assert not {name for name in roots if "Heartbeat" in name or "Renew" in name}, roots

@@ -135,6 +135,7 @@ def test_messages_stop_at_the_edge() -> None:
         "quire_server.grpc_server",
         "quire_server.heartbeat",
         "quire_server.redis.membership",
+        "quire_server.trace_service",
         "quire_tools.local.cluster",
         "quire_tools.otlp_sink",
         "quire_gateway.grpc",

@@ -1,6 +1,6 @@
 """The SDK: `QuireClient` for asyncio, `SyncClient` for engines that have no loop."""
 
-from quire.client.admin import AdminClient
+from quire.client.admin import AdminClient, MemberSpans
 from quire.client.buffers import Buffer
 from quire.client.client import QuireClient
 from quire.client.delivery import Delivery, FetchSummary
@@ -20,6 +20,7 @@ __all__ = [
     "Image",
     "ImageClient",
     "Lookup",
+    "MemberSpans",
     "QuireClient",
     "Rendering",
     "Retrieval",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -21,8 +22,18 @@ from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
 
 _RESET: Final = "the cluster is of a release before 0.3: it has set this, and reset all that was not given"
+_SPANS_S: Final = 60.0
 _SILENCE_S: Final = 20.0
 """A gateway says every few seconds that it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSpans:
+    """Spans of one member, each as JSON in the form of `QUIRE_TRACE_FOLDER`. `error`: why it tells none."""
+
+    member: str
+    spans: tuple[bytes, ...] = ()
+    error: str = ""
 
 
 class AdminClient:
@@ -105,6 +116,16 @@ class AdminClient:
                 if first or message.events or message.lost:
                     yield EventPage(tuple(map(convert.event_from, message.events)), message.cursor, message.lost)
                 first = False
+
+    async def spans(self, trace_id: str = "") -> AsyncGenerator[MemberSpans, None]:
+        """The spans that members keep (`QUIRE_TRACE_RECENT`): of a trace, or whose id begins so, or of all.
+
+        A member that does not answer is told by its `error`.
+        """
+        request, timeout_s = pb.ListClusterSpansRequest(trace_id=trace_id), _SPANS_S
+        async with contextlib.aclosing(stream(self._stub.ListSpans, request, timeout_s=timeout_s)) as pages:
+            async for page in pages:
+                yield MemberSpans(page.member, tuple(page.spans), page.error)
 
     async def set_theta(self, theta_bytes: int) -> None:
         """Have every storage node deliver payloads below `theta_bytes` chunkwise; 0: each by its own setting."""

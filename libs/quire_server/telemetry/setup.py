@@ -2,7 +2,8 @@
 
 `OTEL_EXPORTER_OTLP_ENDPOINT` sends traces to a collector; metrics are scraped (`metrics_listener`).
 `QUIRE_TRACE_FOLDER` also appends each finished span to a file there as one JSON line, for machines without a collector.
-With neither, spans are not recorded.
+`QUIRE_TRACE_RECENT` keeps the last ones in memory, for `quire trace --admin`.
+With none of these, spans are not recorded.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from opentelemetry.sdk.trace.export import (
 )
 
 from quire.telemetry.trace import in_request
+from quire_server.telemetry.recent_spans import recent_spans, record_of
 from quire_server.telemetry.repeats import Repeats
 
 _SECRET_WORDS: Final = ("secret", "password", "token", "authorization", "signature", "lease", "credential")
@@ -46,26 +48,11 @@ class FileSpanExporter(SpanExporter):
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         for span in spans:
-            self._file.write(json.dumps(self._record(span)) + "\n")
+            self._file.write(json.dumps(record_of(span, self._service)) + "\n")
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
         self._file.close()
-
-    def _record(self, span: ReadableSpan) -> dict[str, Any]:
-        context, parent = span.get_span_context(), span.parent
-        return {
-            "trace_id": f"{context.trace_id:032x}" if context else "",
-            "span_id": f"{context.span_id:016x}" if context else "",
-            "parent_id": f"{parent.span_id:016x}" if parent else None,
-            "name": span.name,
-            "service": self._service,
-            "start_ns": span.start_time,
-            "end_ns": span.end_time,
-            "attributes": dict(span.attributes or {}),
-            "events": [[event.timestamp, event.name, dict(event.attributes or {})] for event in span.events],
-            "ok": span.status.is_ok,
-        }
 
 
 def configure(service: str, *, node_id: str = "", log_level: str = "info", metrics_too: bool = False) -> None:
@@ -77,6 +64,8 @@ def configure(service: str, *, node_id: str = "", log_level: str = "info", metri
     logging.getLogger("opentelemetry.context").setLevel(logging.CRITICAL)
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     folder = os.environ.get("QUIRE_TRACE_FOLDER")
+    kept = os.environ.get("QUIRE_TRACE_RECENT", "")
+    recent = int(kept) if kept.isdecimal() else 0  # services refuse what is no number when they read it
     resource = Resource.create({"service.name": service, "service.instance.id": node_id or service})
     readers: list[MetricReader] = []
     if metrics_too:
@@ -85,10 +74,12 @@ def configure(service: str, *, node_id: str = "", log_level: str = "info", metri
         readers.append(PrometheusMetricReader(scope_info_enabled=False))
     if readers:
         metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
-    if not endpoint and not folder:
+    if not endpoint and not folder and not recent:
         return
     # OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say how many requests are traced.
     provider = TracerProvider(resource=resource)
+    if recent:
+        provider.add_span_processor(recent_spans.keep(service, recent))
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         path = Path(folder) / f"{service}-{os.getpid()}.jsonl"

@@ -166,12 +166,17 @@ def trace(
         str, typer.Argument(metavar="[ID]", help="a trace, or how its id begins; none: the latest")
     ] = "",
     folder: Annotated[Path, typer.Option(help="with spans: QUIRE_TRACE_FOLDER")] = _FOLDER / "traces",
+    admin: Annotated[
+        str,
+        typer.Option(help="a cluster's admin frontend instead, by QUIRE_CLUSTER_SECRET: what QUIRE_TRACE_RECENT keeps"),
+    ] = "",
     limit: Annotated[int, typer.Option(help="how many to list")] = 20,
 ) -> None:
     """A request's way through the services, as a waterfall."""
-    from quire_tools.cli.trace import show
+    from quire_tools.cli import trace as traces
 
-    show(folder, trace_id, limit)
+    found = traces.of_cluster(admin, trace_id) if admin else traces.of_folder(folder)
+    traces.show(found, trace_id, limit)
 
 
 @app.command()

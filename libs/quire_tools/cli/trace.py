@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from quire.client import AdminClient
 from quire.model.errors import InvalidRequest
-from quire_tools.spans import Span, Trace, read_traces
+from quire.telemetry import be_background
+from quire.wire.tls import MEMBER_NAME, tls_of_environment
+from quire_tools.spans import Span, Trace, lines_of, read_traces
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
 _BAR_MIN = 24
 console = Console()
 
 
-def show(folder: Path, trace_id: str, limit: int) -> None:
-    """One trace; without an id the latest ones. Raises `InvalidRequest` for one that is not there."""
-    traces = read_traces(folder)
+def of_folder(folder: Path) -> dict[str, Trace]:
+    """Raises `InvalidRequest` where there are none."""
+    traces = read_traces(lines_of(folder))
     if not traces:
         raise InvalidRequest(f"no traces in {folder}; `quire up --trace` writes some", field="folder")
+    return traces
+
+
+def of_cluster(admin: str, trace_id: str) -> dict[str, Trace]:
+    """What the members of a cluster keep. Raises `InvalidRequest` where there are none."""
+    secret = os.environ.get("QUIRE_CLUSTER_SECRET", "")
+    if not secret:
+        raise InvalidRequest("must be set: operators know the cluster's secret", field="QUIRE_CLUSTER_SECRET")
+    lines: list[bytes] = []
+
+    async def collect() -> None:
+        be_background()  # looking at traces makes none
+        async with AdminClient(admin, secret, tls=tls_of_environment(MEMBER_NAME)) as operator:
+            async for told in operator.spans(trace_id.lower()):
+                lines.extend(told.spans)
+                if told.error:
+                    console.print(f"! {told.member} did not answer: {told.error}", style="yellow", markup=False)
+
+    asyncio.run(collect())
+    traces = read_traces(lines)
+    if not traces:
+        raise InvalidRequest(f"no traces at {admin}; QUIRE_TRACE_RECENT=4000 at each service keeps some", field="admin")
+    return traces
+
+
+def show(traces: Mapping[str, Trace], trace_id: str, limit: int) -> None:
+    """One trace; without an id the latest ones. Raises `InvalidRequest` for one that is not there."""
     if not trace_id:
         _list(list(traces.values()), limit)
         return

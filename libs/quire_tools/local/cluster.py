@@ -175,7 +175,7 @@ class LocalCluster:
             },
             "QUIRE_DECODER_WARM": "0",  # clusters that serve no images need no torch
             **{f"QUIRE_{name.upper()}_DRAIN_S": "0" for name in _SERVICES},
-            **({"QUIRE_TRACE_FOLDER": str(self.folder / "traces")} if self._trace else {}),
+            **self._tracing(),
             **self._settings,
         }
         if self._tls:
@@ -442,6 +442,9 @@ class LocalCluster:
             nodes = stub.Status(gateway_pb2.StatusRequest(), timeout=2, metadata=shown).nodes
             return {node.node_id: _Member(node.node_id, node.grpc_address, node.incarnation) for node in nodes}
         return {}
+
+    def _tracing(self) -> dict[str, str]:
+        return {"QUIRE_TRACE_FOLDER": str(self.folder / "traces"), "QUIRE_TRACE_RECENT": "4000"} if self._trace else {}
 
     def _certificates(self) -> dict[str, str]:
         from quire_server.certs import make

@@ -125,7 +125,13 @@ async def serve(config: DecoderConfig) -> None:
         clock=clock,
         signer=signer,
     )
-    server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max, tls=tls)
+    server = Server(
+        config.listen,
+        ["quire.v1.DecoderService"],
+        requests_max=config.requests_max,
+        tls=tls,
+        secrets=config.secrets,
+    )
     add_DecoderServiceServicer_to_server(DecoderServicer(decoder, memory), server.grpc)
 
     def describe() -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +24,7 @@ __all__ = [
     "Catalogue",
     "ChunkIndex",
     "Clock",
+    "ClusterSpans",
     "Decoded",
     "Decoders",
     "DeliverPart",
@@ -32,6 +33,7 @@ __all__ = [
     "ImageRoute",
     "IngestPart",
     "LayerArrived",
+    "MemberPage",
     "Members",
     "Router",
     "StorageNodes",
@@ -229,3 +231,20 @@ class Decoders(Protocol):
     async def decode(self, tenant: str, route: ImageRoute, rendering: Rendering, target: RdmaTarget) -> Decoded:
         """Have an image written into `target` by the decoder that was chosen, for a tenant. Cancelled, it raises
         `Ended` where that decoder has said that it writes no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPage:
+    """Some of the spans that a member keeps, each as JSON. `error`: why there are no more of it."""
+
+    member: str
+    spans: Sequence[bytes] = ()
+    error: str = ""
+
+
+class ClusterSpans(Protocol):
+    """The spans that the members of the cluster keep in memory."""
+
+    def of(self, trace_id: str) -> AsyncGenerator[MemberPage, None]:
+        """Of traces whose id begins so, as members answer."""
+        ...

@@ -32,6 +32,7 @@ from quire_gateway.adapters.cluster import (
     GrpcRouter,
     GrpcStorageNodes,
 )
+from quire_gateway.adapters.spans import GrpcClusterSpans
 from quire_gateway.admission import Admission
 from quire_gateway.config import PREFIX, GatewayConfig
 from quire_gateway.grpc.admin import AdminServicer
@@ -142,7 +143,12 @@ def _listeners(
     requests_max = config.requests_max + config.sessions_max
     tls, service = member_tls(config), ["quire.v1.GatewayService"]
     members = Server(
-        config.listen, service, requests_max=requests_max, tls=tls, connection_age_s=config.connection_age_s
+        config.listen,
+        service,
+        requests_max=requests_max,
+        tls=tls,
+        connection_age_s=config.connection_age_s,
+        secrets=config.secrets,
     )
     add_GatewayServiceServicer_to_server(servicer, members.grpc)
     others = []
@@ -160,7 +166,9 @@ def _listeners(
         others.append(clients)
     if config.admin_listen:
         operators = Server(config.admin_listen, ["quire.v1.AdminService"], tls=tls, callers=(OPERATOR,))
-        add_AdminServiceServicer_to_server(AdminServicer(config, admission, orchestrator, watching), operators.grpc)
+        spans = GrpcClusterSpans(config, GrpcMembers(config, channels).nodes)
+        admin = AdminServicer(config, admission, orchestrator, watching, spans)
+        add_AdminServiceServicer_to_server(admin, operators.grpc)
         others.append(operators)
     return members, others, servicer.sessions
 

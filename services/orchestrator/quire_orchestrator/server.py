@@ -303,7 +303,11 @@ async def serve(config: OrchestratorConfig) -> None:
         events=CacheEvents(redis, config.events_kept) if config.events_kept else None,
     )
     server = Server(
-        config.listen, ["quire.v1.OrchestratorService"], requests_max=config.requests_max, tls=member_tls(config)
+        config.listen,
+        ["quire.v1.OrchestratorService"],
+        requests_max=config.requests_max,
+        tls=member_tls(config),
+        secrets=config.secrets,
     )
     catalogue = Images(redis)
     quotas = Quotas(

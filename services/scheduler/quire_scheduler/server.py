@@ -88,6 +88,7 @@ async def serve(config: SchedulerConfig) -> None:
         requests_max=config.requests_max,
         tls=tls,
         callers=("storage",),
+        secrets=config.secrets,
     )
     add_SchedulerServiceServicer_to_server(SchedulerServicer(scheduler), server.grpc)
     channels = ChannelPool(tls)

@@ -163,6 +163,7 @@ async def serve(config: StorageConfig) -> None:
         requests_max=config.requests_max,
         tls=tls,
         callers=("gateway", "orchestrator", "storage", "decoder"),
+        secrets=config.secrets,
     )
     add_StorageServiceServicer_to_server(
         StorageServicer(node, config.node_id, PermitChecker(permits, clock)), server.grpc

@@ -19,8 +19,8 @@ from quire.model.lease import Lease, LeaseSigner
 from quire.model.ranges import ChunkRange
 from quire.testing import FakeClock
 from quire.wire import convert
-from quire.wire.v1 import gateway_pb2
-from quire_gateway.admission import Admission
+from quire.wire.v1 import common_pb2, gateway_pb2, orchestrator_pb2
+from quire_gateway.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.runtime import FetchCall, FetchSummary
 from quire_server.lookups import Found, Question
@@ -94,6 +94,26 @@ async def test_a_lease_that_does_not_fit_moves_nothing() -> None:
     with pytest.raises(LeaseExpired):
         await fetch(keys)
     assert moves.fetches == 1
+
+
+async def test_a_tenant_is_not_told_what_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the members: who they are, and not which deliveries run for which tenant."""
+    running = common_pb2.RunningDelivery(delivery_id=b"d" * 16, tenant="another")
+    node = common_pb2.Node(node_id="s-0", running=[running], tenant_stats={"tenant.another.requests": 1.0})
+
+    async def list_nodes(*_: Any) -> Any:
+        return orchestrator_pb2.ListNodesResponse(nodes=[node])
+
+    servicer = _servicer(FakeClock())
+    monkeypatch.setattr(servicer, "_orchestrator", SimpleNamespace(ListNodes=None))
+    monkeypatch.setattr(servicer, "_forward", list_nodes)
+
+    async def told(principal: Principal) -> Any:
+        context: Any = SimpleNamespace(principal=principal)
+        return (await servicer.Status(gateway_pb2.StatusRequest(), context)).nodes[0]
+
+    assert await told(Principal(member=True)) == node
+    assert await told(Principal(tenant="one")) == common_pb2.Node(node_id="s-0")
 
 
 async def test_a_look_up_by_tokens_hashes_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -469,6 +469,56 @@ class SessionError(_message.Message):
 Global___SessionError: _TypeAlias = SessionError  # noqa: Y015
 
 @_typing.final
+class ListClusterSpansRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    trace_id: _builtins.str
+    """A trace, or how its id begins, in hexadecimal. Empty: of all."""
+    def __init__(
+        self,
+        *,
+        trace_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClusterSpansRequest: _TypeAlias = ListClusterSpansRequest  # noqa: Y015
+
+@_typing.final
+class ListClusterSpansResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    """The member that has them, or that did not answer: its name, or the address of an orchestrator."""
+    error: _builtins.str
+    """Why it did not answer; empty if it did."""
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Spans as JSON, as QUIRE_TRACE_FOLDER has them."""
+
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        spans: _abc.Iterable[_builtins.bytes] | None = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "member", b"member", "spans", b"spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClusterSpansResponse: _TypeAlias = ListClusterSpansResponse  # noqa: Y015
+
+@_typing.final
 class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -803,6 +803,11 @@ class AdminServiceStub:
                 request_serializer=quire_dot_v1_dot_gateway__pb2.WatchRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_gateway__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.ListSpans = channel.unary_stream(
+                '/quire.v1.AdminService/ListSpans',
+                request_serializer=quire_dot_v1_dot_gateway__pb2.ListClusterSpansRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_gateway__pb2.ListClusterSpansResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -844,6 +849,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSpans(self, request, context):
+        """The spans that the members of the cluster keep in memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -871,6 +883,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=quire_dot_v1_dot_gateway__pb2.WatchRequest.FromString,
                     response_serializer=quire_dot_v1_dot_gateway__pb2.WatchResponse.SerializeToString,
+            ),
+            'ListSpans': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListSpans,
+                    request_deserializer=quire_dot_v1_dot_gateway__pb2.ListClusterSpansRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_gateway__pb2.ListClusterSpansResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1009,6 +1026,33 @@ class AdminService:
             '/quire.v1.AdminService/Watch',
             quire_dot_v1_dot_gateway__pb2.WatchRequest.SerializeToString,
             quire_dot_v1_dot_gateway__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSpans(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/quire.v1.AdminService/ListSpans',
+            quire_dot_v1_dot_gateway__pb2.ListClusterSpansRequest.SerializeToString,
+            quire_dot_v1_dot_gateway__pb2.ListClusterSpansResponse.FromString,
             options,
             channel_credentials,
             insecure,

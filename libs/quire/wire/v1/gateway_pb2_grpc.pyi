@@ -282,6 +282,8 @@ class AdminServiceStub:
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
     Watch: _grpc.UnaryStreamMultiCallable[_gateway_pb2.WatchRequest, _gateway_pb2.WatchResponse]
     """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
+    ListSpans: _grpc.UnaryStreamMultiCallable[_gateway_pb2.ListClusterSpansRequest, _gateway_pb2.ListClusterSpansResponse]
+    """The spans that the members of the cluster keep in memory."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -298,6 +300,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Set the threshold Θ of every storage node (ObjectCache, Eq. 2)."""
     Watch: _aio.UnaryStreamMultiCallable[_gateway_pb2.WatchRequest, _gateway_pb2.WatchResponse]  # type: ignore[assignment]
     """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
+    ListSpans: _aio.UnaryStreamMultiCallable[_gateway_pb2.ListClusterSpansRequest, _gateway_pb2.ListClusterSpansResponse]  # type: ignore[assignment]
+    """The spans that the members of the cluster keep in memory."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """The admin frontend, at an address of its own. Callers show that they know the cluster's secret."""
@@ -341,5 +345,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_gateway_pb2.WatchResponse], _abc.AsyncIterator[_gateway_pb2.WatchResponse]]:
         """Chunks as they come and go, of all namespaces, for as long as the caller listens."""
+
+    @_abc_1.abstractmethod
+    def ListSpans(
+        self,
+        request: _gateway_pb2.ListClusterSpansRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_gateway_pb2.ListClusterSpansResponse], _abc.AsyncIterator[_gateway_pb2.ListClusterSpansResponse]]:
+        """The spans that the members of the cluster keep in memory."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -15,6 +15,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
+from quire_gateway.ports import ClusterSpans
 from quire_gateway.watching import Watching
 
 
@@ -27,8 +28,10 @@ class AdminServicer(AdminServiceServicer):
         admission: Admission,
         orchestrator: OrchestratorServiceStub,
         watching: Watching,
+        spans: ClusterSpans,
     ) -> None:
         self._watching = watching
+        self._spans = spans
         self._timeout_s = config.control_timeout_s
         self._admission = admission
         self._orchestrator = orchestrator
@@ -55,6 +58,14 @@ class AdminServicer(AdminServiceServicer):
                 async for page in pages:
                     events = map(convert.event_to, page.events)
                     yield pb.WatchResponse(events=events, cursor=page.cursor, lost=page.lost)
+
+    async def ListSpans(
+        self, request: pb.ListClusterSpansRequest, context: Any
+    ) -> AsyncIterator[pb.ListClusterSpansResponse]:
+        with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
+            async with contextlib.aclosing(self._spans.of(request.trace_id)) as pages:
+                async for page in pages:
+                    yield pb.ListClusterSpansResponse(member=page.member, spans=page.spans, error=page.error)
 
     async def _forward(self, method: Any, request: Any, context: Any) -> Any:
         with self._admission.admit(await self._admission.caller(context), Need(operator=True)):
