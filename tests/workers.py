@@ -1,17 +1,32 @@
-"""Workers of pytest-xdist start clusters at the same moments: each has ports of its own.
+"""Workers of pytest-xdist, and suites that run side by side, start clusters at the same moments: each has ports of its
+own.
 
-A server of a Redis Cluster also listens 10,000 above its port: there is no worker's range.
+A server of a Redis Cluster also listens 10,000 above its port: there is no range.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import tempfile
+from pathlib import Path
 
-_FIRST, _PORTS = 12_000, 10_000
+_FIRST, _SLOTS, _PORTS = 12_000, 10, 1_000
+_held: list[int] = []
 
 
 def ports() -> str:
-    """Those of this worker, as `QUIRE_LOCAL_PORTS` has them."""
-    worker, workers = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]), os.environ.get("PYTEST_XDIST_WORKER_COUNT")
-    share = _PORTS // int(workers or 1)
-    return f"{_FIRST + worker * share}-{_FIRST + (worker + 1) * share - 1}"
+    """A range that no other process of a suite has, until this one ends, as `QUIRE_LOCAL_PORTS` has it."""
+    for slot in range(_SLOTS):
+        try:
+            handle = os.open(Path(tempfile.gettempdir()) / f"quire-test-ports-{slot}", os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError:  # another user's
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            continue
+        _held.append(handle)
+        return f"{_FIRST + slot * _PORTS}-{_FIRST + (slot + 1) * _PORTS - 1}"
+    raise RuntimeError(f"{_SLOTS} processes of test suites run on this machine; let one end")
