@@ -27,8 +27,9 @@ PYTEST := QUIRE_TEST_FORK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfil
 test: $(STAMP)          ## the suite, on real parts: two workers, services forked (CONTRIBUTING.md says how)
 	$(PYTEST)
 
-test-slow: $(STAMP)     ## the tests that take over ten seconds, more of the simulator's days, chaos for nine seconds
+test-slow: $(STAMP)     ## the tests that take over ten seconds, more of the simulator's days, services started as users do
 	$(PYTEST) -m slow
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/e2e/test_cache_control.py tests/e2e/test_page.py
 	QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(PYTEST) tests/simulation -k "not known_fault"
 
 test-all: $(STAMP)      ## everything, one test after the other, services started as users start them

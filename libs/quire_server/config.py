@@ -78,7 +78,7 @@ class ServiceConfig:
         0,
         "finished spans kept in memory for `quire trace --admin`, about 3 KB each; 0 for none",
         minimum=0,
-        maximum=1_000_000,
+        maximum=20_000,
         variable="QUIRE_TRACE_RECENT",
     )
     drain_s: float = setting(1.0, "time after SIGTERM for those who have not heard of it yet", minimum=0)

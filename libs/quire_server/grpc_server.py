@@ -47,8 +47,8 @@ class Server:
     `services`: their full names, for health and reflection. `address`: host:port, port 0 for any; `port` tells. With
     `tls` only members of the cluster are served, by the name in their certificates, and of these `callers`; if it is
     `public`, all clients. `connection_age_s`: after about so long a connection takes no new requests, and those that
-    run go on; clients connect anew, to whatever serves then. 0 for never. `secrets`: of the cluster; those who know one
-    are told the spans that this process keeps.
+    run go on; clients connect anew, to whatever serves then. 0 for never. `secrets`: of the cluster; gateways that
+    know one are told the spans that this process keeps.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ from quire_server.grpc_server import Server, until_signalled
 from quire_server.heartbeat import ClusterNews, Heartbeat
 from quire_server.preflight import preflight
 from quire_server.roster import Roster
-from quire_server.telemetry import configure, publish
+from quire_server.telemetry import configure, keep_spans, publish
 from quire_server.telemetry.about import publish_build, publish_expiry
 from quire_server.telemetry.lag import loop_lag
 from quire_server.telemetry.metrics import metrics_listener
@@ -57,6 +57,7 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
         if problems := problems + preflight(config, prefix):
             logger().error("cannot start", error=ConfigInvalid.code(), problems=problems)
             sys.exit(2)
+        keep_spans(name, config.trace_recent)
         publish_build(name)
         publish_expiry([Path(each) for each in config.certificates])
         about = {"version": __version__, "protocol": PROTOCOL_VERSION, "kernel": platform.release()}

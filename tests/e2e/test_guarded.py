@@ -297,10 +297,16 @@ def test_the_command_line_works_by_what_certs_prints(guarded: Guarded) -> None:
 
 async def test_an_operator_sees_spans_of_every_member(guarded: Guarded) -> None:
     """Though the scheduler answers storage nodes alone; a node's certificate without the cluster's secret is no key."""
+    namespace = guarded.tenant("traced").namespace()
+    async with guarded.client(guarded.tenant("traced").token) as client:
+        await store(client, namespace, some_keys(namespace, 2), random_payload(namespace, 2))
+        await fetch_all(client, await client.lookup(namespace, some_keys(namespace, 2)))
     secret, admin = guarded.cluster.secret, guarded.cluster.admin_address
     async with AdminClient(admin, secret, tls=guarded.members) as operator:
         told = [each async for each in operator.spans()]
     assert not [each for each in told if each.error]
+    orchestrator = f"orchestrator at {guarded.cluster.address('orchestrator')}"
+    assert {each.member for each in told} == {orchestrator, "gateway-0", "scheduler", "storage-0"}
     assert {json.loads(span)["service"] for each in told for span in each.spans} >= {"gateway", "scheduler", "storage"}
     pool = ChannelPool(guarded.shown_by("gateway"))
     stub: TraceServiceStub = TraceServiceStub(pool.get(guarded.cluster.address("scheduler")))

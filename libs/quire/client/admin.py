@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from quire.model.errors import Unavailable, VersionUnsupported
 from quire.model.events import EventPage
@@ -22,14 +22,15 @@ from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
 
 _RESET: Final = "the cluster is of a release before 0.3: it has set this, and reset all that was not given"
-_SPANS_S: Final = 60.0
 _SILENCE_S: Final = 20.0
 """A gateway says every few seconds that it is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberSpans:
-    """Spans of one member, each as JSON in the form of `QUIRE_TRACE_FOLDER`. `error`: why it tells none."""
+    """Spans of one member, each as JSON in the form of `QUIRE_TRACE_FOLDER`. `error`: why its spans are missing, or not
+    all there.
+    """
 
     member: str
     spans: tuple[bytes, ...] = ()
@@ -103,16 +104,10 @@ class AdminClient:
         `lost` in a page: events before it are missing. Ends with the connection: begin again behind the last cursor.
         Raises `InvalidRequest` for what is no cursor, `TooManyRequests`, `Unavailable`.
         """
-        pages, first = stream(self._stub.Watch, pb.WatchRequest(after=after), timeout_s=None), True
-        async with contextlib.aclosing(pages):
-            while True:
-                try:
-                    async with asyncio.timeout(_SILENCE_S):
-                        message = await anext(pages)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    raise Unavailable(f"the gateway has been silent for {_SILENCE_S} s") from None
+        first = True
+        messages = _heard(stream(self._stub.Watch, pb.WatchRequest(after=after), timeout_s=None))
+        async with contextlib.aclosing(messages):
+            async for message in messages:
                 if first or message.events or message.lost:
                     yield EventPage(tuple(map(convert.event_from, message.events)), message.cursor, message.lost)
                 first = False
@@ -120,13 +115,28 @@ class AdminClient:
     async def spans(self, trace_id: str = "") -> AsyncGenerator[MemberSpans, None]:
         """The spans that members keep (`QUIRE_TRACE_RECENT`): of a trace, or whose id begins so, or of all.
 
-        A member that does not answer is told by its `error`.
+        Raises `Unavailable` for a gateway that is silent.
         """
-        request, timeout_s = pb.ListClusterSpansRequest(trace_id=trace_id), _SPANS_S
-        async with contextlib.aclosing(stream(self._stub.ListSpans, request, timeout_s=timeout_s)) as pages:
+        request = pb.ListClusterSpansRequest(trace_id=trace_id.lower())
+        pages = _heard(stream(self._stub.ListSpans, request, timeout_s=None))
+        async with contextlib.aclosing(pages):
             async for page in pages:
                 yield MemberSpans(page.member, tuple(page.spans), page.error)
 
     async def set_theta(self, theta_bytes: int) -> None:
         """Have every storage node deliver payloads below `theta_bytes` chunkwise; 0: each by its own setting."""
         await call(self._stub.SetTheta, pb.SetThetaRequest(theta_bytes=theta_bytes), timeout_s=self._timeout_s)
+
+
+async def _heard(messages: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """A stream's messages. Raises `Unavailable` where the next one does not come."""
+    async with contextlib.aclosing(messages):
+        while True:
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    message = await anext(messages)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise Unavailable(f"the gateway has been silent for {_SILENCE_S} s") from None
+            yield message

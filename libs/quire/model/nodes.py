@@ -110,6 +110,11 @@ class RunningDelivery:
     rate_bytes_per_s: int = 0
     running_ms: int = 0
 
+    @property
+    def short_id(self) -> str:
+        """For people."""
+        return self.delivery_id.hex()[:8]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:

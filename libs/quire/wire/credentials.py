@@ -33,6 +33,11 @@ def page_token(cluster_secret: bytes) -> str:
     return hmac.digest(cluster_secret, b"quire page 1", "sha256").hex()[:32]
 
 
+def spans_token(cluster_secret: bytes) -> str:
+    """What a gateway shows to be told the spans that a member keeps, and nothing else."""
+    return hmac.digest(cluster_secret, b"quire spans 1", "sha256").hex()
+
+
 def proof(node_id: str, incarnation: str, secret: bytes) -> bytes:
     """What a member shows when it reports: that it knows the cluster's secret."""
     return hmac.digest(secret, f"quire report\n{node_id}\n{incarnation}".encode(), "sha256")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final
 
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
@@ -33,18 +34,25 @@ class RecentSpans(SpanProcessor):
         self._service = ""
         self._spans: deque[ReadableSpan] = deque(maxlen=0)
 
-    def keep(self, service: str, most: int) -> RecentSpans:
+    def keep(self, service: str, most: int) -> None:
         self._service, self._spans = service, deque(maxlen=most)
-        return self
 
     def on_end(self, span: ReadableSpan) -> None:
         self._spans.append(span)
 
-    def of(self, trace_id: str) -> list[bytes]:
-        """Of traces whose id begins so, the oldest first, each as JSON."""
-        records = (record_of(span, self._service) for span in self._spans.copy())
-        return [json.dumps(each).encode() for each in records if each["trace_id"].startswith(trace_id)]
+    def kept(self) -> Sequence[ReadableSpan]:
+        """As they are now, the oldest first."""
+        return list(self._spans.copy())
+
+    def told(self, spans: Sequence[ReadableSpan], trace_id: str) -> list[bytes]:
+        """Those of traces whose id begins so, each as JSON."""
+        return [json.dumps(record_of(span, self._service)).encode() for span in spans if _is_of(span, trace_id)]
 
 
 recent_spans: Final = RecentSpans()
 """This process's."""
+
+
+def _is_of(span: ReadableSpan, trace_id: str) -> bool:
+    context = span.get_span_context()
+    return not trace_id or (context is not None and f"{context.trace_id:032x}".startswith(trace_id))

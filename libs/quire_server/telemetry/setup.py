@@ -2,8 +2,7 @@
 
 `OTEL_EXPORTER_OTLP_ENDPOINT` sends traces to a collector; metrics are scraped (`metrics_listener`).
 `QUIRE_TRACE_FOLDER` also appends each finished span to a file there as one JSON line, for machines without a collector.
-`QUIRE_TRACE_RECENT` keeps the last ones in memory, for `quire trace --admin`.
-With none of these, spans are not recorded.
+`keep_spans` has the last ones in memory. With none of these, spans are not recorded.
 """
 
 from __future__ import annotations
@@ -64,8 +63,6 @@ def configure(service: str, *, node_id: str = "", log_level: str = "info", metri
     logging.getLogger("opentelemetry.context").setLevel(logging.CRITICAL)
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
     folder = os.environ.get("QUIRE_TRACE_FOLDER")
-    kept = os.environ.get("QUIRE_TRACE_RECENT", "")
-    recent = int(kept) if kept.isdecimal() else 0  # services refuse what is no number when they read it
     resource = Resource.create({"service.name": service, "service.instance.id": node_id or service})
     readers: list[MetricReader] = []
     if metrics_too:
@@ -74,12 +71,10 @@ def configure(service: str, *, node_id: str = "", log_level: str = "info", metri
         readers.append(PrometheusMetricReader(scope_info_enabled=False))
     if readers:
         metrics.set_meter_provider(MeterProvider(resource=resource, metric_readers=readers))
-    if not endpoint and not folder and not recent:
+    if not endpoint and not folder:
         return
     # OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG say how many requests are traced.
     provider = TracerProvider(resource=resource)
-    if recent:
-        provider.add_span_processor(recent_spans.keep(service, recent))
     if folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         path = Path(folder) / f"{service}-{os.getpid()}.jsonl"
@@ -89,6 +84,18 @@ def configure(service: str, *, node_id: str = "", log_level: str = "info", metri
 
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
+
+
+def keep_spans(service: str, most: int) -> None:
+    """Keep the last spans in memory, whether or not they are exported; 0 for none."""
+    if not most:
+        return
+    recent_spans.keep(service, most)
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):
+        provider = TracerProvider()
+        trace.set_tracer_provider(provider)
+    provider.add_span_processor(recent_spans)
 
 
 def _configure_logs(service: str, level: str) -> None:

@@ -119,8 +119,9 @@ def _running(nodes: list[Node]) -> Text:
     for each, node_id in found[:_DELIVERIES]:
         full = 12 * each.layers_sent // max(1, each.layers)
         layers = f"{each.layers_sent:>3} of {each.layers} layers"
-        pace = f"{each.running_ms / 1000:.1f} s · {each.rate_bytes_per_s / 1e6:.0f} MB/s"
-        lines.append(f"{each.delivery_id.hex()[:8]} {'█' * full}{'░' * (12 - full)} {layers} · {node_id} · {pace}")
+        granted = f"{each.rate_bytes_per_s / 1e6:.0f} MB/s" if each.rate_bytes_per_s else "no rate"
+        pace = f"{each.running_ms / 1000:.1f} s · {granted}"
+        lines.append(f"{each.short_id} {'█' * full}{'░' * (12 - full)} {layers} · {node_id} · {pace}")
     return Text("\n".join(lines), style="green")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from quire.client import AdminClient
-from quire.model.errors import InvalidRequest
+from quire.model.errors import InvalidRequest, Unavailable
 from quire.telemetry import be_background
-from quire.wire.tls import MEMBER_NAME, tls_of_environment
+from quire_tools.cli.cluster import as_operator
 from quire_tools.spans import Span, Trace, lines_of, read_traces
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
@@ -32,21 +31,26 @@ def of_folder(folder: Path) -> dict[str, Trace]:
 
 def of_cluster(admin: str, trace_id: str) -> dict[str, Trace]:
     """What the members of a cluster keep. Raises `InvalidRequest` where there are none."""
-    secret = os.environ.get("QUIRE_CLUSTER_SECRET", "")
-    if not secret:
+    if not os.environ.get("QUIRE_CLUSTER_SECRET"):
         raise InvalidRequest("must be set: operators know the cluster's secret", field="QUIRE_CLUSTER_SECRET")
     lines: list[bytes] = []
 
-    async def collect() -> None:
+    async def collect(operator: AdminClient) -> None:
         be_background()  # looking at traces makes none
-        async with AdminClient(admin, secret, tls=tls_of_environment(MEMBER_NAME)) as operator:
-            async for told in operator.spans(trace_id.lower()):
+        try:
+            async for told in operator.spans(trace_id):
                 lines.extend(told.spans)
                 if told.error:
-                    console.print(f"! {told.member} did not answer: {told.error}", style="yellow", markup=False)
+                    console.print(f"! spans of {told.member} are missing: {told.error}", style="yellow", markup=False)
+        except Unavailable as error:
+            if not lines:
+                raise
+            console.print(f"! not all members were asked: {error}", style="yellow", markup=False)
 
-    asyncio.run(collect())
+    as_operator(Path(), admin, collect)
     traces = read_traces(lines)
+    if not traces and trace_id:
+        raise InvalidRequest(f"no trace whose id begins with {trace_id!r} is kept at {admin}", field="id")
     if not traces:
         raise InvalidRequest(f"no traces at {admin}; QUIRE_TRACE_RECENT=4000 at each service keeps some", field="admin")
     return traces

@@ -235,7 +235,7 @@ class Decoders(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemberPage:
-    """Some of the spans that a member keeps, each as JSON. `error`: why there are no more of it."""
+    """Some of the spans that a member keeps, each as JSON. `error`: why its spans are missing, or not all there."""
 
     member: str
     spans: Sequence[bytes] = ()

@@ -496,9 +496,9 @@ class ListClusterSpansResponse(_message.Message):
     SPANS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     member: _builtins.str
-    """The member that has them, or that did not answer: its name, or the address of an orchestrator."""
+    """The name of the member that keeps them, or "orchestrator at ADDRESS"."""
     error: _builtins.str
-    """Why it did not answer; empty if it did."""
+    """Why its spans are missing, or not all there; empty if they are."""
     @_builtins.property
     def spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Spans as JSON, as QUIRE_TRACE_FOLDER has them."""

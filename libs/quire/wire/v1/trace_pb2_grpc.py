@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TraceServiceStub:
-    """The traces that a member keeps in memory. For members, who show that they know the cluster's secret.
+    """The spans that a member keeps in memory. For gateways, which show a token that is made of the cluster's secret.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class TraceServiceStub:
 
 
 class TraceServiceServicer:
-    """The traces that a member keeps in memory. For members, who show that they know the cluster's secret.
+    """The spans that a member keeps in memory. For gateways, which show a token that is made of the cluster's secret.
     """
 
     def ListSpans(self, request, context):
@@ -70,7 +70,7 @@ def add_TraceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TraceService:
-    """The traces that a member keeps in memory. For members, who show that they know the cluster's secret.
+    """The spans that a member keeps in memory. For gateways, which show a token that is made of the cluster's secret.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class TraceServiceStub:
-    """The traces that a member keeps in memory. For members, who show that they know the cluster's secret."""
+    """The spans that a member keeps in memory. For gateways, which show a token that is made of the cluster's secret."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -38,14 +38,14 @@ class TraceServiceStub:
 
 @_typing.type_check_only
 class TraceServiceAsyncStub(TraceServiceStub):
-    """The traces that a member keeps in memory. For members, who show that they know the cluster's secret."""
+    """The spans that a member keeps in memory. For gateways, which show a token that is made of the cluster's secret."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListSpans: _aio.UnaryStreamMultiCallable[_trace_pb2.ListSpansRequest, _trace_pb2.ListSpansResponse]  # type: ignore[assignment]
     """Its last finished spans, the oldest first."""
 
 class TraceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """The traces that a member keeps in memory. For members, who show that they know the cluster's secret."""
+    """The spans that a member keeps in memory. For gateways, which show a token that is made of the cluster's secret."""
 
     @_abc_1.abstractmethod
     def ListSpans(

@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Final
 
-from quire.model.errors import QuireError
+from quire.model.errors import DeadlineExceeded, QuireError
 from quire.model.nodes import Node
 from quire.wire.channels import ChannelPool, stream
-from quire.wire.credentials import member_token
+from quire.wire.credentials import spans_token
 from quire.wire.v1 import trace_pb2
 from quire.wire.v1.trace_pb2_grpc import TraceServiceStub
 from quire_gateway.config import GatewayConfig
@@ -18,7 +18,7 @@ from quire_gateway.ports import MemberPage
 from quire_server.service import member_tls
 
 _AT_ONCE: Final = 16
-_MEMBER_S: Final = 10.0
+_SILENCE_S: Final = 5.0
 
 
 class GrpcClusterSpans:
@@ -29,37 +29,41 @@ class GrpcClusterSpans:
         self._nodes = nodes
 
     async def of(self, trace_id: str) -> AsyncGenerator[MemberPage, None]:
-        """Page by page, as they come."""
-        addresses = {address.strip(): address.strip() for address in self._config.orchestrator_address.split(",")}
-        addresses |= {node.grpc_address: node.node_id for node in await self._nodes()}
-        channels = ChannelPool(member_tls(self._config), member_token(self._config.cluster_secret))
-        pages: asyncio.Queue[MemberPage | None] = asyncio.Queue(_AT_ONCE)
-        asking = asyncio.create_task(self._ask_all(channels, addresses, trace_id, pages))
+        """Some members at a time, each as it answers: no more of their spans are held here."""
+        orchestrators = [address.strip() for address in self._config.orchestrator_address.split(",")]
+        asked = [(address, f"orchestrator at {address}") for address in orchestrators]
+        asked += [(node.grpc_address, node.node_id) for node in await self._nodes()]
+        channels = ChannelPool(member_tls(self._config), spans_token(self._config.secrets[0]))
         try:
-            while (page := await pages.get()) is not None:
-                yield page
+            for first in range(0, len(asked), _AT_ONCE):
+                some = asked[first : first + _AT_ONCE]
+                tasks = [asyncio.create_task(_ask(channels, address, name, trace_id)) for address, name in some]
+                try:
+                    for answered in asyncio.as_completed(tasks):
+                        for page in await answered:
+                            yield page
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
             await channels.close()
 
-    async def _ask_all(
-        self, channels: ChannelPool, addresses: dict[str, str], trace_id: str, pages: asyncio.Queue[MemberPage | None]
-    ) -> None:
-        turns = asyncio.Semaphore(_AT_ONCE)
 
-        async def ask(address: str, member: str) -> None:
-            stub: TraceServiceStub = TraceServiceStub(channels.get(address))
-            request = trace_pb2.ListSpansRequest(trace_id=trace_id)
-            async with turns:
-                try:
-                    async with contextlib.aclosing(stream(stub.ListSpans, request, timeout_s=_MEMBER_S)) as told:
-                        async for each in told:
-                            await pages.put(MemberPage(member, each.spans))
-                except QuireError as error:
-                    await pages.put(MemberPage(member, error=str(error)))
-
-        async with asyncio.TaskGroup() as group:
-            for address, member in addresses.items():
-                group.create_task(ask(address, member))
-        await pages.put(None)
+async def _ask(channels: ChannelPool, address: str, member: str, trace_id: str) -> list[MemberPage]:
+    pages: list[MemberPage] = []
+    try:
+        stub: TraceServiceStub = TraceServiceStub(channels.get(address))
+        request = trace_pb2.ListSpansRequest(trace_id=trace_id)
+        async with contextlib.aclosing(stream(stub.ListSpans, request, timeout_s=None)) as told:
+            while True:
+                async with asyncio.timeout(_SILENCE_S):
+                    each = await anext(told, None)
+                if each is None:
+                    return pages
+                pages.append(MemberPage(member, each.spans))
+    except TimeoutError:
+        error: QuireError = DeadlineExceeded(f"silent for {_SILENCE_S} s")
+    except QuireError as raised:
+        error = raised
+    return [*pages, MemberPage(member, error=str(error))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -119,7 +118,17 @@ class PageFrontend:
                 "used_bytes": node.used_bytes,
                 "capacity_bytes": node.capacity_bytes,
                 "stats": dict(node.stats),
-                "running": [{**asdict(each), "delivery_id": each.delivery_id.hex()} for each in node.running],
+                "running": [
+                    {
+                        "delivery": each.short_id,
+                        "layers": each.layers,
+                        "layers_sent": each.layers_sent,
+                        "bytes_per_layer": each.bytes_per_layer,
+                        "rate_bytes_per_s": each.rate_bytes_per_s,
+                        "running_ms": each.running_ms,
+                    }
+                    for each in node.running
+                ],
             }
             for node in await self._nodes()
         ]

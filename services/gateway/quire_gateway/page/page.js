@@ -88,7 +88,7 @@ function draw(cluster, seconds) {
   const running = storage.flatMap((node) => node.running.map((each) => ({ ...each, node: node.node })));
   running.sort((one, other) => other.running_ms - one.running_ms);
   table("running", ["delivery", "node", "layers", "", "a layer", "granted", "for"], running.slice(0, RUNNING).map((each) => [
-    each.delivery_id.slice(0, 8), each.node, bar(each.layers_sent, each.layers), `${each.layers_sent} of ${each.layers}`,
+    each.delivery, each.node, bar(each.layers_sent, each.layers), `${each.layers_sent} of ${each.layers}`,
     size(each.bytes_per_layer), each.rate_bytes_per_s ? `${size(each.rate_bytes_per_s)}/s` : "–",
     `${(each.running_ms / 1000).toFixed(1)} s`,
   ]));
