@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -73,6 +74,31 @@ def test_an_engine_finds_what_another_one_offloaded(
     with _tiered(tiny_model, engine_cluster.gateway_address, zero_copy=zero_copy) as second:
         assert second.tokens(PROMPT) == (alone["prompt"], WHOLE)
         assert second.tokens(OTHER) == (alone["other"], 700 // BLOCK * BLOCK)
+
+
+def test_a_job_that_its_loop_has_left_ends(
+    tiny_model: Path, engine_cluster: LocalCluster, alone: dict[str, list[int]]
+) -> None:
+    """An engine that stops closes the loop; Python ends what ran there, in whatever thread collects it."""
+
+    class Job(NamedTuple):
+        job_id: int = 7
+        keys: tuple[bytes, ...] = (b"key",)
+        chunk_ids: tuple[int, ...] = (0,)
+        is_promotion: bool = False
+
+    async def never(parts: Any) -> list[int]:
+        return await asyncio.Event().wait() and []
+
+    with _tiered(tiny_model, engine_cluster.gateway_address) as tiered:
+        tier = _tier(tiered)
+        running = tier._run(Job(), never)
+        loop = asyncio.new_event_loop()
+        loop.call_soon(running.send, None)
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        running.close()
+        assert [(each.job_id, each.success) for each in tier.get_finished_jobs()] == [(7, False)]
 
 
 def test_the_state_of_a_hybrid_model_comes_back(
