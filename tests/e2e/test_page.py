@@ -96,7 +96,7 @@ def _get(cluster: LocalCluster, path: str, password: str) -> tuple[int, bytes]:
     request = urllib.request.Request(f"http://{cluster.page_address}{path}")
     request.add_header("Authorization", "Basic " + b64encode(f"any:{password}".encode()).decode())
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
             return answer.status, answer.read()
     except urllib.error.HTTPError as refused:

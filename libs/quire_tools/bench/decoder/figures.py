@@ -42,7 +42,7 @@ def serving(report: Report, path: Path) -> None:
     lower.set(ylabel="requests, %")
     for axes in (upper, lower):
         axes.set_xticks(range(len(rows)), names, fontsize=7)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     _save(figure, path)
 
 
@@ -93,7 +93,7 @@ def live(report: Report, path: Path) -> None:
     lower.set(ylabel="requests, %")
     for axes in (upper, lower):
         axes.set_xticks(range(len(names)), names, fontsize=8)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     _save(figure, path)
 
 
