@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from quire.model.errors import ConfigInvalid
+from quire_storage.adapters import drives
 from quire_storage.adapters.drives import FileDrives
 from quire_storage.core.pool_format import pack_superblock, read_superblock
 from quire_storage.errors import DriveUnusable, ForeignPool
@@ -91,13 +93,24 @@ def test_a_drive_that_has_vanished(tmp_path: Path) -> None:
         _pool(tmp_path / "file" / "drive").open()
 
 
-def test_one_process_per_pool(tmp_path: Path) -> None:
+def test_one_process_per_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drives, "_LOCK_S", 0.1)
     first = _pool(tmp_path)
     first.open()
     with pytest.raises(DriveUnusable, match="in use by another process"):
         _pool(tmp_path).open()
     first._drives.close()
     _pool(tmp_path).open()
+
+
+def test_a_pool_that_is_let_go_of_late_is_waited_for(tmp_path: Path) -> None:
+    """Of a process that was killed: io_uring's own threads hold its files until they have ended."""
+    first = _pool(tmp_path)
+    first.open()
+    letting_go = threading.Timer(0.3, first._drives.close)
+    letting_go.start()
+    _pool(tmp_path).open()
+    letting_go.join()
 
 
 def test_the_superblock_says_who_made_it(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import errno
 import fcntl
 import mmap
 import os
+import time
 from pathlib import Path
 from typing import Final
 
 from quire_storage.errors import DriveUnusable
 
 _NAME: Final = "pool.quire"
+_LOCK_S: Final = 5.0
+"""io_uring lets go of the files of a killed process a moment after its end: one that takes its place waits for it."""
 
 
 class FileDrives:
@@ -84,10 +87,20 @@ class FileDrives:
                 raise
             self.direct = False  # tmpfs, some network file systems
             file = os.open(path, flags)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(file)
-            raise DriveUnusable(f"{path} is in use by another process") from None
+        deadline_s = time.monotonic() + _LOCK_S
+        while not _locked(file):
+            if time.monotonic() > deadline_s:
+                os.close(file)
+                raise DriveUnusable(f"{path} is in use by another process")
+            time.sleep(0.05)
         self._open.append(file)
         return file
+
+
+def _locked(file: int) -> bool:
+    """Whether it is this process's now."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
