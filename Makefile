@@ -23,14 +23,15 @@ demo: $(DEMO_STAMP)     ## a real model reuses a prefix that another process com
 	$(BIN)/quire demo
 
 WORKERS ?= 2
-PYTEST := QUIRE_TEST_FORK=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+FORKED := QUIRE_TEST_FORK=1 $(PYTEST)
 test: $(STAMP)          ## the suite, on real parts: two workers, services forked (CONTRIBUTING.md says how)
-	$(PYTEST)
+	$(FORKED)
 
 test-slow: $(STAMP)     ## the tests that take over ten seconds, more of the simulator's days, services started as users do
-	$(PYTEST) -m slow
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/e2e/test_cache_control.py tests/e2e/test_page.py
-	QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(PYTEST) tests/simulation -k "not known_fault"
+	$(FORKED) -m slow
+	$(PYTEST) tests/e2e/test_cache_control.py tests/e2e/test_page.py
+	QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(FORKED) tests/simulation -k "not known_fault"
 
 test-all: $(STAMP)      ## everything, one test after the other, services started as users start them
 	QUIRE_TEST_LONG=1 QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(BIN)/python -m pytest --timeout 400 -m ''
@@ -141,7 +142,7 @@ mutants: $(MUTANTS)     ## one thing changed at a time: what no test notices: ma
 	$(BIN)/python tools/mutants.py $(SCOPE)
 
 coverage: $(STAMP)      ## of the parts that decide and of the wire format, by branches
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile tests/unit tests/contract tests/integration tests/fuzz \
+	$(PYTEST) tests/unit tests/contract tests/integration tests/fuzz \
 	  --cov-branch --cov-report=term --cov-report=json:build/coverage.json $(foreach name,\
 	  quire.model quire.wire quire_storage.core quire_scheduler.core quire_decoder.core quire_orchestrator.core quire_gateway.core,--cov=$(name))
 

@@ -92,11 +92,11 @@ async def _work(cluster: LocalCluster) -> None:
         await asyncio.sleep(1.5)  # what is shown comes with heartbeats
 
 
-def _get(cluster: LocalCluster, path: str, password: str) -> tuple[int, bytes]:
+def _get(cluster: LocalCluster, path: str, password: str, timeout_s: float = 10) -> tuple[int, bytes]:
     request = urllib.request.Request(f"http://{cluster.page_address}{path}")
     request.add_header("Authorization", "Basic " + b64encode(f"any:{password}".encode()).decode())
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
             return answer.status, answer.read()
     except urllib.error.HTTPError as refused:
@@ -120,7 +120,7 @@ def test_what_is_told_is_the_cluster(cluster: LocalCluster) -> None:
     assert [each["hit"] for each in told["namespaces"].values()].count(40) == 1
     assert cluster.secret not in body.decode()
     assert json.loads(_get(cluster, "/images.json", token)[1])[0]["id"] == "a/cat & co"
-    status, body = _get(cluster, "/images/a/cat%20%26%20co", token)
+    status, body = _get(cluster, "/images/a/cat%20%26%20co", token, 60)  # the first picture loads torch
     assert status == 200 and body[8:12] == b"WEBP"
     assert _get(cluster, "/images/none", token)[0] == 404
     assert _get(cluster, "/nothing", token)[0] == 404
@@ -172,7 +172,8 @@ def test_a_browser_shows_it(cluster: LocalCluster, tmp_path: Path) -> None:
         assert looks < 5, shown[:3000]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False).stdout
         looks += 1
-    assert re.search(r"5 members, 169 chunks", shown), shown[:3000]
+    chunks = re.search(r"5 members, (\d+) chunks", shown)
+    assert chunks and int(chunks[1]) >= 41 + 128, shown[:3000]  # more where hot ones have got another copy
     assert "<td>storage-0</td>" in shown and "<td>storage-1</td>" in shown
     assert "a/cat &amp; co, latent of" in shown
     assert "does not answer" not in shown

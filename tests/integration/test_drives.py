@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,14 +104,26 @@ def test_one_process_per_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     _pool(tmp_path).open()
 
 
-def test_a_pool_that_is_let_go_of_late_is_waited_for(tmp_path: Path) -> None:
-    """Of a process that was killed: io_uring's own threads hold its files until they have ended."""
-    first = _pool(tmp_path)
-    first.open()
-    letting_go = threading.Timer(0.3, first._drives.close)
-    letting_go.start()
-    _pool(tmp_path).open()
-    letting_go.join()
+_HOLDER = """
+import sys
+from pathlib import Path
+from quire_storage.adapters.uring import UringBlockIO
+from tests.integration.test_drives import _pool
+UringBlockIO(32, direct=False).init_queue(_pool(Path(sys.argv[1])).open(), [])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_process_pool_is_taken_over_at_once(tmp_path: Path) -> None:
+    """Though io_uring holds its files for some milliseconds more."""
+    command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        holder.kill()
+        holder.wait(20)
+        assert len(_pool(tmp_path).open()) == 1
 
 
 def test_the_superblock_says_who_made_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from quire.model.errors import Unauthenticated
 from quire.model.nodes import GatewayInfo, Node
 from quire.wire.credentials import AUTHORIZATION, authorization, member_token, spans_token
 from quire.wire.v1 import trace_pb2
+from quire_gateway.adapters import spans
 from quire_gateway.adapters.spans import GrpcClusterSpans
 from quire_gateway.config import GatewayConfig
 from quire_server import trace_service
@@ -24,18 +26,18 @@ _SECRET = b"s" * 32
 
 
 def _finished(most: int, names: Sequence[str]) -> RecentSpans:
-    spans = RecentSpans()
-    spans.keep("storage", most)
+    kept = RecentSpans()
+    kept.keep("storage", most)
     provider = TracerProvider()
-    provider.add_span_processor(spans)
+    provider.add_span_processor(kept)
     for name in names:
         with provider.get_tracer("test").start_as_current_span(name):
             pass
-    return spans
+    return kept
 
 
-def _told(spans: RecentSpans, trace_id: str = "") -> list[dict[str, Any]]:
-    return [json.loads(each) for each in spans.told(spans.kept(), trace_id)]
+def _told(recent: RecentSpans, trace_id: str = "") -> list[dict[str, Any]]:
+    return [json.loads(each) for each in recent.told(recent.kept(), trace_id)]
 
 
 def test_the_oldest_leave_first() -> None:
@@ -48,45 +50,49 @@ def test_the_oldest_leave_first() -> None:
 
 
 def test_traces_are_found_by_how_their_id_begins() -> None:
-    spans = _finished(8, ["a", "b"])
-    ids = [each["trace_id"] for each in _told(spans)]
-    assert [each["name"] for each in _told(spans, ids[1][:12])] == ["b"]
-    assert not _told(spans, "x")
+    kept = _finished(8, ["a", "b"])
+    ids = [each["trace_id"] for each in _told(kept)]
+    assert [each["name"] for each in _told(kept, ids[1][:12])] == ["b"]
+    assert not _told(kept, "x")
 
 
-async def _pages(token: str, monkeypatch: pytest.MonkeyPatch, spans: RecentSpans) -> list[int]:
+async def _pages(token: str, monkeypatch: pytest.MonkeyPatch, recent: RecentSpans) -> list[int]:
     """How many spans each page has."""
-    monkeypatch.setattr(trace_service, "recent_spans", spans)
+    monkeypatch.setattr(trace_service, "recent_spans", recent)
     context: Any = SimpleNamespace(invocation_metadata=lambda: ((AUTHORIZATION, authorization(token)),))
     servicer = trace_service.TraceServicer([b"another" * 5, _SECRET])
     return [len(page.spans) async for page in servicer.ListSpans(trace_pb2.ListSpansRequest(), context)]
 
 
 async def test_they_are_told_in_pages_to_who_shows_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    spans = _finished(300, ["a"] * 300)
-    assert await _pages(spans_token(_SECRET), monkeypatch, spans) == [200, 100]
+    recent = _finished(300, ["a"] * 300)
+    assert await _pages(spans_token(_SECRET), monkeypatch, recent) == [200, 100]
     for wrong in ("", spans_token(b"x" * 32), member_token(_SECRET.decode())):
         with pytest.raises(Unauthenticated):
-            await _pages(wrong, monkeypatch, spans)
+            await _pages(wrong, monkeypatch, recent)
 
 
 async def test_members_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are told; one whose secret differs refuses."""
+    """The others are told; one whose secret differs refuses, one takes connections and says nothing."""
     monkeypatch.setattr(trace_service, "recent_spans", _finished(8, ["a"]))
+    monkeypatch.setattr(spans, "_SILENCE_S", 2.0)
+    mute = socket.create_server(("127.0.0.1", 0))
     good, other = (Server("127.0.0.1:0", [], secrets=[secret]) for secret in (_SECRET, b"x" * 32))
     for server in (good, other):
         await server.start()
     config = GatewayConfig(cluster_secret=_SECRET.decode(), orchestrator_address="127.0.0.1:1")
 
     async def nodes() -> list[Node]:
-        ports = {"good": good.port, "other": other.port}
+        ports = {"good": good.port, "other": other.port, "mute": mute.getsockname()[1]}
         return [
             Node(node_id=name, about=GatewayInfo(), grpc_address=f"127.0.0.1:{port}") for name, port in ports.items()
         ]
 
     told = {page.member: page async for page in GrpcClusterSpans(config, nodes).of("")}
-    assert told.keys() == {"good", "other", "orchestrator at 127.0.0.1:1"}
+    silent = {"other", "mute", "orchestrator at 127.0.0.1:1"}
+    assert told.keys() == {"good", *silent}
     assert len(told["good"].spans) == 1 and not told["good"].error
-    assert told["other"].error and told["orchestrator at 127.0.0.1:1"].error
+    assert all(told[name].error and not told[name].spans for name in silent)
+    mute.close()
     for server in (good, other):
         await server.stop(0)

@@ -1,6 +1,6 @@
 """The SDK: `QuireClient` for asyncio, `SyncClient` for engines that have no loop."""
 
-from quire.client.admin import AdminClient, MemberSpans
+from quire.client.admin import AdminClient
 from quire.client.buffers import Buffer
 from quire.client.client import QuireClient
 from quire.client.delivery import Delivery, FetchSummary
@@ -10,6 +10,7 @@ from quire.client.retrieval import Retrieval
 from quire.client.store import StoreSession, StoreSummary
 from quire.client.sync import SyncClient, SyncDelivery, SyncRetrieval, SyncStoreSession
 from quire.model.images import Rendering
+from quire.model.nodes import MemberSpans
 
 __all__ = [
     "AdminClient",

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
-from quire.model.errors import Unavailable, VersionUnsupported
+from quire.model.errors import VersionUnsupported
 from quire.model.events import EventPage
 from quire.model.hashing import Namespace
+from quire.model.nodes import MemberSpans
 from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy
 from quire.wire import convert
-from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.channels import ChannelPool, call, heard, stream
 from quire.wire.credentials import member_token
 from quire.wire.policies import policies_from, policy_from
 from quire.wire.tls import Tls
@@ -24,17 +23,6 @@ from quire.wire.v1.gateway_pb2_grpc import AdminServiceStub
 _RESET: Final = "the cluster is of a release before 0.3: it has set this, and reset all that was not given"
 _SILENCE_S: Final = 20.0
 """A gateway says every few seconds that it is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberSpans:
-    """Spans of one member, each as JSON in the form of `QUIRE_TRACE_FOLDER`. `error`: why its spans are missing, or not
-    all there.
-    """
-
-    member: str
-    spans: tuple[bytes, ...] = ()
-    error: str = ""
 
 
 class AdminClient:
@@ -105,7 +93,7 @@ class AdminClient:
         Raises `InvalidRequest` for what is no cursor, `TooManyRequests`, `Unavailable`.
         """
         first = True
-        messages = _heard(stream(self._stub.Watch, pb.WatchRequest(after=after), timeout_s=None))
+        messages = heard(stream(self._stub.Watch, pb.WatchRequest(after=after), timeout_s=None), _SILENCE_S)
         async with contextlib.aclosing(messages):
             async for message in messages:
                 if first or message.events or message.lost:
@@ -118,7 +106,7 @@ class AdminClient:
         Raises `Unavailable` for a gateway that is silent.
         """
         request = pb.ListClusterSpansRequest(trace_id=trace_id.lower())
-        pages = _heard(stream(self._stub.ListSpans, request, timeout_s=None))
+        pages = heard(stream(self._stub.ListSpans, request, timeout_s=None), _SILENCE_S)
         async with contextlib.aclosing(pages):
             async for page in pages:
                 yield MemberSpans(page.member, tuple(page.spans), page.error)
@@ -126,17 +114,3 @@ class AdminClient:
     async def set_theta(self, theta_bytes: int) -> None:
         """Have every storage node deliver payloads below `theta_bytes` chunkwise; 0: each by its own setting."""
         await call(self._stub.SetTheta, pb.SetThetaRequest(theta_bytes=theta_bytes), timeout_s=self._timeout_s)
-
-
-async def _heard(messages: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """A stream's messages. Raises `Unavailable` where the next one does not come."""
-    async with contextlib.aclosing(messages):
-        while True:
-            try:
-                async with asyncio.timeout(_SILENCE_S):
-                    message = await anext(messages)
-            except StopAsyncIteration:
-                return
-            except TimeoutError:
-                raise Unavailable(f"the gateway has been silent for {_SILENCE_S} s") from None
-            yield message

@@ -171,3 +171,14 @@ class NodeAddress:
     node_id: str
     grpc_address: str
     worker_address: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSpans:
+    """Some of the spans that a member keeps, each as JSON in the form of `QUIRE_TRACE_FOLDER`. `error`: why they are
+    missing.
+    """
+
+    member: str
+    spans: tuple[bytes, ...] = ()
+    error: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 import grpc
 from opentelemetry import trace
 
+from quire.model.errors import Unavailable
 from quire.telemetry import headers, names, tracer
 from quire.wire.credentials import interceptors
 from quire.wire.status import error_of, went_away
@@ -102,6 +104,20 @@ async def stream(method: Any, request: Any, *, timeout_s: float | None) -> Async
     finally:
         responses.cancel()
         span.end()
+
+
+async def heard(messages: AsyncGenerator[Any, None], silence_s: float) -> AsyncGenerator[Any, None]:
+    """What a stream brings. Raises `Unavailable` where nothing comes for `silence_s`, and cancels it."""
+    async with contextlib.aclosing(messages):
+        while True:
+            try:
+                async with asyncio.timeout(silence_s):
+                    message = await anext(messages)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise Unavailable(f"silent for {silence_s} s") from None
+            yield message
 
 
 def _begin(method: Any) -> tuple[trace.Span, tuple[tuple[str, str], ...]]:

@@ -12,7 +12,7 @@ from quire.model.hashing import Namespace
 from quire.model.images import ExpectedImage, ImageEntry, LeasedRecord, Rendering
 from quire.model.index import ChunkRecord
 from quire.model.keys import ChunkKeys
-from quire.model.nodes import Node, NodeAddress
+from quire.model.nodes import MemberSpans, Node, NodeAddress
 from quire.model.outcome import NodeOutcome
 from quire.model.policy import TenantPolicy
 from quire.model.ranges import ChunkRange
@@ -33,7 +33,6 @@ __all__ = [
     "ImageRoute",
     "IngestPart",
     "LayerArrived",
-    "MemberPage",
     "Members",
     "Router",
     "StorageNodes",
@@ -233,18 +232,9 @@ class Decoders(Protocol):
         `Ended` where that decoder has said that it writes no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberPage:
-    """Some of the spans that a member keeps, each as JSON. `error`: why its spans are missing, or not all there."""
-
-    member: str
-    spans: Sequence[bytes] = ()
-    error: str = ""
-
-
 class ClusterSpans(Protocol):
     """The spans that the members of the cluster keep in memory."""
 
-    def of(self, trace_id: str) -> AsyncGenerator[MemberPage, None]:
+    def of(self, trace_id: str) -> AsyncGenerator[MemberSpans, None]:
         """Of traces whose id begins so, as members answer."""
         ...

@@ -76,8 +76,8 @@ class Deliveries:
         async for event in self._deliver(call, keys, name):
             yield event
 
-    def shown(self) -> tuple[RunningDelivery, ...]:
-        """Those that have run longest, a few, and not those that end at once anyway."""
+    def longest(self) -> tuple[RunningDelivery, ...]:
+        """Those that have run longest, for people; not those that end at once anyway."""
         first = (each.progress for each in islice(self.running.values(), _SHOWN_MAX))
         return tuple(each for each in first if each.running_ms >= _SHOWN_FROM_MS)
 

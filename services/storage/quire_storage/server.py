@@ -153,7 +153,7 @@ async def serve(config: StorageConfig) -> None:
             location=Location(socket.gethostname(), config.zone),
             stats=node.stats,
             notes=node.notes,
-            running=node.deliveries.shown(),
+            running=node.deliveries.longest(),
         )
 
     node = StorageNode(config, transport, ports, describe)

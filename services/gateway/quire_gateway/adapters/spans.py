@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Final
 
-from quire.model.errors import DeadlineExceeded, QuireError
-from quire.model.nodes import Node
-from quire.wire.channels import ChannelPool, stream
+from quire.model.errors import QuireError
+from quire.model.nodes import MemberSpans, Node
+from quire.wire.channels import ChannelPool, heard, stream
 from quire.wire.credentials import spans_token
 from quire.wire.v1 import trace_pb2
 from quire.wire.v1.trace_pb2_grpc import TraceServiceStub
 from quire_gateway.config import GatewayConfig
-from quire_gateway.ports import MemberPage
 from quire_server.service import member_tls
 
 _AT_ONCE: Final = 16
@@ -28,7 +26,7 @@ class GrpcClusterSpans:
         self._config = config
         self._nodes = nodes
 
-    async def of(self, trace_id: str) -> AsyncGenerator[MemberPage, None]:
+    async def of(self, trace_id: str) -> AsyncGenerator[MemberSpans, None]:
         """Some members at a time, each as it answers: no more of their spans are held here."""
         orchestrators = [address.strip() for address in self._config.orchestrator_address.split(",")]
         asked = [(address, f"orchestrator at {address}") for address in orchestrators]
@@ -50,20 +48,10 @@ class GrpcClusterSpans:
             await channels.close()
 
 
-async def _ask(channels: ChannelPool, address: str, member: str, trace_id: str) -> list[MemberPage]:
-    pages: list[MemberPage] = []
+async def _ask(channels: ChannelPool, address: str, member: str, trace_id: str) -> list[MemberSpans]:
+    stub: TraceServiceStub = TraceServiceStub(channels.get(address))
+    told = stream(stub.ListSpans, trace_pb2.ListSpansRequest(trace_id=trace_id), timeout_s=None)
     try:
-        stub: TraceServiceStub = TraceServiceStub(channels.get(address))
-        request = trace_pb2.ListSpansRequest(trace_id=trace_id)
-        async with contextlib.aclosing(stream(stub.ListSpans, request, timeout_s=None)) as told:
-            while True:
-                async with asyncio.timeout(_SILENCE_S):
-                    each = await anext(told, None)
-                if each is None:
-                    return pages
-                pages.append(MemberPage(member, each.spans))
-    except TimeoutError:
-        error: QuireError = DeadlineExceeded(f"silent for {_SILENCE_S} s")
-    except QuireError as raised:
-        error = raised
-    return [*pages, MemberPage(member, error=str(error))]
+        return [MemberSpans(member, tuple(each.spans)) async for each in heard(told, _SILENCE_S)]
+    except QuireError as error:
+        return [MemberSpans(member, error=str(error))]
