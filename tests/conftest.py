@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -86,6 +87,26 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     for killed in _KILLED:
         terminalreporter.section("a process did not stop when asked", yellow=True)
         terminalreporter.write_line(killed)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that fails shows what the services of its clusters logged last, and where their tasks are."""
+    report = yield
+    if report.when == "call" and report.failed:
+        fixtures = getattr(item, "funcargs", {}).values()
+        for cluster in (each for each in fixtures if isinstance(each, LocalCluster)):
+            report.sections.extend(_what_its_services_do(cluster))
+    return report
+
+
+def _what_its_services_do(cluster: LocalCluster) -> Iterator[tuple[str, str]]:
+    services = [name for name in cluster.names if name != "redis" and name not in cluster.ended()]
+    for name in services:
+        cluster.kill(name, signal.SIGUSR1)
+    time.sleep(1.0)
+    for name in services:
+        yield f"log of {name}", (cluster.folder / "logs" / f"{name}.log").read_text("utf-8", "replace")[-20_000:]
 
 
 @pytest.fixture(scope="session")

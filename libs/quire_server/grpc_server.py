@@ -121,15 +121,16 @@ class Server:
 
 async def until_signalled(stop_within_s: float) -> str:
     """Return on SIGTERM or SIGINT, with its name. So long after it the process ends, whatever still hangs; its log then
-    says where.
+    says where. SIGUSR1 asks it to say so at any time.
     """
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[str] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _settle, stopped, number.name)
+    loop.add_signal_handler(signal.SIGUSR1, _say_what_waits, "where the tasks are")
     name = await stopped
     faulthandler.dump_traceback_later(stop_within_s, exit=True)
-    loop.call_later(_SLOW_STOP_S, _say_what_waits)
+    loop.call_later(_SLOW_STOP_S, _say_what_waits, "the stop takes long")
     return name
 
 
@@ -138,10 +139,11 @@ def _settle(stopped: asyncio.Future[str], name: str) -> None:
         stopped.set_result(name)
 
 
-def _say_what_waits() -> None:
-    """Of a stop that takes long: where its tasks are."""
-    told = [" < ".join(reversed(_places(task.get_coro()))) for task in asyncio.all_tasks()]
-    logger().warning("the stop takes long", waiting=told[:_TOLD_MAX])
+def _say_what_waits(event: str) -> None:
+    """Log where the tasks are, each from inside outwards. Those of gRPC itself have no places."""
+    places = [_places(task.get_coro()) for task in asyncio.all_tasks()]
+    told = [" < ".join(reversed(each)) for each in places if each]
+    logger().warning(event, waiting=told[:_TOLD_MAX], tasks=len(told))
 
 
 def _places(coroutine: Any) -> list[str]:
@@ -149,7 +151,7 @@ def _places(coroutine: Any) -> list[str]:
     places = []
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
-        if frame is not None:
+        if frame is not None and frame.f_lineno:
             places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
     return places[-4:]

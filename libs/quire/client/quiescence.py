@@ -1,9 +1,14 @@
-"""Who may still touch a buffer: every storage node of a transfer, until it has said that it stopped, or has died."""
+"""Who may still touch a buffer: every storage node of a transfer, until it has said that it stopped, or has died.
+
+A node has died when a connection to it broke that had been there. One that could not be connected to may be at work
+all the same, by a connection of its own: it counts as dead where the gateway does not reach it either.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from quire.client.buffers import Loan
@@ -39,6 +44,8 @@ class Quiescence:
         self._loan = loan
         self._on_quiet = on_quiet
         self._quiet = [False] * len(self.nodes)
+        self._unreached: set[int] = set()  # from here
+        self._unheard: set[int] = set()  # by the gateway
         self._reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watches: list[Callable[[], None]] = []
         self._given_up = False
@@ -50,13 +57,19 @@ class Quiescence:
             try:
                 peer = self._transport.connect(self._addresses[node_id])
             except PeerLost as error:
+                self._unreached.add(index)
                 lost = error
                 continue
-            self._watches.append(peer.on_failure(lambda _, index=index: self.node(index)))  # type: ignore[misc]
+            self._watches.append(peer.on_failure(partial(self._lost, index, peer)))
             peers.append(peer)
         if lost is not None:
             raise lost
         return peers
+
+    def _lost(self, index: int, peer: Peer, _: PeerLost) -> None:
+        if peer.reached or index in self._unheard:
+            self.node(index)
+        self._unreached.add(index)
 
     def give_up(self) -> None:
         """Nodes may never say that they are quiet: they are so once no permit for the transfer can be used any more."""
@@ -76,10 +89,12 @@ class Quiescence:
 
     def ended(self, outcome: NodeOutcome) -> None:
         """A node's last word through the gateway; where it is the gateway's, the node may never have been asked."""
-        if not outcome.quiesced:
+        index = self.nodes.index(outcome.node_id) if outcome.node_id in self.nodes else len(self.nodes)
+        if outcome.quiesced or index in self._unreached:
+            self.node(index)
+        else:
+            self._unheard.add(index)
             self.give_up()
-        elif outcome.node_id in self.nodes:
-            self.node(self.nodes.index(outcome.node_id))
 
     def all_quiet(self) -> None:
         """No node was ever asked, or all of them are quiet by now."""

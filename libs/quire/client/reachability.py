@@ -10,7 +10,7 @@ from quire.model.errors import PeerLost
 from quire.model.nodes import Node
 from quire.transport import Transport
 
-_NO_WAY: Final = (
+NO_WAY: Final = (
     "see UCX_NET_DEVICES and UCX_TLS; to containers on this machine, UCX_TCP_BRIDGE_ENABLE=y goes over their bridge"
 )
 _PATIENCE_S: Final = 6.0
@@ -53,7 +53,7 @@ class Reachability:
             try:
                 self._transport.connect(node.worker_address)
             except PeerLost as error:
-                failure = PeerLost(f"no way to {node.node_id} by {self._transport.name} ({error}); {_NO_WAY}")
+                failure = PeerLost(f"no way to {node.node_id} by {self._transport.name} ({error}); {NO_WAY}")
             else:
                 self._reached = True
                 return

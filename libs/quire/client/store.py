@@ -6,17 +6,22 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from quire.client.buffers import Buffer, Loan
 from quire.client.delivery import end_of, seen
 from quire.client.quiescence import Quiescence, when_unheard
-from quire.model.errors import DeadlineExceeded, InternalError, PartlyStored, QuireError, by_code
+from quire.client.reachability import NO_WAY
+from quire.model.errors import DeadlineExceeded, InternalError, PartlyStored, PeerLost, QuireError, by_code
 from quire.model.outcome import NodeOutcome
 from quire.telemetry import binary_context, names, tracer
 from quire.transport import LayerProduced, Message, Peer, Quiesced, Transport
 from quire.transport.messages import encode_message
 from quire.wire.convert import addresses_from, outcome_from, ranges_from
+
+_TOLD_S: Final = 2.0
+"""For how long a gateway may take to tell what became of a node whose connection broke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class StoreSession:
         self._on_quiesced = on_quiesced
         self._quiescence: Quiescence | None = None
         self._peers: list[Peer] = []
+        self._watches: list[Callable[[], None]] = []
+        self._lost: PeerLost | None = None
         self._placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outcomes: list[NodeOutcome] = []
         self._task: asyncio.Task[StoreSummary] | None = None
@@ -82,7 +89,7 @@ class StoreSession:
         """Wait for the acknowledgement: every chunk is stored as was asked.
 
         Raises the first node's failure, or `PartlyStored`; what was acknowledged stays stored. Raises `PeerLost` if
-        the store was cancelled meanwhile.
+        the store was cancelled meanwhile, or a node cannot be told of layers.
         """
         assert self._task is not None, "start() comes first"
         summary = await end_of(self._task, "store")
@@ -145,7 +152,13 @@ class StoreSession:
             if not self._placed.done():
                 self._placed.set_exception(error)
             raise
+        except asyncio.CancelledError:
+            if self._lost is not None:
+                raise self._lost from None
+            raise
         finally:
+            for release in self._watches:
+                release()
             self._end_loan(complete, turned_down)
             if not self._placed.done():
                 self._placed.cancel()
@@ -190,3 +203,17 @@ class StoreSession:
         ranges = ranges_from(placement.ranges)
         self._quiescence = Quiescence(ranges, addresses, self._transport, self._loan, self._on_quiesced)
         self._peers = self._quiescence.connect()
+        for node_id, peer in zip(self._quiescence.nodes, self._peers, strict=True):
+            self._watches.append(peer.on_failure(partial(self._connection_failed, node_id, peer)))
+
+    def _connection_failed(self, node_id: str, peer: Peer, error: PeerLost) -> None:
+        """The node may live and wait for layers that it will never hear of."""
+        why = f"broke ({error.message})" if peer.reached else f"could not be made ({error.message}); {NO_WAY}"
+        lost = PeerLost(f"the connection to {node_id} {why}")
+        asyncio.get_running_loop().call_later(_TOLD_S, self._end_if_untold, node_id, lost)
+
+    def _end_if_untold(self, node_id: str, lost: PeerLost) -> None:
+        untold = all(outcome.node_id != node_id for outcome in self._outcomes)
+        if untold and self._task is not None and not self._task.done():
+            self._lost = lost
+            self._task.cancel()

@@ -72,6 +72,10 @@ class Peer(Protocol):
 
     @property
     def error(self) -> PeerLost | None: ...
+    @property
+    def reached(self) -> bool:
+        """Whether it was ever got through to. A failure before that says nothing of the peer itself."""
+
     def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
         """Call back once when the peer is found dead. Returns a function that takes the callback back."""
 

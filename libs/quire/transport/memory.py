@@ -78,9 +78,8 @@ class MemoryTransport:
 
     def kill(self) -> None:
         if self._fabric.pop(self._address, None) is not None:
-            watchers, self.watchers = self.watchers, []
-            for watcher in watchers:
-                watcher(PeerLost("the peer died"))
+            while self.watchers:  # one may take others back
+                self.watchers.pop(0)(PeerLost("the peer died"))
 
     @property
     def address(self) -> bytes:
@@ -113,6 +112,10 @@ class MemoryPeer:
     @property
     def error(self) -> PeerLost | None:
         return PeerLost("the peer died") if self._address not in self._fabric or self._closed else None
+
+    @property
+    def reached(self) -> bool:
+        return True
 
     def peer(self) -> MemoryTransport:
         if (error := self.error) is not None:

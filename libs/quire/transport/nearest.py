@@ -213,6 +213,10 @@ class NearestPeer:
     def error(self) -> PeerLost | None:
         return self._liveness.error
 
+    @property
+    def reached(self) -> bool:
+        return self._shared is not None or (self._ucx is not None and self._ucx.reached)
+
     async def remote(self, target: RdmaTarget) -> Remote:
         ucx_key, shared_key = _parted(target.remote_key, "target.remote_key")
         if self._shared is not None and shared_key:

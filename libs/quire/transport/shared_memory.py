@@ -264,6 +264,10 @@ class SharedPeer:
     def error(self) -> PeerLost | None:
         return self._liveness.error
 
+    @property
+    def reached(self) -> bool:
+        return True
+
     async def remote(self, target: RdmaTarget) -> Remote:
         """Maps the region when it is first used. Raises `TargetInvalid`; `PeerLost` of an owner that says nothing."""
         name = _unframed(_KEY, _KEY_MAGIC, target.remote_key, "target.remote_key")

@@ -141,6 +141,10 @@ class UcxPeer:
     def error(self) -> PeerLost | None:
         return None if self._endpoint.error is None else PeerLost(str(self._endpoint.error))
 
+    @property
+    def reached(self) -> bool:
+        return self._endpoint.reached
+
     def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
         return self._endpoint.on_failure(lambda error: callback(PeerLost(str(error))))
 

@@ -32,7 +32,8 @@ async def main(role: str, transport: str) -> None:
                 await stream.drain(10)
             await asyncio.sleep(60)
         except UcxError as error:
-            print(json.dumps(["survived", type(error).__name__]), flush=True)
+            reached = "reached" if endpoint.reached else "never reached"
+            print(json.dumps(["survived", type(error).__name__, reached]), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +108,55 @@ async def test_receiver_survives_a_killed_writer(transport: str) -> None:
         peer.kill()
 
 
+@contextlib.contextmanager
+def _cut_short() -> Iterator[None]:
+    """Connections that are begun inside are broken at the end, before they are made."""
+
+    def sockets() -> set[int]:
+        links = {int(each.name): str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()}
+        return {number for number, target in links.items() if target.startswith("socket:")}
+
+    before = sockets()
+    yield
+    begun = sockets() - before
+    assert begun
+    for each in begun:
+        with socket.socket(fileno=os.dup(each)) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[tuple[Worker, Worker, Memory]]:
+    """Two that know nothing of each other yet, and memory of both."""
+    with Context(TLS="tcp") as context:
+        async with Worker(context) as writer, Worker(context) as receiver:
+            memory = context.register(np.ones(1 << 20, dtype=np.uint8))
+            yield writer, receiver, memory
+            memory.close()
+
+
+async def test_a_connection_that_was_never_made_says_so(workers: tuple[Worker, Worker, Memory]) -> None:
+    """The peer lives: one that has been reached and is lost is another matter."""
+    writer, receiver, memory = workers
+    with _cut_short():
+        broken = writer.connect(receiver.address())
+    broken.send(1, b"in vain")
+    remote = broken.remote_memory(memory.address, memory.length, memory.remote_key)
+    with pytest.raises(PeerDied):
+        await broken.put(memory, 0, 4096, remote, 4096, timeout_s=10)
+    assert broken.error is not None and not broken.reached
+    remote.close()
+    broken.abort()
+    sound = writer.connect(receiver.address())
+    await sound.flush(10)
+    assert sound.reached
+    await receiver.close()
+    async with asyncio.timeout(10):
+        while sound.error is None:
+            await asyncio.sleep(0.01)
+    assert sound.reached
+
+
 async def test_stopped_peer_is_a_timeout() -> None:
     """SIGSTOP raises nothing by itself: the deadline of the operation does."""
     source = np.ones(64 << 20, dtype=np.uint8)
@@ -131,48 +182,97 @@ async def test_stopped_peer_is_a_timeout() -> None:
         peer.kill()
 
 
-@pytest.fixture
-def other_host() -> Iterator[tuple[str, list[str], Callable[[], None]]]:
-    """A host beside this one: the device that leads there, what runs a command there, and how to switch it off."""
-    device, there = f"pyucx{os.getpid()}"[:15], f"pyucx-{os.getpid()}"
-    make = f"""
-        ip netns add {there} && ip link add {device} type veth peer name eth0 netns {there} &&
-        ip addr add 10.217.0.1/24 dev {device} && ip link set {device} up &&
-        ip -n {there} addr add 10.217.0.2/24 dev eth0 && ip -n {there} link set eth0 up && ip -n {there} link set lo up
+class Hosts:
+    """Two, linked by their eth0: network namespaces, so that what runs beside this test sees no device of it.
+
+    `on(index)` is what runs a command on one of them.
     """
 
-    def switch_off() -> None:
-        subprocess.run(
-            ["ip", "neigh", "replace", "10.217.0.2", "lladdr", "02:00:00:00:00:99", "dev", device], check=True
+    def __init__(self) -> None:
+        self.names = [f"pyucx-{os.getpid()}-{index}" for index in range(2)]
+        first, second = self.names
+        self.run(
+            f"ip netns add {first} && ip netns add {second} &&"
+            f"ip -n {first} link add eth0 type veth peer name eth0 netns {second}"
         )
+        for index, name in enumerate(self.names, 1):
+            self.run(
+                f"ip -n {name} addr add 10.217.0.{index}/24 dev eth0 &&"
+                f"ip -n {name} link set eth0 up && ip -n {name} link set lo up"
+            )
+        for index in range(2):
+            self.wait_for(index, "eth0")
 
+    def on(self, index: int) -> list[str]:
+        return ["ip", "netns", "exec", self.names[index]]
+
+    def run(self, command: str) -> None:
+        subprocess.run(command, shell=True, capture_output=True, check=True)
+
+    def wait_for(self, index: int, device: str) -> None:
+        """Until it has a carrier: UCX passes over one that has none."""
+        look = f"ip -n {self.names[index]} link show {device} | grep -q 'state UP'"
+        self.run(f'timeout 10 sh -c "until {look}; do sleep 0.02; done"')
+
+    def close(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
     try:
-        if subprocess.run(make, shell=True, capture_output=True, check=False).returncode:
-            pytest.skip("network namespaces cannot be made here")
-        yield device, ["ip", "netns", "exec", there], switch_off
-    finally:
-        subprocess.run(["ip", "link", "del", device], capture_output=True, check=False)
-        subprocess.run(["ip", "netns", "del", there], capture_output=True, check=False)
+        made = Hosts()
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode()}")
+    yield made
+    made.close()
 
 
-async def test_a_host_that_is_switched_off_does_not_hold_up_the_loop(
-    other_host: tuple[str, list[str], Callable[[], None]],
-) -> None:
+async def test_a_host_that_is_switched_off_does_not_hold_up_the_loop(hosts: Hosts) -> None:
     """Connecting returns though nothing answers; transfers end at their deadline; the worker can be closed."""
-    device, prefix, switch_off = other_host
-    receiver = PeerProcess("receive", "tcp", prefix)
-    writer = PeerProcess("put", "tcp", ["env", f"UCX_NET_DEVICES={device}"])
+    receiver = PeerProcess("receive", "tcp", hosts.on(1))
+    writer = PeerProcess("put", "tcp", [*hosts.on(0), "env", "UCX_NET_DEVICES=eth0"])
     try:
         address = await asyncio.to_thread(receiver.read)
         await asyncio.to_thread(writer.read)
-        switch_off()
+        hosts.run(f"ip -n {hosts.names[0]} neigh replace 10.217.0.2 lladdr 02:00:00:00:00:99 dev eth0")
         writer.write(address)
         async with asyncio.timeout(30):
-            assert await asyncio.to_thread(writer.read) == ["survived", "OperationTimeout"]
+            assert await asyncio.to_thread(writer.read) == ["survived", "OperationTimeout", "never reached"]
         assert writer.process.wait(10) == 0
     finally:
         receiver.kill()
         writer.kill()
+
+
+async def test_an_address_with_a_device_that_went_reaches_nothing(hosts: Hosts) -> None:
+    """A peer's address names a device that is no more (of containers, of a VPN), and UCX prefers it: it fails at once,
+    though the peer lives.
+    """
+    host = hosts.names[0]
+    hosts.run(
+        f"ip -n {host} link add br0 type veth peer name br1 && ip -n {host} addr add 10.218.0.1/24 dev br0 &&"
+        f"ip -n {host} link set br1 up && ip -n {host} link set br0 up"
+    )
+    hosts.wait_for(0, "br0")
+    there = PeerProcess("receive", "tcp", hosts.on(0))
+    try:
+        address = await asyncio.to_thread(there.read)
+        hosts.run(
+            f"ip -n {host} link del br0 && ip -n {host} route add default via 10.217.0.2 &&"
+            f"ip -n {hosts.names[1]} addr add 10.218.0.1/32 dev lo"  # where nothing listens
+        )
+        here = PeerProcess("put", "tcp", hosts.on(0))
+        try:
+            await asyncio.to_thread(here.read)
+            here.write(address)
+            async with asyncio.timeout(30):
+                assert await asyncio.to_thread(here.read) == ["survived", "PeerDied", "never reached"]
+        finally:
+            here.kill()
+    finally:
+        there.kill()
 
 
 async def _connect(worker: Worker, memory: Memory, peer: PeerProcess) -> tuple[Endpoint, RemoteMemory]:

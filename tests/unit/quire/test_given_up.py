@@ -14,6 +14,7 @@ import pytest
 
 from quire.client import AdminClient, Buffer, ImageClient, QuireClient, StoreSession, SyncClient
 from quire.client import client as client_module
+from quire.client import store as store_module
 from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, TooManyRequests, Unavailable
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
@@ -128,6 +129,18 @@ async def placed(gateway: tuple[_Gateway, str]) -> AsyncIterator[_Placed]:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
         yield _Placed(await client.store(NAMESPACE, KEYS, 0, buffer), buffer, node)
     await node.close()
+
+
+async def test_a_store_whose_connection_broke_ends_soon(placed: _Placed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway says nothing, as where the node lives and waits for a layer that it cannot be told of."""
+    monkeypatch.setattr(store_module, "_TOLD_S", 0.2)
+    placed.session.layer_produced(0)
+    await placed.node.close()
+    async with asyncio.timeout(10):
+        with pytest.raises(PeerLost, match="storage-0 broke"):
+            await placed.session.finish()
+    await placed.session.quiesced(5.0)
+    assert not placed.buffer.is_busy
 
 
 async def test_waiting_for_a_cancelled_store_says_so(placed: _Placed) -> None:

@@ -136,6 +136,7 @@ class TransportContract:
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(10):
             assert isinstance(await lost, PeerLost)
+        assert peer.reached, "it is the peer that has gone, and not the way to it"
         other = scene.make()
         await other.start()
         heard: asyncio.Queue[bytes] = asyncio.Queue()

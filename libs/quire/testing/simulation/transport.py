@@ -170,6 +170,10 @@ class SimPeer:
     def error(self) -> PeerLost | None:
         return self._error
 
+    @property
+    def reached(self) -> bool:
+        return True
+
     def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
         if self._error is not None:
             callback(self._error)

@@ -1,0 +1,104 @@
+"""When a buffer is free: every node has stopped, or is dead. A connection that was never made is no sign of death."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from quire.client.quiescence import Quiescence
+from quire.model.errors import DeadlineExceeded, PeerLost
+from quire.model.outcome import NodeOutcome
+from quire.model.ranges import ChunkRange
+
+RANGES = (ChunkRange("storage-0", 0, 2), ChunkRange("storage-1", 2, 2))
+
+
+@dataclass
+class _Peer:
+    """A connection that breaks when it is told to."""
+
+    reached: bool = True
+    watchers: list[Callable[[PeerLost], None]] = field(default_factory=list)
+
+    def on_failure(self, callback: Callable[[PeerLost], None]) -> Callable[[], None]:
+        self.watchers.append(callback)
+        return lambda: self.watchers.remove(callback)
+
+    def fail(self) -> None:
+        for callback in list(self.watchers):
+            callback(PeerLost("broke"))
+
+
+class _World:
+    """Two nodes, and the buffer that they write to."""
+
+    def __init__(self) -> None:
+        self.peers = {b"0": _Peer(), b"1": _Peer()}
+        self.lent, self.told = True, 0
+        transport: Any = self
+        loan: Any = self
+        self.quiescence = Quiescence(RANGES, {"storage-0": b"0", "storage-1": b"1"}, transport, loan, self._tell)
+
+    def connect(self, address: bytes) -> _Peer:
+        return self.peers[address]
+
+    def end(self) -> None:
+        self.lent = False
+
+    def _tell(self) -> None:
+        self.told += 1
+
+    def outcome(self, index: int, *, quiesced: bool) -> None:
+        run = RANGES[index]
+        self.quiescence.ended(NodeOutcome(run.node_id, (run,), bytes(2), quiesced=quiesced))
+
+
+@pytest.fixture
+async def world() -> _World:
+    world = _World()
+    world.quiescence.connect()
+    world.quiescence.node(1)
+    return world
+
+
+async def test_a_node_that_was_reached_and_is_lost_is_dead(world: _World) -> None:
+    world.peers[b"0"].fail()
+    assert not world.lent and world.told == 1
+    await world.quiescence.wait(1)
+
+
+async def test_a_node_that_was_never_reached_may_be_at_work(world: _World) -> None:
+    """It writes by a connection of its own: the buffer stays lent until it says that it has stopped."""
+    world.peers[b"0"].reached = False
+    world.peers[b"0"].fail()
+    assert world.lent
+    with pytest.raises(DeadlineExceeded, match="storage-0"):
+        await world.quiescence.wait(0.05)
+    world.quiescence.node(0)
+    assert not world.lent
+
+
+@pytest.mark.parametrize("gateway_first", [True, False])
+async def test_a_node_that_the_gateway_does_not_reach_either_is_dead(world: _World, gateway_first: bool) -> None:
+    steps = [lambda: world.outcome(0, quiesced=False), world.peers[b"0"].fail]
+    world.peers[b"0"].reached = False
+    first, second = steps if gateway_first else reversed(steps)
+    first()
+    assert world.lent
+    second()
+    assert not world.lent and world.told == 1
+
+
+async def test_what_the_node_says_through_the_gateway_counts(world: _World) -> None:
+    world.peers[b"0"].reached = False
+    world.peers[b"0"].fail()
+    world.outcome(0, quiesced=True)
+    assert not world.lent
+
+
+async def test_a_node_that_the_gateway_has_lost_may_be_at_work(world: _World) -> None:
+    world.outcome(0, quiesced=False)
+    assert world.lent
