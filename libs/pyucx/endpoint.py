@@ -325,6 +325,7 @@ class Endpoint:
 
         def ended(status: int) -> None:
             self._transfers -= 1
+            self.reached |= status >= 0
             completion(status)
 
         self._transfers += 1
@@ -334,7 +335,7 @@ class Endpoint:
         return Outcome(self, what)
 
     def _greeted(self, status: int) -> None:
-        self.reached = status >= 0
+        self.reached |= status >= 0
         self._message_sent(status)
 
     def _message_sent(self, status: int) -> None:
