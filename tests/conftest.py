@@ -34,6 +34,7 @@ from tests.redis_cluster import RedisClusterServers, redis_cluster_servers
 pytest.register_assert_rewrite("quire.testing.contracts")
 
 _KILLED: list[str] = []
+_RUNNING: set[LocalCluster] = set()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,7 +62,11 @@ def clusters_are_watched() -> Iterator[None]:
     """Processes of a cluster that did not stop when asked are named at the end, with what they were doing. One that an
     exception ended is a failure of the test whose cluster it is.
     """
-    end, stop = LocalCluster._end, LocalCluster.stop
+    begin, end, stop = LocalCluster.start, LocalCluster._end, LocalCluster.stop
+
+    def started(self: LocalCluster, *arguments: Any, **options: Any) -> None:
+        _RUNNING.add(self)
+        begin(self, *arguments, **options)
 
     def watched(self: LocalCluster, process: Any) -> None:
         end(self, process)
@@ -69,6 +74,7 @@ def clusters_are_watched() -> Iterator[None]:
         _KILLED.append(f"{self.folder.name}: {process.name}\n{log[-6000:]}")
 
     def stopped(self: LocalCluster, *arguments: Any) -> None:
+        _RUNNING.discard(self)
         stop(self, *arguments)
         logs = [
             log
@@ -78,6 +84,7 @@ def clusters_are_watched() -> Iterator[None]:
         assert not logs, logs
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalCluster, "start", started)
         patch.setattr(LocalCluster, "_end", watched)
         patch.setattr(LocalCluster, "stop", stopped)
         yield
@@ -91,22 +98,27 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that fails shows what the services of its clusters logged last, and where their tasks are."""
+    """A test that fails shows what the services of clusters that still run logged last, and where their tasks are."""
     report = yield
     if report.when == "call" and report.failed:
-        fixtures = getattr(item, "funcargs", {}).values()
-        for cluster in (each for each in fixtures if isinstance(each, LocalCluster)):
-            report.sections.extend(_what_its_services_do(cluster))
+        for cluster in list(_RUNNING):
+            try:
+                report.sections.extend(_what_its_services_do(cluster))
+            except Exception as error:
+                report.sections.append((f"logs of {cluster.folder}", repr(error)))
     return report
 
 
-def _what_its_services_do(cluster: LocalCluster) -> Iterator[tuple[str, str]]:
-    services = [name for name in cluster.names if name != "redis" and name not in cluster.ended()]
+def _what_its_services_do(cluster: LocalCluster) -> list[tuple[str, str]]:
+    ended = cluster.ended()
+    services = [name for name in cluster.names if name != "redis" and name not in ended]
     for name in services:
-        cluster.kill(name, signal.SIGUSR1)
+        log = (cluster.folder / "logs" / f"{name}.log").read_text("utf-8", "replace")
+        if '"event": "starts"' in log:  # before that the signal would end it
+            cluster.kill(name, signal.SIGUSR1)
     time.sleep(1.0)
-    for name in services:
-        yield f"log of {name}", (cluster.folder / "logs" / f"{name}.log").read_text("utf-8", "replace")[-20_000:]
+    logs = {name: cluster.folder / "logs" / f"{name}.log" for name in services}
+    return [(f"log of {name}", log.read_text("utf-8", "replace")[-20_000:]) for name, log in logs.items()]
 
 
 @pytest.fixture(scope="session")

@@ -94,7 +94,8 @@ class Endpoint:
         # A message opens the connection before anything else does. Over tcp a put as the very first thing on a new
         # connection was seen to crash its target (UCX 1.22, no rx buffer in uct_tcp_ep_progress_put_rx: one run in
         # four); behind a message, in none of forty. It also makes either side notice the other's death from now on.
-        self._send(GREETING_ID, b"", self._greeted)
+        self.send(GREETING_ID, b"")
+        self.post_flush(self._greeted)
 
     @property
     def worker(self) -> Worker:
@@ -205,9 +206,6 @@ class Endpoint:
         """Send a short active message; at most `MESSAGE_BYTES_MAX` bytes. Ordered among messages, not after puts."""
         if len(message) > MESSAGE_BYTES_MAX:
             raise MessageTooLong(f"{len(message)} bytes in an active message, {MESSAGE_BYTES_MAX} at most")
-        self._send(message_id, message, self._message_sent)
-
-    def _send(self, message_id: int, message: bytes, completion: Callable[[int], None]) -> None:
         handle, header = self.handle, ffi.from_buffer(message)
         flags = _cdef.AM_SEND_EAGER | (_cdef.AM_SEND_COPY_HEADER if library.copies_headers else 0)
 
@@ -216,7 +214,7 @@ class Endpoint:
             params.flags = flags
             return _ucp.ucp_am_send_nbx(handle, message_id, header, len(message), ffi.NULL, 0, params)
 
-        self._worker.post(call, completion, keep=(message, header))
+        self._worker.post(call, self._message_sent, keep=(message, header))
 
     def stream(
         self,
@@ -336,7 +334,6 @@ class Endpoint:
 
     def _greeted(self, status: int) -> None:
         self.reached |= status >= 0
-        self._message_sent(status)
 
     def _message_sent(self, status: int) -> None:
         if status < 0:

@@ -7,6 +7,7 @@ import contextlib
 import faulthandler
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -121,16 +122,15 @@ class Server:
 
 async def until_signalled(stop_within_s: float) -> str:
     """Return on SIGTERM or SIGINT, with its name. So long after it the process ends, whatever still hangs; its log then
-    says where. SIGUSR1 asks it to say so at any time.
+    says where.
     """
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[str] = loop.create_future()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _settle, stopped, number.name)
-    loop.add_signal_handler(signal.SIGUSR1, _say_what_waits, "where the tasks are")
     name = await stopped
     faulthandler.dump_traceback_later(stop_within_s, exit=True)
-    loop.call_later(_SLOW_STOP_S, _say_what_waits, "the stop takes long")
+    loop.call_later(_SLOW_STOP_S, say_what_waits, "the stop takes long")
     return name
 
 
@@ -139,11 +139,14 @@ def _settle(stopped: asyncio.Future[str], name: str) -> None:
         stopped.set_result(name)
 
 
-def _say_what_waits(event: str) -> None:
-    """Log where the tasks are, each from inside outwards. Those of gRPC itself have no places."""
+def say_what_waits(event: str) -> None:
+    """Log where the tasks are, each from inside outwards, and how many are there; the places with most tasks first.
+    Those of gRPC itself have no places.
+    """
     places = [_places(task.get_coro()) for task in asyncio.all_tasks()]
-    told = [" < ".join(reversed(each)) for each in places if each]
-    logger().warning(event, waiting=told[:_TOLD_MAX], tasks=len(told))
+    found = Counter(" < ".join(reversed(each)) for each in places if each)
+    told = [f"{count} × {place}" if count > 1 else place for place, count in found.most_common(_TOLD_MAX)]
+    logger().warning(event, waiting=told, tasks=found.total())
 
 
 def _places(coroutine: Any) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import faulthandler
 import gc
 import os
 import platform
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from quire.telemetry import be_background, logger
 from quire.wire.channels import ChannelPool
 from quire.wire.tls import MEMBER_NAME, Tls
 from quire_server.config import ServiceConfig, read, variable_name
-from quire_server.grpc_server import Server, until_signalled
+from quire_server.grpc_server import Server, say_what_waits, until_signalled
 from quire_server.heartbeat import ClusterNews, Heartbeat
 from quire_server.preflight import preflight
 from quire_server.roster import Roster
@@ -51,6 +53,7 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
         problems += preflight(config, prefix)
         print("\n".join(problems) or "the configuration can be used")
         sys.exit(2 if problems else 0)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there are tasks to tell of
     configure(name, node_id=os.environ.get(f"{prefix}NODE_ID", ""), metrics_too=True)
     try:
         config, problems = read(kind, prefix)
@@ -89,6 +92,8 @@ def _arguments(name: str, kind: type[Config], prefix: str) -> argparse.Namespace
 
 
 async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, say_what_waits, "where the tasks are")
+    faulthandler.register(signal.SIGUSR1, chain=True)  # the threads, though the loop be blocked; then the tasks
     be_background()
     # What was imported stays: no collection walks it again. A request leaves few cycles behind.
     gc.freeze()

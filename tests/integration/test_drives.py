@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -104,12 +105,26 @@ def test_one_process_per_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     _pool(tmp_path).open()
 
 
+def test_a_pool_that_is_let_go_of_late_is_waited_for(tmp_path: Path) -> None:
+    first = _pool(tmp_path)
+    first.open()
+    letting_go = threading.Timer(0.3, first._drives.close)
+    letting_go.start()
+    _pool(tmp_path).open()
+    letting_go.join()
+
+
 _HOLDER = """
 import sys
+import threading
 from pathlib import Path
 from quire_storage.adapters.uring import UringBlockIO
+from quire_storage.errors import BlockIOUnavailable
 from tests.integration.test_drives import _pool
-UringBlockIO(32, direct=False).init_queue(_pool(Path(sys.argv[1])).open(), [])
+try:
+    UringBlockIO(32, direct=False).init_queue(_pool(Path(sys.argv[1])).open(), [])
+except BlockIOUnavailable as error:
+    sys.exit(print(error))
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -120,9 +135,11 @@ def test_a_killed_process_pool_is_taken_over_at_once(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+        held = holder.stdout.readline()
         holder.kill()
         holder.wait(20)
+        if held != "held\n":
+            pytest.skip(f"no io_uring here: {held}")
         assert len(_pool(tmp_path).open()) == 1
 
 

@@ -93,7 +93,8 @@ class AdminClient:
         Raises `InvalidRequest` for what is no cursor, `TooManyRequests`, `Unavailable`.
         """
         first = True
-        messages = heard(stream(self._stub.Watch, pb.WatchRequest(after=after), timeout_s=None), _SILENCE_S)
+        watching = stream(self._stub.Watch, pb.WatchRequest(after=after), timeout_s=None)
+        messages = heard(watching, _SILENCE_S, "the gateway")
         async with contextlib.aclosing(messages):
             async for message in messages:
                 if first or message.events or message.lost:
@@ -106,7 +107,7 @@ class AdminClient:
         Raises `Unavailable` for a gateway that is silent.
         """
         request = pb.ListClusterSpansRequest(trace_id=trace_id.lower())
-        pages = heard(stream(self._stub.ListSpans, request, timeout_s=None), _SILENCE_S)
+        pages = heard(stream(self._stub.ListSpans, request, timeout_s=None), _SILENCE_S, "the gateway")
         async with contextlib.aclosing(pages):
             async for page in pages:
                 yield MemberSpans(page.member, tuple(page.spans), page.error)

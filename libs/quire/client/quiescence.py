@@ -1,7 +1,7 @@
 """Who may still touch a buffer: every storage node of a transfer, until it has said that it stopped, or has died.
 
 A node has died when a connection to it broke that had been there. One that could not be connected to may be at work
-all the same, by a connection of its own: it counts as dead where the gateway does not reach it either.
+all the same, by a connection of its own.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class Quiescence:
         self._loan = loan
         self._on_quiet = on_quiet
         self._quiet = [False] * len(self.nodes)
-        self._unreached: set[int] = set()  # from here
-        self._unheard: set[int] = set()  # by the gateway
-        self._reached: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._all_quiet: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watches: list[Callable[[], None]] = []
         self._given_up = False
 
@@ -57,7 +55,6 @@ class Quiescence:
             try:
                 peer = self._transport.connect(self._addresses[node_id])
             except PeerLost as error:
-                self._unreached.add(index)
                 lost = error
                 continue
             self._watches.append(peer.on_failure(partial(self._lost, index, peer)))
@@ -67,9 +64,8 @@ class Quiescence:
         return peers
 
     def _lost(self, index: int, peer: Peer, _: PeerLost) -> None:
-        if peer.reached or index in self._unheard:
+        if peer.reached:
             self.node(index)
-        self._unreached.add(index)
 
     def give_up(self) -> None:
         """Nodes may never say that they are quiet: they are so once no permit for the transfer can be used any more."""
@@ -81,20 +77,18 @@ class Quiescence:
         """This node is quiet."""
         if index < len(self._quiet):
             self._quiet[index] = True
-        if all(self._quiet) and not self._reached.done():
-            self._reached.set_result(None)
+        if all(self._quiet) and not self._all_quiet.done():
+            self._all_quiet.set_result(None)
             self.unwatch()
             self._loan.end()
             self._on_quiet()
 
     def ended(self, outcome: NodeOutcome) -> None:
         """A node's last word through the gateway; where it is the gateway's, the node may never have been asked."""
-        index = self.nodes.index(outcome.node_id) if outcome.node_id in self.nodes else len(self.nodes)
-        if outcome.quiesced or index in self._unreached:
-            self.node(index)
-        else:
-            self._unheard.add(index)
+        if not outcome.quiesced:
             self.give_up()
+        elif outcome.node_id in self.nodes:
+            self.node(self.nodes.index(outcome.node_id))
 
     def all_quiet(self) -> None:
         """No node was ever asked, or all of them are quiet by now."""
@@ -105,7 +99,7 @@ class Quiescence:
         """Return when all are quiet. Raises `DeadlineExceeded`: then the buffer must not be reused."""
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.shield(self._reached)
+                await asyncio.shield(self._all_quiet)
         except TimeoutError:
             silent = [node for node, quiet in zip(self.nodes, self._quiet, strict=True) if not quiet]
             raise DeadlineExceeded(f"no word from {', '.join(silent)} within {timeout_s} s") from None

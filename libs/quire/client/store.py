@@ -56,7 +56,7 @@ class StoreSession:
         self._transport = transport
         self._on_quiesced = on_quiesced
         self._quiescence: Quiescence | None = None
-        self._peers: list[Peer] = []
+        self._peers: dict[str, Peer] = {}
         self._watches: list[Callable[[], None]] = []
         self._lost: PeerLost | None = None
         self._placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -81,9 +81,11 @@ class StoreSession:
             return
         self._announced = True
         message = encode_message(LayerProduced(self._transfer_id, layer, binary_context()))
-        for peer in self._peers:
+        for node_id, peer in self._peers.items():
             if peer.error is None:
                 peer.send(message)
+            else:
+                self._cannot_tell(node_id, peer, peer.error)
 
     async def finish(self) -> StoreSummary:
         """Wait for the acknowledgement: every chunk is stored as was asked.
@@ -202,12 +204,17 @@ class StoreSession:
         addresses = {node.node_id: node.worker_address for node in addresses_from(placement.nodes)}
         ranges = ranges_from(placement.ranges)
         self._quiescence = Quiescence(ranges, addresses, self._transport, self._loan, self._on_quiesced)
-        self._peers = self._quiescence.connect()
-        for node_id, peer in zip(self._quiescence.nodes, self._peers, strict=True):
-            self._watches.append(peer.on_failure(partial(self._connection_failed, node_id, peer)))
+        self._peers = dict(zip(self._quiescence.nodes, self._quiescence.connect(), strict=True))
+        if not self._complete:
+            for node_id, peer in self._peers.items():
+                self._watches.append(peer.on_failure(partial(self._connection_failed, node_id, peer)))
 
     def _connection_failed(self, node_id: str, peer: Peer, error: PeerLost) -> None:
-        """The node may live and wait for layers that it will never hear of."""
+        if not peer.reached:  # what was sent on it is lost
+            self._cannot_tell(node_id, peer, error)
+
+    def _cannot_tell(self, node_id: str, peer: Peer, error: PeerLost) -> None:
+        """The node may live and wait for a layer that it will never hear of."""
         why = f"broke ({error.message})" if peer.reached else f"could not be made ({error.message}); {NO_WAY}"
         lost = PeerLost(f"the connection to {node_id} {why}")
         asyncio.get_running_loop().call_later(_TOLD_S, self._end_if_untold, node_id, lost)

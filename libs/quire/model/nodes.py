@@ -175,7 +175,7 @@ class NodeAddress:
 
 @dataclass(frozen=True, slots=True)
 class MemberSpans:
-    """Some of the spans that a member keeps, each as JSON in the form of `QUIRE_TRACE_FOLDER`. `error`: why they are
+    """Some of the spans that a member keeps, each as JSON in the form of `QUIRE_TRACE_FOLDER`. `error`: why others are
     missing.
     """
 

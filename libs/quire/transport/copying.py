@@ -85,9 +85,9 @@ class CopyStream:
                     self._news.clear()
                     if self._running:
                         await self._news.wait()
-                await asyncio.sleep(0)  # what the thread has asked the loop to call has been called
         except TimeoutError:
             raise DeadlineExceeded("copies are in flight") from None
+        await asyncio.sleep(0)  # what the thread has asked the loop to call has been called
         if self._error is not None:
             raise self._error
         if not self._stopped:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 
 import numpy as np
@@ -184,9 +185,11 @@ class NearestPeer:
 
     def __init__(self, transport: NearestTransport, address: bytes) -> None:
         self._transport = transport
+        self._address = address
         self._ucx_address, shared_address = _parted(address, "target.worker_address")
         self._ucx: Peer | None = None
         self._in_use = False  # UCX
+        self._lost_unreached = False
         self._shared: Peer | None = None
         self._liveness = Liveness()
         self.on_failure = self._liveness.on_failure
@@ -206,8 +209,7 @@ class NearestPeer:
             try:
                 self._by_ucx()
             except PeerLost as error:
-                transport.missed(f"no way back by UCX ({error.message})")
-                transport.reached_by_shared_memory_only(self, address)
+                self._no_way_back(error)
 
     @property
     def error(self) -> PeerLost | None:
@@ -215,7 +217,8 @@ class NearestPeer:
 
     @property
     def reached(self) -> bool:
-        return self._shared is not None or (self._ucx is not None and self._ucx.reached)
+        by_ucx = self._ucx is not None and self._ucx.reached
+        return not self._lost_unreached and (self._shared is not None or by_ucx)
 
     async def remote(self, target: RdmaTarget) -> Remote:
         ucx_key, shared_key = _parted(target.remote_key, "target.remote_key")
@@ -279,9 +282,22 @@ class NearestPeer:
         if not self._ucx_address:
             raise PeerLost(f"it can be reached by shared memory only, and: {self._transport.why_not}")
         if self._ucx is None:
-            self._ucx = self._transport.ucx.connect(self._ucx_address)
-            self._ucx.on_failure(self._liveness.fail)
+            peer = self._ucx = self._transport.ucx.connect(self._ucx_address)
+            peer.on_failure(partial(self._ucx_failed, peer))
         return self._ucx
+
+    def _ucx_failed(self, peer: Peer, error: PeerLost) -> None:
+        """It ends this peer, unless shared memory is there and UCX was never needed."""
+        if self._shared is not None and not self._in_use and not peer.reached:
+            self._no_way_back(error)
+            return
+        self._lost_unreached = not peer.reached
+        self._liveness.fail(error)
+
+    def _no_way_back(self, error: PeerLost) -> None:
+        self._ucx = None
+        self._transport.missed(f"no way back by UCX ({error.message})")
+        self._transport.reached_by_shared_memory_only(self, self._address)
 
     def _at(self, remote: _Remote) -> Peer:
         peer = self._shared if remote.is_shared else self._ucx

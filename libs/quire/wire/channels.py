@@ -74,19 +74,22 @@ async def call(method: Any, request: Any, *, timeout_s: float, again: bool = Tru
     """
     span, metadata = _begin(method)
     loop = asyncio.get_running_loop()
-    began_s = loop.time()
+    began_s, first = loop.time(), True
     try:
         try:
             return await method(request, timeout=timeout_s, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             if not again or not went_away(error):
                 raise
+            first = False
             span.add_event(names.EVENT_AGAIN)
             left_s = max(0.001, timeout_s - (loop.time() - began_s))
             return await method(request, timeout=left_s, metadata=metadata)
     except grpc.aio.AioRpcError as error:
         span.set_attribute("rpc.status_code", error.code().name)
-        raise error_of(error) from None
+        failure = error_of(error)
+        failure.unsent &= first
+        raise failure from None
     finally:
         span.end()
 
@@ -106,8 +109,8 @@ async def stream(method: Any, request: Any, *, timeout_s: float | None) -> Async
         span.end()
 
 
-async def heard(messages: AsyncGenerator[Any, None], silence_s: float) -> AsyncGenerator[Any, None]:
-    """What a stream brings. Raises `Unavailable` where nothing comes for `silence_s`, and cancels it."""
+async def heard(messages: AsyncGenerator[Any, None], silence_s: float, who: str) -> AsyncGenerator[Any, None]:
+    """What a stream of `who` brings. Raises `Unavailable` where nothing comes for `silence_s`, and cancels it."""
     async with contextlib.aclosing(messages):
         while True:
             try:
@@ -116,7 +119,7 @@ async def heard(messages: AsyncGenerator[Any, None], silence_s: float) -> AsyncG
             except StopAsyncIteration:
                 return
             except TimeoutError:
-                raise Unavailable(f"silent for {silence_s} s") from None
+                raise Unavailable(f"{who} has been silent for {silence_s:g} s") from None
             yield message
 
 

@@ -12,6 +12,8 @@ _CODE_KEY: Final = "quire-error"
 _FIELD_KEY: Final = "quire-error-field"
 _RETRY_KEY: Final = "retry-after-ms"
 _UNSENT_KEY: Final = "quire-unsent"
+_NOT_CONNECTED: Final = "failed to connect to all addresses"
+"""How gRPC begins where it had no connection to send a call on."""
 
 # The most specific class that is listed decides.
 _STATUS: Final[dict[type[errors.QuireError], grpc.StatusCode]] = {
@@ -76,7 +78,7 @@ def error_of(error: grpc.aio.AioRpcError) -> errors.QuireError:
         made.answered = True
         return made
     made = _bare_error(error.code(), details)
-    made.unsent = _UNSENT_KEY in trailers
+    made.unsent = _UNSENT_KEY in trailers or details.startswith(_NOT_CONNECTED)
     return made
 
 

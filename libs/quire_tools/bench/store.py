@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import uvloop
@@ -63,6 +64,11 @@ def run(levels: list[str], transport: str, chunk_kib: list[int], mib: int, layer
     report.notes.append("one call of `store` for all chunks, placement and index included; client on the same machine")
     report.notes.append("CPU s/GB: of gateway, orchestrator and storage node together, per GB stored")
     return report
+
+
+def label(params: dict[str, Any]) -> str:
+    """Of a row, in a figure."""
+    return f"{params['level']}, chunks of {params['chunk KiB']} KiB"
 
 
 def _measure(level: Durability, layout: KvLayout, transport: str, chunks: int, rounds: int) -> Row:

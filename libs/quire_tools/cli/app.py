@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -365,8 +366,10 @@ def bench_index(
 ) -> None:
     """Bytes of Redis that a chunk takes in the prefix index, and the server's time to register and to match it."""
     from quire_tools.bench import index as bench
+    from quire_tools.bench import pairs
 
-    bench.run(chunks, seed).show(json_file, plot)
+    report = bench.run(chunks, seed)
+    report.show(json_file, plot, draw=partial(pairs.draw, report, "bytes", lambda params: params["shape"]))
 
 
 @bench_app.command("delivery")
@@ -401,10 +404,12 @@ def bench_store(
     plot: Plot = None,
 ) -> None:
     """Stores in one call against a bare pyucx stream of the same bytes, and against the drive's own writing of them."""
+    from quire_tools.bench import pairs
     from quire_tools.bench import store as bench
 
     sizes = [int(text) for text in chunk_kib.split(",")]
-    bench.run(level.split(","), transport, sizes, mib, layers, rounds).show(json_file, plot)
+    report = bench.run(level.split(","), transport, sizes, mib, layers, rounds)
+    report.show(json_file, plot, draw=partial(pairs.draw, report, "GB/s", bench.label))
 
 
 @bench_app.command("ttft")

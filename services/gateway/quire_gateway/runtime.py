@@ -256,8 +256,8 @@ async def _to_the_end(transfer: AsyncIterator[Any], summary: type[Summary]) -> S
 
 
 def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:
-    # A node that refused has written nothing; one that cannot be heard may still be writing.
-    refused = not isinstance(error, Unavailable | DeadlineExceeded | InternalError)
+    # A node that refused, or that was never asked, has written nothing; one that cannot be heard may still be writing.
+    refused = error.unsent or not isinstance(error, Unavailable | DeadlineExceeded | InternalError)
     return NodeOutcome(
         share.node_id,
         share.ranges,

@@ -76,7 +76,7 @@ class Deliveries:
         async for event in self._deliver(call, keys, name):
             yield event
 
-    def longest(self) -> tuple[RunningDelivery, ...]:
+    def longest_running(self) -> tuple[RunningDelivery, ...]:
         """Those that have run longest, for people; not those that end at once anyway."""
         first = (each.progress for each in islice(self.running.values(), _SHOWN_MAX))
         return tuple(each for each in first if each.running_ms >= _SHOWN_FROM_MS)

@@ -153,7 +153,7 @@ async def serve(config: StorageConfig) -> None:
             location=Location(socket.gethostname(), config.zone),
             stats=node.stats,
             notes=node.notes,
-            running=node.deliveries.longest(),
+            running=node.deliveries.longest_running(),
         )
 
     node = StorageNode(config, transport, ports, describe)

@@ -272,7 +272,16 @@ async def test_a_single_chunk_that_is_gone_is_looked_for_once_more() -> None:
         await world.singles().read(SPACE, descriptor, b"d" * 16, "the chunk")
 
 
-@pytest.mark.parametrize(("error", "quiesced"), [(ChunkMissing("gone"), True), (NodeUnavailable("away"), False)])
+def _never_asked() -> NodeUnavailable:
+    error = NodeUnavailable("refused")
+    error.unsent = True
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "quiesced"),
+    [(ChunkMissing("gone"), True), (NodeUnavailable("away"), False), (_never_asked(), True)],
+)
 async def test_a_node_that_fails_costs_its_own_part(error: QuireError, quiesced: bool) -> None:
     """One that refused has written nothing; one that cannot be heard may still be writing."""
     world = World(failing={"b": error})

@@ -1,4 +1,4 @@
-"""The other side of the failure tests: a process that receives, puts once or streams on. Exchanges lines of JSON."""
+"""The other side of the failure tests: a process that receives, flushes, puts once or streams on, by lines of JSON."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ async def main(role: str, transport: str) -> None:
         remote = endpoint.remote_memory(remote_address, region.length, bytes.fromhex(key))
         endpoint.send(1, b"hello")
         try:
+            if role == "flush":
+                await endpoint.flush(20)
             if role == "put":
                 await endpoint.put(region, 0, region.length, remote, 0, timeout_s=0.5)
             while role == "stream":

@@ -19,7 +19,8 @@ from quire.model.errors import ConfigInvalid, DeadlineExceeded, PeerLost, TooMan
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
-from quire.transport.memory import MemoryTransport
+from quire.transport import Quiesced
+from quire.transport.memory import MemoryPeer, MemoryTransport
 from quire.wire.v1 import common_pb2
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceServicer, add_GatewayServiceServicer_to_server
@@ -131,16 +132,57 @@ async def placed(gateway: tuple[_Gateway, str]) -> AsyncIterator[_Placed]:
     await node.close()
 
 
-async def test_a_store_whose_connection_broke_ends_soon(placed: _Placed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gateway says nothing, as where the node lives and waits for a layer that it cannot be told of."""
-    monkeypatch.setattr(store_module, "_TOLD_S", 0.2)
+async def test_a_store_whose_node_was_never_reached_ends_soon(placed: _Placed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway says nothing: the node lives, and waits for a layer that it cannot be told of. It may still read what
+    it hears of in another way, until it says that it has stopped.
+    """
+    monkeypatch.setattr(store_module, "_TOLD_S", 0.1)
+    monkeypatch.setattr(MemoryPeer, "reached", False)
     placed.session.layer_produced(0)
     await placed.node.close()
     async with asyncio.timeout(10):
+        with pytest.raises(PeerLost, match="storage-0 could not be made"):
+            await placed.session.finish()
+    assert placed.buffer.is_busy
+    placed.session.on_message(Quiesced(b"", 0, False, b""))
+    assert not placed.buffer.is_busy
+
+
+async def test_a_layer_that_cannot_be_told_ends_the_store(placed: _Placed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_TOLD_S", 0.1)
+    placed.session.layer_produced(0)
+    await placed.node.close()
+    placed.session.layer_produced(1)
+    async with asyncio.timeout(10):
         with pytest.raises(PeerLost, match="storage-0 broke"):
             await placed.session.finish()
-    await placed.session.quiesced(5.0)
     assert not placed.buffer.is_busy
+
+
+@pytest.mark.parametrize("complete", [True, False])
+async def test_a_node_that_was_told_everything_is_waited_for(
+    gateway: tuple[_Gateway, str], monkeypatch: pytest.MonkeyPatch, complete: bool
+) -> None:
+    """Where the layers were there from the start, or all of them were told before the connection broke."""
+    monkeypatch.setattr(store_module, "_TOLD_S", 0.05)
+    monkeypatch.setattr(MemoryPeer, "reached", not complete)
+    servicer, address = gateway
+    node = MemoryTransport()
+    await node.start()
+    servicer.address = node.address
+    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
+        buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
+        session = await client.store(NAMESPACE, KEYS, 0, buffer, complete=complete)
+        for layer in range(NAMESPACE.layout.num_layers):
+            session.layer_produced(layer)
+        finishing = asyncio.create_task(session.finish())
+        await node.close()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(finishing), 0.3)
+        session.on_message(Quiesced(b"", 0, False, b""))
+        await session.cancel(5.0)
+        with pytest.raises(PeerLost, match="cancelled"):
+            await finishing
 
 
 async def test_waiting_for_a_cancelled_store_says_so(placed: _Placed) -> None:

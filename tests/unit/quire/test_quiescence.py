@@ -81,17 +81,6 @@ async def test_a_node_that_was_never_reached_may_be_at_work(world: _World) -> No
     assert not world.lent
 
 
-@pytest.mark.parametrize("gateway_first", [True, False])
-async def test_a_node_that_the_gateway_does_not_reach_either_is_dead(world: _World, gateway_first: bool) -> None:
-    steps = [lambda: world.outcome(0, quiesced=False), world.peers[b"0"].fail]
-    world.peers[b"0"].reached = False
-    first, second = steps if gateway_first else reversed(steps)
-    first()
-    assert world.lent
-    second()
-    assert not world.lent and world.told == 1
-
-
 async def test_what_the_node_says_through_the_gateway_counts(world: _World) -> None:
     world.peers[b"0"].reached = False
     world.peers[b"0"].fail()

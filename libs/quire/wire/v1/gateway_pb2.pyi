@@ -498,7 +498,7 @@ class ListClusterSpansResponse(_message.Message):
     member: _builtins.str
     """The name of the member that keeps them, or "orchestrator at ADDRESS"."""
     error: _builtins.str
-    """Why its spans are missing; empty if they are not."""
+    """Why spans of it are missing; empty if none are."""
     @_builtins.property
     def spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Spans as JSON, as QUIRE_TRACE_FOLDER has them."""

@@ -51,7 +51,10 @@ class GrpcClusterSpans:
 async def _ask(channels: ChannelPool, address: str, member: str, trace_id: str) -> list[MemberSpans]:
     stub: TraceServiceStub = TraceServiceStub(channels.get(address))
     told = stream(stub.ListSpans, trace_pb2.ListSpansRequest(trace_id=trace_id), timeout_s=None)
+    pages: list[MemberSpans] = []
     try:
-        return [MemberSpans(member, tuple(each.spans)) async for each in heard(told, _SILENCE_S)]
+        async for page in heard(told, _SILENCE_S, "it"):
+            pages.append(MemberSpans(member, tuple(page.spans)))  # noqa: PERF401 (what came before an error is kept)
     except QuireError as error:
-        return [MemberSpans(member, error=str(error))]
+        pages.append(MemberSpans(member, error=str(error)))
+    return pages
