@@ -35,6 +35,8 @@ pytest.register_assert_rewrite("quire.testing.contracts")
 
 _KILLED: list[str] = []
 _RUNNING: set[LocalCluster] = set()
+_NOT_STARTED: list[tuple[str, str]] = []
+"""What the services of clusters that did not start logged, in the test that runs."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -66,7 +68,11 @@ def clusters_are_watched() -> Iterator[None]:
 
     def started(self: LocalCluster, *arguments: Any, **options: Any) -> None:
         _RUNNING.add(self)
-        begin(self, *arguments, **options)
+        try:
+            begin(self, *arguments, **options)
+        except Exception:
+            _NOT_STARTED.extend(_told_by(self))
+            raise
 
     def watched(self: LocalCluster, process: Any) -> None:
         end(self, process)
@@ -100,13 +106,19 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A test that fails shows what the services of clusters that still run logged last, and where their tasks are."""
     report = yield
-    if report.when == "call" and report.failed:
-        for cluster in list(_RUNNING):
-            try:
-                report.sections.extend(_what_its_services_do(cluster))
-            except Exception as error:
-                report.sections.append((f"logs of {cluster.folder}", repr(error)))
+    if report.failed:
+        report.sections.extend(_NOT_STARTED)
+        if report.when == "call":
+            report.sections.extend(each for cluster in list(_RUNNING) for each in _told_by(cluster))
+    _NOT_STARTED.clear()
     return report
+
+
+def _told_by(cluster: LocalCluster) -> list[tuple[str, str]]:
+    try:
+        return _what_its_services_do(cluster)
+    except Exception as error:
+        return [(f"logs of {cluster.folder}", repr(error))]
 
 
 def _what_its_services_do(cluster: LocalCluster) -> list[tuple[str, str]]:
