@@ -23,6 +23,7 @@ from quire.model.nodes import Node
 from quire.telemetry import be_background, logger
 from quire.wire.channels import ChannelPool
 from quire.wire.tls import MEMBER_NAME, Tls
+from quire_server import tasks
 from quire_server.config import ServiceConfig, read, variable_name
 from quire_server.grpc_server import Server, say_what_waits, until_signalled
 from quire_server.heartbeat import ClusterNews, Heartbeat
@@ -98,12 +99,17 @@ async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> 
     # What was imported stays: no collection walks it again. A request leaves few cycles behind.
     gc.freeze()
     gc.set_threshold(_COLLECTED_AFTER)
-    async with metrics_listener(config.metrics_listen), loop_lag():
-        ended = asyncio.create_task(_say_what_ended())
-        try:
-            await serve(config)
-        finally:
-            ended.cancel()
+    try:
+        async with metrics_listener(config.metrics_listen), loop_lag():
+            ended = asyncio.create_task(_say_what_ended())
+            try:
+                await serve(config)
+            finally:
+                ended.cancel()
+    except Exception:
+        # The loop would cancel what is left once, and wait for it: see `tasks.end`.
+        await tasks.end(asyncio.all_tasks() - {asyncio.current_task()})
+        raise
 
 
 async def _say_what_ended() -> None:

@@ -58,13 +58,19 @@ def usual() -> bool:
     return not os.environ.get(_VARIABLE, "")
 
 
-def remembered_ports(file: Path, count: int) -> list[int]:
-    """The ports that `file` names, if there are as many and they are free; else others, which it names from then on."""
+def remembered_ports(file: Path, count: int, *, but: Collection[int] = ()) -> list[int]:
+    """The ports that `file` names, if there are as many, free and none of `but`; else others, which it names from then
+    on.
+    """
     with contextlib.suppress(OSError, ValueError):
         before = json.loads(file.read_text())
-        if isinstance(before, list) and len(before) == count and all(map(is_free, before)):
+        if (
+            isinstance(before, list)
+            and len(before) == count
+            and all(each not in but and is_free(each) for each in before)
+        ):
             return before
-    found = free_ports(count)
+    found = free_ports(count, but=but)
     file.write_text(json.dumps(found))
     return found
 
