@@ -18,6 +18,13 @@ def test_no_outgoing_connection_can_take_them() -> None:
     assert max(ports) < first
 
 
+def test_none_is_given_twice_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some are asked for before a cluster starts, and bound after its own: a second taker would be refused."""
+    monkeypatch.setenv("QUIRE_LOCAL_PORTS", "21000-21499")
+    found = [port for _ in range(25) for port in free_ports(8)]
+    assert len(set(found)) == len(found)
+
+
 def test_they_lie_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_LOCAL_PORTS", "21000-21099")
     assert all(21000 <= port <= 21099 for port in free_ports(8))

@@ -340,9 +340,8 @@ class LocalCluster:
         """`count` as they were before, and those of storage nodes. These are new: the nodes of a cluster that was
         killed count as members for a while, and are told apart by their addresses.
         """
-        usual = self._usual.values()
-        remembered = remembered_ports(self.folder / _PORTS, count, but=usual)
-        return iter(remembered), free_ports(self._storage_nodes, but=[*remembered, *usual])
+        remembered = remembered_ports(self.folder / _PORTS, count)
+        return iter(remembered), free_ports(self._storage_nodes, but=remembered)
 
     def _usual_or(self, name: str, port: int) -> int:
         usual = self._usual.get(name, port)

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import socket
+from collections import deque
 from collections.abc import Collection
 from pathlib import Path
 from typing import Final
@@ -18,10 +19,14 @@ _RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _VARIABLE: Final = "QUIRE_LOCAL_PORTS"
 _DEFAULT: Final = "12000-32767"
 _TRIES: Final = 50
+_GIVEN_MAX: Final = 200
+_GIVEN: Final[deque[int]] = deque(maxlen=_GIVEN_MAX)
+"""The last ones. What they were given for may not have bound them yet."""
 
 
 def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
-    """Ports of 127.0.0.1 that nothing has bound, and none of `but`. Raises `Unavailable` if there are none.
+    """Ports of 127.0.0.1 that nothing has bound, none of `but`, and none that was given lately, where there are many.
+    Raises `Unavailable` if there are none.
 
     They lie in `QUIRE_LOCAL_PORTS`: clusters that start at the same moment have ranges of their own, or could be given
     the same one.
@@ -32,14 +37,15 @@ def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
     first, last = _range()
     last = min(last, _outgoing_from() - 1)
     pick = random.SystemRandom()
+    given = set(_GIVEN) if last - first > 2 * _GIVEN_MAX else set()
     found: list[int] = []
     with contextlib.ExitStack() as stack:
         for _ in range(count * _TRIES):
             if len(found) == count:
-                return found
+                break
             each = stack.enter_context(socket.socket())
             port = pick.randint(first, last) if last > first else 0
-            if port in but:
+            if port in but or port in given:
                 continue
             try:
                 each.bind(("127.0.0.1", port))
@@ -49,6 +55,7 @@ def free_ports(count: int, *, but: Collection[int] = ()) -> list[int]:
                 continue
             found.append(int(each.getsockname()[1]))
     if len(found) == count:
+        _GIVEN.extend(found)
         return found
     raise Unavailable(f"no {count} ports of 127.0.0.1 are free")
 
@@ -58,19 +65,13 @@ def usual() -> bool:
     return not os.environ.get(_VARIABLE, "")
 
 
-def remembered_ports(file: Path, count: int, *, but: Collection[int] = ()) -> list[int]:
-    """The ports that `file` names, if there are as many, free and none of `but`; else others, which it names from then
-    on.
-    """
+def remembered_ports(file: Path, count: int) -> list[int]:
+    """The ports that `file` names, if there are as many and they are free; else others, which it names from then on."""
     with contextlib.suppress(OSError, ValueError):
         before = json.loads(file.read_text())
-        if (
-            isinstance(before, list)
-            and len(before) == count
-            and all(each not in but and is_free(each) for each in before)
-        ):
+        if isinstance(before, list) and len(before) == count and all(map(is_free, before)):
             return before
-    found = free_ports(count, but=but)
+    found = free_ports(count)
     file.write_text(json.dumps(found))
     return found
 
