@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from quire.model.errors import ResourceExhausted
 from quire.model.images import Rendering
 from quire_decoder.config import DecoderConfig
 from quire_decoder.core.fair_queue import FairQueue
@@ -106,6 +107,8 @@ class EncodingLanes:
         except asyncio.CancelledError:
             process.kill()
             running.add_done_callback(lambda done: done.cancelled() or done.exception())
+            if running.cancelled():
+                raise ResourceExhausted("the decoder stops") from None  # before a thread had taken it
             raise
         finally:
             if process.usable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -125,3 +126,21 @@ async def test_large_images_hold_no_small_one_up_and_end_when_cancelled() -> Non
     lanes.close()  # ends what is running, too
     with pytest.raises(ResourceExhausted):
         await last
+
+
+async def test_what_no_thread_has_taken_when_the_lanes_close_is_told_so() -> None:
+    """It was not cancelled by the one who asked."""
+    _Process.made.clear()
+    config = DecoderConfig(cluster_secret="s" * 32, encode_short_pixels=100, threads=1)
+    lanes, done = EncodingLanes(config, _Encoder(), _Process), threading.Event()
+    lanes._waiting.shutdown()
+    lanes._waiting = ThreadPoolExecutor(1)
+    lanes._waiting.submit(done.wait)
+    asked = asyncio.create_task(lanes.encode(PIXELS, Rendering("webp"), 101, "a"))
+    async with asyncio.timeout(20):
+        while not _Process.made:
+            await asyncio.sleep(0.001)
+        lanes.close()
+        done.set()
+        with pytest.raises(ResourceExhausted, match="stops"):
+            await asked
