@@ -7,7 +7,6 @@ import contextlib
 import faulthandler
 import signal
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -24,7 +23,7 @@ from quire.wire.status import status_of, trailers_of
 from quire.wire.tls import MEMBER_NAME, OPERATOR, SERVICES, Tls, name_of
 from quire.wire.v1.trace_pb2_grpc import add_TraceServiceServicer_to_server
 from quire.wire.version import check_metadata
-from quire_server import trace_service
+from quire_server import tasks, trace_service
 from quire_server.telemetry.metrics import readiness
 
 _POOL: Final = descriptor_pool.Default()  # type: ignore[no-untyped-call, unused-ignore]
@@ -33,7 +32,6 @@ _FAILURES: Final = ("INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNKNOWN")
 _OF_ANY_MEMBER: Final = f"/{trace_service.NAME}/"
 _UNFIT_MAX: Final = 256
 _SLOW_STOP_S: Final = 8.0
-_TOLD_MAX: Final = 30
 _ROUNDS: Final = 50
 _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -130,34 +128,13 @@ async def until_signalled(stop_within_s: float) -> str:
         loop.add_signal_handler(number, _settle, stopped, number.name)
     name = await stopped
     faulthandler.dump_traceback_later(stop_within_s, exit=True)
-    loop.call_later(_SLOW_STOP_S, say_what_waits, "the stop takes long")
+    loop.call_later(_SLOW_STOP_S, tasks.say_where, "the stop takes long")
     return name
 
 
 def _settle(stopped: asyncio.Future[str], name: str) -> None:
     if not stopped.done():
         stopped.set_result(name)
-
-
-def say_what_waits(event: str) -> None:
-    """Log where the tasks are, each from inside outwards, and how many are there; the places with most tasks first.
-    Those of gRPC itself have no places.
-    """
-    places = [_places(task.get_coro()) for task in asyncio.all_tasks()]
-    found = Counter(" < ".join(reversed(each)) for each in places if each)
-    told = [f"{count} × {place}" if count > 1 else place for place, count in found.most_common(_TOLD_MAX)]
-    logger().warning(event, waiting=told, tasks=found.total())
-
-
-def _places(coroutine: Any) -> list[str]:
-    """What it waits in, from outside inwards."""
-    places = []
-    while coroutine is not None:
-        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
-        if frame is not None and frame.f_lineno:
-            places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
-        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
-    return places[-4:]
 
 
 class Serving:

@@ -25,7 +25,7 @@ from quire.wire.channels import ChannelPool
 from quire.wire.tls import MEMBER_NAME, Tls
 from quire_server import tasks
 from quire_server.config import ServiceConfig, read, variable_name
-from quire_server.grpc_server import Server, say_what_waits, until_signalled
+from quire_server.grpc_server import Server, until_signalled
 from quire_server.heartbeat import ClusterNews, Heartbeat
 from quire_server.preflight import preflight
 from quire_server.roster import Roster
@@ -93,7 +93,7 @@ def _arguments(name: str, kind: type[Config], prefix: str) -> argparse.Namespace
 
 
 async def _serve(serve: Callable[[Config], Awaitable[None]], config: Config) -> None:
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, say_what_waits, "where the tasks are")
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, tasks.say_where, "where the tasks are")
     faulthandler.register(signal.SIGUSR1, chain=True)  # the threads, though the loop be blocked; then the tasks
     be_background()
     # What was imported stays: no collection walks it again. A request leaves few cycles behind.

@@ -1,12 +1,16 @@
-"""Tasks that run beside the requests: how they end."""
+"""Tasks: how those end that run beside the requests, and where all of them wait."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
+from quire.telemetry import logger
+
 _AGAIN_S: Final = 2.0
+_TOLD_MAX: Final = 30
 
 
 async def end(tasks: Iterable[asyncio.Task[Any] | None], again_s: float = _AGAIN_S) -> None:
@@ -22,3 +26,24 @@ async def end(tasks: Iterable[asyncio.Task[Any] | None], again_s: float = _AGAIN
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=again_s)
     await asyncio.gather(*all_of_them, return_exceptions=True)
+
+
+def say_where(event: str) -> None:
+    """Log where the tasks are, each from inside outwards, and how many are there; the places with most tasks first.
+    Those of gRPC itself have no places.
+    """
+    places = [_places(task.get_coro()) for task in asyncio.all_tasks()]
+    found = Counter(" < ".join(reversed(each)) for each in places if each)
+    told = [f"{count} × {place}" if count > 1 else place for place, count in found.most_common(_TOLD_MAX)]
+    logger().warning(event, waiting=told, tasks=found.total())
+
+
+def _places(coroutine: Any) -> list[str]:
+    """What it waits in, from outside inwards."""
+    places = []
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
+        if frame is not None and frame.f_lineno:
+            places.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+    return places[-4:]

@@ -334,6 +334,7 @@ def test_plans_and_simulations(tmp_path: Path) -> None:
     accesses.write_text("time_s,object_id\n" + "\n".join(f"{n * 3600},{n * n % 37}" for n in range(3000)))
     commands = {
         "scheduler": ["bench", "scheduler"],
+        "index": ["bench", "index", "--chunks", "1000"],
         "kv": ["plan", "kv", "--trace", str(trace)],
         "cluster": ["plan", "cluster", "--trace", str(trace), "--nodes", "3,10"],
         "images": ["plan", "images"],

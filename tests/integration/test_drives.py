@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -110,8 +111,19 @@ def test_a_pool_that_is_let_go_of_late_is_waited_for(tmp_path: Path) -> None:
     first.open()
     letting_go = threading.Timer(0.3, first._drives.close)
     letting_go.start()
-    _pool(tmp_path).open()
+    assert len(_pool(tmp_path).open()) == 1
     letting_go.join()
+
+
+def test_files_that_cannot_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a network without locks: said, and not waited for."""
+
+    def no_locks(file: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(DriveUnusable, match="cannot be locked: No locks available"):
+        _pool(tmp_path).open()
 
 
 _HOLDER = """

@@ -21,7 +21,7 @@ from quire.transport.messages import encode_message
 from quire.wire.convert import addresses_from, outcome_from, ranges_from
 
 _TOLD_S: Final = 2.0
-"""For how long a gateway may take to tell what became of a node whose connection broke."""
+"""For how long a gateway may take to tell what became of a node that cannot be told of a layer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import weakref
@@ -120,16 +121,22 @@ class _Placed:
     node: MemoryTransport
 
 
-@pytest.fixture
-async def placed(gateway: tuple[_Gateway, str]) -> AsyncIterator[_Placed]:
+@contextlib.asynccontextmanager
+async def _place(gateway: tuple[_Gateway, str], *, complete: bool = False) -> AsyncIterator[_Placed]:
     servicer, address = gateway
     node = MemoryTransport()
     await node.start()
     servicer.address = node.address
     async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
-        yield _Placed(await client.store(NAMESPACE, KEYS, 0, buffer), buffer, node)
+        yield _Placed(await client.store(NAMESPACE, KEYS, 0, buffer, complete=complete), buffer, node)
     await node.close()
+
+
+@pytest.fixture
+async def placed(gateway: tuple[_Gateway, str]) -> AsyncIterator[_Placed]:
+    async with _place(gateway) as placed:
+        yield placed
 
 
 async def test_a_store_whose_node_was_never_reached_ends_soon(placed: _Placed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,17 +173,12 @@ async def test_a_node_that_was_told_everything_is_waited_for(
     """Where the layers were there from the start, or all of them were told before the connection broke."""
     monkeypatch.setattr(store_module, "_TOLD_S", 0.05)
     monkeypatch.setattr(MemoryPeer, "reached", not complete)
-    servicer, address = gateway
-    node = MemoryTransport()
-    await node.start()
-    servicer.address = node.address
-    async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
-        buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
-        session = await client.store(NAMESPACE, KEYS, 0, buffer, complete=complete)
+    async with _place(gateway, complete=complete) as placed:
+        session = placed.session
         for layer in range(NAMESPACE.layout.num_layers):
             session.layer_produced(layer)
         finishing = asyncio.create_task(session.finish())
-        await node.close()
+        await placed.node.close()
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(finishing), 0.3)
         session.on_message(Quiesced(b"", 0, False, b""))

@@ -89,20 +89,26 @@ class FileDrives:
                 raise
             self.direct = False  # tmpfs, some network file systems
             file = os.open(path, flags)
-        deadline_s = time.monotonic() + _LOCK_S
-        while not _locked(file):
-            if time.monotonic() > deadline_s:
-                os.close(file)
-                raise DriveUnusable(f"{path} is in use by another process")
-            time.sleep(0.05)
+        try:
+            _lock(file)
+        except OSError as error:
+            os.close(file)
+            taken = isinstance(error, BlockingIOError)
+            why = "is in use by another process" if taken else f"cannot be locked: {error.strerror}"
+            raise DriveUnusable(f"{path} {why}") from None
         self._open.append(file)
         return file
 
 
-def _locked(file: int) -> bool:
-    """Whether it is this process's now."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _lock(file: int) -> None:
+    """For this process alone. Raises `BlockingIOError` where another one has it for longer than `_LOCK_S`."""
+    deadline_s = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.05)
+        else:
+            return
