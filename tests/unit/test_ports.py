@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.model.errors import ConfigInvalid
+from quire_tools.local import LocalCluster
 from quire_tools.local.ports import free_ports
 
 
@@ -23,6 +24,16 @@ def test_none_is_given_twice_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_LOCAL_PORTS", "21000-21499")
     found = [port for _ in range(25) for port in free_ports(8)]
     assert len(set(found)) == len(found)
+
+
+def test_a_cluster_gives_no_service_a_port_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the number, for images or in a setting."""
+    asked = [21000 + 2 * number for number in range(20)]
+    monkeypatch.setenv("QUIRE_LOCAL_PORTS", "21000-21039")
+    settings = {f"QUIRE_{number}_LISTEN": f"127.0.0.1:{number}" for number in asked[1:]} | {"QUIRE_X": "memory only"}
+    cluster = LocalCluster(tmp_path, http_address=f"127.0.0.1:{asked[0]}", settings=settings)
+    taken, of_storage = cluster._find_ports(8)
+    assert not {*taken, *of_storage} & {*asked}
 
 
 def test_they_lie_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:

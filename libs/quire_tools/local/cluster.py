@@ -31,12 +31,11 @@ from quire.wire.tls import MEMBER_NAME, OPERATOR, Tls
 from quire.wire.v1 import gateway_pb2
 from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire_tools.local.embedded_redis import redis_command
-from quire_tools.local.ports import free_ports, is_free, remembered_ports
+from quire_tools.local.ports import free_ports, is_free, named_ports, remembered_ports
 from quire_tools.local.processes import Process, Starter
 
 _STATE: Final = "cluster.json"
-_TUNED: Final = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000"}
-"""As in the storage service's image."""
+_TUNED: Final = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000"}  # as the storage image has it
 _LOCK: Final = "cluster.lock"
 _PORTS: Final = "ports.json"
 _USUAL: Final = {"gateway": 7410, "http": 7480, "s3": 7481}
@@ -338,10 +337,11 @@ class LocalCluster:
 
     def _find_ports(self, count: int) -> tuple[Iterator[int], list[int]]:
         """`count` as they were before, and those of storage nodes. These are new: the nodes of a cluster that was
-        killed count as members for a while, and are told apart by their addresses.
+        killed count as members for a while, and are told apart by their addresses. None was asked for by its number.
         """
-        remembered = remembered_ports(self.folder / _PORTS, count)
-        return iter(remembered), free_ports(self._storage_nodes, but=remembered)
+        asked = named_ports([self._http_address, *self._settings.values()])
+        remembered = remembered_ports(self.folder / _PORTS, count, but=asked)
+        return iter(remembered), free_ports(self._storage_nodes, but=asked.union(remembered))
 
     def _usual_or(self, name: str, port: int) -> int:
         usual = self._usual.get(name, port)

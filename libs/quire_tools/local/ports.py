@@ -7,9 +7,10 @@ import errno
 import json
 import os
 import random
+import re
 import socket
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -65,13 +66,20 @@ def usual() -> bool:
     return not os.environ.get(_VARIABLE, "")
 
 
-def remembered_ports(file: Path, count: int) -> list[int]:
-    """The ports that `file` names, if there are as many and they are free; else others, which it names from then on."""
+def named_ports(texts: Iterable[str]) -> set[int]:
+    """Those of the addresses in `texts`."""
+    return {int(port) for text in texts for port in re.findall(r":(\d{1,5})\b", text)}
+
+
+def remembered_ports(file: Path, count: int, *, but: Collection[int] = ()) -> list[int]:
+    """The ports that `file` names, if they are as many, free, and none of `but`; else others, which it names from then
+    on.
+    """
     with contextlib.suppress(OSError, ValueError):
         before = json.loads(file.read_text())
-        if isinstance(before, list) and len(before) == count and all(map(is_free, before)):
+        if isinstance(before, list) and len(before) == count and all(map(is_free, before)) and not {*before} & {*but}:
             return before
-    found = free_ports(count)
+    found = free_ports(count, but=but)
     file.write_text(json.dumps(found))
     return found
 
