@@ -29,6 +29,7 @@ from quire_server.redis import connect
 from quire_tools.local import LocalCluster
 from quire_tools.local.processes import Running, Starter
 from tests import fork_server
+from tests.hosts import Hosts
 from tests.redis_cluster import RedisClusterServers, redis_cluster_servers
 
 pytest.register_assert_rewrite("quire.testing.contracts")
@@ -184,6 +185,20 @@ def any_redis(request: pytest.FixtureRequest) -> redis.asyncio.Redis:
     """A client of an empty Redis, then of an empty Redis Cluster."""
     client: redis.asyncio.Redis = request.getfixturevalue(request.param)
     return client
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    """Two, with network devices of their own."""
+    made = Hosts()
+    try:
+        try:
+            made.make()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode() or error}")
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,7 @@ from quire_tools.local.ports import free_ports, is_free, named_ports, remembered
 from quire_tools.local.processes import Process, Starter
 
 _STATE: Final = "cluster.json"
+_LOCAL: Final = {"GRPC_ENABLE_FORK_SUPPORT": "0", "UCX_NET_DEVICES": "lo"}  # all of it stays on this machine
 _TUNED: Final = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000"}  # as the storage image has it
 _LOCK: Final = "cluster.lock"
 _PORTS: Final = "ports.json"
@@ -387,16 +388,14 @@ class LocalCluster:
     def _start_service(self, name: str, service: str, port: int, settings: dict[str, str]) -> None:
         address = f"{self.host_of(name)}:{port}"
         self.metrics[name] = f"{self.host_of(name)}:{next(self._metrics_ports)}"
-        listen = {
-            f"QUIRE_{service.upper()}_LISTEN": address,
-            f"QUIRE_{service.upper()}_METRICS_LISTEN": self.metrics[name],
-        }
+        prefix = f"QUIRE_{service.upper()}"
+        listen = {f"{prefix}_LISTEN": address, f"{prefix}_METRICS_LISTEN": self.metrics[name]}
         tuned = _TUNED if service == "storage" else {}
         shown = {}
         if self._tls:
             pair = self.folder / "certs" / service
             shown = {"QUIRE_CLUSTER_CERT": str(pair / "tls.crt"), "QUIRE_CLUSTER_KEY": str(pair / "tls.key")}
-        environment = {"GRPC_ENABLE_FORK_SUPPORT": "0", **tuned, **os.environ, **listen, **shown, **settings}
+        environment = {**_LOCAL, **tuned, **os.environ, **listen, **shown, **settings}
         module = self._modules.get(service, f"quire_{service}.server")
         self._spawn(name, [sys.executable, "-m", module], environment, address)
 

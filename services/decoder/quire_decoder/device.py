@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -35,10 +36,11 @@ class _Waiting:
 
 
 class Device:
-    """A queue before a `VaeRunner`, which has a thread of its own."""
+    """A queue before a `VaeRunner`, which has a thread of its own. `clock` is in seconds."""
 
-    def __init__(self, vae: VaeRunner, batch_max: int) -> None:
+    def __init__(self, vae: VaeRunner, batch_max: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._vae = vae
+        self._clock = clock
         self._batch_max = batch_max
         self._thread = ThreadPoolExecutor(1, "device")
         self._queue: list[_Waiting] = []
@@ -121,20 +123,20 @@ class Device:
     def _make(self, batch: list[_Waiting], sizes: BatchSizes) -> tuple[list[Pixels], float]:
         """In the device's thread."""
         info, latents = batch[0].info, [each.latent for each in batch]
-        started = time.perf_counter()
+        started = self._clock()
         if sizes.verdict(len(batch)) is Verdict.GOOD:
-            return self._vae.decode(latents, info), time.perf_counter() - started
+            return self._vae.decode(latents, info), self._clock() - started
         alone = [self._vae.decode([latent], info)[0] for latent in latents]
-        alone_s = time.perf_counter() - started
+        alone_s = self._clock() - started
         try:
             self._vae.decode(latents, info)  # the first of a size may have to prepare
-            started = time.perf_counter()
+            started = self._clock()
             together = self._vae.decode(latents, info)
         except DeviceFull:
             sizes.too_large(len(batch))
             return alone, alone_s
         same = all(np.array_equal(one, other) for one, other in zip(alone, together, strict=True))
-        sizes.tried(len(batch), same=same, alone_s=alone_s, together_s=time.perf_counter() - started)
+        sizes.tried(len(batch), same=same, alone_s=alone_s, together_s=self._clock() - started)
         return alone, alone_s
 
     def _sizes_of(self, kind: _Kind) -> BatchSizes:

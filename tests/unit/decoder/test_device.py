@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,7 +21,7 @@ INFO = LatentInfo((4, 2, 2), "float16", Vae("x", "", "ab"), 16, 16)
 
 
 class Runner:
-    """A device on which a call costs a fixed time, whose memory holds `room` latents."""
+    """A device on which a call costs a fixed time, by a clock of its own, whose memory holds `room` latents."""
 
     build = "test"
 
@@ -30,6 +30,11 @@ class Runner:
         self.room = room
         self.batch_noise = batch_noise
         self.calls: list[int] = []
+        self.now_s = 0.0
+        self.held_up_s: list[float] = []
+        """What the next calls take besides."""
+        self.may_go = threading.Event()
+        self.may_go.set()
 
     known: tuple[KnownVae, ...] = ()
 
@@ -38,13 +43,18 @@ class Runner:
 
     def decode(self, latents: Sequence[npt.NDArray[np.float32]], info: LatentInfo) -> list[Pixels]:
         self.calls.append(len(latents))
-        time.sleep(self.call_s)
+        assert self.may_go.wait(10)
+        self.now_s += self.call_s + (self.held_up_s.pop(0) if self.held_up_s else 0.0)
         if len(latents) > self.room:
             raise DeviceFull(f"{len(latents)}")
         if any(float(latent[0, 0, 0]) < 0 for latent in latents):
             raise RecordInvalid("below zero")
         more = self.batch_noise and len(latents) > 1
         return [np.full((16, 16, 3), int(latent[0, 0, 0]) + more, np.uint8) for latent in latents]
+
+
+def _device(runner: Runner, batch_max: int = 8) -> Device:
+    return Device(runner, batch_max, lambda: runner.now_s)
 
 
 def _latent(value: float) -> npt.NDArray[np.float32]:
@@ -58,7 +68,7 @@ async def _decode(device: Device, values: Sequence[float]) -> list[int]:
 
 async def test_batches_grow_where_they_pay() -> None:
     runner = Runner()
-    device = Device(runner, 8)
+    device = _device(runner)
     for _ in range(4):
         assert await _decode(device, range(16)) == list(range(16))
     assert max(runner.calls) == 8
@@ -68,9 +78,21 @@ async def test_batches_grow_where_they_pay() -> None:
     device.close()
 
 
+async def test_a_device_that_was_held_up_once_is_tried_again() -> None:
+    runner = Runner()
+    runner.held_up_s = [0.0, 0.0, 0.0, 1.0]  # two alone, two together twice: in the last something else ran
+    device = _device(runner)
+    for _ in range(4):
+        await _decode(device, range(16))
+    runner.calls.clear()
+    await _decode(device, range(16))
+    assert runner.calls == [8, 8]
+    device.close()
+
+
 async def test_a_batch_that_changes_a_pixel_is_never_used() -> None:
     runner = Runner(batch_noise=True)
-    device = Device(runner, 8)
+    device = _device(runner)
     for _ in range(3):
         assert await _decode(device, range(8)) == list(range(8))
     runner.calls.clear()
@@ -81,7 +103,7 @@ async def test_a_batch_that_changes_a_pixel_is_never_used() -> None:
 
 async def test_without_memory_batches_shrink_and_one_alone_fails() -> None:
     runner = Runner(room=2)
-    device = Device(runner, 8)
+    device = _device(runner)
     for _ in range(3):
         assert await _decode(device, range(12)) == list(range(12))
     runner.calls.clear()
@@ -98,7 +120,7 @@ async def test_without_memory_batches_shrink_and_one_alone_fails() -> None:
 
 
 async def test_a_bad_latent_fails_alone() -> None:
-    device = Device(Runner(), 8)
+    device = _device(Runner())
     await _decode(device, range(16))
     await _decode(device, range(16))
     made = await asyncio.gather(
@@ -109,12 +131,16 @@ async def test_a_bad_latent_fails_alone() -> None:
 
 
 async def test_one_that_gives_up_takes_no_time() -> None:
-    runner = Runner(call_s=0.02)
-    device = Device(runner, 1)
+    runner = Runner()
+    runner.may_go.clear()
+    device = _device(runner, 1)
     tasks = [asyncio.create_task(device.decode(_latent(value), INFO)) for value in range(5)]
-    await asyncio.sleep(0.005)
+    async with asyncio.timeout(10):
+        while not runner.calls:
+            await asyncio.sleep(0.001)
     for task in tasks[2:]:
         task.cancel()
+    runner.may_go.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert len(runner.calls) == 2
     assert device.waiting == 0
@@ -128,6 +154,8 @@ def test_sizes() -> None:
     sizes.tried(2, same=True, alone_s=1.0, together_s=0.6)
     assert sizes.next_size(3) == 2
     assert sizes.next_size(9) == 4
+    sizes.tried(4, same=True, alone_s=1.0, together_s=0.99)
+    assert sizes.next_size(9) == 4, "once more"
     sizes.tried(4, same=True, alone_s=1.0, together_s=0.99)
     assert sizes.verdict(4) is sizes.verdict(8) is Verdict.BAD
     assert sizes.next_size(9) == 2

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from pyucx import Context, Endpoint, Memory, OperationTimeout, PeerDied, RemoteMemory, UcxError, Worker
+from tests.hosts import Hosts
 
 _PEER = Path(__file__).with_name("peer_process.py")
 TRANSPORTS = ["tcp", "tcp,cma"]
@@ -186,59 +187,6 @@ async def test_stopped_peer_is_a_timeout() -> None:
         peer.kill()
 
 
-class Hosts:
-    """Two, linked by their eth0: network namespaces, so that what runs beside this test sees no device of it.
-
-    `on(index)` is what runs a command on one of them.
-    """
-
-    def __init__(self) -> None:
-        self.names = [f"pyucx-{os.getpid()}-{index}" for index in range(2)]
-
-    def make(self) -> None:
-        """Raises `CalledProcessError` where that is not allowed, or not there."""
-        first, second = self.names
-        self.run(
-            f"ip netns add {first} && ip netns add {second} &&"
-            f"ip -n {first} link add eth0 type veth peer name eth0 netns {second}"
-        )
-        for index, name in enumerate(self.names, 1):
-            self.run(
-                f"ip -n {name} addr add 10.217.0.{index}/24 dev eth0 &&"
-                f"ip -n {name} link set eth0 up && ip -n {name} link set lo up"
-            )
-        for index in range(2):
-            self.wait_for(index, "eth0")
-
-    def on(self, index: int) -> list[str]:
-        return ["ip", "netns", "exec", self.names[index]]
-
-    def run(self, command: str, *, check: bool = True) -> None:
-        subprocess.run(command, shell=True, capture_output=True, check=check)
-
-    def wait_for(self, index: int, device: str) -> None:
-        """Until it has a carrier: UCX passes over one that has none."""
-        look = f"ip -n {self.names[index]} link show {device} | grep -q 'state UP'"
-        self.run(f'timeout 10 sh -c "until {look}; do sleep 0.02; done"')
-
-    def close(self) -> None:
-        for name in self.names:
-            self.run(f"ip netns del {name}", check=False)
-
-
-@pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    made = Hosts()
-    try:
-        try:
-            made.make()
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode() or error}")
-        yield made
-    finally:
-        made.close()
-
-
 async def test_a_host_that_is_switched_off_does_not_hold_up_the_loop(hosts: Hosts) -> None:
     """Connecting returns though nothing answers; transfers end at their deadline; the worker can be closed."""
     receiver = PeerProcess("receive", "tcp", hosts.on(1))
@@ -258,19 +206,11 @@ async def test_a_host_that_is_switched_off_does_not_hold_up_the_loop(hosts: Host
 
 async def test_an_address_with_a_device_that_went_reaches_nothing(hosts: Hosts) -> None:
     """A peer's address names a device that is no more (of containers, of a VPN): connecting fails, though it lives."""
-    host = hosts.names[0]
-    hosts.run(
-        f"ip -n {host} link add br0 type veth peer name br1 && ip -n {host} addr add 10.218.0.1/24 dev br0 &&"
-        f"ip -n {host} link set br1 up && ip -n {host} link set br0 up"
-    )
-    hosts.wait_for(0, "br0")
+    hosts.add_device("br0")
     there = PeerProcess("receive", "tcp", [*hosts.on(0), "env", "UCX_NET_DEVICES=br0"])
     try:
         address = await asyncio.to_thread(there.read)
-        hosts.run(
-            f"ip -n {host} link del br0 && ip -n {host} route add default via 10.217.0.2 &&"
-            f"ip -n {hosts.names[1]} addr add 10.218.0.1/32 dev lo"  # where nothing listens
-        )
+        hosts.remove_device("br0")
         here = PeerProcess("flush", "tcp", hosts.on(0))
         try:
             await asyncio.to_thread(here.read)

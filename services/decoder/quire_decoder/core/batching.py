@@ -2,7 +2,7 @@
 
 A batch may take another path through the device's libraries than a latent alone, with other roundings; an ETag says
 that pixels are the same, so a batch that changes one is not used. A size that the device had no memory for is not
-tried again.
+tried again; one that took no less time is tried twice, since something else may have held the device up.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final
 
 _GAIN: Final = 0.95
+_TRIES: Final = 2
 
 
 class Verdict(Enum):
@@ -29,6 +30,7 @@ class BatchSizes:
     most: int
     good: int = 1
     bad: int = 0
+    slow: int = 0
 
     def verdict(self, size: int) -> Verdict:
         if size <= self.good:
@@ -44,10 +46,14 @@ class BatchSizes:
 
     def tried(self, size: int, *, same: bool, alone_s: float, together_s: float) -> None:
         """A batch of `size` was made one by one, in `alone_s`, and again together, in `together_s`."""
-        if same and together_s < _GAIN * alone_s:
-            self.good = max(self.good, size)
-        else:
+        if not same:
             self.bad = min(self.bad or size, size)
+        elif together_s < _GAIN * alone_s:
+            self.good, self.slow = max(self.good, size), 0
+        else:
+            self.slow += 1
+            if self.slow == _TRIES:
+                self.bad, self.slow = min(self.bad or size, size), 0
 
     def too_large(self, size: int) -> None:
         """The device had no memory for it."""
