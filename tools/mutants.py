@@ -18,14 +18,7 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / "build" / "mutants"
 _PACKAGES: Final = ("libs/quire", "libs/quire_server", "services/storage/quire_storage")
-_FIXTURES: Final = ("__init__.py", "conftest.py", "workers.py", "fork_server.py", "redis_cluster.py")
-_PROFILE: Final = """
-
-from hypothesis import settings
-
-settings.register_profile("mutants", deadline=None, derandomize=True, database=None)
-settings.load_profile("mutants")
-"""
+_FIXTURES: Final = ("__init__.py", "conftest.py", "workers.py", "fork_server.py", "hosts.py", "redis_cluster.py")
 _SETTINGS: Final = """\
 [tool.mutmut]
 source_paths = {packages}
@@ -84,8 +77,6 @@ def prepare(names: Sequence[str]) -> None:
             shutil.copy2(ROOT / "tests" / file, FOLDER / "tests" / file)
     for file in _FIXTURES:
         shutil.copy2(ROOT / "tests" / file, FOLDER / "tests" / file)
-    with (FOLDER / "tests" / "conftest.py").open("a") as conftest:
-        conftest.write(_PROFILE)
     modules = [module for name in names for module in SCOPES[name].modules]
     packages = [Path(package).name for package in _PACKAGES]
     (FOLDER / "pyproject.toml").write_text(_SETTINGS.format(packages=packages, modules=modules))

@@ -15,9 +15,8 @@ from quire.model.events import CacheEvent, EventKind, EventPage
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
-from quire.model.nodes import Role
 from quire_tools.local import LocalCluster
-from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_keys, store
+from tests.e2e.helpers import fetch_all, fresh_namespace, metric, random_payload, some_keys, store
 
 MIB = 1 << 20
 CHUNKS = 16
@@ -90,24 +89,24 @@ async def test_a_retention_ends_by_itself(in_memory: LocalCluster) -> None:
 async def test_what_is_prefetched_lies_in_memory(tmp_path: Path) -> None:
     """What it is then read from: the node says where hits came from."""
 
-    async def hits(client: QuireClient) -> dict[str, float]:
-        await asyncio.sleep(1.2)  # what it says comes with its heartbeats
-        (node,) = [node for node in await client.status() if node.role is Role.STORAGE]
-        return {tier: node.stats[f"hits {tier}"] for tier in ("memory", "disk")}
+    async def hits() -> dict[str, float]:
+        await asyncio.sleep(0.3)  # a scrape within a quarter of a second of another one is told the same
+        address = cluster.metrics["storage-0"]
+        return {tier: metric(address, "quire_storage_tier_hits_total", tier=tier) for tier in ("memory", "disk")}
 
     with LocalCluster(tmp_path, decoders=0, arena_bytes=40 * MIB, drive_bytes=160 * MIB, settings=SETTINGS) as cluster:
         async with QuireClient(cluster.gateway_address) as client:
             first = await _put(client, Durability.LOCAL)
             for _ in range(12):
                 await _put(client, Durability.LOCAL)
-            before = await hits(client)
+            before = await hits()
             assert await client.prefetch(*first, within_s=0.5) == CHUNKS
-            after = await hits(client)
+            after = await hits()
             assert after["disk"] - before["disk"] == CHUNKS
             assert await client.prefetch(*first) == CHUNKS, "it is there"
             payload, summary = await fetch_all(client, await client.lookup(*first))
             assert summary.usable_chunks == CHUNKS and payload.any()
-            at_last = await hits(client)
+            at_last = await hits()
             assert at_last["disk"] == after["disk"] and at_last["memory"] - after["memory"] == 2 * CHUNKS
             assert await client.prefetch(fresh_namespace(LAYOUT), first[1].run(0, 0)) == 0
 

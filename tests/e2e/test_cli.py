@@ -79,15 +79,16 @@ def test_up_status_and_ctrl_c(tmp_path: Path) -> None:
         [*QUIRE, "up", "--folder", str(folder), "--arena-mib", "64"], stdout=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + 30
-        status = quire("status", "--folder", str(folder))
-        while "storage-0" not in status.stdout and time.monotonic() < deadline:
+        roles: set[str] = set()
+        deadline = time.monotonic() + 90
+        while roles != {"storage", "gateway", "scheduler", "decoder"}:
+            assert time.monotonic() < deadline, roles
             time.sleep(0.2)
-            status = quire("status", "--folder", str(folder))
+            told = quire("status", "--folder", str(folder), "--json")
+            roles = {node["role"] for node in json.loads(told.stdout)} if told.returncode == 0 else set()
+        status = quire("status", "--folder", str(folder))
         assert "gateway-0" in status.stdout and "1 storage" in status.stdout, status.stdout + status.stderr
         assert all(len(line) <= 80 for line in status.stdout.splitlines())
-        told = json.loads(quire("status", "--folder", str(folder), "--json").stdout)
-        assert {node["role"] for node in told} == {"storage", "gateway", "scheduler", "decoder"}
         assert re.search(r"storage-0 +address +127\.0\.0\.1", quire("status", "--folder", str(folder), "-v").stdout)
         with pytest.raises(ConfigInvalid, match="already runs"):
             LocalCluster(folder).start()
@@ -126,7 +127,7 @@ def test_up_starts_again_what_dies_and_keeps_its_ports(tmp_path: Path, vae: Path
     def kill_all(running: dict[str, Any]) -> None:
         for pid, _ in running.values():
             os.kill(pid, signal.SIGKILL)
-        _until(lambda: said.read_text().count("was started again") == len(running))
+        _until(lambda: said.read_text().count("was started again") >= len(running))
         known = _until(lambda: json.load(urllib.request.urlopen(url, timeout=5))["vaes"])
         assert weights_digest(vae) in {each["weights_sha256"] for each in known}
 

@@ -24,7 +24,7 @@ from quire.model.layout import Dtype, KvLayout
 from quire_server.redis import PrefixIndex, connect
 from quire_server.telemetry import configure
 from quire_tools.local import LocalCluster
-from tests.e2e.helpers import fetch_all, random_payload, some_keys, store
+from tests.e2e.helpers import fetch_all, metric, random_payload, some_keys, store
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGE = KvLayout(16, 16, 8, 128, Dtype.BF16)  # 1 MiB per chunk
@@ -89,7 +89,11 @@ async def test_a_vanished_client_frees_pins_lease_and_rate(slow: LocalCluster) -
             victim.kill()
             victim.wait()
         await _until(lambda: _idle(client), "the delivery is over")
-        assert not await index.pins(keys.bucket_of(CHUNKS - 1)), "the lease was given back"
+
+        async def given_back() -> bool:
+            return not await index.pins(keys.bucket_of(CHUNKS - 1))
+
+        await _until(given_back, "the lease")
         await redis.aclose()
         assert await client.evict(namespace, keys) == CHUNKS, "no pin is left on the slots"
 
@@ -123,7 +127,7 @@ async def test_an_abandoned_store_keeps_nothing_and_gives_the_buffer_back(slow: 
     async with QuireClient(slow.gateway_address) as client:
         namespace = Namespace("test", os.urandom(8).hex(), LARGE)
         keys, payload = some_keys(namespace, CHUNKS), random_payload(namespace, CHUNKS)
-        used = {node.node_id: node.used_bytes for node in await client.status()}["storage-0"]
+        used = metric(slow.metrics["storage-0"], "quire_node_used_bytes")
         buffer = client.allocate(payload.nbytes)
         session = await client.store(namespace, keys, 0, buffer, durability=Durability.MEMORY)
         for layer in range(LARGE.num_layers - 1):
@@ -134,7 +138,7 @@ async def test_an_abandoned_store_keeps_nothing_and_gives_the_buffer_back(slow: 
         assert (await client.lookup(namespace, keys)).matched_chunks == 0
 
         async def given_back() -> bool:
-            return {node.node_id: node.used_bytes for node in await client.status()}["storage-0"] <= used
+            return metric(slow.metrics["storage-0"], "quire_node_used_bytes") <= used
 
         await _until(given_back, "the slots are free again")
         assert buffer.view is not None
@@ -149,15 +153,18 @@ async def test_pacing_follows_the_granted_rate(slow: LocalCluster) -> None:
     """The outcome names the scheduler's rate, and the delivery took as long as that rate says, within a tenth."""
     async with QuireClient(slow.gateway_address) as client:
         namespace, payload = await _stored(client)
-        found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
         loop = asyncio.get_running_loop()
-        started = loop.time()
-        got, summary = await fetch_all(client, found)
-        seconds = loop.time() - started
-        assert np.array_equal(got, payload)
-        (outcome,) = summary.outcomes
-        assert outcome.scheduled and outcome.rate_bytes_per_s == RATE
-        assert seconds > 0.9 * payload.nbytes / RATE
+        for _ in range(3):
+            found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
+            started = loop.time()
+            got, summary = await fetch_all(client, found)
+            assert loop.time() - started > 0.9 * payload.nbytes / RATE
+            assert np.array_equal(got, payload)
+            (outcome,) = summary.outcomes
+            assert outcome.rate_bytes_per_s == RATE
+            if outcome.scheduled:  # a scheduler that this machine holds up is done without
+                return
+        raise AssertionError("no delivery was scheduled")
 
 
 async def test_without_a_scheduler_nodes_fall_back_and_say_so(slow: LocalCluster) -> None:
@@ -238,16 +245,17 @@ async def test_one_trace_goes_through_every_service(slow: LocalCluster) -> None:
 
     def spans() -> list[dict[str, object]]:
         lines = [line for path in (slow.folder / "traces").glob("*.jsonl") for line in path.read_text().splitlines()]
+        lines = [line for line in lines if line.endswith("}")]  # one may be half written
         return [span for span in map(json.loads, lines) if span["trace_id"] == trace_id]
 
     async def complete() -> bool:
-        return {"gateway", "orchestrator", "storage", "scheduler"} <= {str(span["service"]) for span in spans()}
+        found = spans()
+        ids = {span["span_id"] for span in found}
+        roots = [span["name"] for span in found if span["parent_id"] not in ids]
+        took_part = {str(span["service"]) for span in found}
+        return {"gateway", "orchestrator", "storage", "scheduler"} <= took_part and roots == ["test.request"]
 
-    await _until(complete, "every service took part")
-    await asyncio.sleep(0.5)
-    ids = {span["span_id"] for span in spans()}
-    roots = [span for span in spans() if span["parent_id"] not in ids]
-    assert [span["name"] for span in roots] == ["test.request"]
+    await _until(complete, "every service took part, under one root")
     deliver = next(span for span in spans() if span["name"] == "quire.storage.deliver")
     events = deliver["events"]
     assert isinstance(events, list) and len(events) == LARGE.num_layers
@@ -280,5 +288,11 @@ async def test_a_cluster_killed_whole_starts_again_at_once(tmp_path: Path) -> No
             cluster.kill(name)
     with cluster:
         async with QuireClient(cluster.gateway_address) as client:
-            found = await client.lookup(namespace, some_keys(namespace, 4))
-            assert ((await fetch_all(client, found))[0] == payload).all()
+            keys = some_keys(namespace, 4)
+
+            async def listed() -> bool:
+                """Redis may have lost its last second, and nodes tell it again."""
+                return (await client.lookup(namespace, keys, lease_ttl_ms=0)).matched_chunks == 4
+
+            await _until(listed, "the chunks")
+            assert ((await fetch_all(client, await client.lookup(namespace, keys)))[0] == payload).all()

@@ -235,7 +235,7 @@ async def test_members_speak_with_members_only(guarded: Guarded) -> None:
     for name in ("storage-0", "orchestrator", "gateway", "scheduler"):
         address = guarded.cluster.address(name)
         for tls in (None, Tls(guarded.public.ca, server_name=MEMBER_NAME)):
-            async with QuireClient(address, tls=tls, token="any", timeout_s=3) as client:
+            async with QuireClient(address, tls=tls, token="any", timeout_s=20) as client:
                 with pytest.raises(NodeUnavailable):
                     await client.status()
 
@@ -317,7 +317,7 @@ async def test_an_operator_sees_spans_of_every_member(guarded: Guarded) -> None:
 
 async def test_a_stranger_to_the_authority_is_not_believed(guarded: Guarded, tmp_path: Path) -> None:
     other = certs.make(tmp_path, [], days=1)
-    async with QuireClient(guarded.cluster.tls_address, tls=Tls(other.ca), token="x", timeout_s=3) as client:
+    async with QuireClient(guarded.cluster.tls_address, tls=Tls(other.ca), token="x", timeout_s=20) as client:
         with pytest.raises(NodeUnavailable):
             await client.status()
 
@@ -421,17 +421,24 @@ async def test_a_tenant_over_its_limit_is_told_when_to_come_again(guarded: Guard
         await store(client, namespace, keys, payload, durability=Durability.MEMORY)
         await store(other, theirs, some_keys(theirs, 1), random_payload(theirs, 1))
         found = await client.lookup(namespace, keys)
-        buffer = client.allocate(payload.nbytes)
-        delivery = await client.fetch(found, buffer)
-        await delivery.layer(0)
-        second = client.allocate(payload.nbytes)
-        with pytest.raises(TooManyRequests) as caught:
-            await (await client.fetch(found, second)).summary()
-        assert caught.value.retry_after_s > 0
-        got, _ = await fetch_all(other, await other.lookup(theirs, some_keys(theirs, 1)))
-        assert np.array_equal(got, random_payload(theirs, 1))
-        await delivery.summary()
-        await delivery.quiesced(10)
+        buffers = [client.allocate(payload.nbytes) for _ in range(2)]
+        for _ in range(3):  # a test that is held up may come when the first is over
+            delivery = await client.fetch(found, buffers[0])
+            await delivery.layer(0)
+            try:
+                second = await client.fetch(found, buffers[1])
+                await second.summary()
+                await second.quiesced(10)
+            except TooManyRequests as error:
+                assert error.retry_after_s > 0
+                break
+            finally:
+                got, _ = await fetch_all(other, await other.lookup(theirs, some_keys(theirs, 1)))
+                assert np.array_equal(got, random_payload(theirs, 1))
+                await delivery.summary()
+                await delivery.quiesced(10)
+        else:
+            raise AssertionError("two at once were let through")
         assert (await fetch_all(client, found))[1].usable_chunks == CHUNKS
 
 

@@ -30,6 +30,7 @@ from tests.e2e.helpers import fetch_all, fresh_namespace, random_payload, some_k
 
 _LINK = 4_000_000
 _LAYOUT = KvLayout(16, 16, 4, 64, Dtype.BF16)
+_STORED = 41  # forty chunks, and the picture's record
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +78,12 @@ async def _deliver(cluster: LocalCluster, over: threading.Event) -> None:
             buffer.close()
 
 
+def _told(cluster: LocalCluster) -> Any:
+    return json.loads(_get(cluster, "/cluster.json", page_token(cluster.secret.encode()))[1])
+
+
 def _running(cluster: LocalCluster) -> list[dict[str, Any]]:
-    nodes = json.loads(_get(cluster, "/cluster.json", page_token(cluster.secret.encode()))[1])["nodes"]
-    return [each for node in nodes for each in node["running"]]
+    return [each for node in _told(cluster)["nodes"] for each in node["running"]]
 
 
 async def _work(cluster: LocalCluster) -> None:
@@ -89,7 +93,15 @@ async def _work(cluster: LocalCluster) -> None:
         await fetch_all(client, await client.lookup(namespace, some_keys(namespace, 40)))
         ((latent, info),) = encode(pictures(1, 64))
         await ImageClient(client).put("a/cat & co", latent, info)
-        await asyncio.sleep(1.5)  # what is shown comes with heartbeats
+        deadline_s = time.monotonic() + 30
+        while not _shows_the_work(_told(cluster)):  # what is shown comes with heartbeats
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.1)
+
+
+def _shows_the_work(told: Any) -> bool:
+    chunks = sum(node["stats"].get("chunks", 0) for node in told["nodes"])
+    return chunks == _STORED and [each["hit"] for each in told["namespaces"].values()].count(40) == 1
 
 
 def _get(cluster: LocalCluster, path: str, password: str, timeout_s: float = 10) -> tuple[int, bytes]:
@@ -116,8 +128,7 @@ def test_what_is_told_is_the_cluster(cluster: LocalCluster) -> None:
     status, body = _get(cluster, "/cluster.json", token)
     told = json.loads(body)
     assert status == 200 and {node["role"] for node in told["nodes"]} >= {"storage", "gateway", "scheduler", "decoder"}
-    assert sum(node["stats"].get("chunks", 0) for node in told["nodes"]) == 41, "forty, and the picture's record"
-    assert [each["hit"] for each in told["namespaces"].values()].count(40) == 1
+    assert _shows_the_work(told)
     assert cluster.secret not in body.decode()
     assert json.loads(_get(cluster, "/images.json", token)[1])[0]["id"] == "a/cat & co"
     status, body = _get(cluster, "/images/a/cat%20%26%20co", token, 60)  # the first picture loads torch

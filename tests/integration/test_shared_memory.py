@@ -156,7 +156,8 @@ async def test_a_client_that_is_stopped_before_it_hands_out_its_memory(
 ) -> None:
     client.process.send_signal(signal.SIGSTOP)
     peer = node.connect(client.target.worker_address)
-    with pytest.raises(PeerLost, match="has not handed out"):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PeerLost, match="has not handed out"):
+        patch.setattr("quire.transport.shared_memory._ASK_TIMEOUT_S", 0.2)
         await peer.remote(client.target)
     client.process.send_signal(signal.SIGCONT)
     assert (await peer.remote(client.target)).length == _BYTES

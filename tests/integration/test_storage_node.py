@@ -138,8 +138,10 @@ class Scene:
 
 
 @pytest.fixture
-async def scene() -> AsyncIterator[Scene]:
-    config = StorageConfig(arena_bytes=1 << 20, slab_bytes=1 << 16, index_timeout_s=0.3, cluster_secret="s")
+async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    """Its parameter: seconds for which the index is asked."""
+    timeout_s = getattr(request, "param", 30.0)
+    config = StorageConfig(arena_bytes=1 << 20, slab_bytes=1 << 16, index_timeout_s=timeout_s, cluster_secret="s")
     index, transport, client = ScriptedIndex(), MemoryTransport(), MemoryTransport()
     ports = Ports(
         index=index,
@@ -197,6 +199,7 @@ async def test_an_index_that_fails_half_way_keeps_what_it_has_and_frees_the_rest
     assert scene.node.used_bytes == 0
 
 
+@pytest.mark.parametrize("scene", [0.3], indirect=True)
 async def test_a_chunk_whose_parent_never_comes_is_not_acknowledged(scene: Scene) -> None:
     scene.index.script = [[True, False], *([False] for _ in range(1000))]
     assert await _store(scene, 2, _payload(2)) == b"\1\0"
@@ -216,8 +219,9 @@ async def test_a_drop_while_the_index_is_asked_frees_the_slot_once(scene: Scene)
     """A chunk is readable before it is indexed; a drop in between takes its slot, the store must not free it again."""
     scene.index.script = [[False]] * 5
     storing = asyncio.create_task(_store(scene, 1, _payload(1)))
-    while scene.node.used_bytes == 0 or not len(scene.index.script) < 5:
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(20):
+        while scene.node.used_bytes == 0 or not len(scene.index.script) < 5:
+            await asyncio.sleep(0.005)
     assert await scene.node.requests.drop({_key(0): 0}) == 1
     await storing
     assert scene.node.used_bytes == 0

@@ -12,7 +12,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from quire.model.errors import Unauthenticated
-from quire.model.nodes import GatewayInfo, Node
+from quire.model.nodes import GatewayInfo, MemberSpans, Node
 from quire.wire.credentials import AUTHORIZATION, authorization, member_token, spans_token
 from quire.wire.v1 import trace_pb2
 from quire_gateway.adapters import spans
@@ -75,25 +75,26 @@ async def test_they_are_told_in_pages_to_who_shows_the_token(monkeypatch: pytest
 async def test_members_that_do_not_answer_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are told; one whose secret differs refuses, one takes connections and says nothing."""
     monkeypatch.setattr(trace_service, "recent_spans", _finished(8, ["a"]))
-    monkeypatch.setattr(spans, "_SILENCE_S", 1.0)  # gRPC itself gives up after three seconds
     mute = socket.create_server(("127.0.0.1", 0))
     good, other = (Server("127.0.0.1:0", [], secrets=[secret]) for secret in (_SECRET, b"x" * 32))
     for server in (good, other):
         await server.start()
     config = GatewayConfig(cluster_secret=_SECRET.decode(), orchestrator_address="127.0.0.1:1")
 
-    async def nodes() -> list[Node]:
-        ports = {"good": good.port, "other": other.port, "mute": mute.getsockname()[1]}
-        return [
-            Node(node_id=name, about=GatewayInfo(), grpc_address=f"127.0.0.1:{port}") for name, port in ports.items()
-        ]
+    async def told(**ports: int) -> dict[str, MemberSpans]:
+        async def nodes() -> list[Node]:
+            where = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+            return [Node(node_id=name, about=GatewayInfo(), grpc_address=each) for name, each in where.items()]
 
-    told = {page.member: page async for page in GrpcClusterSpans(config, nodes).of("")}
-    silent = {"other", "mute", "orchestrator at 127.0.0.1:1"}
-    assert told.keys() == {"good", *silent}
-    assert len(told["good"].spans) == 1 and not told["good"].error
-    assert all(told[name].error and not told[name].spans for name in silent)
-    assert "silent" in told["mute"].error
+        return {page.member: page async for page in GrpcClusterSpans(config, nodes).of("")}
+
+    pages = await told(good=good.port, other=other.port)
+    silent = {"other", "orchestrator at 127.0.0.1:1"}
+    assert pages.keys() == {"good", *silent}
+    assert len(pages["good"].spans) == 1 and not pages["good"].error
+    assert all(pages[name].error and not pages[name].spans for name in silent)
+    monkeypatch.setattr(spans, "_SILENCE_S", 0.2)  # gRPC itself gives up after three seconds
+    assert "silent" in (await told(mute=mute.getsockname()[1]))["mute"].error
     mute.close()
     for server in (good, other):
         await server.stop(0)

@@ -194,7 +194,9 @@ async def _redis(url: str) -> list[Finding]:
             began_s = time.perf_counter()
             await client.ping()
             round_trip_s = time.perf_counter() - began_s
-            seconds, micros = (await client.time()) if not is_cluster(client) else (time.time(), 0)
+            before_s = time.time()
+            seconds, micros = (await client.time()) if not is_cluster(client) else (before_s, 0)
+            after_s = time.time()
             info = await client.info() if not is_cluster(client) else {}
     except QuireError as error:
         return [Finding(Level.BROKEN, "Redis", str(error), "is it up, and is QUIRE_REDIS_URL right?")]
@@ -209,7 +211,8 @@ async def _redis(url: str) -> list[Finding]:
     found += [Finding(Level.UNSAFE, "Redis", problem, "see docs/operations/redis.md") for problem in warnings(info)]
     if fullness(info) > 0.8:
         found.append(Finding(Level.UNSAFE, "Redis", f"{fullness(info):.0%} of maxmemory is used", "more memory"))
-    skew_s = abs(float(seconds) + float(micros) / 1e6 - time.time())
+    there_s = float(seconds) + float(micros) / 1e6
+    skew_s = max(0.0, before_s - there_s, there_s - after_s)
     off = skew_s > _SKEW_S
     advice = "leases and permits expire by the clock: run chrony or another NTP client" if off else ""
     found.append(Finding(Level.UNSAFE if off else Level.GOOD, "clock", f"{skew_s:.2f} s from Redis'", advice))

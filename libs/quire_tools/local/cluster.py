@@ -40,7 +40,8 @@ _TUNED: Final = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x40000
 _LOCK: Final = "cluster.lock"
 _PORTS: Final = "ports.json"
 _USUAL: Final = {"gateway": 7410, "http": 7480, "s3": 7481}
-_SERVICES: Final = ("orchestrator", "gateway", "storage", "decoder", "scheduler")
+_MEMBERS: Final = ("gateway", "storage", "decoder", "scheduler")
+_SERVICES: Final = ("orchestrator", *_MEMBERS)
 
 
 class _Member(NamedTuple):
@@ -214,7 +215,7 @@ class LocalCluster:
         for process in self._processes.values():
             if process.name != "redis":
                 self._wait_healthy(process, deadline)
-        self._wait_joined(deadline)
+        self._wait_joined(deadline, _MEMBERS)
 
     def _storage_settings(self, node: str) -> dict[str, str]:
         return {
@@ -308,7 +309,7 @@ class LocalCluster:
             return
         self._wait_healthy(self._processes[name], deadline)
         # The one before counts as alive for a while after its death: wait for the new one, not for the name.
-        self._wait_joined(deadline, before.get(name))
+        self._wait_joined(deadline, ("storage",), before.get(name))
 
     def ended(self) -> dict[str, int]:
         """Processes that ended by themselves, and their exit status."""
@@ -415,22 +416,19 @@ class LocalCluster:
                         return
                 time.sleep(0.02)
 
-    def _wait_joined(self, deadline: float, before: _Member | None = None) -> None:
-        """Return when every storage node that runs is a member: with the address that it has now, and not as `before`.
+    def _wait_joined(self, deadline: float, kinds: tuple[str, ...], before: _Member | None = None) -> None:
+        """Return when all of `kinds` that run are members: with the address that they have now, and not as `before`.
 
         A process that died counts as a member for a while: also one of a cluster that ran on this folder before.
         """
-        running = {
-            (name, process.address)
-            for name, process in self._processes.items()
-            if name.startswith("storage") and process.popen.poll() is None
-        }
+        awaited = [each for name, each in self._processes.items() if name.startswith(kinds)]
+        running = {process.address: process.name for process in awaited if process.popen.poll() is None}
         while True:
             known = set(self._members().values())
-            if running <= {(member.name, member.address) for member in known} and before not in known:
+            if running.keys() <= {member.address for member in known} and before not in known:
                 return
             if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"not all of {sorted(name for name, _ in running)} joined the cluster")
+                raise DeadlineExceeded(f"not all of {sorted(running.values())} joined the cluster")
             time.sleep(0.05)
 
     def _members(self) -> dict[str, _Member]:

@@ -71,7 +71,7 @@ def test_what_is_older_than_the_history_is_forgotten() -> None:
         Reuse(100, 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.sampled_from("rrrskkkx"), st.integers(0, 20), st.sampled_from(list(Form)), st.integers(1, 300)),

@@ -16,7 +16,7 @@ TIERS: list[Callable[[int, float], Tier[int]]] = [LruTier, SieveTier]
 
 
 @pytest.mark.parametrize("make", TIERS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     events=st.lists(st.tuples(st.sampled_from("hhhirz"), st.integers(0, 12), st.integers(1, 40)), max_size=120),
     tail_share=st.floats(0.05, 0.5),
@@ -133,7 +133,7 @@ def test_an_image_that_is_too_large_stays_a_latent() -> None:
     assert cache.gone == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(TIERS),
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 60), st.integers(20, 200)), max_size=400),

@@ -152,9 +152,9 @@ async def test_idle_worker_uses_no_processor(pair: Pair) -> None:
 
     await pair.endpoint.put(pair.here, 0, 64, pair.remote, 0, timeout_s=10)
     await asyncio.sleep(0.3)
-    before = time.process_time()
+    before = time.thread_time()
     await asyncio.sleep(0.5)
-    assert time.process_time() - before < 0.05
+    assert time.thread_time() - before < 0.05
 
 
 async def test_torch_memory_can_be_registered(pair: Pair) -> None:

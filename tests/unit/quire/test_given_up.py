@@ -80,8 +80,13 @@ async def test_a_complete_store_that_was_not_placed_keeps_the_buffer(gateway: tu
     _, address = gateway
     async with QuireClient(address, transport=MemoryTransport(), session=False) as client:
         buffer = client.allocate(NAMESPACE.layout.payload_bytes(2))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(client.store(NAMESPACE, KEYS, 0, buffer, complete=True), 0.2)
+        storing = asyncio.create_task(client.store(NAMESPACE, KEYS, 0, buffer, complete=True))
+        async with asyncio.timeout(10):
+            while not client._transfers:
+                await asyncio.sleep(0.01)
+        storing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await storing
         (session,) = client._transfers.values()
         assert isinstance(session, StoreSession)
         with pytest.raises(DeadlineExceeded):
@@ -229,13 +234,15 @@ async def _raise(error: Exception) -> None:
 
 
 def test_a_blocking_call_ends_with_an_error_of_quire() -> None:
-    client = SyncClient("127.0.0.1:1", transport=MemoryTransport(), timeout_s=0.1)
+    client = SyncClient("127.0.0.1:1", transport=MemoryTransport(), timeout_s=30)
     with client:
-        with pytest.raises(DeadlineExceeded):
-            client.run(asyncio.sleep(60))
         with pytest.raises(TimeoutError, match="its own"):
             client.run(_raise(TimeoutError("its own")))
-        assert client.run(asyncio.sleep(0.3, "longer than the client's own time"), 5.0)
+        client._timeout_s = 0.05
+        with pytest.raises(DeadlineExceeded):
+            client.run(asyncio.sleep(60))
+        assert client.run(asyncio.sleep(0.3, "longer than the client's own time"), 30.0)
+        client._timeout_s = 30
     client.close()
     assert not client._thread.is_alive()
 
@@ -252,7 +259,7 @@ def test_a_client_that_cannot_start_leaves_no_thread() -> None:
 
 
 def test_an_admin_client_can_be_made_outside_of_a_loop() -> None:
-    admin = AdminClient("127.0.0.1:1", "s" * 32, timeout_s=1.0)
+    admin = AdminClient("127.0.0.1:1", "s" * 32, timeout_s=30)
 
     async def use() -> None:
         async with admin:

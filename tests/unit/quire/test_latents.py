@@ -36,7 +36,7 @@ def _info(shape: tuple[int, int, int], dtype: str, **changes: object) -> LatentI
     return replace(LatentInfo(shape, dtype, VAE, shape[1] * 8, shape[2] * 8), **changes)  # type: ignore[arg-type]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.sampled_from(["float16", "float32", "bfloat16"]),
     st.tuples(st.integers(1, 5), st.integers(1, 9), st.integers(1, 9)),

@@ -64,7 +64,7 @@ def test_trying_without_a_bound_costs_too_much(monkeypatch: pytest.MonkeyPatch) 
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0, 5)), min_size=1, max_size=50))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_bounds_enclose_what_is_expected(points: list[tuple[float, float]]) -> None:
     curve = Curve()
     for u, y in points:

@@ -67,7 +67,7 @@ def _demands(shapes: list[tuple[int, float]]) -> list[Demand]:
     shapes=st.lists(st.tuples(st.integers(10**3, 10**9), st.floats(1e-4, 1)), min_size=1, max_size=8, unique=True),
     order=st.randoms(use_true_random=False),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_order_does_not_matter(name: str, shapes: list[tuple[int, float]], order: object) -> None:
     policy, budget = make_policy(name, 1e6), 1e8
     demands = _demands(shapes)
@@ -149,7 +149,7 @@ def test_curves_are_bounded() -> None:
 
 
 @given(st.integers(2, 5), st.integers(0, 2**16))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_grid_search_is_exact(count: int, seed: int) -> None:
     """Against every division of twelve units, on curves of any shape."""
     rng, units = np.random.default_rng(seed), 12

@@ -70,7 +70,7 @@ class SlotMachine(RuleBasedStateMachine):
 
 
 TestSlotMachine = SlotMachine.TestCase
-TestSlotMachine.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestSlotMachine.settings = settings(max_examples=40, stateful_step_count=30)
 
 
 def test_allocation_is_all_or_nothing() -> None:

@@ -114,7 +114,7 @@ async def test_slots_are_kept_until_the_thread_has_let_go(scene: _Scene, monkeyp
 
     monkeypatch.setattr(ingest_module, "slice_checksums", slow)
     pulling = asyncio.create_task(scene.pull(scene.call(), scene.slots(5)))
-    await asyncio.to_thread(begun.wait, 10)
+    assert await asyncio.to_thread(begun.wait, 10)
     pulling.cancel()
     await asyncio.sleep(0.1)
     assert not pulling.done(), "a thread is at the slots"

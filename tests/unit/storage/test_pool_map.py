@@ -106,7 +106,7 @@ def test_a_full_drive_leaves_its_share_to_the_others_and_a_failed_one_gets_none(
     assert {place.drive for place in pool.allocate(shape, 10)} == {1}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.sampled_from([Shape(3, 4096), Shape(60, 512), Shape(2, 10_000)]), st.integers(1, 9)),

@@ -169,7 +169,6 @@ TestResidencyMachine = ResidencyMachine.TestCase
 TestResidencyMachine.settings = settings(
     max_examples=int(os.environ.get("QUIRE_SOAK_EXAMPLES", "150")),
     stateful_step_count=40,
-    deadline=None,
     derandomize="QUIRE_SOAK_EXAMPLES" not in os.environ,
     suppress_health_check=list(HealthCheck),
 )
