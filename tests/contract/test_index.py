@@ -13,13 +13,13 @@ from quire.model.errors import MetadataUnavailable, NameTaken
 from quire.model.index import records
 from quire.model.keys import BUCKET_CHUNKS
 from quire.model.nodes import Location, Node, RunningDelivery, SchedulerInfo, StorageInfo
-from quire.testing.contracts import IndexContract
+from quire.testing.contracts import IndexCallsContract, IndexContract
 from quire.testing.contracts.index import chain
 from quire.testing.index import MemoryIndex
 from quire_server.redis import Membership, PrefixIndex, connect
 
 
-class TestIndex(IndexContract):
+class TestIndex(IndexContract, IndexCallsContract):
     @pytest.fixture(params=["redis_client", "redis_cluster_client", "memory"])
     def index(self, request: pytest.FixtureRequest) -> PrefixIndex | MemoryIndex:
         return MemoryIndex() if request.param == "memory" else PrefixIndex(request.getfixturevalue(request.param))
@@ -58,6 +58,22 @@ async def test_what_an_older_release_indexed_expires(redis_client: redis.Redis) 
     await redis_client.persist("quire:epoch")
     await index.epoch()
     assert await redis_client.ttl("quire:epoch") == -1, "once"
+
+
+async def test_an_index_has_a_name_until_it_is_lost(any_redis: redis.Redis) -> None:
+    name = await PrefixIndex(any_redis).epoch()
+    assert len(bytes.fromhex(name)) == 8
+    assert await PrefixIndex(any_redis).epoch() == name
+    await any_redis.delete("quire:index-epoch")
+    assert await PrefixIndex(any_redis).epoch() != name
+
+
+async def test_only_what_lies_in_the_object_tier_is_to_be_deleted(redis_client: redis.Redis) -> None:
+    """Others would be looked at again when their time comes, for nothing."""
+    index, keys = PrefixIndex(redis_client), chain(2)
+    await index.register("a", records(keys, 0, 2), 0)
+    assert len((await index.evict(list(reversed(records(keys, 0, 2))), 0, 50)).removed) == 2
+    assert not [name async for name in redis_client.scan_iter(match="*due*")]
 
 
 async def _memory(client: redis.Redis) -> int:

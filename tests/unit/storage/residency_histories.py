@@ -49,7 +49,15 @@ class History:
         assert all(ticket in self._world.answers for ticket in self._drops), "a drop is answered"
         self._world.post(ev.Stopping(self._world.ticket()))
         self._world.settle()
-        assert not self._world.residency.busy(), f"left behind: {self._world.residency.busy()}"
+        machine = self._world.residency
+        assert not machine.busy(), f"left behind: {machine.busy()}"
+        keys = machine.keys()
+        here = {key: machine.generation(key) for key in keys}
+        listed = {key: self._world.index[key] for key in self._world.listed_here}
+        assert listed.keys() <= here.keys(), "what the index lists is here"
+        assert all(listed.get(key) == generation for key, generation in here.items() if generation), (
+            "and is known to be"
+        )
 
     def _key(self) -> bytes:
         return chunk_of(self._random.randrange(CHUNKS)).key
@@ -111,7 +119,7 @@ class History:
 
     def _drop(self) -> None:
         key = self._key()
-        generation = self._world.index.pop(key, None)
+        generation = self._world.ended(key)
         if generation is not None:
             self._drops.append(self._world.ticket())
             self._world.post(ev.Dropped(self._drops[-1], {key: generation}))

@@ -23,6 +23,7 @@ from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slots import Shape, SlotAllocator
 from quire_storage.errors import DriveFailed
+from tests.unit.storage.residency_answers import Answers
 
 SLAB = 1 << 14
 _ORDERED = ("headers", "forget")
@@ -70,6 +71,7 @@ class World:
         self.pool = PoolMap([geometry] * drives, images, 4096) if drives else None
         arena = SlotAllocator(arena_slabs * SLAB, SLAB)
         self.residency = Residency(settings or ResidencySettings(), arena, self.pool, objects=objects)
+        self._told = Answers(self.residency)
         self.has_objects = objects
         self.memory: dict[int, str] = {}
         self.disk: dict[tuple[int, int], str] = {}
@@ -80,6 +82,7 @@ class World:
         self.held: dict[int, list[Copy]] = {}
         self.registrations: dict[int, list[ChunkRecord]] = {}
         self.index: dict[bytes, int] = {}
+        self.listed_here: set[bytes] = set()
         self.leased: set[bytes] = set()
         self.acknowledged: dict[bytes, Chunk] = {}
         self.events = 0
@@ -88,9 +91,18 @@ class World:
 
     # ---- what tests do
 
+    def ended(self, key: bytes) -> int | None:
+        """The index entry of a key ends: its generation."""
+        self.acknowledged.pop(key, None)
+        self.listed_here.discard(key)
+        return self.index.pop(key, None)
+
     def post(self, event: ev.Event) -> None:
         self.events += 1
-        for instruction in self.residency.handle(event, self.now_s):
+        self._told.before(event)
+        instructions = self.residency.handle(event, self.now_s)
+        self._told.after(event, instructions)
+        for instruction in instructions:
             self._begin(instruction)
         self.check()
 
@@ -194,6 +206,8 @@ class World:
             assert machine.generation(key) == generation
             assert not machine.in_object(key) or generation, "no tier of an entry that is not known"
             assert machine.wants_object(key) == (self.has_objects and generation > 0 and not machine.in_object(key))
+        off_drives = sum(entry.disk is None for entry in machine._entries.values())
+        assert len(machine) == off_drives + (len(self.pool) if self.pool is not None else 0)
         in_memory = {chunk.key for chunk in machine.off_drives()}
         on_drives = {key for key in readable if self.pool is not None and key in self.pool} - in_memory
         assert in_memory | on_drives == readable.keys()
@@ -266,20 +280,25 @@ class World:
     def _write_headers(self, write: ev.WriteHeaders) -> None:
         assert self.pool is not None
         self.pool.commit([placed for placed in write.placed if not self._failed(placed.place.drive)])
-        self.post(ev.Written(write.write))
+        failed = frozenset(each.place.drive for each in write.placed if self._failed(each.place.drive))
+        self.post(
+            ev.WriteFailed(write.write, DriveFailed("it has failed", failed)) if failed else ev.Written(write.write)
+        )
 
     def _forget(self, removal: int, placed: list[Placed]) -> None:
         assert self.pool is not None
         self.pool.forget([each for each in placed if not self._failed(each.place.drive)])
-        self.post(ev.Forgotten(removal))
+        failed = frozenset(each.place.drive for each in placed if self._failed(each.place.drive))
+        self.post(ev.Forgotten(removal, DriveFailed("it has failed", failed) if failed else None))
 
     def _register(self, ticket: int) -> None:
         generations = {}
         for record in self.registrations[ticket]:
             if record.key not in self.index:
-                self._generations += 1
+                self._generations += 1 << 16  # digests of listings are of the upper bits
                 self.index[record.key] = self._generations
             generations[record.key] = self.index[record.key]
+            self.listed_here.add(record.key)
         self.post(ev.Indexed(ticket, generations))
         self.post(ev.IndexingEnded(ticket))
 
@@ -288,15 +307,13 @@ class World:
 
     def _withdraw(self, keys: list[bytes]) -> None:
         for key in keys:
-            self.index.pop(key, None)
-            self.acknowledged.pop(key, None)
+            self.ended(key)
         self.post(ev.Withdrawn(keys))
 
     def _answer(self, question: int, keys: list[bytes]) -> None:
         out = frozenset(key for key in keys if key not in self.leased)
         for key in out:
-            self.index.pop(key, None)
-            self.acknowledged.pop(key, None)
+            self.ended(key)
         self.post(ev.Answered(question, out))
 
     def _let_go(self, question: int, keys: list[bytes]) -> None:
@@ -304,6 +321,7 @@ class World:
         out = frozenset(key for key in keys if key in self.listed_objects)
         for key in out:
             self.acknowledged.pop(key, None)
+            self.listed_here.discard(key)
         self.post(ev.Answered(question, out))
 
     def _fetch(self, key: bytes) -> None:

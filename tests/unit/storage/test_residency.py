@@ -117,8 +117,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         if not generation:
             return
         if right:
-            self.world.index.pop(key, None)
-            self.world.acknowledged.pop(key, None)
+            self.world.ended(key)
         self.world.post(ev.Dropped(self.world.ticket(), {key: generation}))
 
     @rule(number=_NUMBERS)

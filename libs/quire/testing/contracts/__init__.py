@@ -11,7 +11,15 @@ Subclass one, and give it the fixture that it names; pytest-asyncio in automatic
 from quire.testing.contracts.block_io import BlockIOContract
 from quire.testing.contracts.clock import ClockContract
 from quire.testing.contracts.index import IndexContract
+from quire.testing.contracts.index_calls import IndexCallsContract
 from quire.testing.contracts.objects import ObjectTierContract
 from quire.testing.contracts.transport import TransportContract
 
-__all__ = ["BlockIOContract", "ClockContract", "IndexContract", "ObjectTierContract", "TransportContract"]
+__all__ = [
+    "BlockIOContract",
+    "ClockContract",
+    "IndexCallsContract",
+    "IndexContract",
+    "ObjectTierContract",
+    "TransportContract",
+]

@@ -43,13 +43,13 @@ async def _listing(index: Index, node: str) -> Listing:
 
 async def _sum(index: Index, node: str, keys: Iterable[bytes]) -> Listing:
     """What the listing of a node should be, if it is listed for `keys`, by the entries' generations."""
-    found = await _holdings(index, node)
+    found = await holdings(index, node)
     mine = [fingerprint(key) for key in keys]
     assert found.keys() == set(mine)
     return Listing(len(mine), sum(listing_number(each, found[each]) for each in mine) % DIGEST_MODULUS)
 
 
-async def _holdings(index: Index, node: str) -> dict[bytes, int]:
+async def holdings(index: Index, node: str) -> dict[bytes, int]:
     """Generations by fingerprint."""
     found, cursor, more = dict[bytes, int](), 0, True
     while more:
@@ -185,7 +185,7 @@ class IndexContract:
         await index.unregister("b", [records(keys, 19, 1)[0]], 0)
         await _register(index, "b", records(keys, 19, 1))
         assert await _listing(index, "b") == await _sum(index, "b", [*keys.run(0, 5), *keys.run(15, 15)])
-        found = await _holdings(index, "a")
+        found = await holdings(index, "a")
         assert set(found) == {fingerprint(key) for key in expected} and all(found.values())
 
     async def test_what_holdings_tell_of_is_withdrawn(self, index: Index) -> None:

@@ -22,8 +22,9 @@ class Entry:
     """One copy of a chunk. `generation`: of the index entry that lists this node for it, 0 for none that is known.
 
     `in_object`: that entry lists the object tier too. `written`: an object of it was written once. `provisional`:
-    entered by a store, and no registration has succeeded yet. `ended`: index entries that ended while a registration
-    was under way. `forgotten`: its header is off the drive. `awaited`: holders that will pin it once the rest is here.
+    entered by a store, and no registration has succeeded yet. `promised`: it arrives, and the index lists this node for
+    its key by the registration of a copy before it. `ended`: index entries that ended while a registration was under
+    way. `forgotten`: its header is off the drive. `awaited`: holders that will pin it once the rest is here.
     """
 
     number: int
@@ -36,6 +37,7 @@ class Entry:
     written: bool = False
     generation: int = 0
     provisional: bool = False
+    promised: bool = False
     registering: int = 0
     ended: set[int] = field(default_factory=set)
     pins: int = 0

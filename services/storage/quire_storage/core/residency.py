@@ -177,8 +177,7 @@ class Residency:
     # ---- what is here
 
     def __len__(self) -> int:
-        on_drives = len(self.pool) if self.pool is not None else 0
-        return on_drives + self._off_drives
+        return self._off_drives + (len(self.pool) if self.pool is not None else 0)
 
     def __contains__(self, key: bytes) -> bool:
         """Whether the chunk can be read here."""
@@ -255,7 +254,7 @@ class Residency:
 
     def acknowledged(self, ticket: int) -> set[bytes]:
         """Of a store that has completed: the keys that can be read here and that the index lists, as of now."""
-        mine = self._holders.get(ticket, [])
+        mine = self._holders.get(ticket, ())
         return {entry.key for entry in mine if entry.phase is Phase.RESIDENT and entry.generation}
 
     def off_drives(self) -> list[Chunk]:
@@ -445,6 +444,7 @@ class Residency:
         """Nothing of it is kept."""
         del self._goals[goal.ticket]
         self._out.append(ev.Fail(goal.ticket, error))
+        self._withdraw([entry for entry in goal.fresh if entry.promised])
         for entry in goal.fresh:
             self._leave(entry)
         self._unpin(goal.ticket)
@@ -475,16 +475,16 @@ class Residency:
 
     def _register(self, goal: _Goal, *, patient: bool = True) -> None:
         goal.after = self._acknowledge
-        goal.entries = [self._awake(entry) for entry in goal.entries]
+        goal.entries = [awake for entry in goal.entries if (awake := self._awake(entry)) is not None]
         for entry in goal.entries:
             entry.registering += 1
         self._out.append(ev.Register(goal.ticket, [entry.chunk.record for entry in goal.entries], patient))
 
-    def _awake(self, entry: Entry) -> Entry:
-        """A goal whose client has gone holds nothing: a copy of it that lay on a drive may have fallen asleep."""
-        if entry.number in self._copies or entry.phase is Phase.LEAVING:
+    def _awake(self, entry: Entry) -> Entry | None:
+        """A goal whose client has gone holds nothing: its copies that lay on drives may have fallen asleep, or gone."""
+        if entry.number in self._copies:
             return entry
-        return self._find_resident(entry.key) or entry
+        return None if self._is_busy(entry.key) else self._find_resident(entry.key)
 
     def _registration_wanted(self, event: ev.RegistrationWanted) -> None:
         """Of what is here and in no question: the index was seen not to list it."""
@@ -511,7 +511,9 @@ class Residency:
         now = self._entries.get(entry.key)
         if now is None and entry.key not in self:
             self._withdraw([entry])
-        elif now is not None and now.phase is Phase.RESIDENT and not now.generation:
+        elif now is not None and now.phase is Phase.ARRIVING:
+            now.promised = True
+        elif now is not None and not now.generation and entry.key not in self._withdrawing:
             self._list(now, generation)
 
     def _list(self, entry: Entry, generation: int) -> None:
@@ -540,6 +542,7 @@ class Residency:
             if not entry.registering:
                 entry.ended.clear()
                 if entry.provisional and entry.phase is Phase.RESIDENT:
+                    self._withdraw([entry])  # an answer that was lost, or of a copy before it, may have listed it
                     self._leave(entry)
         goal.error = event.error
         self._offers_may_go = True
@@ -600,9 +603,6 @@ class Residency:
             self._used.add(event.ticket)
         self._out.append(ev.Complete(event.ticket, ([entry.as_copy() for entry in entries], missing)))
 
-    def _pinned_also(self, event: ev.PinnedAlso) -> None:
-        self._pin(event.ticket, [self._copies[event.number]])
-
     def _pin(self, ticket: int, entries: Iterable[Entry]) -> None:
         mine = self._holders.setdefault(ticket, [])
         for entry in entries:
@@ -631,9 +631,8 @@ class Residency:
     def _touch(self, entries: Sequence[Entry]) -> None:
         """They were used: noted when they are let go, as until then they stay anyway."""
         for entry in reversed(entries):
-            key = entry.chunk.record.key
-            self.in_memory.touch(key)
-            self.on_disk.touch(key)
+            self.in_memory.touch(entry.key)
+            self.on_disk.touch(entry.key)
             self.namespaces.used(entry.chunk)
 
     def _fetched(self, event: ev.Fetched) -> None:
@@ -671,6 +670,8 @@ class Residency:
                 by_key, keys = {each.key: each for each in alive}, waiting.event.keys
                 ordered = [by_key[key] for key in keys if key in by_key]
                 self._complete_pin(waiting.event, ordered, [key for key in keys if key not in by_key])
+                for each in waiting.entries:
+                    self._rest(each)
         if entry is not None:
             self._rest(entry)
 
@@ -856,8 +857,7 @@ class Residency:
     def _drive_lost(self, event: ev.DriveLost) -> None:
         """What is in memory too lives on, the rest is gone."""
         assert self.pool is not None, "there was a drive"
-        awake = list(self._copies.values())
-        mine = [entry for entry in awake if entry.disk is not None and entry.disk.drive == event.drive]
+        mine = [each for each in self._copies.values() if each.disk is not None and each.disk.drive == event.drive]
         for placed in self.pool.fail(event.drive):
             key = placed.header.chunk.key
             self.on_disk.remove(key)
@@ -913,6 +913,8 @@ class Residency:
         entry.phase = Phase.LEAVING
         self._forget_entry(entry)
         self._leaving[entry.key] += 1
+        if entry.question:  # the answer may end what lists the next copy of the key
+            self._withdrawing[entry.key] += 1
         self.in_memory.remove(entry.key)
         self.on_disk.remove(entry.key)
         self._dirty.pop(entry.key, None)
@@ -981,8 +983,9 @@ class Residency:
             self._withdrawing.update(record.key for record in absent)
             self._out.append(ev.Withdraw(absent))
 
-    def _withdrawn(self, event: ev.Withdrawn) -> None:
-        for key in event.keys:
+    def _heard(self, keys: Sequence[bytes]) -> None:
+        """The index has answered what was said, or asked, of copies that leave: stores of their keys go on."""
+        for key in keys:
             self._withdrawing[key] -= 1
             if not self._withdrawing[key]:
                 del self._withdrawing[key]
@@ -1006,8 +1009,9 @@ class Residency:
         self._asking.discard(event.question)
         gone = []
         for entry in question.entries:
-            entry.question = 0
+            asked, entry.question = entry.question, 0
             if entry.phase is Phase.LEAVING:
+                self._heard([entry.key] if asked else [])
                 self._rest(entry)
             elif entry.key in event.out:
                 self._leave(entry)
@@ -1304,7 +1308,7 @@ _HANDLERS: Final[dict[type, Callable[[Residency, Any], None]]] = {
     ev.RegistrationWanted: Residency._registration_wanted,
     ev.LevelRaised: Residency._level_raised,
     ev.Pinned: Residency._pinned,
-    ev.PinnedAlso: Residency._pinned_also,
+    ev.PinnedAlso: lambda machine, event: machine._pin(event.ticket, [machine._copies[event.number]]),
     ev.Unpinned: Residency._unpinned,
     ev.Fetched: Residency._fetched,
     ev.FetchFailed: Residency._fetch_failed,
@@ -1316,7 +1320,7 @@ _HANDLERS: Final[dict[type, Callable[[Residency, Any], None]]] = {
     ev.DriveLost: Residency._drive_lost,
     ev.Answered: Residency._answered,
     ev.Denied: Residency._denied,
-    ev.Withdrawn: Residency._withdrawn,
+    ev.Withdrawn: lambda machine, event: machine._heard(event.keys),
     ev.Uploaded: Residency._uploaded,
     ev.Dropped: Residency._dropped,
     ev.Lost: Residency._lost,

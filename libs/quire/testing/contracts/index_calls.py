@@ -1,0 +1,54 @@
+"""What an index is asked in one call: chunks of many buckets, or none."""
+
+from __future__ import annotations
+
+from quire.model.fingerprints import fingerprint
+from quire.model.index import Listing, Match, ObjectMark, records
+from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
+from quire.testing.contracts.index import Index, chain, holdings
+
+
+class IndexCallsContract:
+    async def test_every_call_takes_chunks_of_many_buckets(self, index: Index) -> None:
+        keys = chain(2 * BUCKET_CHUNKS + 3)
+        chunks = records(keys, 0, len(keys))
+        deepest_first = list(reversed(chunks))
+        named = {(chunk.bucket, chunk.key) for chunk in chunks}
+        generations = await index.register("a", chunks, 0)
+        assert len(generations) == len(chunks) and all(generations)
+        assert await index.add_objects(chunks, generations) == [ObjectMark.LISTED] * len(chunks)
+        assert [set(names) for names in await index.holders(chunks)] == [{"a", "@object"}] * len(chunks)
+        assert await index.unregister("a", chunks, 1) == [True] * len(chunks)
+        assert await index.holders(chunks) == [("@object",)] * len(chunks)
+        evicted = await index.evict(deepest_first, 1, 50)
+        assert [gone.record for gone in evicted.removed] == deepest_first and evicted.absent == ()
+        assert [gone.generation for gone in evicted.removed] == list(reversed(generations))
+        assert await index.holders(chunks) == [()] * len(chunks)
+        again = await index.evict(deepest_first, 1, 50)
+        assert again.removed == () and again.absent == tuple(chunk.key for chunk in deepest_first)
+        assert await index.claim_objects(49, 100, 1000) == []
+        some = await index.claim_objects(50, 100, 5)
+        others = await index.claim_objects(50, 100, 1000)
+        assert (len(some), len(others)) == (5, len(chunks) - 5)
+        assert {(chunk.bucket, chunk.key) for chunk in (*some, *others)} == named
+        await index.objects_deleted([*some, *others], 100)
+        assert await index.claim_objects(10**6, 10**6 + 1, 1000) == []
+        assert await index.expect_objects(chunks, 500) == [True] * len(chunks)
+        assert {(chunk.bucket, chunk.key) for chunk in await index.claim_objects(500, 600, 1000)} == named
+        assert await index.expect_objects(chunks, 900) == [False] * len(chunks), "they are being deleted"
+
+    async def test_many_roots_in_one_call(self, index: Index) -> None:
+        roots = [records(chain(2, branch=branch), 0, 2) for branch in range(150)]
+        chunks = [chunk for root in roots for chunk in root]
+        generations = await index.register("a", chunks, 0)
+        assert len(generations) == len(chunks) and all(generations)
+        listing = await index.listing("a")
+        assert listing.count == len(chunks)
+        assert (await holdings(index, "a")).keys() == {fingerprint(chunk.key) for chunk in chunks}
+        assert await index.register("a", chunks, 0) == generations, "they are there"
+
+    async def test_of_nothing_nothing_is_said(self, index: Index) -> None:
+        assert await index.match(ChunkKeys(b"")) == Match(())
+        assert await index.listing("never heard of") == Listing()
+        assert await holdings(index, "never heard of") == {}
+        assert await index.register("a", [], 0) == [] == await index.unregister("a", [], 0)

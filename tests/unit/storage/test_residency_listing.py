@@ -1,0 +1,98 @@
+"""What the index lists is here, whatever goes while it is asked."""
+
+from __future__ import annotations
+
+from quire.model.durability import Durability
+from quire.model.errors import MetadataUnavailable
+from quire_storage.core import events as ev
+from quire_storage.core.residency import Residency
+from quire_storage.errors import DriveFailed
+from tests.unit.storage.residency_world import Operation, World, chunk_of, stored
+
+KEY = chunk_of(0).key
+
+
+def _operation(world: World, name: str) -> Operation:
+    return next(each for each in world.running if each.name == name)
+
+
+def _lose(world: World) -> None:
+    world.post(ev.Lost([world.residency._entries[KEY].number]))
+    world.end(_operation(world, "withdraw"))
+
+
+def _settled(world: World) -> Residency:
+    world.settle()
+    machine = world.residency
+    assert world.listed_here == set(filter(machine.generation, machine.keys()))
+    assert not machine.busy()
+    return machine
+
+
+def test_what_went_while_its_store_waited_is_not_registered() -> None:
+    """Its client had gone, so that it slept on a drive; it was listed for good, and the digest was off."""
+    world = World(drives=1, objects=False, arena_slabs=1, drive_slabs=4)
+    stored(world, [chunk_of(0)])
+    stored(world, [chunk_of(number) for number in range(8, 12)])
+    transfer, store = world.store([chunk_of(0), chunk_of(1)], Durability.LOCAL)
+    world.post(ev.Unpinned(store))
+    generation = world.ended(KEY)
+    assert generation is not None
+    world.post(ev.Dropped(world.ticket(), {KEY: generation}))
+    world.end(_operation(world, "forget"))
+    world.post(ev.ReservationEnded(transfer))
+    assert KEY not in _settled(world)
+
+
+def test_a_store_that_fails_takes_back_what_the_copy_before_it_was_registered_for() -> None:
+    world = World(drives=1, objects=False)
+    first = world.store([chunk_of(0)], Durability.MEMORY)
+    _lose(world)
+    second = world.store([chunk_of(0)], Durability.LOCAL)
+    world.end(_operation(world, "register"))
+    assert KEY in world.listed_here
+    for write in [each for each in world.running if each.name == "write"]:
+        world.end(write, fail=True)
+    assert isinstance(world.answers[second[1]], DriveFailed)
+    for transfer, store in (first, second):
+        world.post(ev.Unpinned(store))
+        world.post(ev.ReservationEnded(transfer))
+    assert KEY not in _settled(world)
+
+
+def test_a_registration_whose_answer_is_lost_is_taken_back() -> None:
+    """Redis did it, and the connection broke: the store fails, and its chunks go."""
+    world = World(drives=0, objects=False)
+    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    world.running.clear()
+    world.index[KEY] = 1 << 16
+    world.listed_here.add(KEY)
+    world.post(ev.IndexingEnded(store, MetadataUnavailable("Redis does not answer")))
+    assert world.acknowledge(transfer, store) == set()
+    assert KEY not in _settled(world)
+
+
+def test_a_store_waits_for_what_the_index_says_of_the_copy_before() -> None:
+    """That answer would have ended the entry under which the new copy is listed."""
+    world = World(drives=0, objects=False)
+    stored(world, [chunk_of(0)], Durability.MEMORY)
+    world.post(ev.EvictionWanted(world.ticket(), [KEY]))
+    _lose(world)
+    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    assert "register" not in {each.name for each in world.running}
+    world.settle()
+    assert world.acknowledge(transfer, store) == {KEY}
+    assert KEY in _settled(world)
+
+
+def test_a_copy_that_is_lost_while_its_reader_waits_for_others_leaves_nothing() -> None:
+    world = World(drives=1, objects=True, arena_slabs=1, drive_slabs=4)
+    stored(world, [chunk_of(0)])
+    stored(world, [chunk_of(number) for number in range(8, 12)])
+    reader = world.pin([0, 16], fetch=True)
+    world.post(ev.DriveLost(0))
+    world.end(_operation(world, "fetch"), fail=True)
+    world.held.clear()
+    world.post(ev.Unpinned(reader))
+    world.settle()
+    assert KEY not in world.residency and not world.residency._leaving
