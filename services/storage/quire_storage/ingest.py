@@ -1,8 +1,7 @@
 """One store: chunks out of a client's memory, layer by layer as it produces them, into slots.
 
-Each layer is read in one piece into a staging buffer and scattered from there to the slots, with the checksums taken
-on the way, in a thread. A slot counts only once its bytes are where the asked durability wants them and its key is
-indexed.
+Each layer is read straight into its slots; a thread takes the checksums while the next one is read. A slot counts only
+once its bytes are where the asked durability wants them and its key is indexed.
 """
 
 from __future__ import annotations
@@ -175,8 +174,7 @@ class _Pulling:
 
     async def settle(self) -> None:
         """However it ended: a slot must not be given back under a thread."""
-        if self._working:
-            await asyncio.wait(self._working)
+        await _ended(self._working)
 
     async def _take(self) -> None:
         await asyncio.shield(self._working[0])
@@ -191,14 +189,14 @@ class _Pulling:
         ]
         for start in range(0, len(reads), _READS_MAX):
             getting = [
-                source.peer.get(self._region, at, length, source.remote, place, timeout_s=source.timeout_s)
+                asyncio.ensure_future(
+                    source.peer.get(self._region, at, length, source.remote, place, timeout_s=source.timeout_s)
+                )
                 for at, length, place in reads[start : start + _READS_MAX]
             ]
-            # All of them to their end, whatever one of them says: a slot must not be given back under a read.
-            errors = [error for error in await asyncio.gather(*getting, return_exceptions=True) if error is not None]
-            if any(isinstance(error, DeadlineExceeded) for error in errors):
-                await _cut_off(source.peer)
-            if errors:
+            if errors := await _ended(getting):
+                if any(isinstance(error, DeadlineExceeded) for error in errors):
+                    await _cut_off(source.peer)
                 raise errors[0]
 
     def _sum(self, first: int, stop: int) -> None:
@@ -226,6 +224,17 @@ class _Pulling:
         return (layer * self._call.source_chunks + chunk) * self._size
 
 
+async def _ended(futures: Sequence[asyncio.Future[None]]) -> list[BaseException]:
+    """What they raise; first the cancellations of this, which end nothing: no slot is given back under a read."""
+    cancelled: list[BaseException] = []
+    while pending := [future for future in futures if not future.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as cancellation:
+            cancelled.append(cancellation)
+    return cancelled + [error for future in futures if (error := future.exception()) is not None]
+
+
 async def _cut_off(peer: Peer) -> None:
     """The client is frozen: end what is in flight by force. Raises `SlotsUnsettled` if even that does not help."""
     peer.abort()
@@ -233,3 +242,5 @@ async def _cut_off(peer: Peer) -> None:
         await peer.settle(_SETTLE_TIMEOUT_S)
     except DeadlineExceeded as error:
         raise SlotsUnsettled(str(error)) from None
+    except asyncio.CancelledError:
+        raise SlotsUnsettled("cancelled before the reads had ended") from None

@@ -14,6 +14,7 @@ import pytest
 import quire_storage.ingest as ingest_module
 from quire.model.descriptor import RdmaTarget
 from quire.model.durability import Durability, OnExisting
+from quire.model.errors import DeadlineExceeded
 from quire.model.index import ChunkRecord
 from quire.model.layout import Dtype, KvLayout
 from quire.model.ranges import ChunkRange
@@ -21,6 +22,7 @@ from quire.transport import SharedMemoryTransport, Transport
 from quire.transport.memory import MemoryTransport
 from quire_storage.core.checksums import row_checksums, slice_checksums
 from quire_storage.core.slots import Shape
+from quire_storage.errors import SlotsUnsettled
 from quire_storage.ingest import IngestCall, pull
 from quire_storage.produced import ProducedLayers
 from quire_storage.tiers import Slots
@@ -100,6 +102,40 @@ def test_groups_make_up_the_whole(size: int) -> None:
     places = [at for group in groups for run in group.source_ranges for at in range(run.first, run.stop)]
     assert places == [1, 2, 4, 5, 6]
     assert all(len(group.records) == sum(run.count for run in group.source_ranges) <= size for group in groups)
+
+
+@pytest.mark.parametrize("ends", ["it lands", "its deadline passes"])
+async def test_slots_are_kept_until_what_was_being_read_has_landed(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated seed 54: a store was cancelled, and its read landed on what had got the slot since."""
+    scene = _Scene(MemoryTransport(), MemoryTransport())
+    await scene.client.start()
+    await scene.node.start()
+    reading, go = asyncio.Event(), asyncio.Event()
+    peer: Any = scene.node.connect(scene.client.address)
+    get = peer.get
+
+    async def slow(*arguments: Any, **options: Any) -> None:
+        reading.set()
+        await go.wait()
+        if ends == "its deadline passes":
+            raise DeadlineExceeded("the peer does not answer")
+        await get(*arguments, **options)
+
+    async def in_flight(timeout_s: float) -> None:
+        raise DeadlineExceeded("transfers are in flight")
+
+    monkeypatch.setattr(peer, "get", slow)
+    monkeypatch.setattr(peer, "settle", in_flight)
+    monkeypatch.setattr(scene.node, "connect", lambda address: peer)
+    pulling = asyncio.create_task(scene.pull(scene.call(), scene.slots(5)))
+    await reading.wait()
+    for _ in range(2):
+        pulling.cancel()
+        await asyncio.sleep(0.05)
+        assert not pulling.done(), "something is at the slots"
+    go.set()
+    with pytest.raises(asyncio.CancelledError if ends == "it lands" else SlotsUnsettled):
+        await pulling
 
 
 async def test_slots_are_kept_until_the_thread_has_let_go(scene: _Scene, monkeypatch: pytest.MonkeyPatch) -> None:
