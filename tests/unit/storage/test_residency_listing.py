@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire.model.durability import Durability
 from quire.model.errors import MetadataUnavailable
 from quire_storage.core import events as ev
-from quire_storage.core.residency import Residency
+from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_world import Operation, World, chunk_of, stored
 
@@ -19,6 +19,14 @@ def _operation(world: World, name: str) -> Operation:
 def _lose(world: World) -> None:
     world.post(ev.Lost([world.residency._entries[KEY].number]))
     world.end(_operation(world, "withdraw"))
+
+
+def _drop(world: World, number: int) -> None:
+    key = chunk_of(number).key
+    generation = world.ended(key)
+    assert generation is not None
+    world.post(ev.Dropped(world.ticket(), {key: generation}))
+    world.end(_operation(world, "forget"))
 
 
 def _settled(world: World) -> Residency:
@@ -36,10 +44,7 @@ def test_what_went_while_its_store_waited_is_not_registered() -> None:
     stored(world, [chunk_of(number) for number in range(8, 12)])
     transfer, store = world.store([chunk_of(0), chunk_of(1)], Durability.LOCAL)
     world.post(ev.Unpinned(store))
-    generation = world.ended(KEY)
-    assert generation is not None
-    world.post(ev.Dropped(world.ticket(), {KEY: generation}))
-    world.end(_operation(world, "forget"))
+    _drop(world, 0)
     world.post(ev.ReservationEnded(transfer))
     assert KEY not in _settled(world)
 
@@ -96,3 +101,23 @@ def test_a_copy_that_is_lost_while_its_reader_waits_for_others_leaves_nothing() 
     world.post(ev.Unpinned(reader))
     world.settle()
     assert KEY not in world.residency and not world.residency._leaving
+
+
+def test_what_waits_for_space_on_a_drive_does_not_wait_for_itself() -> None:
+    """Simulated seed 581: a chunk was dropped, and stayed on the drive for a goal that waited for its place."""
+    full = ResidencySettings(pool_high_share=1.0, pool_low_share=1.0)
+    world = World(drives=1, objects=False, arena_slabs=8, drive_slabs=1, settings=full)
+    stored(world, [chunk_of(number) for number in range(4)])
+    reader = world.pin([1])
+    _drop(world, 1)
+    transfer, store = world.store([chunk_of(8), chunk_of(9)], Durability.MEMORY)
+    world.end(_operation(world, "register"))
+    raised = world.ticket()
+    world.post(ev.LevelRaised(raised, [KEY, chunk_of(8).key], Durability.LOCAL))
+    _drop(world, 0)
+    world.held.pop(reader)
+    world.post(ev.Unpinned(reader))
+    world.settle()
+    assert world.answers[raised] == [chunk_of(8).key]
+    world.acknowledge(transfer, store)
+    _settled(world)

@@ -650,9 +650,6 @@ class Residency:
                 self._enter_orders([entry])
         self._arrived(key, entry)
 
-    def _fetch_failed(self, event: ev.FetchFailed) -> None:
-        self._arrived(event.key, self._find_resident(event.key))
-
     def _arrived(self, key: bytes, entry: Entry | None) -> None:
         for ticket in self._fetching.pop(key, ()):
             waiting = self._awaiting.get(ticket)
@@ -821,8 +818,7 @@ class Residency:
         write = self._writes[event.write]
         assert self.pool is not None, "a drive was written to"
         self.pool.release(write.places)
-        write.places = []
-        write.tries += 1
+        write.places, write.tries = [], write.tries + 1
         if isinstance(event.error, DriveFailed) and self.pool.working and write.tries < GROUP:
             self._place(write)
         else:
@@ -960,8 +956,7 @@ class Residency:
             self._leaving_bytes += sign * entry.chunk.shape.slot_bytes
 
     def _lost(self, event: ev.Lost) -> None:
-        found = [entry for number in event.numbers if (entry := self._copies.get(number)) is not None]
-        mine = [entry for entry in found if entry.phase is Phase.RESIDENT]
+        mine = [e for n in event.numbers if (e := self._copies.get(n)) is not None and e.phase is Phase.RESIDENT]
         self._withdraw(mine)
         for entry in mine:
             self._leave(entry)
@@ -1048,8 +1043,9 @@ class Residency:
         pool = self.pool
         if pool is None or self._asking:
             return
+        comes_free = bool(self._unplaced) and self._comes_free()
         if self._stopping:
-            if not self._leaving_bytes:  # no copy goes any more: no slot comes free
+            if not comes_free:
                 self._give_up_unplaced()
             return
         if self._now_s < self._trim_at_s:
@@ -1060,7 +1056,7 @@ class Residency:
         excess = used - self._settings.pool_low_share * capacity if self._trimming else 0
         waiting = [each for write in self._unplaced for each in write.entries if each.phase is not Phase.LEAVING]
         wanted = sum(entry.chunk.shape.slot_bytes for entry in waiting)
-        needed = max(excess, 0 if self._leaving_bytes else wanted)
+        needed = max(excess, 0 if comes_free else wanted)
         self._trimming = excess > 0
         if needed <= 0:
             return
@@ -1071,10 +1067,15 @@ class Residency:
         victims = victims or self._victims(self.on_disk, self._kept_on_disk, needed)
         if not victims:
             self._trimming = False
-            if not self._leaving_bytes:
+            if not comes_free:
                 self._give_up_unplaced()
             return
         self._ask_for(victims, self.on_disk)
+
+    def _comes_free(self) -> bool:
+        """Whether space on the drives comes free by itself. What goals hold may be what they wait for."""
+        by_goals = Counter(each.number for ticket in self._goals for each in self._holders.get(ticket, ()))
+        return any(each.comes_free(by_goals[each.number]) for each in self._copies.values())
 
     def _ask_for(self, victims: Sequence[Entry], tier: LeafArc) -> None:
         in_object = [entry for entry in victims if entry.in_object]
@@ -1090,8 +1091,7 @@ class Residency:
             self._give_up(write, PoolFull(f"no space on the drives for {size} bytes, and nothing that may go"))
 
     def _victims(self, tier: LeafArc, kept: Callable[[bytes], bool], needed: float) -> list[Entry]:
-        victims: list[Entry] = []
-        size = 0
+        victims, size = list[Entry](), 0
         while size < needed and len(victims) < GROUP:
             key = tier.evict(kept)
             if key is None:
@@ -1311,7 +1311,7 @@ _HANDLERS: Final[dict[type, Callable[[Residency, Any], None]]] = {
     ev.PinnedAlso: lambda machine, event: machine._pin(event.ticket, [machine._copies[event.number]]),
     ev.Unpinned: Residency._unpinned,
     ev.Fetched: Residency._fetched,
-    ev.FetchFailed: Residency._fetch_failed,
+    ev.FetchFailed: lambda machine, event: machine._arrived(event.key, machine._find_resident(event.key)),
     ev.PromotionWanted: Residency._promotion_wanted,
     ev.PromotionEnded: Residency._promotion_ended,
     ev.Written: Residency._written,
