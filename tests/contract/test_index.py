@@ -14,7 +14,7 @@ from quire.model.index import records
 from quire.model.keys import BUCKET_CHUNKS
 from quire.model.nodes import Location, Node, RunningDelivery, SchedulerInfo, StorageInfo
 from quire.testing.contracts import IndexCallsContract, IndexContract
-from quire.testing.contracts.index import chain
+from quire.testing.contracts.index import chain, holdings
 from quire.testing.index import MemoryIndex
 from quire_server.redis import Membership, PrefixIndex, connect
 
@@ -61,11 +61,42 @@ async def test_what_an_older_release_indexed_expires(redis_client: redis.Redis) 
 
 
 async def test_an_index_has_a_name_until_it_is_lost(any_redis: redis.Redis) -> None:
-    name = await PrefixIndex(any_redis).epoch()
+    index, keys = PrefixIndex(any_redis), chain(2)
+    name = await index.epoch()
+    await index.register("a", records(keys, 0, 2), 0)
+    assert (await index.listing("a")).count == len(await holdings(index, "a")) == 2, "among other keys"
     assert len(bytes.fromhex(name)) == 8
     assert await PrefixIndex(any_redis).epoch() == name
     await any_redis.delete("quire:index-epoch")
     assert await PrefixIndex(any_redis).epoch() != name
+
+
+async def test_holders_are_asked_for_in_parts(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_server.redis.index._HELD_AT_ONCE", 2)
+    index, chunks = PrefixIndex(redis_client), records(chain(5), 0, 5)
+    await index.register("a", chunks, 0)
+    assert await index.holders(chunks) == [("a",)] * 5
+
+
+async def test_what_is_to_be_deleted_is_noted_until_that_is_settled(redis_client: redis.Redis) -> None:
+    """Listed, deleted, or found to be listed when its time came: it is not looked at again."""
+    index, chunks = PrefixIndex(redis_client), records(chain(3), 0, 3)
+
+    async def due() -> dict[bytes, float]:
+        names = [name async for name in redis_client.scan_iter(match="*due*")]
+        found: list[Any] = [each for name in names for each in await redis_client.zrange(name, 0, -1, withscores=True)]
+        return {member[-32:]: score for member, score in found}
+
+    generations = await index.register("a", chunks, 0)
+    await index.expect_objects(chunks, 50)
+    assert await due() == {chunk.key: 50.0 for chunk in chunks}
+    await index.add_objects(chunks[:1], generations[:1])
+    await index.register("@object", chunks[1:2], 0)
+    claimed = await index.claim_objects(60, 100, 10)
+    assert [each.key for each in claimed] == [chunks[2].key]
+    assert await due() == {chunks[2].key: 100.0}
+    await index.objects_deleted(claimed, 100)
+    assert await due() == {}
 
 
 async def test_only_what_lies_in_the_object_tier_is_to_be_deleted(redis_client: redis.Redis) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quire.model.fingerprints import fingerprint
-from quire.model.index import Listing, Match, ObjectMark, records
+from quire.model.index import Listing, Match, ObjectMark, Pin, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.testing.contracts.index import Index, chain, holdings
 
@@ -31,11 +33,22 @@ class IndexCallsContract:
         others = await index.claim_objects(50, 100, 1000)
         assert (len(some), len(others)) == (5, len(chunks) - 5)
         assert {(chunk.bucket, chunk.key) for chunk in (*some, *others)} == named
+        assert {(chunk.parent, chunk.parent_bucket) for chunk in (*some, *others)} == {(b"", b"")}, "it is not known"
         await index.objects_deleted([*some, *others], 100)
         assert await index.claim_objects(10**6, 10**6 + 1, 1000) == []
         assert await index.expect_objects(chunks, 500) == [True] * len(chunks)
         assert {(chunk.bucket, chunk.key) for chunk in await index.claim_objects(500, 600, 1000)} == named
         assert await index.expect_objects(chunks, 900) == [False] * len(chunks), "they are being deleted"
+
+    @pytest.mark.parametrize("length", [BUCKET_CHUNKS, BUCKET_CHUNKS + 1])
+    async def test_a_pin_is_on_the_last_chunk_that_matched(self, index: Index, length: int) -> None:
+        keys = chain(length)
+        await index.register("a", records(keys, 0, length), 0)
+        assert (
+            await index.match(keys, Pin(lease_id=b"l" * 16, expires_ms=1000, ttl_ms=60_000, now_ms=0))
+        ).count == length
+        last = records(keys, length - 1, 1)[0]
+        assert await index.unpin(last.bucket, last.key, b"l" * 16)
 
     async def test_many_roots_in_one_call(self, index: Index) -> None:
         roots = [records(chain(2, branch=branch), 0, 2) for branch in range(150)]
