@@ -52,6 +52,7 @@ SCOPES: Final = {
         (
             "unit/storage/test_residency.py",
             "unit/storage/test_residency_histories.py",
+            "unit/storage/test_residency_listing.py",
             "unit/storage/test_housekeeping.py",
             "unit/storage/test_here.py",
         ),

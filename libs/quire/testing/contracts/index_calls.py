@@ -11,6 +11,8 @@ from quire.testing.contracts.index import Index, chain, holdings
 
 
 class IndexCallsContract:
+    """Needs the fixture of `IndexContract`."""
+
     async def test_every_call_takes_chunks_of_many_buckets(self, index: Index) -> None:
         keys = chain(2 * BUCKET_CHUNKS + 3)
         chunks = records(keys, 0, len(keys))

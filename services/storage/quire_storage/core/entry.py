@@ -61,12 +61,13 @@ class Entry:
             self.registering > 0 or self.rewrites > 0
         )
 
-    def comes_free(self, pins_of_goals: int) -> bool:
-        """Whether its place on a drive does, when no goal lets go of it."""
-        if self.phase is not Phase.LEAVING or self.disk is None:
+    def stays_for(self, pins: int) -> bool:
+        """Whether it has left but for its place on a drive, which nothing holds but these pins."""
+        if self.phase is not Phase.LEAVING or self.disk is None or self.pins > pins:
             return False
-        goes_on = self.removal or self.awaited or self.question or self.promotion or self.registering or self.rewrites
-        return bool(goes_on) or self.pins > pins_of_goals
+        return not (
+            self.removal or self.awaited or self.question or self.promotion or self.registering or self.rewrites
+        )
 
     def header(self) -> Header:
         return Header(self.chunk, self.level, self.written)

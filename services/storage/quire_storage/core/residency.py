@@ -1044,11 +1044,9 @@ class Residency:
         if pool is None or self._asking:
             return
         comes_free = bool(self._unplaced) and self._comes_free()
-        if self._stopping:
-            if not comes_free:
-                self._give_up_unplaced()
-            return
-        if self._now_s < self._trim_at_s:
+        if self._stopping and not comes_free:
+            self._give_up_unplaced()
+        if self._stopping or self._now_s < self._trim_at_s:
             return
         capacity, used = pool.capacity_bytes, pool.used_bytes - self._leaving_bytes
         if used > self._settings.pool_high_share * capacity:
@@ -1074,8 +1072,9 @@ class Residency:
 
     def _comes_free(self) -> bool:
         """Whether space on the drives comes free by itself. What goals hold may be what they wait for."""
-        by_goals = Counter(each.number for ticket in self._goals for each in self._holders.get(ticket, ()))
-        return any(each.comes_free(by_goals[each.number]) for each in self._copies.values())
+        by_goals = Counter(each for ticket in self._goals for each in self._holders.get(ticket, ()))
+        held = sum(each.chunk.shape.slot_bytes for each, pins in by_goals.items() if each.stays_for(pins))
+        return self._leaving_bytes > held
 
     def _ask_for(self, victims: Sequence[Entry], tier: LeafArc) -> None:
         in_object = [entry for entry in victims if entry.in_object]
