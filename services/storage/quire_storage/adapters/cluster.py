@@ -29,6 +29,8 @@ from quire_storage.ports import AdmissionRequest, Grant
 
 _INDEX_TIMEOUT_S = 10.0
 _RATE_TIMEOUT_S = 0.1
+_TOLD_TIMEOUT_S = 2.0
+"""Of what a scheduler is told when a delivery has ended: nothing waits for that."""
 _COPY_TIMEOUT_S = 60.0
 
 
@@ -199,7 +201,7 @@ class GrpcRateSource:
         return [_grant(grant) for grant in response.grants]
 
     async def finish(self, delivery: str) -> None:
-        await self._leader("Finish", scheduler_pb2.FinishRequest(delivery=delivery))
+        await self._leader("Finish", scheduler_pb2.FinishRequest(delivery=delivery), _TOLD_TIMEOUT_S)
 
     async def observe(self, request: AdmissionRequest, rate_bytes_per_s: int, stall_s: float) -> None:
         message = scheduler_pb2.ObserveRequest(
@@ -211,14 +213,14 @@ class GrpcRateSource:
             rate_bytes_per_s=rate_bytes_per_s,
             stall_us=int(stall_s * 1e6),
         )
-        await self._leader("Observe", message)
+        await self._leader("Observe", message, _TOLD_TIMEOUT_S)
 
-    async def _leader(self, method: str, message: Any) -> Any:
+    async def _leader(self, method: str, message: Any, timeout_s: float = _RATE_TIMEOUT_S) -> Any:
         """The answer of the one that leads, who is asked first from then on."""
         failure: QuireError = NodeUnavailable("no scheduler is configured")
         for stub in list(self._stubs):
             try:
-                answer = await call(getattr(stub, method), message, timeout_s=_RATE_TIMEOUT_S)
+                answer = await call(getattr(stub, method), message, timeout_s=timeout_s)
             except (Unavailable, DeadlineExceeded) as error:
                 failure = error
                 continue

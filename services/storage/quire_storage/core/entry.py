@@ -61,8 +61,8 @@ class Entry:
             self.registering > 0 or self.rewrites > 0
         )
 
-    def stays_for(self, pins: int) -> bool:
-        """Whether it has left but for its place on a drive, which nothing holds but these pins."""
+    def held_only_by(self, pins: int) -> bool:
+        """Whether nothing but so many pins keeps a copy that leaves on its drive."""
         if self.phase is not Phase.LEAVING or self.disk is None or self.pins > pins:
             return False
         return not (

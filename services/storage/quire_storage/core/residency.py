@@ -1043,7 +1043,7 @@ class Residency:
         pool = self.pool
         if pool is None or self._asking:
             return
-        comes_free = bool(self._unplaced) and self._comes_free()
+        comes_free = bool(self._unplaced and self._leaving_bytes) and self._comes_free()
         if self._stopping and not comes_free:
             self._give_up_unplaced()
         if self._stopping or self._now_s < self._trim_at_s:
@@ -1073,7 +1073,7 @@ class Residency:
     def _comes_free(self) -> bool:
         """Whether space on the drives comes free by itself. What goals hold may be what they wait for."""
         by_goals = Counter(each for ticket in self._goals for each in self._holders.get(ticket, ()))
-        held = sum(each.chunk.shape.slot_bytes for each, pins in by_goals.items() if each.stays_for(pins))
+        held = sum(each.chunk.shape.slot_bytes for each, pins in by_goals.items() if each.held_only_by(pins))
         return self._leaving_bytes > held
 
     def _ask_for(self, victims: Sequence[Entry], tier: LeafArc) -> None:
