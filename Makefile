@@ -12,7 +12,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
 $(DEMO_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e '.[demo]'
+	$(INSTALL) -e '.[tools]'
 	touch $(DEMO_STAMP)
 
 $(STAMP): $(DEMO_STAMP)

@@ -81,7 +81,8 @@ def configuration() -> str:
 
 def commands() -> str:
     """Every command of `quire`, with its arguments and options."""
-    from quire_tools.cli.app import app, load_commands
+    from quire_tools.cli.app import app
+    from quire_tools.cli.bench_app import load_commands
 
     load_commands(["bench", "plan"])
     text = f"# Command line\n\n{_COMMANDS}\n"

@@ -26,6 +26,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from safetensors.torch import save
 
+from quire import __version__ as quire_version
 from quire.client import QuireClient
 from quire.model.errors import ConfigInvalid, QuireError
 from quire.model.hashing import tenant_name
@@ -278,9 +279,23 @@ def test_a_gateway_is_where_it_usually_is(tmp_path: Path, monkeypatch: pytest.Mo
         assert "storage-0" in shown.stdout, shown.stderr
         refused = quire("status", "--gateway", cluster.gateway_address)
         assert refused.returncode == 1 and "Unauthenticated" in refused.stderr
+        monkeypatch.setenv("QUIRE_CLUSTER_SECRET", cluster.secret)  # as in a service's container
+        assert "storage-0" in quire("status", "--gateway", cluster.gateway_address).stdout
+        monkeypatch.setenv("QUIRE_TOKEN", "a-key:of-its-own")
+        refused = quire("status", "--gateway", cluster.gateway_address)
+        assert refused.returncode == 1 and "Unauthenticated" in refused.stderr
 
 
 _LISTS = ("tenant", "policy", "keys")
+
+
+def test_a_script_reads_a_key_from_json(cluster: LocalCluster) -> None:
+    here = ("--folder", str(cluster.folder), "--json")
+    made = json.loads(quire("keys", "create", "scripted", *here).stdout)
+    assert made["token"] == f"{made['access_key']}:{made['secret_key']}" and made["tenant"] == "scripted"
+    again = json.loads(quire("keys", "rotate", made["access_key"], *here).stdout)
+    assert again["salt"] == made["salt"] and again["secret_key"] != made["secret_key"]
+    assert json.loads(quire("version", "--json").stdout)["quire"] == quire_version
 
 
 def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> None:
@@ -311,6 +326,9 @@ def test_bandwidth_and_images_by_hand(tmp_path: Path, cluster: LocalCluster) -> 
     latent.write_bytes(save({"latent": torch.randn(1, 4, 16, 16)}))
     put = quire("images", "put", str(latent), "--weights", weights, "--scale", "4", *where)
     assert "cat: 64 × 64" in put.stdout, put.stdout + put.stderr
+    put = quire("images", "put", str(latent), "--weights", weights, "--scale", "4", "--json", *where)
+    assert json.loads(put.stdout)["weights_sha256"] == weights
+    assert weights in {vae["weights_sha256"] for vae in json.loads(quire("images", "vaes", "--json", *where).stdout)}
     for name in ("cat.png", "cat.webp", "cat.jpg", "cat.avif"):
         got = quire("images", "get", "cat", str(tmp_path / name), *where)
         assert got.returncode == 0, got.stderr

@@ -193,6 +193,10 @@ def test_the_waterfall_in_a_terminal(traced: Traced) -> None:
     assert drawn.returncode == 0, drawn.stderr
     for text in ("engine.request", names.STORAGE_DELIVER, "SchedulerService/Admit", names.INDEX_MATCH, "━"):
         assert text in drawn.stdout, drawn.stdout
+    told = json.loads(run("--json").stdout)
+    assert traced.ids["kv"] in {each["trace"] for each in told}
+    spans = json.loads(run(traced.ids["kv"], "--json").stdout)
+    assert spans[0]["depth"] == 0 and names.STORAGE_DELIVER in {each["name"] for each in spans}
     unknown = run("ffff00")
     assert unknown.returncode == 1 and "InvalidRequest" in unknown.stderr
 

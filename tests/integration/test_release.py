@@ -84,7 +84,7 @@ def test_each_wheel_has_its_packages_and_asks_for_the_others(released: tuple[Pat
         "quire-tools": {"quire_tools"},
     }
     extras = set(_about(released[0] / "quire-7.8.9-py3-none-any.whl").get_all("Provides-Extra"))
-    assert {"server", "decoder", "cli", "tools", "vllm", "demo", "ucx"} <= extras and "dev" not in extras
+    assert {"server", "decoder", "cli", "tools", "vllm", "ucx"} <= extras and "dev" not in extras
     with tarfile.open(released[0] / "quire-7.8.9.tgz") as chart:
         file = chart.extractfile("quire/Chart.yaml")
         assert file is not None and b"appVersion: 7.8.9" in file.read()

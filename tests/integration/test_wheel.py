@@ -140,15 +140,37 @@ def test_without_ucx_a_transport_says_what_to_install(client_only: Environment, 
     assert result.returncode == 1 and "ConfigInvalid" in last and "pip install libucx-cu12" in last
 
 
-def test_the_command_line_says_what_it_needs(client_only: Environment, wheel: Path, tmp_path: Path) -> None:
-    """Without its extra one line; with it, and without UCX, it works."""
-    main = "import sys; sys.argv[1:] = ['--help']; from quire_tools.cli import main; main()"
-    result = client_only.run(main)
+def _main(*words: str) -> str:
+    return f"import sys; sys.argv = {['quire', *words]}; from quire_tools.cli import main; main()"
+
+
+@pytest.fixture(scope="module")
+def operator(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """What is in each image, for the cluster that runs."""
+    return Environment(tmp_path_factory.mktemp("cli"), wheel, {"cli"})
+
+
+def test_the_command_line_says_what_it_needs(client_only: Environment, operator: Environment, tmp_path: Path) -> None:
+    """Without its extra one line; with it, and without UCX and torch, it works."""
+    result = client_only.run(_main("--help"))
     assert result.returncode == 1 and result.stderr.count("\n") == 1 and "pip install 'quire[tools]'" in result.stderr
-    tools = Environment(tmp_path / "tools", wheel, {"tools"})
-    assert "redis" in tools.distributions and "torch" not in tools.distributions
-    result = tools.run(main, PYUCX_LIBUCP=str(tmp_path / "libucp.so.0"))
+    assert "redis" in operator.distributions and "torch" not in operator.distributions
+    result = operator.run(_main("--help"), PYUCX_LIBUCP=str(tmp_path / "libucp.so.0"))
     assert result.returncode == 0 and "bench" in result.stdout, result.stderr
+
+
+@pytest.mark.parametrize("words", [["bench", "--help"], ["bench", "delivery", "--help"], ["plan", "--help"]])
+def test_help_is_there_without_what_a_benchmark_needs(operator: Environment, words: list[str]) -> None:
+    result = operator.run(_main(*words))
+    assert result.returncode == 0 and "Usage" in result.stdout, result.stderr
+    assert words != ["bench", "--help"] or "Needs torch: pip install 'quire[tools]'." in result.stdout
+
+
+@pytest.mark.parametrize("words", [["demo"], ["bench", "gpu"], ["bench", "gpu", "--help"]])
+def test_what_needs_more_says_so_in_one_line(operator: Environment, words: list[str]) -> None:
+    result = operator.run(_main(*words))
+    assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
+    assert "is not installed; this needs: pip install 'quire[tools]'" in result.stderr
 
 
 def test_what_is_no_code_comes_along(wheel: Path) -> None:
@@ -160,9 +182,8 @@ def test_what_is_no_code_comes_along(wheel: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(200)
 def test_the_demo_without_a_checkout(wheel: Path, tmp_path: Path) -> None:
-    """`pip install 'quire[demo]'`, then `quire demo`, in an empty directory."""
-    environment = Environment(tmp_path / "environment", wheel, {"demo"})
-    code = f"import sys; sys.argv = ['quire', 'demo', '--folder', {str(tmp_path / 'demo')!r}]; "
-    done = environment.run(code + "from quire_tools.cli import main; main()", 180, HOME=str(tmp_path))
+    """`pip install 'quire[tools]'`, then `quire demo`, in an empty directory."""
+    environment = Environment(tmp_path / "environment", wheel, {"tools"})
+    done = environment.run(_main("demo", "--folder", str(tmp_path / "demo")), 180, HOME=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bit-identical to the KV kept in memory: yes" in done.stdout

@@ -13,7 +13,8 @@ import pytest
 import typer
 import yaml
 
-from quire_tools.cli.app import app, load_commands
+from quire_tools.cli.app import app
+from quire_tools.cli.bench_app import load_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("*.md")), ROOT / "tests/simulation/README.md"]
@@ -75,7 +76,7 @@ def test_a_page_holds(page: Path) -> None:
     assert not unknown_commands(text)
     for block in _blocks(text, "python"):
         compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    for test in re.findall(r"`(tests/[\w/]+\.py)(?:::([\w:]+))?`", text):
+    for test in re.findall(r"`((?:tests|libs)/[\w/]+\.py)(?:::([\w:]+))?`", text):
         assert (ROOT / test[0]).exists(), test
         name = test[1].rpartition(":")[2]
         assert not name or f"def {name}(" in (ROOT / test[0]).read_text(), test

@@ -14,6 +14,9 @@ def main() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     try:
         from quire_tools.cli.app import run
+
+        run()
     except ModuleNotFoundError as error:
-        sys.exit(f"quire: {error.name} is not installed; the command line needs: pip install 'quire[tools]'")
-    run()
+        if error.name is None or error.name.split(".")[0].startswith("quire"):
+            raise
+        sys.exit(f"quire: {error.name} is not installed; this needs: pip install 'quire[tools]'")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import json
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from quire import __version__
 from quire.model.errors import InvalidRequest, QuireError
 from quire_tools.cli import cluster as cluster_commands
+from quire_tools.cli.bench_app import Json, Plot, bench_app, load_commands, numbers, plan_app
 from quire_tools.cli.images_app import images_app
 from quire_tools.cli.keys import keys_app
 from quire_tools.cli.policies import policy_app, tenant_app
@@ -23,9 +22,7 @@ from quire_tools.local import LocalCluster, ports
 
 _ABOUT = "Keeps KV caches and latents as small immutable objects, and delivers them as they are needed."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_ABOUT)
-bench_app = typer.Typer()
 app.add_typer(bench_app, name="bench")
-plan_app = typer.Typer(no_args_is_help=True, help="What a deployment needs and costs, before there is one.")
 app.add_typer(plan_app, name="plan")
 app.add_typer(images_app, name="images")
 app.add_typer(keys_app, name="keys")
@@ -33,33 +30,30 @@ app.add_typer(policy_app, name="policy")
 app.add_typer(tenant_app, name="tenant")
 
 
-@plan_app.callback()
-def plan() -> None:
-    """What a deployment needs and costs, before there is one."""
-
-
 Folder = Annotated[Path, typer.Option(help="where the cluster keeps its files")]
 Gateway = Annotated[str, typer.Option(help="host:port of a gateway; empty for the cluster on --folder")]
 Admin = Annotated[str, typer.Option(help="host:port of a gateway's admin frontend; empty for the cluster on --folder")]
 TextFile = Annotated[Path, typer.Argument(help="text; its bytes are the tokens, as in the demo")]
 NamespaceFile = Annotated[Path, typer.Option(help="the namespace, as JSON (the demo writes one)")]
-Json = Annotated[Path | None, typer.Option("--json", help="write the result there")]
-Plot = Annotated[Path | None, typer.Option("--plot", help="draw the result there (PNG)")]
 AsJson = Annotated[bool, typer.Option("--json", help="for a program")]
 _FOLDER = Path("quire-data")
-Number = TypeVar("Number", int, float)
 
 
 @app.command()
-def version() -> None:
+def version(as_json: AsJson = False) -> None:
     """Version of Quire and of the UCX in use."""
+    about = {"quire": __version__, "ucx": "", "ucx_path": "", "ucx_origin": ""}
     try:
         from pyucx import library
     except ImportError as error:
-        print(f"quire {__version__}, no UCX: {error}")
+        print(json.dumps(about, indent=2) if as_json else f"quire {__version__}, no UCX: {error}")
         return
     ucx = ".".join(map(str, library.version))
-    print(f"quire {__version__}, UCX {ucx} from {library.path} ({library.origin})")
+    about |= {"ucx": ucx, "ucx_path": str(library.path), "ucx_origin": library.origin}
+    if as_json:
+        print(json.dumps(about, indent=2))
+    else:
+        print(f"quire {__version__}, UCX {ucx} from {library.path} ({library.origin})")
 
 
 @app.command()
@@ -172,12 +166,13 @@ def trace(
         typer.Option(help="a cluster's admin frontend instead, by QUIRE_CLUSTER_SECRET: what QUIRE_TRACE_RECENT keeps"),
     ] = "",
     limit: Annotated[int, typer.Option(help="how many to list")] = 20,
+    as_json: AsJson = False,
 ) -> None:
     """A request's way through the services, as a waterfall."""
     from quire_tools.cli import trace as traces
 
     found = traces.of_cluster(admin, trace_id) if admin else traces.of_folder(folder)
-    traces.show(found, trace_id, limit)
+    traces.show(found, trace_id, limit, as_json=as_json)
 
 
 @app.command()
@@ -261,7 +256,7 @@ def profile(
     """Measure how long a model prefills, by input length × prefix length, on CUDA if there is one, else on the CPU."""
     from quire_tools.cli.profile import measure
 
-    measure(out, model, name, device, _numbers(inputs, int), _numbers(prefixes, int), rounds)
+    measure(out, model, name, device, numbers(inputs, int), numbers(prefixes, int), rounds)
 
 
 @app.command()
@@ -324,166 +319,14 @@ def demo_vllm(
     DemoVllm(folder).run()
 
 
-@bench_app.callback(invoke_without_command=True)
-def bench(
-    context: typer.Context,
-    rounds: Annotated[int, typer.Option(help="of each, without a name")] = 5,
-    json_file: Json = None,
-    plot: Plot = None,
-) -> None:
-    """Benchmarks: a table, --json FILE, --plot FILE.png; the baseline is named. Without a name, several in short.
-
-    What is measured is between hosts, unless an option says otherwise.
-    """
-    os.environ["QUIRE_SHARED_MEMORY"] = "off"
-    if context.invoked_subcommand is None:
-        from quire_tools.bench import overview
-
-        overview.run(rounds).show(json_file, plot)
-
-
-@bench_app.command("lookup")
-def bench_lookup(
-    context: Annotated[int, typer.Option(help="tokens of the prompt")] = 65_536,
-    chunk_tokens: Annotated[int, typer.Option(help="tokens of a chunk")] = 16,
-    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 200,
-    clients: Annotated[int, typer.Option(help="clients at the same time")] = 16,
-    json_file: Json = None,
-    plot: Plot = None,
-) -> None:
-    """Longest match at the client, leased: warm, after idleness, and look-ups per second at saturation."""
-    from quire_tools.bench import lookup as bench
-
-    bench.run(context, chunk_tokens, rounds, clients).show(json_file, plot)
-
-
-@bench_app.command("index")
-def bench_index(
-    chunks: Annotated[int, typer.Option(min=1000, help="of each shape")] = 1_000_000,
-    seed: Annotated[int, typer.Option(help="seed of what is drawn at random")] = 1,
-    json_file: Json = None,
-    plot: Plot = None,
-) -> None:
-    """Bytes of Redis that a chunk takes in the prefix index, and the server's time to register and to match it."""
-    from quire_tools.bench import index as bench
-    from quire_tools.bench import pairs
-
-    report = bench.run(chunks, seed)
-    report.show(json_file, plot, draw=partial(pairs.draw, report, "bytes", lambda params: params["shape"]))
-
-
-@bench_app.command("delivery")
-def bench_delivery(
-    tier: Annotated[str, typer.Option(help="where the chunks lie: memory, or drives")] = "memory",
-    transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",
-    chunk_tokens: Annotated[str, typer.Option(help="one or several: 16,64,256")] = "16,64,256",
-    context: Annotated[str, typer.Option(help="tokens; one or several: 2048,8192,65536")] = "65536",
-    hit: Annotated[float, typer.Option(help="share of the prompt that is cached, 0 to 1")] = 0.875,
-    layers: Annotated[int, typer.Option(help="layers of the model")] = 32,
-    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 7,
-    json_file: Json = None,
-    plot: Plot = None,
-) -> None:
-    """Layerwise delivery (Llama 3.1 8B layout) against a bare pyucx stream of the same layers in the same run, or, from
-    drives, against the bare device."""
-    from quire_tools.bench import delivery
-
-    sizes, contexts = ([int(text) for text in several.split(",")] for several in (chunk_tokens, context))
-    delivery.run(tier, transport, sizes, contexts, hit, layers, rounds).show(json_file, plot)
-
-
-@bench_app.command("store")
-def bench_store(
-    level: Annotated[str, typer.Option(help="one or both: memory,local")] = "memory,local",
-    transport: Annotated[str, typer.Option(help="ucx, or shm: memory that is shared on one host")] = "ucx",
-    chunk_kib: Annotated[str, typer.Option(help="one or several")] = "64,1024,16384",
-    mib: Annotated[int, typer.Option(help="of each store")] = 256,
-    layers: Annotated[int, typer.Option(help="layers of the model")] = 16,
-    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 7,
-    json_file: Json = None,
-    plot: Plot = None,
-) -> None:
-    """Stores in one call against a bare pyucx stream of the same bytes, and against the drive's own writing of them."""
-    from quire_tools.bench import pairs
-    from quire_tools.bench import store as bench
-
-    sizes = [int(text) for text in chunk_kib.split(",")]
-    report = bench.run(level.split(","), transport, sizes, mib, layers, rounds)
-    report.show(json_file, plot, draw=partial(pairs.draw, report, "GB/s", bench.label))
-
-
-@bench_app.command("ttft")
-def bench_ttft(
-    contexts: Annotated[
-        str, typer.Option(help="prompt lengths in tokens, separated by commas")
-    ] = "4096,16384,32768,65536",
-    hits: Annotated[str, typer.Option(help="cached shares, 0 to 1, separated by commas")] = "0.125,0.5,0.875",
-    chunk_tokens: Annotated[str, typer.Option(help="tokens of a chunk")] = "16,64,256",
-    gbps: Annotated[str, typer.Option(help="the paper's link; ours is an eighth of it")] = "100,10",
-    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="16K, G = 64 only, without the cold pool")] = False,
-    sweep: Annotated[bool, typer.Option("--sweep", help="added TTFT over the link's rate (Figure 15)")] = False,
-    bubble: Annotated[bool, typer.Option("--bubble", help="compute and stall by hit rate at 32K, by tier")] = False,
-    model: Annotated[bool, typer.Option("--model", help="a small transformer's real compute, no timers")] = False,
-    json_file: Json = None,
-    plot: Plot = None,
-) -> None:
-    """Time to first token by path, context, hit rate and chunk size, against pre-aggregated layers in local memory."""
-    from quire_tools.bench import ttft_figures as figures
-
-    if sweep or bubble or model:
-        from quire_tools.bench import ttft_more
-
-        report = ttft_more.sweep() if sweep else ttft_more.bubble() if bubble else ttft_more.real_model(rounds)
-        report.show(json_file, plot, draw=lambda path: figures.lines(report, path))
-        return
-    from quire_tools.bench import ttft
-
-    sizes = [64] if quick else _numbers(chunk_tokens, int)
-    lengths = [16_384] if quick else _numbers(contexts, int)
-    tries = min(rounds, 2) if quick else rounds
-    report = ttft.run(lengths, _numbers(hits, float), sizes, _numbers(gbps, float), tries, cold=not quick)
-    report.show(json_file, plot, draw=lambda path: figures.overheads(report, path))
-
-
-@bench_app.command("tracing")
-def bench_tracing(
-    rounds: Annotated[int, typer.Option(help="rounds of each measurement")] = 15,
-    deliveries: Annotated[int, typer.Option(help="deliveries of a round")] = 8,
-    json_file: Json = None,
-    plot: Plot = None,
-) -> None:
-    """What tracing costs: deliveries with it off, for one request in a hundred, and for all, in turns."""
-    from quire_tools.bench import tracing
-
-    tracing.run(rounds, deliveries).show(json_file, plot)
-
-
-def _numbers(text: str, kind: Callable[[str], Number]) -> list[Number]:
-    try:
-        return [kind(part) for part in text.split(",")]
-    except ValueError:
-        raise InvalidRequest(f"{text!r} is no list of numbers") from None
-
-
-def load_commands(words: Sequence[str]) -> None:
-    """Benchmarks and plans whose packages are installed: the one that the command line names, or all for the help."""
-    for group, commands in (("bench", bench_app), ("plan", plan_app)):
-        if group not in words:
-            continue
-        entries = sorted(entry_points(group=f"quire.{group}"), key=lambda entry: entry.name)
-        for entry in [each for each in entries if each.name in words] or entries:
-            commands.command(entry.name)(entry.load())
-
-
 def run() -> None:
     """All commands. A `QuireError` is one line and status 1, no stack trace."""
     try:
         load_commands(sys.argv[1:])
         app()
     except QuireError as error:
-        Console(stderr=True).print(f"[bold red]{error.code()}[/]: {error}")
+        Console(stderr=True).print(f"[bold red]{error.code()}[/]: {escape(str(error))}")
         sys.exit(1)
 
 
-__all__ = ["app", "load_commands", "run"]
+__all__ = ["app", "run"]

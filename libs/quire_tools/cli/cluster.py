@@ -112,9 +112,13 @@ def gateway_of(folder: Path, gateway: str) -> str:
 
 
 def operator_token(folder: Path, gateway: str) -> str:
-    """What shows an operator of the cluster on `folder`; empty at a gateway that was named, where QUIRE_TOKEN says."""
+    """What shows an operator: of the cluster on `folder`, or at a gateway that was named by QUIRE_CLUSTER_SECRET, as a
+    service's container has it. Empty where QUIRE_TOKEN says who asks, and where there is neither.
+    """
+    if gateway:
+        return "" if os.environ.get("QUIRE_TOKEN") else member_token(os.environ.get("QUIRE_CLUSTER_SECRET", ""))
     secret = folder / "secret"
-    return "" if gateway or not secret.is_file() else member_token(secret.read_text())
+    return member_token(secret.read_text()) if secret.is_file() else ""
 
 
 def as_operator(folder: Path, admin: str, work: Callable[[AdminClient], Awaitable[None]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from quire.client import Image, ImageClient, QuireClient
 from quire.model.errors import InvalidRequest
 from quire.model.images import MEDIA_TYPES, Fit, ImageAttributes, ImageEntry, Rendering
 from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record, from_safetensors
+from quire.model.nodes import KnownVae
 
 console = Console(highlight=False)
 
@@ -38,7 +40,9 @@ def record_of(file: Path, weights: str, scale: int, scaling: float, shift: float
     return raw
 
 
-def put(gateway: str, file: Path, image_id: str, record: bytes, allow_unknown_vae: bool, provenance: str) -> None:
+def put(
+    gateway: str, file: Path, image_id: str, record: bytes, allow_unknown_vae: bool, provenance: str, *, as_json: bool
+) -> None:
     """Raises `InvalidRequest`, also where no decoder signs provenance; `RecordInvalid` where none has its VAE."""
     attributes = ImageAttributes(provenance=provenance)
 
@@ -50,24 +54,30 @@ def put(gateway: str, file: Path, image_id: str, record: bytes, allow_unknown_va
             )
 
     entry, held = asyncio.run(store()), file.stat().st_size
+    if as_json:
+        print(json.dumps(_about(entry), indent=2))
+        return
     console.print(f"{entry.image_id}: {entry.height} × {entry.width}, {entry.record_bytes} bytes stored of {held}")
 
 
-def vaes(gateway: str) -> None:
+def vaes(gateway: str, *, as_json: bool) -> None:
     """By name, and how their digests are computed."""
 
-    async def show() -> None:
-        table = Table("name", "class", "channels", "pixels per value", "scaling", "shift")
-        table.add_column("weights, SHA-256", overflow="fold", min_width=32)
+    async def ask() -> list[KnownVae]:
         async with QuireClient(gateway) as client:
-            for vae in await ImageClient(client).vaes():
-                scaling, shift = f"{vae.scaling_factor:g}", f"{vae.shift_factor:g}"
-                figures = (str(vae.channels), str(vae.scale), scaling, shift)
-                table.add_row(vae.name, vae.class_name, *figures, vae.weights_sha256)
-        console.print(table)
-        console.print("A VAE's digest: sha256sum FOLDER/diffusion_pytorch_model.safetensors", highlight=False)
+            return await ImageClient(client).vaes()
 
-    asyncio.run(show())
+    found = asyncio.run(ask())
+    if as_json:
+        print(json.dumps([asdict(vae) for vae in found], indent=2))
+        return
+    table = Table("name", "class", "channels", "pixels per value", "scaling", "shift")
+    table.add_column("weights, SHA-256", overflow="fold", min_width=32)
+    for vae in found:
+        scaling, shift = f"{vae.scaling_factor:g}", f"{vae.shift_factor:g}"
+        table.add_row(vae.name, vae.class_name, str(vae.channels), str(vae.scale), scaling, shift, vae.weights_sha256)
+    console.print(table)
+    console.print("A VAE's digest: sha256sum FOLDER/diffusion_pytorch_model.safetensors", highlight=False)
 
 
 def get(gateway: str, image_id: str, out: Path, quality: int, width: int, height: int, fit: Fit) -> None:
@@ -86,6 +96,11 @@ def get(gateway: str, image_id: str, out: Path, quality: int, width: int, height
     console.print(f"{out}: {len(image.data)} bytes, from {image.decoder} ({image.source}; ms: {spent or '–'})")
 
 
+def _about(entry: ImageEntry) -> dict[str, str | int]:
+    about: dict[str, str | int] = {"id": entry.image_id, "width": entry.width, "height": entry.height}
+    return about | {"record_bytes": entry.record_bytes, "weights_sha256": entry.weights_sha256}
+
+
 def ls(gateway: str, prefix: str, *, as_json: bool) -> None:
     """All, in order of their ids. As JSON an object a line: there may be many."""
 
@@ -94,9 +109,7 @@ def ls(gateway: str, prefix: str, *, as_json: bool) -> None:
         async with QuireClient(gateway) as client:
             async for entry in ImageClient(client).list(prefix):
                 if as_json:
-                    about = {"id": entry.image_id, "width": entry.width, "height": entry.height}
-                    about |= {"record_bytes": entry.record_bytes, "weights_sha256": entry.weights_sha256}
-                    print(json.dumps(about), flush=True)
+                    print(json.dumps(_about(entry)), flush=True)
                     continue
                 size = f"{entry.width} × {entry.height}"
                 table.add_row(entry.image_id, size, str(entry.record_bytes), entry.weights_sha256[:12] or "–")

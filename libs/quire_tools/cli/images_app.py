@@ -32,13 +32,14 @@ def images_put(
     ] = "",
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
+    as_json: AsJson = False,
 ) -> None:
     """Store a latent under an id."""
     from quire_tools.cli import images
 
     address = cluster_commands.gateway_of(folder, gateway)
     raw = images.record_of(file, weights, scale, scaling_factor, shift_factor)
-    images.put(address, file, name, raw, allow_unknown_vae, provenance)
+    images.put(address, file, name, raw, allow_unknown_vae, provenance, as_json=as_json)
 
 
 @images_app.command("sign")
@@ -58,11 +59,12 @@ def images_sign(
 def images_vaes(
     folder: Folder = _FOLDER,
     gateway: Gateway = "",
+    as_json: AsJson = False,
 ) -> None:
     """VAEs that the decoders have, by the digest of their weights."""
     from quire_tools.cli import images
 
-    images.vaes(cluster_commands.gateway_of(folder, gateway))
+    images.vaes(cluster_commands.gateway_of(folder, gateway), as_json=as_json)
 
 
 @images_app.command("get")

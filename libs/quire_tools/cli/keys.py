@@ -34,24 +34,36 @@ def create(
     read_only: Annotated[bool, typer.Option("--read-only", help="own buckets too are only read")] = False,
     rdma: Annotated[bool, typer.Option("--rdma", help="may name memory for RDMA; only for clients you trust")] = False,
     folder: Folder = _FOLDER,
+    as_json: AsJson = False,
 ) -> None:
     """Make a key; prints its secret, which is kept nowhere."""
     made = tuple(parse_grant(text) for text in grant or [])
     key, secret, salt = _run(
         folder, lambda keys: _with_secret(keys, keys.create(tenant, made, read_only=read_only, rdma=rdma))
     )
-    console.print(f"access key  {key.name}\nsecret key  {secret}\ntenant      {key.tenant}", highlight=False)
-    console.print(f"gRPC token  {key.name}:{secret}\nsalt        {salt}", highlight=False, soft_wrap=True)
+    _print_key(key, secret, salt, as_json=as_json)
 
 
 @keys_app.command()
 def rotate(
     name: Annotated[str, typer.Argument(help="name of the key")],
     folder: Folder = _FOLDER,
+    as_json: AsJson = False,
 ) -> None:
     """Give a key another secret; the one before is worth nothing from then on."""
-    key, secret, _ = _run(folder, lambda keys: _with_secret(keys, keys.rotate(name)))
-    console.print(f"access key  {key.name}\nsecret key  {secret}", highlight=False)
+    key, secret, salt = _run(folder, lambda keys: _with_secret(keys, keys.rotate(name)))
+    _print_key(key, secret, salt, as_json=as_json)
+
+
+def _print_key(key: AccessKey, secret: str, salt: str, *, as_json: bool) -> None:
+    """All that its holder needs."""
+    token = f"{key.name}:{secret}"
+    if as_json:
+        about = {"access_key": key.name, "secret_key": secret, "tenant": key.tenant, "token": token, "salt": salt}
+        print(json.dumps(about, indent=2))
+        return
+    console.print(f"access key  {key.name}\nsecret key  {secret}\ntenant      {key.tenant}", highlight=False)
+    console.print(f"gRPC token  {token}\nsalt        {salt}", highlight=False, soft_wrap=True)
 
 
 @keys_app.command("grant")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +22,7 @@ from quire_tools.spans import Span, Trace, lines_of, read_traces
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
 _BAR_MIN = 24
 console = Console()
+warnings = Console(stderr=True, style="yellow", markup=False)
 
 
 def of_folder(folder: Path) -> dict[str, Trace]:
@@ -41,11 +45,11 @@ def of_cluster(admin: str, trace_id: str) -> dict[str, Trace]:
             async for told in operator.spans(trace_id):
                 lines.extend(told.spans)
                 if told.error:
-                    console.print(f"! spans of {told.member} are missing: {told.error}", style="yellow", markup=False)
+                    warnings.print(f"! spans of {told.member} are missing: {told.error}")
         except Unavailable as error:
             if not lines:
                 raise
-            console.print(f"! not all members were asked: {error}", style="yellow", markup=False)
+            warnings.print(f"! not all members were asked: {error}")
 
     as_operator(Path(), admin, collect)
     traces = read_traces(lines)
@@ -56,28 +60,37 @@ def of_cluster(admin: str, trace_id: str) -> dict[str, Trace]:
     return traces
 
 
-def show(traces: Mapping[str, Trace], trace_id: str, limit: int) -> None:
+def show(traces: Mapping[str, Trace], trace_id: str, limit: int, *, as_json: bool) -> None:
     """One trace; without an id the latest ones. Raises `InvalidRequest` for one that is not there."""
     if not trace_id:
-        _list(list(traces.values()), limit)
+        _list(sorted(traces.values(), key=lambda each: each.start_ns)[-limit:], as_json=as_json)
         return
     found = [trace for trace in traces.values() if trace.trace_id.startswith(trace_id.lower())]
     if len(found) != 1:
         raise InvalidRequest(f"{len(found)} traces begin with {trace_id!r}", field="id")
-    _waterfall(found[0])
+    if as_json:
+        print(json.dumps([{"depth": depth, **asdict(span)} for depth, span in found[0].walk()], indent=2))
+    else:
+        _waterfall(found[0])
 
 
-def _list(traces: list[Trace], limit: int) -> None:
+def _list(traces: Sequence[Trace], *, as_json: bool) -> None:
+    rows: list[dict[str, Any]] = [
+        {
+            "trace": trace.trace_id,
+            "began_with": trace.roots[0].name,
+            "services": sorted({span.service for span in trace.spans.values()}),
+            "spans": len(trace.spans),
+            "ms": (trace.end_ns - trace.start_ns) / 1e6,
+        }
+        for trace in traces
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
     table = Table("trace", "began with", "services", "spans", "ms")
-    for trace in sorted(traces, key=lambda each: each.start_ns)[-limit:]:
-        services = sorted({span.service for span in trace.spans.values()})
-        table.add_row(
-            trace.trace_id,
-            trace.roots[0].name,
-            ", ".join(services),
-            str(len(trace.spans)),
-            f"{(trace.end_ns - trace.start_ns) / 1e6:.1f}",
-        )
+    for trace_id, began_with, services, spans, ms in (row.values() for row in rows):
+        table.add_row(trace_id, began_with, ", ".join(services), str(spans), f"{ms:.1f}")
     console.print(table)
 
 

@@ -9,7 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quire_tools.cli.app import app, load_commands
+from quire_tools.cli.app import app
+from quire_tools.cli.bench_app import load_commands
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
