@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import shlex
 import subprocess
+import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from quire.wire.credentials import page_token
 from tests.containers import driving
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = os.environ.get("QUIRE_TEST_COMPOSE", "")
 MEMBERS = {"gateway-0", "storage-0", "storage-1", "decoder-0"}
+OPERATORS = {
+    "QUIRE_GATEWAY_ADMIN_LISTEN": "0.0.0.0:7420",
+    "QUIRE_GATEWAY_PAGE_LISTEN": "0.0.0.0:7421",
+    "QUIRE_TRACE_RECENT": "4000",
+}
+SECRET = "a-public-secret-for-trials-never-for-production"
 
 pytestmark = pytest.mark.skipif(not COMPOSE, reason="QUIRE_TEST_COMPOSE names no compose command")
 
@@ -29,18 +41,36 @@ def _log() -> str:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[None]:
-    """Up, with images that are built already."""
-    up = _compose("up", "-d", "--no-build")
-    assert up.returncode == 0, up.stdout + up.stderr
-    try:
-        driving.until(lambda: driving.members().keys() >= MEMBERS, _log)
-        yield
-    finally:
-        _compose("down", "-v")
+    """Up, with images that are built already, and open for operators."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in OPERATORS.items():
+            patch.setenv(name, value)
+        up = _compose("up", "-d", "--no-build")
+        assert up.returncode == 0, up.stdout + up.stderr
+        try:
+            driving.until(lambda: driving.members().keys() >= MEMBERS, _log)
+            yield
+        finally:
+            _compose("down", "-v")
 
 
 def test_the_demo_against_containers(running: None, tmp_path: Path) -> None:
     driving.demo(tmp_path, _log)
+
+
+def test_operators_see_traces_and_the_page(running: None) -> None:
+    """After the demo; with the secret that the compose file has for trials."""
+    command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "trace", "--admin", "127.0.0.1:7420"]
+    environment = {**os.environ, "QUIRE_CLUSTER_SECRET": SECRET}
+    done = subprocess.run([*command, "--json"], env=environment, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert any({"gateway", "storage", "scheduler"} <= set(each["services"]) for each in json.loads(done.stdout))
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen("http://127.0.0.1:7421/", timeout=10)
+    shown = base64.b64encode(f"operator:{page_token(SECRET.encode())}".encode()).decode()
+    page = urllib.request.Request("http://127.0.0.1:7421/", headers={"Authorization": f"Basic {shown}"})
+    with urllib.request.urlopen(page, timeout=10) as answer:
+        assert answer.status == 200
 
 
 def test_a_container_that_is_killed_comes_back(running: None) -> None:
