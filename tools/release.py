@@ -96,7 +96,7 @@ def projects(whole: dict[str, Any], version: str) -> dict[str, dict[str, Any]]:
     of_client = {
         name: moved(each)
         for name, each in extras.items()
-        if name not in (*elsewhere, "dev", "judge", "charts", "release")
+        if name not in (*elsewhere, "dev", "judge", "charts", "mutants")
     }
     of_client |= {name: moved([f"quire[{name}]"]) for name in elsewhere}
     own: dict[str, dict[str, Any]] = {
@@ -162,7 +162,7 @@ def bill(tree: Path, out: Path, version: str) -> None:
     command = [sys.executable, "-m", "cyclonedx_py", "requirements", "--output-reproducible", "constraints.txt"]
     made = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     if made.returncode:
-        sys.exit(f"{made.stderr}\nthe bill of materials wants: pip install 'quire[release]'")
+        sys.exit(f"{made.stderr}\nthe bill of materials wants: pip install cyclonedx-bom")
     (out / f"quire-{version}.cdx.json").write_text(made.stdout)
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from opentelemetry.trace import get_current_span
 from rich.console import Console
 from rich.table import Table
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
@@ -30,8 +31,10 @@ from quire.model.hashing import block_keys
 from quire.telemetry import tracer
 from quire.transport import OFF
 from quire_server.telemetry import configure
+from quire_tools.cli import timeline
 from quire_tools.cli.cluster import write_namespace
 from quire_tools.local import LocalCluster
+from quire_tools.spans import lines_of, read_traces
 
 _PREFIX_TOKENS: Final = 3000
 _SUFFIX_TOKENS: Final = 192
@@ -91,6 +94,8 @@ class Demo:
         self._folder = folder
         self._gateway = gateway
         self._summary: list[tuple[str, str]] = []
+        self._reused: Prefill
+        self._began_ns, self._trace = 0, ""
         # A namespace of its own for each run: one that ran before must not have left the answer in the store.
         self._salt = os.urandom(16)
 
@@ -152,6 +157,8 @@ class Demo:
                 self._lose_a_node(client, cache, cluster, second)
             cache.close()
         self._show_images(gateway, shifting=cluster is not None)
+        found = read_traces(lines_of(traces)).get(self._trace)  # none of a cluster that was there before
+        timeline.draw(self._folder / "timeline.png", self._reused, timeline.sent_layers(found, self._began_ns))
         if cluster is not None:
             spans = self._folder / "trace.jsonl"
             spans.write_text("".join(path.read_text() for path in sorted(traces.glob("*.jsonl"))))
@@ -184,6 +191,7 @@ class Demo:
             _step("the second prompt, with the prefix from Quire"),
             tracer().start_as_current_span("demo.reuse"),
         ):
+            self._began_ns, self._trace = time.time_ns(), format(get_current_span().get_span_context().trace_id, "032x")
             reused = cache.prefill(second)
             reused.wait_stored()
         with _step("the second prompt, with the same prefix kept in this process's memory"):
@@ -198,9 +206,9 @@ class Demo:
         )
         if not (identical and same):
             raise SystemExit(f"the logits are wrong: they differ from a full recompute by up to {difference:.1e}")
+        self._reused = reused
         picture = self._folder / "timeline.png"
-        draw_timeline(picture, reused)
-        self._summary.append(("timeline", f"{picture}: each layer on the wire, and computed"))
+        self._summary.append(("timeline", f"{picture}: each layer as it was read, sent, and computed with"))
 
     def _report(self, recomputed: Prefill, reused: Prefill) -> None:
         waited_ms = 1e3 * sum(times.stall_s for times in reused.layers)
@@ -235,37 +243,6 @@ class Demo:
         )
         if not survived.failure:
             raise SystemExit("the node's death went unnoticed")
-
-
-def draw_timeline(path: Path, result: Prefill) -> None:
-    """Layers from top to bottom over time: when each was on the wire, was waited for, and was computed with."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    layers = result.layers
-    figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(layers) + 2.0))
-    begins = [layers[0].asked_s, *(each.arrived_s for each in layers)]
-    ends = [each.asked_s for each in layers[1:]] + [result.ttft_s]
-    parts = {
-        "looked up, and fetched from the tiers": ("#c8c8c8", 0.25, [(0, 0.0, begins[0])]),
-        "on the wire": ("#e0a458", 0.25, [(i, begins[i], each.arrived_s) for i, each in enumerate(layers)]),
-        "the model waits": ("#d1605e", -0.15, [(i, each.asked_s, each.got_s) for i, each in enumerate(layers)]),
-        "computed": ("#4878a8", -0.15, [(i, layers[i].got_s, end) for i, end in enumerate(ends)]),
-    }
-    for label, (colour, above, spans) in parts.items():
-        rows, lefts = [index - above for index, _, _ in spans], [begin * 1e3 for _, begin, _ in spans]
-        widths = [max(0.0, end - begin) * 1e3 for _, begin, end in spans]
-        axes.barh(rows, widths, left=lefts, height=0.3, color=colour, label=label)
-    axes.set(yticks=range(len(layers)), ylabel="layer", xlabel="ms since the request began")
-    axes.set_xlim(left=0)
-    axes.invert_yaxis()
-    axes.set_title(f"{result.reused_tokens} tokens from Quire, {result.computed_tokens} computed", pad=28)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize="small")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def _logits_from_memory(model: Any, first: torch.Tensor, second: torch.Tensor, prefix: int) -> torch.Tensor:
