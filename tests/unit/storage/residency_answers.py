@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from quire.model.errors import QuireError
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy
+from quire_storage.core.entry import Entry, Phase
 from quire_storage.core.residency import Residency
 
-_TOLD_LATER = (ev.Unpinned, ev.ReservationEnded, ev.TransferUnsettled, ev.IndexingEnded, ev.Indexed, ev.PromotionEnded)
+_TOLD_LATER = (
+    ev.PinnedAlso,
+    ev.Unpinned,
+    ev.ReservationEnded,
+    ev.TransferUnsettled,
+    ev.IndexingEnded,
+    ev.Indexed,
+    ev.PromotionEnded,
+)
 """These have another event's ticket, and no answer."""
 
 
@@ -20,18 +30,39 @@ class Answers:
         self._machine = machine
         self._asked: dict[int, Any] = {}
         self._given: set[int] = set()
-        self._at_once = 0
-        self._hits = 0
+        self._at_once = self._newest = 0
+        self._hits = Counter[str]()
         self._going = 0
         self._unclear: set[bytes] = set()
         self._evicted: tuple[int, int] = 0, 0
         self._answered: ev.Answered | None = None
+        self._must_fail: set[int] = set()
+        self._absent: set[bytes] = set()
+        self._dropped: dict[int, set[bytes]] = {}
+        self._promoted: list[Entry] = []
 
     def before(self, event: Any) -> None:
         machine = self._machine
         self._at_once, self._answered = 0, None
         self._unclear = {*machine._leaving, *machine._withdrawing}
-        self._hits = sum(machine.hits.values())
+        self._newest = machine._numbers
+        self._hits = machine.hits.copy()
+        match event:
+            case ev.Pinned(_, keys, True, _):
+                self._hits.update(map(self._tier, keys))
+            case ev.Denied(records):
+                self._absent = {each.key for each in records if each.key not in machine._entries} - set(machine.keys())
+            case ev.Dropped(ticket, generations):
+                self._dropped[ticket] = {key for key, which in generations.items() if self._goes(key, which)}
+            case ev.Forgotten(removal, error) if error is not None:
+                number = machine._removals[removal].number
+                self._must_fail |= {ticket for ticket, pending, _ in machine._removal_waits if number in pending}
+            case ev.WriteFailed(write, _) if write in machine._rewrites:
+                self._must_fail |= {goal.ticket for goal in machine._rewrites[write][1]}
+            case ev.IndexingEnded(ticket, error) if error is not None:
+                self._must_fail.add(ticket)
+            case ev.PromotionEnded(_, promotion, True):
+                self._promoted = [entry for entry, _ in machine._promotions[promotion].places.values()]
         if isinstance(event, ev.Answered):
             entries = {entry.number: entry for entry in machine._questions[event.question].entries}.values()
             self._answered = event
@@ -45,8 +76,19 @@ class Answers:
     def after(self, event: Any, instructions: list[ev.Instruction]) -> None:
         """What an event did at once."""
         machine = self._machine
-        if isinstance(event, ev.Pinned):
-            assert sum(machine.hits.values()) - self._hits == (len(event.keys) if event.used else 0), "each key counts"
+        assert +machine.hits == +self._hits, "each key that is asked for with a use counts, in the tier where it is"
+        if isinstance(event, ev.Denied):
+            told = {each.key for said in instructions if isinstance(said, ev.Withdraw) for each in said.records}
+            assert self._absent <= told, "the index is told what is not here"
+        if isinstance(event, ev.Dropped):
+            left = [key for key in self._dropped[event.ticket] if key in machine]
+            assert all(key in machine._entries for key in left), "what ended is gone"
+            assert all(machine._entries[key].number > self._newest for key in left), "or was stored again at once"
+        if isinstance(event, ev.RegistrationWanted):
+            assert not any(machine.generation(key) for key in self._registering(instructions)), "no entry lists it"
+        if isinstance(event, ev.PromotionEnded) and event.complete:
+            here = [entry for entry in self._promoted if entry.phase is Phase.RESIDENT]
+            assert all(entry.memory is not None for entry in here), "every byte was read into memory, where it is now"
         if self._answered is not None:
             disk, memory = machine.evictions["disk"] - self._evicted[0], machine.evictions["memory"] - self._evicted[1]
             if machine.pool is not None:
@@ -57,10 +99,17 @@ class Answers:
             match instruction:
                 case ev.Complete(ticket, value):
                     self._give(ticket)
+                    assert ticket not in self._must_fail, "what failed is not told as done"
                     self._check(self._asked[ticket], value)
                 case ev.Fail(ticket, error):
                     self._give(ticket)
+                    self._must_fail.discard(ticket)
                     assert isinstance(error, QuireError) and error.message
+                    assert (
+                        not isinstance(self._asked[ticket], ev.StoreOffered)
+                        or ticket not in machine._holders
+                        or (isinstance(event, ev.IndexingEnded))
+                    ), "a store that kept nothing holds nothing"
                 case ev.Register(ticket, records, patient):
                     asked = self._asked[ticket]
                     assert patient is getattr(asked, "patient", True)
@@ -69,16 +118,25 @@ class Answers:
                 case ev.Upload(key, size, written):
                     found = machine.look(key)
                     assert found is None or size == found[0].chunk.shape.slot_bytes
-                    assert isinstance(written, bool)
-                case ev.AskToWithdraw(_, records, others_min):
-                    assert isinstance(others_min, int) and records
+                    assert found is None or written == found[0].in_object, "whether there may be an object of it"
+                case ev.AskToWithdraw(question, records, others_min):
+                    by = self._asked.get(machine._questions[question].ticket)
+                    assert records and others_min == (by.others_min if by is not None else 0)
+                case ev.AskToEvict(question, records):
+                    by = self._asked.get(machine._questions[question].ticket)
+                    assert records and (by is None or not by.others_min), "gone from everywhere, or from here only"
                 case ev.WakeAt(at_s):
                     assert at_s > machine._now_s
                 case ev.CancelUpload(key):
                     assert machine._objects and isinstance(key, bytes)
-                case ev.Write() | ev.WriteHeaders() | ev.Forget():
+                case ev.Write(number, placed, sources):
+                    assert len({each.header.chunk.shape for each in placed}) == 1, "of one shape"
+                    begun = machine._writes.get(number)
+                    assert begun is None or not any(each.phase is Phase.LEAVING for each in begun.entries)
+                    assert len(sources) == len(placed)
+                case ev.WriteHeaders() | ev.Forget():
                     assert instruction.placed
-                case ev.Withdraw(records) | ev.AskToEvict(_, records):
+                case ev.Withdraw(records):
                     assert records
                 case ev.Fetch(keys):
                     assert machine._objects and not any(key in machine for key in keys)
@@ -120,11 +178,28 @@ class Answers:
             case ev.EvictionWanted():
                 assert value == (0 if self._answered is None else self._going), "how many went"
             case ev.Dropped():
-                assert 0 <= value <= len(asked.generations)
+                assert value == len(self._dropped[asked.ticket]), "how many went"
             case ev.Stopping():
                 assert value is None
             case _:
                 raise AssertionError(f"{asked} has no answer")
+
+    def _tier(self, key: bytes) -> str:
+        entry = self._machine._entries.get(key)
+        if key not in self._machine:
+            return "object"
+        return "memory" if entry is not None and entry.memory is not None else "disk"
+
+    def _goes(self, key: bytes, generation: int) -> bool:
+        """Whether a copy that is here was listed under an index entry that has ended, or under none that is known."""
+        machine, entry = self._machine, self._machine._entries.get(key)
+        if key not in machine:
+            return False
+        mine = machine.generation(key)
+        return not generation or mine == generation or (not mine and (entry is None or not entry.registering))
+
+    def _registering(self, instructions: list[ev.Instruction]) -> list[bytes]:
+        return [each.key for said in instructions if isinstance(said, ev.Register) for each in said.records]
 
     def _is_safe(self, key: bytes) -> bool:
         pool = self._machine.pool

@@ -7,11 +7,12 @@ from typing import Any, Final
 
 from quire.model.durability import Durability, OnExisting
 from quire_storage.core import events as ev
-from quire_storage.core.chunks import Copy
-from tests.unit.storage.residency_world import World, chunk_of, content_of
+from quire_storage.core.chunks import Copy, MemoryPlace
+from tests.unit.storage.residency_world import Operation, World, chunk_of
 
 STEPS: Final = 150
 CHUNKS: Final = 16
+_OF_DRIVES: Final = ("write", "headers", "forget")
 
 
 class History:
@@ -22,7 +23,7 @@ class History:
         self._world = World(drives=seed % 3, objects=seed % 2 == 0, arena_slabs=1 + seed % 4, drive_slabs=1 + seed % 2)
         self._stores: list[tuple[int, int]] = []
         self._readers: list[int] = []
-        self._drops: list[int] = []
+        self._to_answer: list[int] = []
 
     def run(self) -> None:
         steps = [
@@ -41,12 +42,12 @@ class History:
         self._world.leased.clear()
         while self._stores:
             self._end_store()
-        for _ in range(4):  # what waited may hold something once it was answered
-            self._world.held.clear()
-            for ticket in list(self._world.residency._holders):
-                self._world.post(ev.Unpinned(ticket))
-            self._world.settle()
-        assert all(ticket in self._world.answers for ticket in self._drops), "a drop is answered"
+        self._world.settle()
+        while self._readers:
+            self._unpin()
+        self._world.settle()
+        missing = [ticket for ticket in self._to_answer if ticket not in self._world.answers]
+        assert not missing, f"what is asked is answered: {missing}"
         self._world.post(ev.Stopping(self._world.ticket()))
         self._world.settle()
         machine = self._world.residency
@@ -81,7 +82,7 @@ class History:
     def _end_operation(self) -> None:
         if self._world.running:
             operation = self._random.choice(self._world.running)
-            fails = self._random.random() < (0.02 if operation.name == "write" else 0.25)
+            fails = self._random.random() < (0.02 if operation.name in _OF_DRIVES else 0.25)
             self._world.end(operation, fail=fails)
 
     def _pin(self) -> None:
@@ -108,21 +109,52 @@ class History:
         failed = pool.failed_drives() if pool is not None else frozenset()
         on_drives = [each for each in self._held() if each.disk is not None and each.disk.drive not in failed]
         copies = {copy.number: copy for copy in on_drives if copy.memory is None}
-        if copies:
-            ticket = self._world.ticket()
-            self._world.post(ev.PromotionWanted(ticket, list(copies), self._random.random() < 0.5))
-            answer: Any = self._world.answers[ticket]
-            for number, (_, place) in answer.items():
-                self._world.memory[place.offset] = content_of(copies[number].chunk)
-            for promotion in dict.fromkeys(promotion for promotion, _ in answer.values()):
-                self._world.post(ev.PromotionEnded(ticket, promotion, self._random.random() < 0.7))
+        if not copies:
+            return
+        ticket, holder = self._world.ticket(), self._world.ticket()
+        for number in copies:
+            self._world.post(ev.PinnedAlso(holder, number))
+        self._world.post(ev.PromotionWanted(ticket, list(copies), self._random.random() < 0.5))
+        answer: Any = self._world.answers[ticket]
+        places = {number: (promotion, place) for number, (promotion, place) in answer.items()}
+        waiting = {promotion for promotion, _ in places.values()}
+        for promotion in sorted(waiting):
+            mine = {copies[number]: place for number, (of, place) in places.items() if of == promotion}
+            self._read(ticket, promotion, mine, waiting, holder)
+        if not waiting:
+            self._world.post(ev.Unpinned(holder))
+
+    def _read(
+        self, ticket: int, promotion: int, places: dict[Copy, MemoryPlace], waiting: set[int], holder: int
+    ) -> None:
+        """Copies into the slots of a promotion, while other things happen; its holder lets go after the last one."""
+        world = self._world
+
+        def end(complete: bool) -> None:
+            readable = [copy for copy in places if copy.disk is not None and not world._failed(copy.disk.drive)]
+            if len(readable) == len(places) and complete:
+                for copy, place in places.items():
+                    assert copy.disk is not None
+                    world.memory[place.offset] = world.disk[copy.disk.drive, copy.disk.offset]
+            world.post(ev.PromotionEnded(ticket, promotion, complete and len(readable) == len(places)))
+            waiting.discard(promotion)
+            if not waiting:
+                world.post(ev.Unpinned(holder))
+
+        world.running.append(Operation("read", lambda: end(True), lambda: end(False)))
+
+    def _ask(self) -> int:
+        self._to_answer.append(self._world.ticket())
+        return self._to_answer[-1]
 
     def _drop(self) -> None:
-        key = self._key()
-        generation = self._world.ended(key)
-        if generation is not None:
-            self._drops.append(self._world.ticket())
-            self._world.post(ev.Dropped(self._drops[-1], {key: generation}))
+        """Index entries have ended, one of them long ago."""
+        ended = {key: self._world.ended(key) for key in {self._key() for _ in range(self._random.randint(1, 3))}}
+        generations = {key: generation for key, generation in ended.items() if generation is not None}
+        if self._random.random() < 0.2:
+            generations.setdefault(self._key(), 1)
+        if generations:
+            self._world.post(ev.Dropped(self._ask(), generations))
 
     def _lose(self) -> None:
         if copies := self._held():
@@ -133,14 +165,15 @@ class History:
 
     def _evict(self) -> None:
         others = self._random.choice([0, 1])
-        self._world.post(ev.EvictionWanted(self._world.ticket(), [self._key(), self._key()], others))
+        self._world.post(ev.EvictionWanted(self._ask(), list({self._key(), self._key()}), others))
 
     def _raise(self) -> None:
         level = self._random.choice(list(Durability))
-        self._world.post(ev.LevelRaised(self._world.ticket(), [self._key()], level))
+        self._world.post(ev.LevelRaised(self._ask(), [self._key()], level))
 
     def _register(self) -> None:
-        self._world.post(ev.RegistrationWanted(self._world.ticket(), [self._key()]))
+        self._readers.append(self._ask())
+        self._world.post(ev.RegistrationWanted(self._readers[-1], [self._key()], self._random.random() < 0.5))
 
     def _lease(self) -> None:
         self._world.leased ^= {self._key()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import QuireError
+from quire.model.errors import MetadataUnavailable, QuireError
 from quire.model.fingerprints import fingerprint
 from quire.model.index import DIGEST_MODULUS, ChunkRecord, listing_number
 from quire_storage.core import events as ev
@@ -77,6 +77,8 @@ class World:
         self.disk: dict[tuple[int, int], str] = {}
         self.objects: dict[bytes, Chunk] = {}
         self.listed_objects: set[bytes] = set()
+        self.uploads: dict[bytes, Operation] = {}
+        self.uploaded: dict[bytes, int] = {}
         self.running: list[Operation] = []
         self.answers: dict[int, object] = {}
         self.held: dict[int, list[Copy]] = {}
@@ -104,6 +106,8 @@ class World:
         self._told.after(event, instructions)
         for instruction in instructions:
             self._begin(instruction)
+        said = self.residency.generation
+        self.uploaded = {key: at for key, at in self.uploaded.items() if said(key) == at}
         self.check()
 
     def ticket(self) -> int:
@@ -182,6 +186,7 @@ class World:
     def check(self) -> None:
         """The machine's invariants; and the bytes of what is held, and of what lies on the drives under a header."""
         check(self.residency)
+        assert all(key in self.residency for key in self.uploads), "what is gone is not uploaded"
         if self.events % _ANSWERS_EACH == 0:
             self._check_answers()
         for copies in self.held.values():
@@ -201,19 +206,25 @@ class World:
         assert {key for part in machine.scan() for key in part} >= set(here), "a walk names what stays"
         readable = {key: found for key in here if (found := machine.look(key)) is not None}
         assert readable.keys() == {key for key in here if key in machine} == set(here), "what can be read can be found"
+        for key in (chunk_of(number).key for number in range(64)):
+            if key not in readable:
+                told = (machine.look(key), machine.generation(key), machine.age(key), machine.in_object(key))
+                assert told == (None, None, None, False) and key not in machine, "of what is not here nothing is said"
         for key, (header, generation) in readable.items():
             assert header.chunk.key == key
             assert machine.generation(key) == generation
-            assert not machine.in_object(key) or generation, "no tier of an entry that is not known"
+            assert machine.in_object(key) == (key in self.uploaded), "in the object tier, and listed there"
             assert machine.wants_object(key) == (self.has_objects and generation > 0 and not machine.in_object(key))
         off_drives = sum(entry.disk is None for entry in machine._entries.values())
         assert len(machine) == off_drives + (len(self.pool) if self.pool is not None else 0)
-        in_memory = {chunk.key for chunk in machine.off_drives()}
+        in_order = [chunk.key for chunk in machine.off_drives()]
+        in_memory = set(in_order)
         on_drives = {key for key in readable if self.pool is not None and key in self.pool} - in_memory
         assert in_memory | on_drives == readable.keys()
         ages = {key: age for key in readable if (age := machine.age(key)) is not None}
         assert ages.keys() == readable.keys() and len(set(ages.values())) == len(ages), "no two have one age"
         assert all(ages[old] < ages[new] for old in on_drives for new in in_memory), "what is on no drive is youngest"
+        assert in_order == sorted(in_order, key=ages.__getitem__), "in the order of storing"
         listed = [(key, generation) for key, (_, generation) in readable.items() if generation]
         assert machine.listed_count == len(listed)
         assert (
@@ -237,9 +248,9 @@ class World:
             case ev.Write():
                 self._run("write", lambda: self._write(instruction), lambda: self._fail_drive(instruction))
             case ev.WriteHeaders():
-                self._run("headers", lambda: self._write_headers(instruction))
+                self._run("headers", lambda: self._write_headers(instruction), lambda: self._fail_headers(instruction))
             case ev.Forget(removal, placed):
-                self._run("forget", lambda: self._forget(removal, list(placed)))
+                self._run("forget", lambda: self._forget(removal, list(placed)), lambda: self._fail_forget(instruction))
             case ev.Register(ticket, records, _):
                 self.registrations[ticket] = list(records)
                 self._run("register", lambda: self._register(ticket), lambda: self._refuse(ticket))
@@ -248,17 +259,27 @@ class World:
             case ev.AskToEvict(question, records):
                 keys = [record.key for record in records]
                 self._run("ask", lambda: self._answer(question, keys), lambda: self._answer(question, []))
-            case ev.AskToWithdraw(question, records):
+            case ev.AskToWithdraw(question, records, others_min):
                 keys = [record.key for record in records]
-                self._run("withdraw", lambda: self._let_go(question, keys), lambda: self._let_go(question, []))
+                of_object = others_min == 0
+                self._run(
+                    "withdraw",
+                    lambda: self._let_go(question, keys, self.listed_objects, of_object),
+                    lambda: self._let_go(question, keys, set(), of_object),
+                )
             case ev.Fetch(keys):
                 for key in keys:
                     self._run("fetch", lambda key=key: self._fetch(key), lambda key=key: self._no_object(key))  # type: ignore[misc]
             case ev.Upload(key, _, _):
-                self._run("upload", lambda: self._upload(key))
+                if key not in self.uploads:
+                    self.uploads[key] = self._run("upload", lambda: self._upload(key))
+            case ev.CancelUpload(key):
+                if (upload := self.uploads.pop(key, None)) is not None:
+                    self.running.remove(upload)
 
-    def _run(self, name: str, end: Callable[[], None], fail: Callable[[], None] | None = None) -> None:
+    def _run(self, name: str, end: Callable[[], None], fail: Callable[[], None] | None = None) -> Operation:
         self.running.append(Operation(name, end, fail))
+        return self.running[-1]
 
     def _write(self, write: ev.Write) -> None:
         assert self.pool is not None
@@ -270,12 +291,22 @@ class World:
         self.pool.commit(list(write.placed))
         self.post(ev.Written(write.write))
 
-    def _fail_drive(self, write: ev.Write) -> None:
-        assert self.pool is not None
-        drive = write.placed[0].place.drive
+    def _lose_drive(self, placed: Placed) -> DriveFailed:
+        drive = placed.place.drive
         if not self._failed(drive):
             self.post(ev.DriveLost(drive))
-        self.post(ev.WriteFailed(write.write, DriveFailed("it has failed", frozenset({drive}))))
+        return DriveFailed("it has failed", frozenset({drive}))
+
+    def _fail_drive(self, write: ev.Write) -> None:
+        self.post(ev.WriteFailed(write.write, self._lose_drive(write.placed[0])))
+
+    def _fail_headers(self, write: ev.WriteHeaders) -> None:
+        self._lose_drive(write.placed[0])
+        self._write_headers(write)
+
+    def _fail_forget(self, forget: ev.Forget) -> None:
+        self._lose_drive(forget.placed[0])
+        self._forget(forget.removal, list(forget.placed))
 
     def _write_headers(self, write: ev.WriteHeaders) -> None:
         assert self.pool is not None
@@ -303,7 +334,7 @@ class World:
         self.post(ev.IndexingEnded(ticket))
 
     def _refuse(self, ticket: int) -> None:
-        self.post(ev.IndexingEnded(ticket))
+        self.post(ev.IndexingEnded(ticket, MetadataUnavailable("it does not answer") if ticket % 2 else None))
 
     def _withdraw(self, keys: list[bytes]) -> None:
         for key in keys:
@@ -316,9 +347,11 @@ class World:
             self.ended(key)
         self.post(ev.Answered(question, out))
 
-    def _let_go(self, question: int, keys: list[bytes]) -> None:
+    def _let_go(self, question: int, keys: list[bytes], listed: set[bytes], of_object: bool) -> None:
         """The index takes this node off the entries that list the object tier; those are read from there."""
-        out = frozenset(key for key in keys if key in self.listed_objects)
+        out = frozenset(key for key in keys if key in listed)
+        if of_object:  # what is not listed there after all is to be uploaded again
+            self.uploaded = {key: at for key, at in self.uploaded.items() if key not in keys}
         for key in out:
             self.acknowledged.pop(key, None)
             self.listed_here.discard(key)
@@ -343,11 +376,15 @@ class World:
         self.post(ev.FetchFailed(key))
 
     def _upload(self, key: bytes) -> None:
+        del self.uploads[key]
         found = self.residency.look(key)
         if found is not None and found[1]:
             self.objects[key] = found[0].chunk
             self.listed_objects.add(key)
+            self.uploaded[key] = found[1]
             self.post(ev.Uploaded(found[0].chunk, found[1]))
+            told = self.residency.look(key)
+            assert told is not None and told[0].in_object, "an object of it was written"
 
     def numbers_here(self) -> Iterator[int]:
         return (int.from_bytes(key, "big") for key in list(self.residency.keys()))

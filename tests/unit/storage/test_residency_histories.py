@@ -40,6 +40,6 @@ def test_long_histories_find_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_histories_find_a_drop_that_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy had left before its write was begun: no header was to be taken off a drive, and none was waited for."""
     monkeypatch.setattr(Residency, "_off_its_drive", lambda machine, entry, error=None: None)
-    with pytest.raises(AssertionError, match="a drop is answered"):
+    with pytest.raises(AssertionError, match="what is asked is answered"):
         for seed in range(200):
             History(seed).run()

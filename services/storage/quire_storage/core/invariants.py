@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from quire.model.durability import Durability
 from quire_storage.core.entry import Entry, Phase
 from quire_storage.core.residency import Residency
 
@@ -35,7 +36,28 @@ def check(machine: Residency) -> None:
     if machine.pool is not None or machine._objects:
         leaves = [key for key in machine.in_memory.aside if machine.pool is not None or machine.in_memory.is_leaf(key)]
         assert all(map(machine._kept_in_memory, leaves)), "what is set aside in memory is kept there by something"
+    _check_counts(machine)
     _check_drives(machine, resident, asked)
+
+
+def _check_counts(machine: Residency) -> None:
+    """What entries and the machine count of what is under way."""
+    goals = [goal for goal in machine._goals.values() if goal.after == machine._acknowledge]
+    registering = Counter(entry.number for goal in goals for entry in goal.entries)
+    awaited = Counter(entry.number for waiting in machine._awaiting.values() for entry in waiting.entries)
+    rewrites = Counter(entry.number for entries, _ in machine._rewrites.values() for entry in entries)
+    for entry in machine._copies.values():
+        counted = (registering[entry.number], awaited[entry.number], rewrites[entry.number])
+        assert (entry.registering, entry.awaited, entry.rewrites) == counted, f"{entry.key.hex()}: {counted} under way"
+        assert not entry.write or entry in machine._writes[entry.write].entries, "its write has it"
+        assert not entry.question or entry in machine._questions[entry.question].entries, "its question has it"
+        assert not entry.promotion or entry.number in machine._promotions[entry.promotion].places, "it has a slot there"
+        stride = machine.ledger.slots.layer_stride(entry.chunk.shape)
+        assert entry.memory is None or entry.memory.layer_stride == stride, "layers lie as its shape has them"
+    off = [each for each in machine._copies.values() if each.disk is not None and (each.removal or each.forgotten)]
+    assert machine._leaving_bytes == sum(each.chunk.shape.slot_bytes for each in off), "what comes free is counted"
+    by_itself = {number for number, question in machine._questions.items() if not question.ticket}
+    assert machine._asking == by_itself, "what it asked without a policy"
 
 
 def _check_drives(machine: Residency, resident: dict[bytes, Entry], asked: set[bytes]) -> None:
@@ -55,3 +77,8 @@ def _check_drives(machine: Residency, resident: dict[bytes, Entry], asked: set[b
     assert set(machine.on_disk) | asked >= on_disk >= set(machine.on_disk), "the order of the drives has what is there"
     dirty = {key for key, e in resident.items() if e.disk is None and e.memory is not None}
     assert set(machine._dirty) == dirty, "what lies in memory only is to be written"
+    levels = {key: placed.header.level for key in asleep if (placed := machine.pool.get(key)) is not None}
+    levels |= {key: entry.level for key, entry in resident.items()}
+    replicated = {key for key, level in levels.items() if level is Durability.REPLICATED}
+    raised = {key for key, level in levels.items() if level is Durability.OBJECT}
+    assert replicated <= machine.replicated.keys() <= replicated | raised, "what is to have another copy is known"

@@ -57,12 +57,13 @@ class _Goal:
 
 @dataclass(slots=True)
 class _Write:
-    """Chunks of one shape on their way to the drives; `places` are empty while there is no space for them."""
+    """Chunks of one shape on their way to the drives; without space for them no `places` and no `headers`."""
 
     number: int
     entries: list[Entry]
     background: bool
     places: list[DiskPlace] = field(default_factory=list)
+    headers: list[Header] = field(default_factory=list)
     goals: list[_Goal] = field(default_factory=list)
     tries: int = 0
 
@@ -137,7 +138,7 @@ class Residency:
         self._used: set[int] = set()
         self._goals: dict[int, _Goal] = {}
         self._writes: dict[int, _Write] = {}
-        self._rewrites: dict[int, tuple[list[Entry], _Goal | None]] = {}
+        self._rewrites: dict[int, tuple[list[Entry], Sequence[_Goal]]] = {}
         self._removals: dict[int, Entry] = {}
         self._removal_waits: list[tuple[int, set[int], int]] = []
         self._unplaced: list[_Write] = []
@@ -417,7 +418,7 @@ class Residency:
                 if entry.disk is not None:
                     changed.append(entry)
         if changed:
-            self._write_headers(changed, goal)
+            self._write_headers(changed, [goal])
         self._advance(goal)
 
     def _advance(self, goal: _Goal) -> None:
@@ -455,7 +456,6 @@ class Residency:
         for entry in goal.fresh:
             entry.phase, entry.provisional = Phase.RESIDENT, True
         self._enter_orders(goal.fresh)
-        self._offers_may_go = True
         self._register(goal)
 
     def _enter_orders(self, entries: Sequence[Entry]) -> None:
@@ -490,8 +490,7 @@ class Residency:
         """Of what is here and in no question: the index was seen not to list it."""
         entries = [e for key in event.keys if (e := self._find(key)) is not None and not self._is_busy(key)]
         for entry in entries:
-            if not entry.registering:
-                self._set_generation(entry, 0)
+            self._set_generation(entry, 0)
         self._pin(event.ticket, entries)
         goal = self._goals[event.ticket] = _Goal(event.ticket, entries, self._acknowledge)
         self._register(goal, patient=event.patient)
@@ -761,7 +760,7 @@ class Residency:
             if write not in self._unplaced:
                 self._unplaced.append(write)
             return
-        headers = [entry.header() for entry in write.entries]
+        headers = write.headers = [entry.header() for entry in write.entries]
         sources = [entry.memory for entry in write.entries if entry.memory is not None]
         assert len(sources) == len(headers), "what is written lies in memory"
         placed = [Placed(header, place) for header, place in zip(headers, write.places, strict=True)]
@@ -778,12 +777,12 @@ class Residency:
             del self._writes[write.number]
             self._end_write(write.goals, write.number, None)
 
-    def _write_headers(self, entries: Sequence[Entry], goal: _Goal | None = None) -> None:
+    def _write_headers(self, entries: Sequence[Entry], goals: Sequence[_Goal] = ()) -> None:
         number = self._number()
         for entry in entries:
             entry.rewrites += 1
-        self._rewrites[number] = (list(entries), goal)
-        if goal is not None:
+        self._rewrites[number] = (list(entries), goals)
+        for goal in goals:
             goal.pending.add(number)
         placed = [Placed(entry.header(), entry.disk) for entry in entries if entry.disk is not None]
         self._out.append(ev.WriteHeaders(number, placed))
@@ -807,6 +806,10 @@ class Residency:
             elif entry.phase is Phase.LEAVING:
                 self._off_its_drive(entry)
         self._enter_orders([entry for entry in write.entries if entry.phase is Phase.RESIDENT])
+        kept = [(entry, header) for entry, header in zip(write.entries, write.headers, strict=True) if entry.disk]
+        stale = [each for each, said in kept if each.phase is not Phase.LEAVING and not each.header().says_as(said)]
+        if stale:  # their level was raised, or they were uploaded, meanwhile
+            self._write_headers(stale, write.goals)
         for entry in write.entries:
             self._rest(entry)
         self._end_write(write.goals, write.number, None)
@@ -843,12 +846,11 @@ class Residency:
             self._advance(goal)
 
     def _rewritten(self, number: int, error: QuireError | None) -> None:
-        entries, goal = self._rewrites.pop(number)
+        entries, goals = self._rewrites.pop(number)
         for entry in entries:
             entry.rewrites -= 1
             self._rest(entry)
-        if goal is not None:
-            self._end_write([goal], number, error)
+        self._end_write(goals, number, error)
 
     def _drive_lost(self, event: ev.DriveLost) -> None:
         """What is in memory too lives on, the rest is gone."""
@@ -866,7 +868,6 @@ class Residency:
             self._count_leaving(entry, -1)
             self._put_on_drive(entry, None)
             if entry.phase is Phase.RESIDENT:
-                self.on_disk.remove(entry.key)
                 if entry.memory is not None:
                     self._note_arrival(entry)  # a scan took it to be on a drive, and may not have come there
                     self._enter_orders([entry])

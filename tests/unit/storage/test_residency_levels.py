@@ -1,0 +1,163 @@
+"""Levels of durability, and what is said when one cannot be had."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.model.durability import Durability, OnExisting
+from quire.model.errors import ContentConflict, KeysInvalid, MetadataUnavailable
+from quire_storage.core import events as ev
+from quire_storage.errors import DriveFailed
+from tests.unit.storage.residency_world import Operation, World, chunk_of, stored
+
+KEY = chunk_of(0).key
+
+
+def _operation(world: World, name: str) -> Operation:
+    return next(each for each in world.running if each.name == name)
+
+
+def test_a_level_that_is_raised_while_the_chunk_is_written_is_written_too() -> None:
+    """The header had the level before: after a restart the chunk's other copy was not missed when it was lost."""
+    world = World(drives=1, objects=False)
+    stored_in_memory, early = world.store([chunk_of(0)], Durability.MEMORY)
+    world.end(_operation(world, "register"))
+    world.acknowledge(stored_in_memory, early)
+    assert _operation(world, "write"), "by itself, in the background"
+    transfer, store = world.store([chunk_of(0)], Durability.REPLICATED)
+    world.end(_operation(world, "write"))
+    assert store not in world.answers and not [each for each in world.running if each.name == "register"]
+    world.settle()
+    assert world.acknowledge(transfer, store) == {chunk_of(0).key}
+    found = world.pool.get(chunk_of(0).key) if world.pool is not None else None
+    assert found is not None and found.header.level is Durability.REPLICATED
+
+
+def test_what_is_uploaded_while_it_is_written_is_said_in_its_header() -> None:
+    """Else its object was not known of after a restart, and never deleted."""
+    world = World(drives=1, objects=True)
+    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    world.end(_operation(world, "register"))
+    world.acknowledge(transfer, store)
+    world.end(_operation(world, "upload"))
+    world.end(_operation(world, "write"))
+    world.settle()
+    found = world.pool.get(KEY) if world.pool is not None else None
+    assert found is not None and found.header.in_object
+
+
+def test_a_level_that_is_there_is_not_written_again() -> None:
+    world = World(drives=1, objects=False)
+    stored(world, [chunk_of(0)])
+    for level in (Durability.MEMORY, Durability.LOCAL):
+        ticket = world.ticket()
+        world.post(ev.LevelRaised(ticket, [KEY], level))
+        assert world.answers[ticket] == [KEY] and not world.running
+
+
+def test_a_header_that_cannot_be_written_fails_who_waits_for_it() -> None:
+    world = World(drives=2, objects=False)
+    stored(world, [chunk_of(0)])
+    ticket = world.ticket()
+    world.post(ev.LevelRaised(ticket, [KEY], Durability.REPLICATED))
+    assert ticket not in world.answers
+    world.end(_operation(world, "headers"), fail=True)
+    assert isinstance(world.answers[ticket], DriveFailed)
+
+
+def test_without_a_drive_a_store_is_refused_with_those_that_failed() -> None:
+    world = World(drives=1, objects=False)
+    world.post(ev.DriveLost(0))
+    transfer, store = world.store([chunk_of(0)], Durability.LOCAL)
+    error: Any = world.answers[store]
+    assert isinstance(error, DriveFailed) and error.drives == {0} and error.message == "no drive is left"
+    world.acknowledge(transfer, store)
+    assert not world.residency.busy()
+
+
+def test_a_drive_that_fails_every_write_is_given_up_after_so_many() -> None:
+    """Though it has not been taken out of use: who waits hears why."""
+    world = World(drives=1, objects=False)
+    transfer, store = world.store([chunk_of(0)], Durability.LOCAL)
+    error, tries = DriveFailed("it fails", frozenset({0})), 0
+    while store not in world.answers:
+        (write,) = world.residency._writes
+        world.running.clear()
+        world.post(ev.WriteFailed(write, error))
+        tries += 1
+    assert world.answers[store] is error and tries == 64
+    world.acknowledge(transfer, store)
+
+
+def test_what_is_wrong_with_a_store_names_its_field() -> None:
+    world = World(drives=1, objects=False)
+    stored(world, [chunk_of(0)])
+    refused: list[Any] = []
+    for chunks in ([chunk_of(0), chunk_of(0)], [chunk_of(0, version=1)]):
+        transfer, store = world.store(chunks, Durability.LOCAL, OnExisting.VERIFY)
+        refused.append(world.answers[store])
+        world.acknowledge(transfer, store)
+    twice, other = refused
+    assert isinstance(twice, KeysInvalid) and "a key appears twice" in twice.message and twice.field == "chunk_keys"
+    assert isinstance(other, ContentConflict) and KEY.hex() in other.message and other.field == "chunk_keys"
+    assert not world.residency.busy(), "neither holds anything"
+
+
+def test_the_same_bytes_are_no_conflict() -> None:
+    world = World(drives=1, objects=False)
+    stored(world, [chunk_of(0)])
+    transfer, store = world.store([chunk_of(0), chunk_of(1)], Durability.LOCAL, OnExisting.VERIFY)
+    world.settle()
+    assert world.acknowledge(transfer, store) == {KEY, chunk_of(1).key}
+
+
+def test_a_registration_that_fails_says_why() -> None:
+    world = World(drives=1, objects=False)
+    stored(world, [chunk_of(0)])
+    ticket, error = world.ticket(), MetadataUnavailable("it does not answer")
+    world.post(ev.RegistrationWanted(ticket, [KEY], False))
+    world.running.clear()
+    world.post(ev.IndexingEnded(ticket, error))
+    assert world.answers[ticket] is error and world.residency.generation(KEY) == 0
+    world.post(ev.Unpinned(ticket))
+    assert not world.residency.busy()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_a_store_whose_client_has_gone_found_on_a_drive_is_registered(busy: bool) -> None:
+    """It sleeps there, as nothing holds it; unless it is being registered by another."""
+    world = World(drives=1, objects=False, arena_slabs=1, drive_slabs=4)
+    stored(world, [chunk_of(0)])
+    stored(world, [chunk_of(number) for number in range(8, 12)])
+    transfer, store = world.store([chunk_of(0), chunk_of(1)], Durability.LOCAL)
+    world.post(ev.Unpinned(store))
+    assert KEY not in world.residency._entries, "it sleeps"
+    if busy:
+        other = world.ticket()
+        world.post(ev.RegistrationWanted(other, [KEY]))
+    world.end(_operation(world, "write"))
+    registered = {record.key for record in world.registrations[store]}
+    assert registered == ({chunk_of(1).key} if busy else {KEY, chunk_of(1).key})
+    world.post(ev.ReservationEnded(transfer))
+    if busy:
+        world.post(ev.Unpinned(other))
+    world.settle()
+    assert not world.residency.busy()
+
+
+def test_an_answer_for_a_copy_that_went_counts_for_the_one_that_came() -> None:
+    """The first one was dropped while the index was asked; the second one is asked for, but not answered yet."""
+    world = World(drives=0, objects=False)
+    first = world.store([chunk_of(0)], Durability.MEMORY)
+    world.post(ev.Dropped(world.ticket(), {KEY: 0}))
+    second = world.store([chunk_of(0)], Durability.MEMORY)
+    world.running.clear()
+    world.post(ev.Indexed(first[1], {KEY: 1 << 16}))
+    assert world.residency.generation(KEY) == 1 << 16
+    for transfer, store in (first, second):
+        world.post(ev.IndexingEnded(store))
+        world.post(ev.Unpinned(store))
+        world.post(ev.ReservationEnded(transfer))
+    assert world.residency.generation(KEY) == 1 << 16 and not world.residency.busy()
