@@ -53,6 +53,8 @@ SCOPES: Final = {
             "unit/storage/test_residency.py",
             "unit/storage/test_residency_histories.py",
             "unit/storage/test_residency_listing.py",
+            "unit/storage/test_residency_levels.py",
+            "unit/storage/test_residency_policy.py",
             "unit/storage/test_housekeeping.py",
             "unit/storage/test_here.py",
         ),

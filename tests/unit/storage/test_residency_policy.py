@@ -1,0 +1,311 @@
+"""What a node keeps in memory, what it asks to let go of, and when it asks again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.model.durability import Durability
+from quire.model.errors import PoolFull
+from quire_storage.core import events as ev
+from quire_storage.core import residency as machine_module
+from quire_storage.core.chunks import Copy
+from quire_storage.core.residency import ResidencySettings
+from tests.unit.storage.residency_world import Operation, World, chunk_of, content_of, stored
+
+FULL = ResidencySettings(pool_high_share=1.0, pool_low_share=1.0)
+
+
+def _operation(world: World, name: str) -> Operation:
+    return next(each for each in world.running if each.name == name)
+
+
+def _pinned(world: World, number: int) -> Copy:
+    """A copy that a reader holds, which has just let go again."""
+    ticket = world.pin([number])
+    (copy,) = world.held.pop(ticket)
+    world.post(ev.Unpinned(ticket))
+    return copy
+
+
+def _wanted(world: World, number: int) -> bool:
+    """Whether a reader that finds a chunk on a drive is told to keep it in memory; it is not kept."""
+    reader, ticket = world.pin([number]), world.ticket()
+    (copy,) = world.held[reader]
+    assert copy.memory is None, "it lies on a drive alone"
+    world.post(ev.PromotionWanted(ticket, [copy.number]))
+    answer: Any = world.answers[ticket]
+    for promotion, _ in answer.values():
+        world.post(ev.PromotionEnded(ticket, promotion, False))
+    world.held.pop(reader)
+    world.post(ev.Unpinned(reader))
+    return bool(answer)
+
+
+def _on_drives_alone(world: World, slabs_full: bool = True) -> None:
+    """Chunks 0 to 3 were pushed out of memory, which is full of others (or is left empty)."""
+    for first in (0, 8, 16):
+        stored(world, [chunk_of(first + at) for at in range(4)])
+    for gone in world.residency.in_memory._gone:
+        gone.clear()
+    assert _pinned(world, 0).memory is None
+    if not slabs_full:
+        for first in (8, 16):
+            world.post(ev.Dropped(world.ticket(), {chunk_of(first + at).key: 0 for at in range(4)}))
+        world.settle()
+
+
+def test_what_is_read_once_stays_out_of_memory_that_is_full_and_what_is_read_twice_does_not() -> None:
+    world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
+    _on_drives_alone(world)
+    assert [_wanted(world, 0), _wanted(world, 1), _wanted(world, 0)] == [False, False, True]
+
+
+def test_what_is_read_stays_where_there_is_space() -> None:
+    world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
+    _on_drives_alone(world, slabs_full=False)
+    assert _wanted(world, 0)
+
+
+def test_only_so_many_reads_are_remembered_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "_RECENT_MAX", 2)
+    world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
+    _on_drives_alone(world)
+    assert not any(_wanted(world, number) for number in (0, 1, 2))
+    assert [_wanted(world, number) for number in (0, 2)] == [False, True], "0 had been forgotten, and 1 is now"
+
+
+def test_what_was_read_into_memory_is_served_from_there() -> None:
+    world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
+    _on_drives_alone(world, slabs_full=False)
+    readers = [world.pin([0]), world.pin([0])]
+    tickets, places = [], []
+    for reader in readers:
+        (copy,) = world.held[reader]
+        tickets.append(world.ticket())
+        world.post(ev.PromotionWanted(tickets[-1], [copy.number], True))
+        answer: Any = world.answers[tickets[-1]]
+        places.append(answer[copy.number])
+    assert places[0] == places[1], "shared"
+    (promotion, place), before = places[0], world.residency.ledger.slots.used_bytes
+    world.post(ev.PromotionEnded(tickets[0], promotion, False))
+    assert world.residency.ledger.slots.used_bytes == before, "the other one still reads into it"
+    world.memory[place.offset] = content_of(chunk_of(0))
+    world.post(ev.PromotionEnded(tickets[1], promotion, True))
+    assert _pinned(world, 0).memory == place
+    assert world.residency.ledger.slots.used_bytes == before
+
+
+def test_what_does_not_fit_into_memory_does_not_keep_another_shape_from_it() -> None:
+    """Of two shapes the first finds no slot, as readers hold all others of it."""
+    world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=8)
+    for first in (0, 4):
+        stored(world, [chunk_of(first)])
+    for first in (8, 16):
+        stored(world, [chunk_of(first + at) for at in range(4)])
+    stored(world, [chunk_of(12)])
+    world.settle()
+    copies = [world.held[world.pin([number])][0] for number in (0, 4)]
+    assert all(copy.memory is None for copy in copies)
+    hold = world.pin([number for number in range(8, 20) if chunk_of(number).key in world.residency])
+    assert any(copy.memory is not None for copy in world.held[hold])
+    slots = world.residency.ledger.slots
+    shapes = {copy.number: copy.chunk.shape for copy in copies}
+    free = {number: slots.available(shape) for number, shape in shapes.items()}
+    ticket = world.ticket()
+    world.post(ev.PromotionWanted(ticket, list(shapes), True))
+    answer: Any = world.answers[ticket]
+    assert answer.keys() == {number for number, count in free.items() if count}
+
+
+def test_a_chunk_of_the_object_tier_is_kept_beside_other_bytes_of_its_key_for_its_readers_only() -> None:
+    world = World(drives=0, objects=True)
+    world.objects[chunk_of(0).key] = chunk_of(0, version=1)
+    reader = world.pin([0], fetch=True)
+    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    world.end(_operation(world, "register"))
+    world.end(_operation(world, "fetch"))
+    (copy,) = world.held[reader]
+    assert copy.chunk.same_content(chunk_of(0, version=1)), "the bytes that came"
+    world.acknowledge(transfer, store)
+    assert _pinned(world, 0).chunk.same_content(chunk_of(0))
+    world.held.pop(reader)
+    world.post(ev.Unpinned(reader))
+    world.settle()
+    assert world.residency.ledger.slots.used_bytes == chunk_of(0).shape.slot_bytes
+
+
+def test_the_same_bytes_from_the_object_tier_are_not_kept_twice() -> None:
+    world = World(drives=0, objects=True)
+    world.objects[chunk_of(0).key] = chunk_of(0)
+    reader = world.pin([0], fetch=True)
+    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    world.end(_operation(world, "register"))
+    world.end(_operation(world, "fetch"))
+    world.acknowledge(transfer, store)
+    assert len(world.held[reader]) == 1
+    assert world.residency.ledger.slots.used_bytes == chunk_of(0).shape.slot_bytes
+
+
+def test_what_came_from_the_object_tier_gives_up_its_memory_and_is_noted_as_come() -> None:
+    world = World(drives=0, objects=True, arena_slabs=1)
+    world.objects |= {chunk_of(number).key: chunk_of(number) for number in range(4)}
+    with world.residency.arriving() as arriving:
+        world.pin([0, 1, 2, 3], fetch=True)
+        world.settle()
+        assert arriving == {chunk_of(number).key for number in range(4)}
+    for ticket in list(world.held):
+        world.held.pop(ticket)
+        world.post(ev.Unpinned(ticket))
+    before = world.residency.evictions["memory"]
+    transfer = world.ticket()
+    world.post(ev.Reserved(transfer, chunk_of(8).shape, 3))
+    assert isinstance(world.answers[transfer], list), "though the node has no drive"
+    assert world.residency.evictions["memory"] - before == 3
+
+
+def test_a_fetch_that_none_waits_for_and_a_transfer_that_is_not_known_are_nothing() -> None:
+    world = World(drives=0, objects=True)
+    world.post(ev.FetchFailed(chunk_of(0).key))
+    world.post(ev.TransferUnsettled(world.ticket()))
+    world.post(ev.ReservationEnded(world.ticket()))
+    assert not world.residency.busy() and not world.running
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3])
+def test_as_many_are_asked_for_as_are_needed(wanted: int) -> None:
+    """Four chunks fill a drive, each of a conversation of its own; what is over the low watermark goes."""
+    low = ResidencySettings(pool_high_share=0.95, pool_low_share=1 - wanted / 4)
+    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=1, settings=low)
+    for first in (0, 8, 16, 24):
+        stored(world, [chunk_of(first)])
+    assert world.residency.evictions == {"disk": wanted}
+    assert [chunk_of(first).key in world.residency for first in (0, 8, 16, 24)] == [at >= wanted for at in range(4)]
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3])
+def test_a_reservation_asks_for_as_many_as_it_needs(wanted: int) -> None:
+    """Where there is no drive."""
+    world = World(drives=0, objects=False, arena_slabs=1)
+    for first in (0, 8, 16, 24):
+        stored(world, [chunk_of(first)], Durability.MEMORY)
+    ticket = world.ticket()
+    world.post(ev.Reserved(ticket, chunk_of(0).shape, wanted))
+    (question,) = world.residency._questions.values()
+    assert len(question.entries) == wanted
+    world.end(_operation(world, "ask"))
+    assert isinstance(world.answers[ticket], list) and world.residency.evictions == {"memory": wanted}
+
+
+def test_no_more_than_a_group_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "GROUP", 2)
+    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=2, settings=ResidencySettings())
+    for first in (0, 8, 16, 24, 32, 40, 48, 56):
+        stored(world, [chunk_of(first)])
+    world.leased = {chunk_of(first).key for first in range(64)}
+    world.store([chunk_of(80 + at) for at in range(4)], Durability.LOCAL)
+    sizes = [len(question.entries) for question in world.residency._questions.values()]
+    assert sizes and max(sizes) <= 2
+
+
+def test_what_was_used_goes_after_what_was_not() -> None:
+    """A use counts when its holder lets go, and only if it was one."""
+    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=1, settings=FULL)
+    for first in (0, 8, 16, 24):
+        stored(world, [chunk_of(first)])
+    _pinned(world, 0)
+    looked = world.ticket()
+    world.post(ev.Pinned(looked, [chunk_of(8).key], False, False))
+    world.held.pop(looked)
+    world.post(ev.Unpinned(looked))
+    for number in (32, 33, 34):
+        transfer, store = world.store([chunk_of(number)], Durability.LOCAL)
+        world.settle()
+        world.acknowledge(transfer, store)
+    assert chunk_of(0).key in world.residency
+    assert not any(chunk_of(number).key in world.residency for number in (8, 16, 24))
+
+
+def test_in_memory_too_what_was_used_stays() -> None:
+    world = World(drives=1, objects=False, arena_slabs=1, drive_slabs=40)
+    for first in (0, 8, 16, 24):
+        stored(world, [chunk_of(first)])
+    _pinned(world, 0)
+    stored(world, [chunk_of(32)])
+    stored(world, [chunk_of(40)])
+    assert [_pinned(world, number).memory is not None for number in (0, 8, 16)] == [True, False, False]
+    assert world.residency.evictions == {"memory": 2}
+
+
+def test_what_is_refused_is_asked_for_again_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second, then twice as long each time; and at once when something went."""
+    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=1)
+    for first in (0, 8, 16):
+        stored(world, [chunk_of(first)])
+    world.leased = {chunk_of(first).key for first in range(64)}
+    pauses, told, handle = list[float](), list[Any](), world.residency.handle
+
+    def listening(event: ev.Event, now_s: float) -> list[ev.Instruction]:
+        told.append(handle(event, now_s))
+        return told[-1]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(world.residency, "handle", listening)
+    world.store([chunk_of(24)], Durability.LOCAL)
+    for _ in range(9):
+        while world.running:
+            world.end(world.running[0])
+        (at_s,) = [each.at_s for out in told for each in out if isinstance(each, ev.WakeAt)]
+        pauses.append(at_s - world.now_s)
+        told.clear()
+        world.now_s = at_s - 0.01
+        world.post(ev.TimePassed())
+        assert not world.running, "not before"
+        world.now_s = at_s
+        world.post(ev.TimePassed())
+    assert pauses == pytest.approx([0.5, 1, 2, 4, 8, 16, 30, 30, 30])
+
+
+def test_a_store_that_finds_no_space_says_how_much_it_wanted() -> None:
+    world = World(drives=1, objects=False, arena_slabs=8, drive_slabs=1, settings=FULL)
+    for first in (0, 8, 16, 24):
+        stored(world, [chunk_of(first)])
+    world.leased = {chunk_of(first).key for first in range(64)}
+    transfer, store = world.store([chunk_of(32), chunk_of(33)], Durability.LOCAL)
+    world.settle()
+    error: Any = world.answers[store]
+    assert isinstance(error, PoolFull) and "no space on the drives for 8192 bytes" in error.message
+    world.acknowledge(transfer, store)
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_a_policy_says_whether_a_chunk_goes_from_here_or_from_everywhere(others: int) -> None:
+    world = World(drives=1, objects=True)
+    stored(world, [chunk_of(0)])
+    ticket = world.ticket()
+    world.post(ev.EvictionWanted(ticket, [chunk_of(0).key], others))
+    machine = world.residency
+    assert chunk_of(0).key not in machine.in_memory and chunk_of(0).key not in machine.on_disk, "not asked for twice"
+    assert world.running[0].name == ("withdraw" if others else "ask")
+    assert not machine._asking, "the node itself asks for others meanwhile"
+    world.settle()
+    assert world.answers[ticket] == 1
+
+
+def test_a_walk_over_what_is_here_is_in_parts_that_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "_SCANNED", 2)
+    world = World(drives=0, objects=False)
+    stored(world, [chunk_of(number) for number in range(4)], Durability.MEMORY)
+    stored(world, [chunk_of(8)], Durability.MEMORY)
+    parts = list(world.residency.scan())
+    assert [len(part) for part in parts] == [2, 2, 1]
+    assert len({key for part in parts for key in part}) == 5
+
+
+def test_a_chunk_that_others_extend_does_not_go_before_them() -> None:
+    """From the lowest tier, which is memory where there is no drive."""
+    for drives in (0, 1):
+        world = World(drives=drives, objects=False, arena_slabs=1 if not drives else 8, drive_slabs=1, settings=FULL)
+        stored(world, [chunk_of(number) for number in range(4)], Durability.LOCAL if drives else Durability.MEMORY)
+        tier = world.residency.on_disk if drives else world.residency.in_memory
+        assert [tier.is_leaf(chunk_of(number).key) for number in range(4)] == [False, False, False, True]
