@@ -209,6 +209,7 @@ def pages() -> dict[Path, str]:
         "s3.md": interfaces.s3,
         "python.md": interfaces.python,
         "../design/residency.md": residency.page,
+        "../design/figures/residency.svg": residency.figure,
     }
     return {(PAGES / name).resolve(): _MADE + make() for name, make in made.items()}
 
@@ -216,6 +217,7 @@ def pages() -> dict[Path, str]:
 def main(arguments: Sequence[str]) -> None:
     for file, text in pages().items():
         if "--check" not in arguments:
+            file.parent.mkdir(exist_ok=True)
             file.write_text(text)
         elif not file.exists() or file.read_text() != text:
             sys.exit(f"{file.relative_to(ROOT)} is not what it is made from; run `make generated`")

@@ -21,15 +21,30 @@ from tests.unit.storage.residency_world import World
 _GONE: Final = "gone"
 _ORDER: Final = (_GONE, *(phase.name.lower() for phase in Phase))
 _HISTORIES: Final = 300
+_FIGURE: Final = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 160" font-family="sans-serif" font-size="14">
+<style>
+path {{ fill: none; stroke: #4878a8; stroke-width: 1.5 }}
+rect {{ fill: #eef3f8; stroke: #4878a8 }}
+text {{ text-anchor: middle; fill: #333 }}
+.end {{ fill: #4878a8 }}
+</style>
+<defs><marker id="to" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">
+<polygon points="0,0 8,4 0,8" fill="#4878a8"/></marker></defs>
+<rect width="860" height="160" style="fill: #fff; stroke: none"/>
+{parts}
+</svg>
+"""
 _PAGE: Final = """\
 # The residency machine
 
 {about}
 
-```mermaid
-stateDiagram-v2
+![Copies arrive, are resident, leave, and are gone](figures/residency.svg)
+
+| | a copy that was | is then | at |
+| --- | --- | --- | --- |
 {edges}
-```
 
 Each edge was seen in random histories, at the events that it names. What an event makes possible happens with it: a
 store that waited for the index to forget a chunk is taken at `Withdrawn`, so a copy may begin to arrive there.
@@ -48,8 +63,46 @@ store that waited for the index to forget a chunk is taken at `Withdrawn`, so a 
 """
 
 
-@cache
+_BOXES: Final = {"": 40, "arriving": 200, "resident": 420, "leaving": 640, _GONE: 820}
+"""Middles, from left to right; copies come in at the left."""
+
+
 def page() -> str:
+    seen, edges = _watched()
+    rows = [f"| {at} | {_was(a)} | {b} | {', '.join(edges[a, b])} |" for at, (a, b) in enumerate(edges, 1)]
+    return _PAGE.format(
+        about=inspect.cleandoc(residency.__doc__ or ""),
+        edges="\n".join(rows),
+        events="\n".join(f"| `{name}` | {_said(name)} | {_list(seen.asked[name])} |" for name in _names(events.Event)),
+        instructions="\n".join(f"| `{name}` | {_said(name)} |" for name in _names(events.Instruction)),
+    )
+
+
+def figure() -> str:
+    """The phases and the numbered edges between them, as SVG."""
+    parts = []
+    for at, (before, after) in enumerate(_watched()[1], 1):
+        left, right = _BOXES["" if before == _GONE else before], _BOXES[after]
+        steps = list(_BOXES).index(after) - list(_BOXES).index("" if before == _GONE else before)
+        left, right = left + (8 if before == _GONE else 50), right - (8 if after == _GONE else 50)
+        rise = 0 if steps == 1 else 34 * steps
+        parts.append(
+            f'<path d="M{left},130 Q{(left + right) // 2},{130 - 2 * rise} {right},130" marker-end="url(#to)"/>'
+        )
+        parts.append(f'<text x="{(left + right) // 2}" y="{124 - rise}">{at}</text>')
+    for name, x in _BOXES.items():
+        if name in ("", _GONE):
+            parts.append(f'<circle cx="{x}" cy="130" r="{6 if name else 4}" class="end"/>')
+        else:
+            parts.append(
+                f'<rect x="{x - 50}" y="72" width="100" height="36" rx="8"/><text x="{x}" y="95">{name}</text>'
+            )
+    return _FIGURE.format(parts="\n".join(parts))
+
+
+@cache
+def _watched() -> tuple[_Seen, dict[tuple[str, str], list[str]]]:
+    """What histories showed, and the edges of it: at which events a copy goes from one phase to another."""
     seen = _Seen()
     with seen.watching():
         for seed in range(_HISTORIES):
@@ -59,12 +112,7 @@ def page() -> str:
         for edge in seen.changes[name]:
             edges[edge].append(name)
     drawn = sorted(edges, key=lambda edge: (_ORDER.index(edge[0]), _ORDER.index(edge[1])))
-    return _PAGE.format(
-        about=inspect.cleandoc(residency.__doc__ or ""),
-        edges="\n".join(f"    {_end(a)} --> {_end(b)}: {', '.join(edges[a, b])}" for a, b in drawn),
-        events="\n".join(f"| `{name}` | {_said(name)} | {_list(seen.asked[name])} |" for name in _names(events.Event)),
-        instructions="\n".join(f"| `{name}` | {_said(name)} |" for name in _names(events.Instruction)),
-    )
+    return seen, {edge: edges[edge] for edge in drawn}
 
 
 class _Seen:
@@ -136,8 +184,8 @@ def _names(union: Any) -> list[str]:
     return [each.__name__ for each in get_args(union)]
 
 
-def _end(name: str) -> str:
-    return "[*]" if name == _GONE else name
+def _was(name: str) -> str:
+    return "not there" if name == _GONE else name
 
 
 def _said(name: str) -> str:
