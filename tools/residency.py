@@ -95,7 +95,7 @@ def figure() -> str:
             parts.append(f'<circle cx="{x}" cy="130" r="{6 if name else 4}" class="end"/>')
         else:
             parts.append(
-                f'<rect x="{x - 50}" y="72" width="100" height="36" rx="8"/><text x="{x}" y="95">{name}</text>'
+                f'<rect x="{x - 50}" y="112" width="100" height="36" rx="8"/><text x="{x}" y="135">{name}</text>'
             )
     return _FIGURE.format(parts="\n".join(parts))
 
