@@ -62,7 +62,9 @@ def test_operators_see_traces_and_the_page(running: None) -> None:
     """After the demo; with the secret that the compose file has for trials."""
     command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "trace", "--admin", "127.0.0.1:7420"]
     environment = {**os.environ, "QUIRE_CLUSTER_SECRET": SECRET}
-    done = subprocess.run([*command, "--json"], env=environment, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*command, "--json", "--limit", "4000"], env=environment, capture_output=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert any({"gateway", "storage", "scheduler"} <= set(each["services"]) for each in json.loads(done.stdout))
     with pytest.raises(urllib.error.HTTPError, match="401"):

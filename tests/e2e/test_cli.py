@@ -102,6 +102,8 @@ def test_up_status_and_ctrl_c(tmp_path: Path) -> None:
     assert children_of(folder) == []
     gone = quire("status", "--folder", str(folder))
     assert gone.returncode == 1 and "quire up" in gone.stderr and "Traceback" not in gone.stderr
+    away = quire("status", "--gateway", f"127.0.0.1:{free_ports(1)[0]}")
+    assert away.returncode == 1 and "does it run, and is that its address?" in away.stderr
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from quire import __version__
-from quire.model.errors import InvalidRequest, QuireError
+from quire.model.errors import InvalidRequest, NodeUnavailable, QuireError
 from quire_tools.cli import cluster as cluster_commands
 from quire_tools.cli.bench_app import Json, Plot, bench_app, load_commands, numbers, plan_app
 from quire_tools.cli.images_app import images_app
@@ -325,8 +325,14 @@ def run() -> None:
         load_commands(sys.argv[1:])
         app()
     except QuireError as error:
-        Console(stderr=True).print(f"[bold red]{error.code()}[/]: {escape(str(error))}")
+        advice = "; does it run, and is that its address?" if _is_away(error) else ""
+        Console(stderr=True).print(f"[bold red]{error.code()}[/]: {escape(str(error))}{advice}", soft_wrap=True)
         sys.exit(1)
+
+
+def _is_away(error: QuireError) -> bool:
+    """Whether no gateway has answered."""
+    return isinstance(error, NodeUnavailable) and not error.answered
 
 
 __all__ = ["app", "run"]

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from quire import __version__
 from quire.model.errors import QuireError
 
 _FILES_MIN: Final = 4096
@@ -74,7 +75,7 @@ def look(drives: Sequence[Path], redis_url: str) -> Iterator[Finding]:
 
 def _machine() -> Iterator[Finding]:
     cpus = len(os.sched_getaffinity(0))
-    versions = f"Linux {platform.release()}, Python {platform.python_version()}, {cpus} processors"
+    versions = f"Quire {__version__}, Python {platform.python_version()}, Linux {platform.release()}, {cpus} processors"
     yield Finding(Level.GOOD, "machine", versions)
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = files != resource.RLIM_INFINITY and files < _FILES_MIN
@@ -87,10 +88,18 @@ def _ucx() -> Iterator[Finding]:
         from pyucx import library
         from pyucx.selftest import gathers_correctly
     except ImportError as error:
-        yield Finding(Level.BROKEN, "UCX", str(error), "install quire[ucx], or the system's UCX (libucx0)")
+        yield Finding(
+            Level.BROKEN, "UCX", str(error), "pip install libucx-cu12 (quire[ucx]), or the system's UCX (libucx0)"
+        )
         return
     found = f"{'.'.join(map(str, library.version))} from {library.path} ({library.origin})"
     yield Finding(Level.GOOD, "UCX", f"{found}; both ends of a transfer need the same minor version")
+    modules = {
+        file.name.split(".")[0].removeprefix("libuct_") for file in (library.path.parent / "ucx").glob("libuct_*")
+    }
+    carries = ", ".join(["tcp", "shared memory", *sorted(modules)])
+    only = f"; UCX_TLS allows {named}" if (named := os.environ.get("UCX_TLS")) else ""
+    yield Finding(Level.GOOD, "transports", f"{carries}{only}")
     if asyncio.run(gathers_correctly()):
         yield Finding(Level.GOOD, "UCX gathers", "many slices in one put arrive as they should")
     else:
