@@ -104,8 +104,10 @@ def _shows_the_work(told: Any) -> bool:
     return chunks == _STORED and [each["hit"] for each in told["namespaces"].values()].count(40) == 1
 
 
-def _get(cluster: LocalCluster, path: str, password: str, timeout_s: float = 10) -> tuple[int, bytes]:
-    request = urllib.request.Request(f"http://{cluster.page_address}{path}")
+def _get(
+    cluster: LocalCluster, path: str, password: str, timeout_s: float = 10, method: str = "GET"
+) -> tuple[int, bytes]:
+    request = urllib.request.Request(f"http://{cluster.page_address}{path}", method=method)
     request.add_header("Authorization", "Basic " + b64encode(f"any:{password}".encode()).decode())
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
@@ -157,6 +159,12 @@ def test_deliveries_that_run_are_told_with_their_layers(cluster: LocalCluster) -
         looks += 1
 
 
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_it_is_only_read(cluster: LocalCluster, method: str) -> None:
+    for path in ("/", "/cluster.json", "/images/a/cat%20%26%20co"):
+        assert _get(cluster, path, page_token(cluster.secret.encode()), method=method)[0] == 405
+
+
 def test_nothing_is_asked_of_other_places() -> None:
     import quire_gateway.page as page
 
@@ -179,7 +187,10 @@ def test_a_browser_shows_it(cluster: LocalCluster, tmp_path: Path) -> None:
     ]
     command = [program, *flags, "--virtual-time-budget=6000", "--dump-dom", url]
     shown, looks = "", 0
-    while not re.search(r"<td>\d+ of 16</td>", shown):  # between two deliveries there is none
+    shared = (
+        r"<td>default</td><td><progress[^>]*></progress></td><td>[^<]+/s</td><td>3.8 MiB/s</td><td>no name 100 %</td>"
+    )
+    while not (re.search(r"<td>\d+ of 16</td>", shown) and re.search(shared, shown)):  # between two there is none
         assert looks < 5, shown[:3000]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False).stdout
         looks += 1
@@ -187,4 +198,7 @@ def test_a_browser_shows_it(cluster: LocalCluster, tmp_path: Path) -> None:
     assert chunks and int(chunks[1]) >= 41 + 128, shown[:3000]  # more where hot ones have got another copy
     assert "<td>storage-0</td>" in shown and "<td>storage-1</td>" in shown
     assert "a/cat &amp; co, latent of" in shown
+    for tier in ("memory", "disk", "object"):
+        assert f"<td>{tier}</td>" in shown
+    assert re.search(r"<td><progress[^>]*></progress></td><td>100 %</td><td>\d+</td>", shown), "hits by namespace"
     assert "does not answer" not in shown

@@ -161,3 +161,47 @@ def test_an_answer_for_a_copy_that_went_counts_for_the_one_that_came() -> None:
         world.post(ev.Unpinned(store))
         world.post(ev.ReservationEnded(transfer))
     assert world.residency.generation(KEY) == 1 << 16 and not world.residency.busy()
+
+
+def test_an_answer_for_a_copy_that_went_does_not_replace_that_for_the_one_that_came() -> None:
+    world = World(drives=0, objects=False)
+    first = world.store([chunk_of(0)], Durability.MEMORY)
+    world.post(ev.Dropped(world.ticket(), {KEY: 0}))
+    second = world.store([chunk_of(0)], Durability.MEMORY)
+    world.running.clear()
+    world.post(ev.Indexed(second[1], {KEY: 2 << 16}))
+    world.post(ev.Indexed(first[1], {KEY: 1 << 16}))
+    assert world.residency.generation(KEY) == 2 << 16
+    for transfer, store in (first, second):
+        world.post(ev.IndexingEnded(store))
+        world.post(ev.Unpinned(store))
+        world.post(ev.ReservationEnded(transfer))
+
+
+def test_an_answer_that_is_being_taken_back_counts_for_none() -> None:
+    """The copy was lost, and the index is told; meanwhile the object tier brings another one."""
+    world = World(drives=0, objects=True)
+    world.objects[KEY] = chunk_of(0)
+    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    world.post(ev.Lost([world.residency._entries[KEY].number]))
+    reader = world.pin([0], fetch=True)
+    world.end(_operation(world, "fetch"))
+    assert len(world.held[reader]) == 1 and KEY in world.residency
+    world.running = [each for each in world.running if each.name != "register"]
+    world.post(ev.Indexed(store, {KEY: 1 << 16}))
+    assert world.residency.generation(KEY) == 0
+    world.post(ev.IndexingEnded(store))
+    world.post(ev.Unpinned(store))
+    world.post(ev.ReservationEnded(transfer))
+    world.settle()
+    assert world.residency.generation(KEY) == 0
+
+
+def test_what_a_lost_drive_had_is_to_have_no_other_copy() -> None:
+    world = World(drives=1, objects=False, arena_slabs=1, drive_slabs=4)
+    stored(world, [chunk_of(0)], Durability.REPLICATED)
+    stored(world, [chunk_of(number) for number in range(8, 12)])
+    assert KEY not in world.residency._entries and KEY in world.residency.replicated, "it sleeps"
+    world.post(ev.DriveLost(0))
+    world.settle()
+    assert not world.residency.replicated

@@ -68,6 +68,19 @@ def test_what_is_read_stays_where_there_is_space() -> None:
     assert _wanted(world, 0)
 
 
+def test_memory_is_full_when_a_fifth_of_it_is_left() -> None:
+    """Six of its eight slots are used, and the seventh would be too much; with five it would not."""
+    world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
+    _on_drives_alone(world)
+    world.post(ev.Dropped(world.ticket(), {chunk_of(8).key: 0, chunk_of(9).key: 0}))
+    world.settle()
+    assert world.residency.ledger.slots.used_bytes == 6 * chunk_of(0).shape.slot_bytes
+    assert not _wanted(world, 0)
+    world.post(ev.Dropped(world.ticket(), {chunk_of(10).key: 0}))
+    world.settle()
+    assert _wanted(world, 1)
+
+
 def test_only_so_many_reads_are_remembered_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "_RECENT_MAX", 2)
     world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
@@ -200,13 +213,14 @@ def test_a_reservation_asks_for_as_many_as_it_needs(wanted: int) -> None:
 
 def test_no_more_than_a_group_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "GROUP", 2)
-    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=2, settings=ResidencySettings())
-    for first in (0, 8, 16, 24, 32, 40, 48, 56):
+    low = ResidencySettings(pool_high_share=0.95, pool_low_share=0.0)
+    world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=1, settings=low)
+    for first in (0, 8, 16):
         stored(world, [chunk_of(first)])
-    world.leased = {chunk_of(first).key for first in range(64)}
-    world.store([chunk_of(80 + at) for at in range(4)], Durability.LOCAL)
-    sizes = [len(question.entries) for question in world.residency._questions.values()]
-    assert sizes and max(sizes) <= 2
+    world.store([chunk_of(24)], Durability.LOCAL)
+    world.end(_operation(world, "write"))
+    (question,) = world.residency._questions.values()
+    assert len(question.entries) == 2
 
 
 def test_what_was_used_goes_after_what_was_not() -> None:

@@ -11,7 +11,7 @@ from aiohttp import BasicAuth, hdrs, web
 
 from quire.model.errors import ImageMissing, QuireError
 from quire.model.images import Rendering
-from quire.model.nodes import Node
+from quire.model.nodes import Node, StorageInfo
 from quire.wire.credentials import page_token
 from quire_gateway.config import GatewayConfig
 from quire_gateway.own_memory import OwnMemory
@@ -114,6 +114,7 @@ class PageFrontend:
                 "node": node.node_id,
                 "role": node.role.value,
                 "zone": node.location.zone,
+                "link": node.about.link if isinstance(node.about, StorageInfo) else "",
                 "incarnation": node.incarnation,
                 "used_bytes": node.used_bytes,
                 "capacity_bytes": node.capacity_bytes,
@@ -121,6 +122,7 @@ class PageFrontend:
                 "running": [
                     {
                         "delivery": each.short_id,
+                        "tenant": each.tenant,
                         "layers": each.layers,
                         "layers_sent": each.layers_sent,
                         "bytes_per_layer": each.bytes_per_layer,

@@ -52,6 +52,15 @@ function rates(nodes, seconds) {
   return found;
 }
 
+// Of what runs, by tenant; the largest first.
+function shares(deliveries) {
+  const by = {};
+  for (const each of deliveries) by[each.tenant] = (by[each.tenant] || 0) + each.rate_bytes_per_s;
+  const all = Object.values(by).reduce((total, rate) => total + rate, 0);
+  const sorted = Object.entries(by).filter(([, rate]) => rate).sort(([, one], [, other]) => other - one);
+  return sorted.map(([tenant, rate]) => `${tenant || "no name"} ${percent(rate, all)}`).join(", ") || "–";
+}
+
 function drawRate(value) {
   history.push(value);
   if (history.length > HISTORY) history.shift();
@@ -85,7 +94,7 @@ function draw(cluster, seconds) {
       node.stats["rate.fallback"] ? "no scheduler" : "",
     ].filter(Boolean).join(", "), "warn"),
   ]));
-  const running = storage.flatMap((node) => node.running.map((each) => ({ ...each, node: node.node })));
+  const running = storage.flatMap((node) => node.running.map((each) => ({ ...each, node: node.node, link: node.link })));
   running.sort((one, other) => other.running_ms - one.running_ms);
   table("running", ["delivery", "node", "layers", "", "a layer", "granted", "for"], running.slice(0, RUNNING).map((each) => [
     each.delivery, each.node, bar(each.layers_sent, each.layers), `${each.layers_sent} of ${each.layers}`,
@@ -98,10 +107,11 @@ function draw(cluster, seconds) {
   table("tiers", ["tier", "", "chunks", ""], tiers.map(([tier, value]) => [tier, bar(value, hits), count(value), percent(value, hits)]));
   const leader = of("scheduler").find((node) => node.stats.leads);
   const links = Object.keys((leader || { stats: {} }).stats).filter((name) => /^link\..*\.budget$/.test(name));
-  table("links", ["link", "", "granted", "budget"], links.sort().map((name) => {
+  table("links", ["link", "", "granted", "budget", "who has it"], links.sort().map((name) => {
     const link = name.slice(5, -7);
     const granted = leader.stats[`link.${link}.granted`] || 0;
-    return [link, bar(granted, leader.stats[name]), `${size(granted)}/s`, `${size(leader.stats[name])}/s`];
+    return [link, bar(granted, leader.stats[name]), `${size(granted)}/s`, `${size(leader.stats[name])}/s`,
+      shares(running.filter((each) => each.link === link))];
   }));
   table("namespaces", ["namespace", "", "hit", "chunks asked for"], Object.entries(namespaces).map(([tag, { hit, miss }]) => [
     tag, bar(hit, hit + miss), percent(hit, hit + miss), count(hit + miss),

@@ -80,11 +80,10 @@ class _Question:
 
 @dataclass(slots=True)
 class _Promotion:
-    """Slots that copies on a drive are read into, shared by its holders; `done` once every byte was verified."""
+    """Slots that copies on a drive are read into, shared by its holders."""
 
     places: dict[int, tuple[Entry, MemoryPlace]]
     holders: set[int]
-    done: bool = False
 
 
 @dataclass(slots=True)
@@ -709,8 +708,7 @@ class Residency:
     def _promotion_ended(self, event: ev.PromotionEnded) -> None:
         promotion = self._promotions[event.promotion]
         promotion.holders.discard(event.ticket)
-        if event.complete and not promotion.done:
-            promotion.done = True
+        if event.complete:
             for number, (entry, place) in list(promotion.places.items()):
                 if entry.phase is Phase.RESIDENT and entry.memory is None:
                     del promotion.places[number]
