@@ -48,8 +48,10 @@ class History:
         self._world.settle()
         missing = [ticket for ticket in self._to_answer if ticket not in self._world.answers]
         assert not missing, f"what is asked is answered: {missing}"
-        self._world.post(ev.Stopping(self._world.ticket()))
+        stopping = self._world.ticket()
+        self._world.post(ev.Stopping(stopping))
         self._world.settle()
+        assert stopping in self._world.answers, "it stops"
         machine = self._world.residency
         assert not machine.busy(), f"left behind: {machine.busy()}"
         keys = machine.keys()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import ContentConflict, KeysInvalid, MetadataUnavailable
+from quire.model.errors import ContentConflict, KeysInvalid, MetadataUnavailable, PoolFull
 from quire_storage.core import events as ev
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_world import Operation, World, chunk_of, stored
@@ -100,7 +100,7 @@ def test_what_is_wrong_with_a_store_names_its_field() -> None:
         refused.append(world.answers[store])
         world.acknowledge(transfer, store)
     twice, other = refused
-    assert isinstance(twice, KeysInvalid) and "a key appears twice" in twice.message and twice.field == "chunk_keys"
+    assert isinstance(twice, KeysInvalid) and twice.message == "a key appears twice" and twice.field == "chunk_keys"
     assert isinstance(other, ContentConflict) and KEY.hex() in other.message and other.field == "chunk_keys"
     assert not world.residency.busy(), "neither holds anything"
 
@@ -205,3 +205,27 @@ def test_what_a_lost_drive_had_is_to_have_no_other_copy() -> None:
     world.post(ev.DriveLost(0))
     world.settle()
     assert not world.residency.replicated
+
+
+def test_a_drop_that_waits_for_a_write_is_answered_though_the_drive_has_failed() -> None:
+    world = World(drives=2, objects=False)
+    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    world.end(_operation(world, "register"))
+    world.acknowledge(transfer, store)
+    ((number, write),) = world.residency._writes.items()
+    dropped = world.ticket()
+    world.post(ev.Dropped(dropped, {KEY: 0}))
+    assert dropped not in world.answers
+    world.post(ev.DriveLost(write.places[0].drive))
+    world.running.clear()
+    world.post(ev.Written(number))
+    assert world.answers[dropped] == 1 and not world.residency.busy()
+
+
+def test_more_than_memory_has_is_refused_with_what_it_has() -> None:
+    world = World(drives=0, objects=False)
+    stored(world, [chunk_of(0)], Durability.MEMORY)
+    ticket = world.ticket()
+    world.post(ev.Reserved(ticket, chunk_of(0).shape, 99))
+    error: Any = world.answers[ticket]
+    assert isinstance(error, PoolFull) and error.message == "no memory for 99 chunks of 4096 bytes (4096 in use)"

@@ -11,8 +11,9 @@ from quire.model.errors import PoolFull
 from quire_storage.core import events as ev
 from quire_storage.core import residency as machine_module
 from quire_storage.core.chunks import Copy
-from quire_storage.core.residency import ResidencySettings
-from tests.unit.storage.residency_world import Operation, World, chunk_of, content_of, stored
+from quire_storage.core.residency import Residency, ResidencySettings
+from quire_storage.core.slots import SlotAllocator
+from tests.unit.storage.residency_world import SLAB, Operation, World, chunk_of, content_of, stored
 
 FULL = ResidencySettings(pool_high_share=1.0, pool_low_share=1.0)
 
@@ -186,13 +187,17 @@ def test_a_fetch_that_none_waits_for_and_a_transfer_that_is_not_known_are_nothin
     assert not world.residency.busy() and not world.running
 
 
+@pytest.mark.parametrize("group", [1, 64])
 @pytest.mark.parametrize("wanted", [1, 2, 3])
-def test_as_many_are_asked_for_as_are_needed(wanted: int) -> None:
-    """Four chunks fill a drive, each of a conversation of its own; what is over the low watermark goes."""
+def test_as_many_are_asked_for_as_are_needed(wanted: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four chunks fill a drive, each of a conversation of its own; what is over the low watermark goes, by groups."""
+    monkeypatch.setattr(machine_module, "GROUP", group)
     low = ResidencySettings(pool_high_share=0.95, pool_low_share=1 - wanted / 4)
     world = World(drives=1, objects=False, arena_slabs=40, drive_slabs=1, settings=low)
-    for first in (0, 8, 16, 24):
+    for first in (0, 8, 16):
         stored(world, [chunk_of(first)])
+    assert not world.residency.evictions, "not before the high watermark"
+    stored(world, [chunk_of(24)])
     assert world.residency.evictions == {"disk": wanted}
     assert [chunk_of(first).key in world.residency for first in (0, 8, 16, 24)] == [at >= wanted for at in range(4)]
 
@@ -205,10 +210,23 @@ def test_a_reservation_asks_for_as_many_as_it_needs(wanted: int) -> None:
         stored(world, [chunk_of(first)], Durability.MEMORY)
     ticket = world.ticket()
     world.post(ev.Reserved(ticket, chunk_of(0).shape, wanted))
+    world.post(ev.TimePassed())
     (question,) = world.residency._questions.values()
-    assert len(question.entries) == wanted
+    assert len(question.entries) == wanted, "and asks once"
     world.end(_operation(world, "ask"))
     assert isinstance(world.answers[ticket], list) and world.residency.evictions == {"memory": wanted}
+
+
+def test_a_reservation_asks_for_what_is_missing_and_for_ends_of_conversations() -> None:
+    """Two of the three slots that it wants are free."""
+    world = World(drives=0, objects=False, arena_slabs=1)
+    stored(world, [chunk_of(0), chunk_of(1)], Durability.MEMORY)
+    ticket = world.ticket()
+    world.post(ev.Reserved(ticket, chunk_of(0).shape, 3))
+    (question,) = world.residency._questions.values()
+    assert [entry.key for entry in question.entries] == [chunk_of(1).key]
+    world.settle()
+    assert isinstance(world.answers[ticket], list)
 
 
 def test_no_more_than_a_group_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,3 +341,77 @@ def test_a_chunk_that_others_extend_does_not_go_before_them() -> None:
         stored(world, [chunk_of(number) for number in range(4)], Durability.LOCAL if drives else Durability.MEMORY)
         tier = world.residency.on_disk if drives else world.residency.in_memory
         assert [tier.is_leaf(chunk_of(number).key) for number in range(4)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_what_lies_in_memory_only_is_written_a_group_at_a_time(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_module, "GROUP", group)
+    world = World(drives=1, objects=False)
+    transfer, store = world.store([chunk_of(number) for number in range(4)], Durability.MEMORY)
+    world.end(_operation(world, "register"))
+    world.acknowledge(transfer, store)
+    for left in range(4, 0, -group):
+        (write,) = world.residency._writes.values()
+        assert len(write.entries) == group and world.residency.dirty_chunks == left
+        world.now_s += 1.0
+        world.post(ev.TimePassed())
+        world.end(_operation(world, "write"))
+    assert not world.residency.dirty_chunks and not world.residency._writes
+
+
+def test_a_node_that_stops_writes_what_lies_in_memory_only_first() -> None:
+    world = World(drives=1, objects=False)
+    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    world.end(_operation(world, "register"))
+    world.acknowledge(transfer, store)
+    ticket = world.ticket()
+    world.post(ev.Stopping(ticket))
+    assert ticket not in world.answers
+    world.end(_operation(world, "write"))
+    assert ticket in world.answers and world.residency.dirty_chunks == 0
+
+
+def test_a_node_whose_last_drive_has_failed_keeps_what_memory_has_and_stops() -> None:
+    world = World(drives=1, objects=False)
+    stored(world, [chunk_of(0)])
+    world.post(ev.DriveLost(0))
+    world.now_s += 60.0
+    world.post(ev.TimePassed())
+    assert world.residency.dirty_chunks == 1 and not world.residency._writes
+    ticket = world.ticket()
+    world.post(ev.Stopping(ticket))
+    assert ticket in world.answers
+
+
+def test_a_node_that_starts_knows_what_its_drives_have() -> None:
+    """In order of eviction, with what is to have another copy."""
+    world = World(drives=1, objects=False, drive_slabs=4)
+    stored(world, [chunk_of(number) for number in range(4)], Durability.REPLICATED)
+    stored(world, [chunk_of(8)])
+    pool, arena = world.pool, SlotAllocator(SLAB, SLAB)
+    assert pool is not None
+    again = Residency(ResidencySettings(), arena, pool, objects=False)
+    assert sorted(again.keys()) == sorted(world.residency.keys()) == sorted(again.on_disk)
+    assert set(again.replicated) == {chunk_of(number).key for number in range(4)}
+    assert [again.on_disk.is_leaf(chunk_of(number).key) for number in (0, 1, 2, 3, 8)] == [False] * 3 + [True] * 2
+    assert again.on_disk.used_bytes == world.residency.on_disk.used_bytes
+    assert again.on_disk._capacity_bytes == pool.capacity_bytes
+    assert again.handle(ev.TimePassed(), 0.0) == []
+
+
+def test_two_copies_for_readers_only_leave_one_after_the_other() -> None:
+    """Each came from the object tier after other bytes of its key had been stored."""
+    world = World(drives=0, objects=True)
+    world.objects[chunk_of(0).key] = chunk_of(0, version=1)
+    readers = []
+    for _ in range(2):
+        readers.append(world.pin([0], fetch=True))
+        transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+        world.end(_operation(world, "register"))
+        world.end(_operation(world, "fetch"))
+        world.acknowledge(transfer, store)
+        world.post(ev.Dropped(world.ticket(), {chunk_of(0).key: 0}))
+    for reader in readers:
+        world.held.pop(reader)
+        world.post(ev.Unpinned(reader))
+    assert not world.residency._leaving and world.residency.ledger.slots.used_bytes == 0

@@ -37,6 +37,11 @@ def check(machine: Residency) -> None:
         leaves = [key for key in machine.in_memory.aside if machine.pool is not None or machine.in_memory.is_leaf(key)]
         assert all(map(machine._kept_in_memory, leaves)), "what is set aside in memory is kept there by something"
     _check_counts(machine)
+    here = machine.keys()
+    levels = {key: found[0].level for key in here if (found := machine.look(key)) is not None}
+    replicated = {key for key, level in levels.items() if level is Durability.REPLICATED}
+    raised = {key for key, level in levels.items() if level is Durability.OBJECT}
+    assert replicated <= machine.replicated.keys() <= replicated | raised, "what is to have another copy is known"
     _check_drives(machine, resident, asked)
 
 
@@ -77,8 +82,5 @@ def _check_drives(machine: Residency, resident: dict[bytes, Entry], asked: set[b
     assert set(machine.on_disk) | asked >= on_disk >= set(machine.on_disk), "the order of the drives has what is there"
     dirty = {key for key, e in resident.items() if e.disk is None and e.memory is not None}
     assert set(machine._dirty) == dirty, "what lies in memory only is to be written"
-    levels = {key: placed.header.level for key in asleep if (placed := machine.pool.get(key)) is not None}
-    levels |= {key: entry.level for key, entry in resident.items()}
-    replicated = {key for key, level in levels.items() if level is Durability.REPLICATED}
-    raised = {key for key, level in levels.items() if level is Durability.OBJECT}
-    assert replicated <= machine.replicated.keys() <= replicated | raised, "what is to have another copy is known"
+    aside = [key for key in machine.on_disk.aside if machine.on_disk.is_leaf(key)]
+    assert all(map(machine._kept_on_disk, aside)), "what is set aside on the drives is kept there by something"

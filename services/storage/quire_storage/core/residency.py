@@ -104,7 +104,7 @@ class ResidencySettings:
 
 
 _UNDER_WAY: Final = (
-    *("_reservations", "_transfers", "_offers", "_holders", "_awaiting", "_goals", "_writes", "_rewrites"),
+    *("_reservations", "_transfers", "_offers", "_used", "_holders", "_awaiting", "_goals", "_writes", "_rewrites"),
     *("_removals", "_removal_waits", "_questions", "_withdrawing", "_fetching", "_promotions", "_leaving"),
 )
 
@@ -495,8 +495,7 @@ class Residency:
         self._register(goal, patient=event.patient)
 
     def _indexed(self, event: ev.Indexed) -> None:
-        goal = self._goals.get(event.ticket)
-        mine = {entry.key: entry for entry in goal.entries} if goal is not None else {}
+        mine = {entry.key: entry for entry in self._goals[event.ticket].entries}
         for key, generation in event.generations.items():
             entry = mine[key]
             if entry.phase is Phase.LEAVING:
