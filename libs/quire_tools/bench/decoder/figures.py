@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from quire_tools.bench.decoder.simulator import Result
@@ -41,7 +42,7 @@ def serving(report: Report, path: Path) -> None:
     upper.set(ylabel="latency, ms", title=report.bench)
     lower.set(ylabel="requests, %")
     for axes in (upper, lower):
-        axes.set_xticks(range(len(rows)), names, fontsize=7)
+        axes.set_xticks(range(len(rows)), [fill(name, 12) for name in names], fontsize=7)
         axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     _save(figure, path)
 
