@@ -221,6 +221,7 @@ def test_a_reservation_asks_for_what_is_missing_and_for_ends_of_conversations() 
     """Two of the three slots that it wants are free."""
     world = World(drives=0, objects=False, arena_slabs=1)
     stored(world, [chunk_of(0), chunk_of(1)], Durability.MEMORY)
+    _pinned(world, 1)  # so that its parent is the one that was not used for longer
     ticket = world.ticket()
     world.post(ev.Reserved(ticket, chunk_of(0).shape, 3))
     (question,) = world.residency._questions.values()
@@ -355,6 +356,7 @@ def test_what_lies_in_memory_only_is_written_a_group_at_a_time(group: int, monke
         assert len(write.entries) == group and world.residency.dirty_chunks == left
         world.now_s += 1.0
         world.post(ev.TimePassed())
+        assert len(world.residency._writes) == 1, "one at a time"
         world.end(_operation(world, "write"))
     assert not world.residency.dirty_chunks and not world.residency._writes
 
@@ -390,7 +392,8 @@ def test_a_node_that_starts_knows_what_its_drives_have() -> None:
     stored(world, [chunk_of(8)])
     pool, arena = world.pool, SlotAllocator(SLAB, SLAB)
     assert pool is not None
-    again = Residency(ResidencySettings(), arena, pool, objects=False)
+    low = ResidencySettings(pool_high_share=0.95, pool_low_share=0.1)
+    again = Residency(low, arena, pool, objects=False)
     assert sorted(again.keys()) == sorted(world.residency.keys()) == sorted(again.on_disk)
     assert set(again.replicated) == {chunk_of(number).key for number in range(4)}
     assert [again.on_disk.is_leaf(chunk_of(number).key) for number in (0, 1, 2, 3, 8)] == [False] * 3 + [True] * 2
