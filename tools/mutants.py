@@ -160,7 +160,6 @@ EXPLAINED: Final = {
         "victims, size = list[Entry](), 1": "a byte less than is wanted: slots are far larger",
         "entry.generation != 1": "only what is listed is considered",
         "self._numbers += 2": "numbers grow, that is all",
-        "name[2:]": "words for a person who reads a failed test",
     },
 }
 """Survivors that are no fault, by a part of the changed line."""

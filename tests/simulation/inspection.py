@@ -13,6 +13,7 @@ from quire.model.errors import QuireError
 from quire.model.index import OBJECT_TIER
 from quire.testing.simulation import Process
 from quire.testing.simulation.network import unexpected
+from quire_storage.core.invariants import under_way
 from tests.simulation.cluster import EPOCH_MS
 from tests.simulation.prefixes import Prefix
 
@@ -97,7 +98,7 @@ class Inspection:
         """No slot, pin, lease, rate, block or transfer is left when all work has ended."""
         for name, node in self._day.cluster.storage.items():
             tiers = node._tiers
-            left = tiers.residency.busy()
+            left = under_way(tiers.residency)
             assert not left, f"{name}: {left}"
             arena = tiers.arena
             assert arena.free_blocks == arena._blocks, f"{name}: staging blocks are missing"

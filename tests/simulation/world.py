@@ -28,6 +28,7 @@ from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
 from quire_storage import delivery as delivery_at_node
 from quire_storage.adapters import cluster as cluster_at_node
+from quire_storage.core.invariants import under_way
 from tests.simulation.buckets import BucketLoad
 from tests.simulation.cluster import Cluster
 from tests.simulation.history import History
@@ -130,7 +131,7 @@ class Day:
             await buckets.check()
         await asyncio.sleep(16.0)  # longer than a scheduler remembers, and than buffers are watched
         for _ in range(60):  # what the background does comes to an end now and then
-            if not any(node._tiers.residency.busy() for node in self.cluster.storage.values()):
+            if not any(under_way(node._tiers.residency) for node in self.cluster.storage.values()):
                 break
             await asyncio.sleep(0.37)
         inspection.leaks()

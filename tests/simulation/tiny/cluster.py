@@ -9,7 +9,7 @@ from quire.model.durability import Durability
 from quire.model.index import OBJECT_TIER
 from quire.testing.index import IndexState
 from quire_storage.core import events as ev
-from quire_storage.core.invariants import check
+from quire_storage.core.invariants import check, under_way
 from tests.simulation.tiny.model import (
     KEYS,
     RECORDS,
@@ -142,7 +142,7 @@ class Cluster(Steps):
         listed = self.index.state.entries
         for node in self.nodes:
             assert node.residency is not None
-            if left := node.residency.busy():
+            if left := under_way(node.residency):
                 raise Broken(f"{node.name} is left with {left}")
             here, there = set(node.residency.keys()), {key for key, each in listed.items() if node.name in each.nodes}
             orphans = {record.key for record in RECORDS if record.parent and record.parent not in listed}

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from quire.model.durability import Durability
 from quire.model.errors import QuireError
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy
 from quire_storage.core.entry import Entry, Phase
 from quire_storage.core.residency import Residency
+from quire_storage.errors import DriveFailed
 
 _TOLD_LATER = (
     ev.PinnedAlso,
@@ -57,7 +59,7 @@ class Answers:
             case ev.Forgotten(removal, error) if error is not None:
                 number = machine._removals[removal].number
                 self._must_fail |= {ticket for ticket, pending, _ in machine._removal_waits if number in pending}
-            case ev.WriteFailed(write, _) if write in machine._rewrites:
+            case ev.WriteFailed(write, error) if write in machine._rewrites and not isinstance(error, DriveFailed):
                 self._must_fail |= {goal.ticket for goal in machine._rewrites[write][1]}
             case ev.IndexingEnded(ticket, error) if error is not None:
                 self._must_fail.add(ticket)
@@ -96,56 +98,61 @@ class Answers:
             else:
                 assert memory >= self._going, f"{self._going} went, {memory} count"
         for instruction in instructions:
-            match instruction:
-                case ev.Complete(ticket, value):
-                    self._give(ticket)
-                    assert ticket not in self._must_fail, "what failed is not told as done"
-                    self._check(self._asked[ticket], value)
-                case ev.Fail(ticket, error):
-                    self._give(ticket)
-                    self._must_fail.discard(ticket)
-                    assert isinstance(error, QuireError) and error.message
-                    assert (
-                        not isinstance(self._asked[ticket], ev.StoreOffered)
-                        or ticket not in machine._holders
-                        or (isinstance(event, ev.IndexingEnded))
-                    ), "a store that kept nothing holds nothing"
-                case ev.Register(ticket, records, patient):
-                    asked = self._asked[ticket]
-                    assert patient is getattr(asked, "patient", True)
-                    keys = asked.keys if isinstance(asked, ev.RegistrationWanted) else [c.key for c in asked.chunks]
-                    assert {record.key for record in records} <= set(keys)
-                case ev.Upload(key, size, written):
-                    found = machine.look(key)
-                    assert found is None or size == found[0].chunk.shape.slot_bytes
-                    assert found is None or written == found[0].in_object, "whether there may be an object of it"
-                case ev.AskToWithdraw(question, records, others_min):
-                    by = self._asked.get(machine._questions[question].ticket)
-                    assert records and others_min == (by.others_min if by is not None else 0)
-                case ev.AskToEvict(question, records):
-                    by = self._asked.get(machine._questions[question].ticket)
-                    assert records and (by is None or not by.others_min), "gone from everywhere, or from here only"
-                case ev.WakeAt(at_s):
-                    assert at_s > machine._now_s
-                case ev.CancelUpload(key):
-                    assert machine._objects and isinstance(key, bytes)
-                case ev.Write(number, placed, sources):
-                    assert len({each.header.chunk.shape for each in placed}) == 1, "of one shape"
-                    begun = machine._writes.get(number)
-                    assert begun is None or not any(each.phase is Phase.LEAVING for each in begun.entries)
-                    assert len(sources) == len(placed)
-                case ev.WriteHeaders() | ev.Forget():
-                    assert instruction.placed
-                case ev.Withdraw(records):
-                    assert records
-                case ev.Fetch(keys):
-                    assert machine._objects and not any(key in machine for key in keys)
-                case _:
-                    raise AssertionError(f"no instruction: {instruction}")
+            self._said(event, instruction)
         for waiting in machine._offers.values():
             assert any(machine._is_busy(chunk.key) for chunk in waiting.chunks), (
                 "a store that waits, waits for something"
             )
+
+    def _said(self, event: Any, instruction: ev.Instruction) -> None:
+        """One thing that is to be done."""
+        machine = self._machine
+        match instruction:
+            case ev.Complete(ticket, value):
+                self._give(ticket)
+                assert ticket not in self._must_fail, "what failed is not told as done"
+                self._check(self._asked[ticket], value)
+            case ev.Fail(ticket, error):
+                self._give(ticket)
+                self._must_fail.discard(ticket)
+                assert isinstance(error, QuireError) and error.message
+                assert (
+                    not isinstance(self._asked[ticket], ev.StoreOffered)
+                    or ticket not in machine._holders
+                    or (isinstance(event, ev.IndexingEnded))
+                ), "a store that kept nothing holds nothing"
+            case ev.Register(ticket, records, patient):
+                asked = self._asked[ticket]
+                assert patient is getattr(asked, "patient", True)
+                keys = asked.keys if isinstance(asked, ev.RegistrationWanted) else [c.key for c in asked.chunks]
+                assert {record.key for record in records} <= set(keys)
+            case ev.Upload(key, size, written):
+                found = machine.look(key)
+                assert found is None or size == found[0].chunk.shape.slot_bytes
+                assert found is None or written == found[0].in_object, "whether there may be an object of it"
+            case ev.AskToWithdraw(question, records, others_min):
+                by = self._asked.get(machine._questions[question].ticket)
+                assert records and others_min == (by.others_min if by is not None else 0)
+            case ev.AskToEvict(question, records):
+                by = self._asked.get(machine._questions[question].ticket)
+                assert records and (by is None or not by.others_min), "gone from everywhere, or from here only"
+            case ev.WakeAt(at_s):
+                assert at_s > machine._now_s
+            case ev.CancelUpload(key):
+                assert machine._objects and isinstance(key, bytes)
+            case ev.Write(number, placed, sources):
+                assert len({each.header.chunk.shape for each in placed}) == 1, "of one shape"
+                begun = machine._writes.get(number)
+                assert begun is None or not any(each.phase is Phase.LEAVING for each in begun.entries)
+                assert len(sources) == len(placed)
+            case ev.WriteHeaders() | ev.Forget():
+                assert instruction.placed
+            case ev.Withdraw(records):
+                assert records
+            case ev.Fetch(keys):
+                assert machine._objects and not any(key in machine for key in keys)
+            case _:
+                raise AssertionError(f"no instruction: {instruction}")
 
     def _give(self, ticket: int) -> None:
         assert ticket in self._asked and ticket not in self._given, "what was asked is answered once"
@@ -166,7 +173,7 @@ class Answers:
                 assert value <= set(keys), "of what was asked"
                 assert value - listed <= unclear and listed - value <= left_out, "the keys that are indexed"
             case ev.LevelRaised():
-                safe = {key for key in asked.keys if key in machine and self._is_safe(key)}
+                safe = {key for key in asked.keys if key in machine and self._is_safe(key, asked.level)}
                 assert set(value) <= safe and (not at_once or set(value) == safe), (
                     "here, and on a drive if there is one"
                 )
@@ -201,6 +208,13 @@ class Answers:
     def _registering(self, instructions: list[ev.Instruction]) -> list[bytes]:
         return [each.key for said in instructions if isinstance(said, ev.Register) for each in said.records]
 
-    def _is_safe(self, key: bytes) -> bool:
+    def _is_safe(self, key: bytes, level: Durability) -> bool:
+        """On a drive if there is one, whose header says what a restart must know."""
         pool = self._machine.pool
-        return pool is None or (key in pool and key not in {chunk.key for chunk in self._machine.off_drives()})
+        if pool is None:
+            return True
+        placed, off_drives = pool.get(key), {chunk.key for chunk in self._machine.off_drives()}
+        if placed is None or key in off_drives:
+            return False
+        two = (Durability.REPLICATED, Durability.OBJECT)
+        return level not in two or placed.header.level in two

@@ -8,6 +8,7 @@ from typing import Any, Final
 from quire.model.durability import Durability, OnExisting
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy, MemoryPlace
+from quire_storage.core.invariants import under_way
 from tests.unit.storage.residency_world import Operation, World, chunk_of
 
 STEPS: Final = 150
@@ -53,7 +54,7 @@ class History:
         self._world.settle()
         assert stopping in self._world.answers, "it stops"
         machine = self._world.residency
-        assert not machine.busy(), f"left behind: {machine.busy()}"
+        assert not under_way(machine), f"left behind: {under_way(machine)}"
         keys = machine.keys()
         here = {key: machine.generation(key) for key in keys}
         listed = {key: self._world.index[key] for key in self._world.listed_here}
@@ -151,10 +152,11 @@ class History:
 
     def _drop(self) -> None:
         """Index entries have ended, one of them long ago."""
-        ended = {key: self._world.ended(key) for key in {self._key() for _ in range(self._random.randint(1, 3))}}
+        keys = [self._key() for _ in range(self._random.randint(1, 3))]
+        ended = {key: self._world.ended(key) for key in dict.fromkeys(keys)}
         generations = {key: generation for key, generation in ended.items() if generation is not None}
-        if self._random.random() < 0.2:
-            generations.setdefault(self._key(), 1)
+        if self._random.random() < 0.2 and self._world.residency.generation(key := self._key()):
+            generations.setdefault(key, 1)
         if generations:
             self._world.post(ev.Dropped(self._ask(), generations))
 
@@ -167,7 +169,7 @@ class History:
 
     def _evict(self) -> None:
         others = self._random.choice([0, 1])
-        self._world.post(ev.EvictionWanted(self._ask(), list({self._key(), self._key()}), others))
+        self._world.post(ev.EvictionWanted(self._ask(), list(dict.fromkeys([self._key(), self._key()])), others))
 
     def _raise(self) -> None:
         level = self._random.choice(list(Durability))

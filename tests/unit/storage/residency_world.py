@@ -298,6 +298,11 @@ class World:
         return DriveFailed("it has failed", frozenset({drive}))
 
     def _fail_drive(self, write: ev.Write) -> None:
+        """The map knows of headers before they are written: it may name what the drive never had."""
+        assert self.pool is not None
+        drive = write.placed[0].place.drive
+        if write.write % 2 and not self._failed(drive):
+            self.pool.commit([each for each in write.placed if each.place.drive == drive])
         self.post(ev.WriteFailed(write.write, self._lose_drive(write.placed[0])))
 
     def _fail_headers(self, write: ev.WriteHeaders) -> None:

@@ -14,6 +14,7 @@ from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, KeysInvalid, PoolFull
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Copy
+from quire_storage.core.invariants import under_way
 from quire_storage.core.residency import ResidencySettings
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_world import Operation, World, chunk_of, content_of, stored
@@ -158,7 +159,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             self.world.post(ev.Unpinned(ticket))
         self.world.settle()
         residency = self.world.residency
-        assert not residency.busy(), f"left behind: {residency.busy()}"
+        assert not under_way(residency), f"left behind: {under_way(residency)}"
         for key, chunk in self.world.acknowledged.items():
             found = residency.look(key)
             assert found is not None and found[0].chunk.same_content(chunk), "acknowledged, and gone"

@@ -9,6 +9,8 @@ import pytest
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import ContentConflict, KeysInvalid, MetadataUnavailable, PoolFull
 from quire_storage.core import events as ev
+from quire_storage.core.chunks import Placed
+from quire_storage.core.invariants import under_way
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_world import Operation, World, chunk_of, stored
 
@@ -57,14 +59,85 @@ def test_a_level_that_is_there_is_not_written_again() -> None:
         assert world.answers[ticket] == [KEY] and not world.running
 
 
-def test_a_header_that_cannot_be_written_fails_who_waits_for_it() -> None:
+def test_what_lay_on_a_drive_that_fails_as_its_level_is_raised_is_written_to_another() -> None:
     world = World(drives=2, objects=False)
     stored(world, [chunk_of(0)])
     ticket = world.ticket()
     world.post(ev.LevelRaised(ticket, [KEY], Durability.REPLICATED))
     assert ticket not in world.answers
     world.end(_operation(world, "headers"), fail=True)
+    assert ticket not in world.answers
+    world.end(_operation(world, "write"))
+    found = world.pool.get(KEY) if world.pool is not None else None
+    assert world.answers[ticket] == [KEY]
+    assert found is not None and found.header.level is Durability.REPLICATED
+
+
+def test_a_header_that_cannot_be_written_anywhere_fails_who_waits_for_it() -> None:
+    world = World(drives=1, objects=False)
+    stored(world, [chunk_of(0)])
+    ticket = world.ticket()
+    world.post(ev.LevelRaised(ticket, [KEY], Durability.REPLICATED))
+    world.end(_operation(world, "headers"), fail=True)
     assert isinstance(world.answers[ticket], DriveFailed)
+
+
+@pytest.mark.parametrize("begun", ["raised", "written"])
+def test_a_level_is_not_promised_before_the_header_says_it(begun: str) -> None:
+    """Another request has raised it already, and that header is under way."""
+    world = World(drives=1, objects=False)
+    if begun == "raised":
+        stored(world, [chunk_of(0)])
+        world.post(ev.LevelRaised(world.ticket(), [KEY], Durability.REPLICATED))
+    else:
+        transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+        world.end(_operation(world, "register"))
+        world.acknowledge(transfer, store)
+        world.post(ev.LevelRaised(world.ticket(), [KEY], Durability.REPLICATED))
+        world.end(_operation(world, "write"))
+    ticket = world.ticket()
+    world.post(ev.LevelRaised(ticket, [KEY], Durability.REPLICATED))
+    assert ticket not in world.answers and _operation(world, "headers")
+    world.settle()
+    found = world.pool.get(KEY) if world.pool is not None else None
+    assert world.answers[ticket] == [KEY] and found is not None and found.header.level is Durability.REPLICATED
+
+
+def test_a_store_does_not_fail_for_a_header_that_it_does_not_wait_for() -> None:
+    """Another request has raised the level of a chunk that both have, and the drive fails as the header is written."""
+    world = World(drives=2, objects=False)
+    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    world.end(_operation(world, "register"))
+    world.acknowledge(transfer, store)
+    transfer, store = world.store([chunk_of(0), chunk_of(1)], Durability.LOCAL)
+    raised = world.ticket()
+    world.post(ev.LevelRaised(raised, [KEY], Durability.REPLICATED))
+    while any(each.name == "write" for each in world.running):
+        world.end(_operation(world, "write"))
+    world.end(_operation(world, "headers"), fail=True)
+    world.settle()
+    assert world.acknowledge(transfer, store) == {KEY, chunk_of(1).key}
+    assert world.answers[raised] == [KEY]
+
+
+def test_a_drive_that_fails_between_its_map_and_its_pages_takes_nothing_from_what_memory_has() -> None:
+    """What is to have another copy still is, and belongs to its namespace."""
+    world = World(drives=2, objects=False)
+    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
+    world.end(_operation(world, "register"))
+    world.acknowledge(transfer, store)
+    raised = world.ticket()
+    world.post(ev.LevelRaised(raised, [KEY], Durability.REPLICATED))
+    ((number, write),) = world.residency._writes.items()
+    assert world.pool is not None
+    world.pool.commit([Placed(header, place) for header, place in zip(write.headers, write.places, strict=True)])
+    drive = write.places[0].drive
+    world.post(ev.DriveLost(drive))
+    assert KEY in world.residency.replicated
+    world.running.clear()
+    world.post(ev.WriteFailed(number, DriveFailed("it has failed", frozenset({drive}))))
+    world.settle()
+    assert world.answers[raised] == [KEY] and KEY in world.residency.replicated
 
 
 def test_without_a_drive_a_store_is_refused_with_those_that_failed() -> None:
@@ -74,7 +147,7 @@ def test_without_a_drive_a_store_is_refused_with_those_that_failed() -> None:
     error: Any = world.answers[store]
     assert isinstance(error, DriveFailed) and error.drives == {0} and error.message == "no drive is left"
     world.acknowledge(transfer, store)
-    assert not world.residency.busy()
+    assert not under_way(world.residency)
 
 
 def test_a_drive_that_fails_every_write_is_given_up_after_so_many() -> None:
@@ -102,7 +175,7 @@ def test_what_is_wrong_with_a_store_names_its_field() -> None:
     twice, other = refused
     assert isinstance(twice, KeysInvalid) and twice.message == "a key appears twice" and twice.field == "chunk_keys"
     assert isinstance(other, ContentConflict) and KEY.hex() in other.message and other.field == "chunk_keys"
-    assert not world.residency.busy(), "neither holds anything"
+    assert not under_way(world.residency), "neither holds anything"
 
 
 def test_the_same_bytes_are_no_conflict() -> None:
@@ -122,7 +195,7 @@ def test_a_registration_that_fails_says_why() -> None:
     world.post(ev.IndexingEnded(ticket, error))
     assert world.answers[ticket] is error and world.residency.generation(KEY) == 0
     world.post(ev.Unpinned(ticket))
-    assert not world.residency.busy()
+    assert not under_way(world.residency)
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -144,7 +217,7 @@ def test_what_a_store_whose_client_has_gone_found_on_a_drive_is_registered(busy:
     if busy:
         world.post(ev.Unpinned(other))
     world.settle()
-    assert not world.residency.busy()
+    assert not under_way(world.residency)
 
 
 def test_an_answer_for_a_copy_that_went_counts_for_the_one_that_came() -> None:
@@ -160,7 +233,7 @@ def test_an_answer_for_a_copy_that_went_counts_for_the_one_that_came() -> None:
         world.post(ev.IndexingEnded(store))
         world.post(ev.Unpinned(store))
         world.post(ev.ReservationEnded(transfer))
-    assert world.residency.generation(KEY) == 1 << 16 and not world.residency.busy()
+    assert world.residency.generation(KEY) == 1 << 16 and not under_way(world.residency)
 
 
 def test_an_answer_for_a_copy_that_went_does_not_replace_that_for_the_one_that_came() -> None:
@@ -219,7 +292,7 @@ def test_a_drop_that_waits_for_a_write_is_answered_though_the_drive_has_failed()
     world.post(ev.DriveLost(write.places[0].drive))
     world.running.clear()
     world.post(ev.Written(number))
-    assert world.answers[dropped] == 1 and not world.residency.busy()
+    assert world.answers[dropped] == 1 and not under_way(world.residency)
 
 
 def test_more_than_memory_has_is_refused_with_what_it_has() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.model.durability import Durability
 from quire.model.errors import MetadataUnavailable
 from quire_storage.core import events as ev
+from quire_storage.core.invariants import under_way
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.errors import DriveFailed
 from tests.unit.storage.residency_world import Operation, World, chunk_of, stored
@@ -33,7 +34,7 @@ def _settled(world: World) -> Residency:
     world.settle()
     machine = world.residency
     assert world.listed_here == set(filter(machine.generation, machine.keys()))
-    assert not machine.busy()
+    assert not under_way(machine)
     return machine
 
 

@@ -11,6 +11,7 @@ from quire.model.errors import PoolFull
 from quire_storage.core import events as ev
 from quire_storage.core import residency as machine_module
 from quire_storage.core.chunks import Copy
+from quire_storage.core.invariants import under_way
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slots import SlotAllocator
 from tests.unit.storage.residency_world import SLAB, Operation, World, chunk_of, content_of, stored
@@ -184,7 +185,7 @@ def test_a_fetch_that_none_waits_for_and_a_transfer_that_is_not_known_are_nothin
     world.post(ev.FetchFailed(chunk_of(0).key))
     world.post(ev.TransferUnsettled(world.ticket()))
     world.post(ev.ReservationEnded(world.ticket()))
-    assert not world.residency.busy() and not world.running
+    assert not under_way(world.residency) and not world.running
 
 
 @pytest.mark.parametrize("group", [1, 64])

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sized
+from typing import Final
 
 from quire.model.durability import Durability
 from quire_storage.core.entry import Entry, Phase
 from quire_storage.core.residency import Residency
+
+_UNDER_WAY: Final = (
+    *("_reservations", "_transfers", "_offers", "_used", "_holders", "_awaiting", "_goals", "_writes", "_rewrites"),
+    *("_removals", "_removal_waits", "_questions", "_withdrawing", "_fetching", "_promotions", "_leaving"),
+)
+
+
+def under_way(machine: Residency) -> list[str]:
+    """What is still held or has not ended. For tests."""
+    tables: dict[str, Sized] = {name: getattr(machine, name) for name in _UNDER_WAY}
+    return [f"{name[1:]}: {len(table)}" for name, table in tables.items() if table]
 
 
 def check(machine: Residency) -> None:

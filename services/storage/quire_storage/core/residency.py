@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -101,12 +101,6 @@ class ResidencySettings:
 
     pool_high_share: float = 0.95
     pool_low_share: float = 0.90
-
-
-_UNDER_WAY: Final = (
-    *("_reservations", "_transfers", "_offers", "_used", "_holders", "_awaiting", "_goals", "_writes", "_rewrites"),
-    *("_removals", "_removal_waits", "_questions", "_withdrawing", "_fetching", "_promotions", "_leaving"),
-)
 
 
 class Residency:
@@ -410,12 +404,13 @@ class Residency:
         """Bring the goal's chunks to its level: write those that are on no drive, and the headers that change."""
         changed = []
         for entry in goal.entries:
-            if _RANK[entry.level] < _RANK[goal.level]:
+            raised = _RANK[entry.level] < _RANK[goal.level]
+            if raised:
                 entry.level = goal.level
                 if entry.level is Durability.REPLICATED and entry.phase is Phase.RESIDENT:
                     self.replicated[entry.key] = None
-                if entry.disk is not None:
-                    changed.append(entry)
+            if entry.disk is not None and (raised or entry.rewrites):  # the header that says so may be under way
+                changed.append(entry)
         if changed:
             self._write_headers(changed, [goal])
         self._advance(goal)
@@ -803,13 +798,17 @@ class Residency:
             elif entry.phase is Phase.LEAVING:
                 self._off_its_drive(entry)
         self._enter_orders([entry for entry in write.entries if entry.phase is Phase.RESIDENT])
-        kept = [(entry, header) for entry, header in zip(write.entries, write.headers, strict=True) if entry.disk]
-        stale = [each for each, said in kept if each.phase is not Phase.LEAVING and not each.header().says_as(said)]
-        if stale:  # their level was raised, or they were uploaded, meanwhile
-            self._write_headers(stale, write.goals)
+        self._correct_headers(write)
         for entry in write.entries:
             self._rest(entry)
         self._end_write(write.goals, write.number, None)
+
+    def _correct_headers(self, write: _Write) -> None:
+        """Of what was raised, or uploaded, while it was written. A promise of two copies waits: the header keeps it."""
+        kept = [(entry, header) for entry, header in zip(write.entries, write.headers, strict=True) if entry.disk]
+        stale = [each for each, said in kept if each.phase is not Phase.LEAVING and not each.header().says_as(said)]
+        if stale:
+            self._write_headers(stale, [goal for goal in write.goals if _RANK[goal.level] > _RANK[Durability.LOCAL]])
 
     def _write_failed(self, event: ev.WriteFailed) -> None:
         if event.write in self._rewrites:
@@ -847,7 +846,7 @@ class Residency:
         for entry in entries:
             entry.rewrites -= 1
             self._rest(entry)
-        self._end_write(goals, number, error)
+        self._end_write(goals, number, None if isinstance(error, DriveFailed) else error)  # it is written elsewhere now
 
     def _drive_lost(self, event: ev.DriveLost) -> None:
         """What is in memory too lives on, the rest is gone."""
@@ -855,12 +854,18 @@ class Residency:
         mine = [each for each in self._copies.values() if each.disk is not None and each.disk.drive == event.drive]
         for placed in self.pool.fail(event.drive):
             key = placed.header.chunk.key
+            awake = self._entries.get(key)
+            if awake is not None and awake.disk is None:  # in memory; its write has not ended
+                continue
             self.on_disk.remove(key)
             self.namespaces.left(placed.header.chunk)
             self.replicated.pop(key, None)
             if key not in self._entries and key not in self._leaving:
-                self._count_listed(key, self.pool.listing(placed.place)[0], -1)
+                generation, in_object = self.pool.listing(placed.place)
+                self._count_listed(key, generation, -1)
                 self._out.append(self._withdrawal([placed.header.chunk]))
+                if self._objects and not in_object:
+                    self._out.append(ev.CancelUpload(key))
         for entry in mine:
             self._count_leaving(entry, -1)
             self._put_on_drive(entry, None)
@@ -1160,7 +1165,7 @@ class Residency:
             if not self._offers_may_go and not self._space_freed:
                 break
         hopeless = self._now_s < self._flush_at_s or self.pool is None or not self.pool.working
-        if self._stopping and not self._flushing and (hopeless or not self._dirty):
+        if self._stopping and not self._flushing and not self._rewrites and (hopeless or not self._dirty):
             self._out.append(ev.Complete(self._stopping, None))
             self._stopping = 0
 
@@ -1281,13 +1286,6 @@ class Residency:
             now = self._entries.get(entry.key)
             if now is not None:
                 self._rest(now)
-
-    # ---- invariants
-
-    def busy(self) -> list[str]:
-        """For tests: what is still held or under way."""
-        tables: dict[str, Sized] = {name: getattr(self, name) for name in _UNDER_WAY}
-        return [f"{name[1:]}: {len(table)}" for name, table in tables.items() if table]
 
 
 def _no_memory(wanted: ev.Reserved, used_bytes: int) -> PoolFull:
