@@ -46,8 +46,8 @@ _CONFIGURATION: Final = """\
 Services are configured by environment variables. `quire-<service> --check` lists everything that is wrong with them. A
 variable that no service knows is refused, with the nearest name."""
 _COMMANDS: Final = """\
-`pip install 'quire[tools]'` brings `quire`. Every command has `--help`; `quire --install-completion` adds completion to
-the shell.
+The extra `tools` of Quire brings `quire`, a cluster on one machine, the demo and the benchmarks; `cli` brings `quire`
+for a cluster that runs. Every command has `--help`; `quire --install-completion` adds completion to the shell.
 
 | status | meaning |
 | --- | --- |

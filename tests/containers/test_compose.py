@@ -54,11 +54,16 @@ def running() -> Iterator[None]:
             _compose("down", "-v")
 
 
-def test_the_demo_against_containers(running: None, tmp_path: Path) -> None:
-    driving.demo(tmp_path, _log)
+@pytest.fixture(scope="module")
+def demonstrated(running: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    driving.demo(tmp_path_factory.mktemp("demo"), _log)
 
 
-def test_operators_see_traces_and_the_page(running: None) -> None:
+def test_the_demo_against_containers(demonstrated: None) -> None:
+    """It says by itself what is wrong."""
+
+
+def test_operators_see_traces_and_the_page(demonstrated: None) -> None:
     """After the demo; with the secret that the compose file has for trials."""
     command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "trace", "--admin", "127.0.0.1:7420"]
     environment = {**os.environ, "QUIRE_CLUSTER_SECRET": SECRET}

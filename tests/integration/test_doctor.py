@@ -27,7 +27,7 @@ def test_a_machine_that_works(tmp_path: Path) -> None:
     status, found = _doctor("--drives", str(tmp_path), GLIBC_TUNABLES="glibc.cpu.x86_non_temporal_threshold=0x40000")
     assert status == 0
     assert found["UCX"]["level"] == "ok" and found["machine"]["level"] == "ok"
-    assert "tcp" in found["transports"]["found"] and "Quire" in found["machine"]["found"]
+    assert "cma" in found["transports"]["found"] and "Quire" in found["machine"]["found"]
     assert found[f"drive {tmp_path}"]["level"] in ("ok", "slower")
     if "memcpy" in found:
         assert found["memcpy"]["level"] == "ok"

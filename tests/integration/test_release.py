@@ -92,7 +92,7 @@ def test_each_wheel_has_its_packages_and_asks_for_the_others(released: tuple[Pat
 
 
 @pytest.mark.slow
-def test_the_bill_of_materials_has_what_is_installed(released: tuple[Path, Path]) -> None:
+def test_the_bill_of_materials_lists_what_is_pinned(released: tuple[Path, Path]) -> None:
     told = json.loads((released[0] / "quire-7.8.9.cdx.json").read_text())
     listed = {each["name"].lower().replace("_", "-"): each["version"] for each in told["components"]}
     pins = dict(re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text()))

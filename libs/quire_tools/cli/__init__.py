@@ -19,4 +19,4 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0].startswith("quire"):
             raise
-        sys.exit(f"quire: {error.name} is not installed; this needs: pip install 'quire[tools]'")
+        sys.exit(f"quire: {error.name} is not installed; this needs the extra `tools` of Quire")

@@ -322,7 +322,8 @@ def demo_vllm(
 def run() -> None:
     """All commands. A `QuireError` is one line and status 1, no stack trace."""
     try:
-        load_commands(sys.argv[1:])
+        if sys.argv[1:2] in (["bench"], ["plan"]):
+            load_commands(sys.argv[1:])
         app()
     except QuireError as error:
         advice = "; does it run, and is that its address?" if _is_away(error) else ""

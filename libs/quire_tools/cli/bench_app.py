@@ -193,5 +193,5 @@ def _lacking(module: str) -> Callable[[], None]:
     def command() -> None:
         raise ModuleNotFoundError(name=module)
 
-    command.__doc__ = f"Needs {module}: pip install 'quire\\[tools]'."  # help is read as rich's markup
+    command.__doc__ = f"Needs {module}, which the extra `tools` of Quire brings."
     return command

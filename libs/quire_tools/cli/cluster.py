@@ -112,11 +112,14 @@ def gateway_of(folder: Path, gateway: str) -> str:
 
 
 def operator_token(folder: Path, gateway: str) -> str:
-    """What shows an operator: of the cluster on `folder`, or at a gateway that was named by QUIRE_CLUSTER_SECRET, as a
-    service's container has it. Empty where QUIRE_TOKEN says who asks, and where there is neither.
+    """What shows an operator: of the cluster on `folder`, or at a gateway of this machine that was named by
+    QUIRE_CLUSTER_SECRET, as a service's container has it. Empty where QUIRE_TOKEN says who asks; and elsewhere, as it
+    would be told to whatever listens there.
     """
     if gateway:
-        return "" if os.environ.get("QUIRE_TOKEN") else member_token(os.environ.get("QUIRE_CLUSTER_SECRET", ""))
+        here = gateway.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost")
+        known = os.environ.get("QUIRE_CLUSTER_SECRET", "") if here and not os.environ.get("QUIRE_TOKEN") else ""
+        return member_token(known)
     secret = folder / "secret"
     return member_token(secret.read_text()) if secret.is_file() else ""
 

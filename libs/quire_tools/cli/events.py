@@ -57,7 +57,7 @@ def publisher(address: str, topic: str = "") -> Callable[[EventPage], None]:
         import msgspec
         import zmq
     except ImportError as error:
-        raise ConfigInvalid(f"{error}: pip install 'quire[events]'", field="zmq") from None
+        raise ConfigInvalid(f"{error}: the extra `events` of Quire brings it", field="zmq") from None
     socket: Any = zmq.Context.instance().socket(zmq.PUB)
     socket.bind(address)
     encode = msgspec.msgpack.Encoder().encode

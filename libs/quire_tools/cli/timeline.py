@@ -29,7 +29,7 @@ def sent_layers(trace: Trace | None, began_ns: int) -> list[dict[int, Sent]]:
     """What storage nodes say of their layers, a node each; `began_ns`: Unix time at which the request began."""
     nodes: dict[str | None, dict[int, Sent]] = defaultdict(dict)
     for span in trace.spans.values() if trace is not None else ():
-        if span.name == names.STORAGE_LAYER:
+        if span.name == names.STORAGE_LAYER and "quire.ready_us" in span.attributes:  # else it was not sent
             start_s = (span.start_ns - began_ns) / 1e9
             ready_s = start_s + span.attributes["quire.ready_us"] / 1e6
             layer = int(span.attributes["quire.layer"])

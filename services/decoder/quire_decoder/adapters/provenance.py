@@ -37,7 +37,9 @@ class C2paProvenance:
         try:
             import c2pa
         except ImportError:
-            raise ConfigInvalid("signing provenance takes c2pa-python: pip install 'quire[provenance]'") from None
+            raise ConfigInvalid(
+                "signing provenance takes c2pa-python, which the extra `provenance` of Quire brings"
+            ) from None
         self._c2pa: Any = c2pa
         self._context = c2pa.Context(c2pa.Settings.from_dict(_SETTINGS))
         try:

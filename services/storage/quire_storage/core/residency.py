@@ -57,7 +57,7 @@ class _Goal:
 
 @dataclass(slots=True)
 class _Write:
-    """Chunks of one shape on their way to the drives; without space for them no `places` and no `headers`."""
+    """Chunks of one shape on their way to the drives; without space for them no `places`. `headers`: the last."""
 
     number: int
     entries: list[Entry]
