@@ -91,6 +91,7 @@ async def test_what_is_to_be_deleted_is_noted_until_that_is_settled(redis_client
     await index.expect_objects(chunks, 50)
     assert await due() == {chunk.key: 50.0 for chunk in chunks}
     await index.add_objects(chunks[:1], generations[:1])
+    assert await due() == {chunk.key: 50.0 for chunk in chunks[1:]}
     await index.register("@object", chunks[1:2], 0)
     claimed = await index.claim_objects(60, 100, 10)
     assert [each.key for each in claimed] == [chunks[2].key]
