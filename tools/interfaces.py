@@ -8,6 +8,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any, Final
 
 import quire.client
@@ -22,6 +23,11 @@ from quire_gateway.s3.rdma import RdmaRequests
 
 _OWNERS: Final = {"buckets": BucketRequests, "objects": ObjectRequests, "rdma": RdmaRequests}
 _PATHS: Final = {"service": "/", "bucket": "/BUCKET", "object": "/BUCKET/KEY"}
+_VALUES: Final = {
+    "quire.model.hashing": ("Namespace", "block_keys"),
+    "quire.model.layout": ("KvLayout", "Dtype"),
+    "quire.model.durability": ("Durability", "OnExisting"),
+}
 _INTEGRATIONS: Final = {
     "quire.integrations.transformers": ("PrefixCache", "Prefill"),
     "quire.integrations.diffusers": ("LatentKeeper",),
@@ -102,11 +108,20 @@ def python() -> str:
     parts = [_PYTHON, "## `quire.client`", ""]
     for name in quire.client.__all__:
         parts += _class(getattr(quire.client, name))
-    for module, names in _INTEGRATIONS.items():
+    for module, names in (_VALUES | _INTEGRATIONS).items():
         parts += [f"## `{module}`", ""]
         for name in names:
-            parts += _class(getattr(importlib.import_module(module), name))
+            parts += _documented(getattr(importlib.import_module(module), name))
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _documented(thing: Any) -> list[str]:
+    if inspect.isfunction(thing):
+        return [f"### `{thing.__name__}`", "", *_code(thing.__name__, thing), *_docstring(thing), ""]
+    if issubclass(thing, Enum):
+        values = ", ".join(f"`{each.name}`" for each in thing)
+        return [f"### `{thing.__name__}`", "", *_docstring(thing), "", f"Values: {values}.", ""]
+    return _class(thing)
 
 
 def _class(kind: Any) -> list[str]:

@@ -128,6 +128,7 @@ EXPLAINED: Final = {
         "        self._trimming = True": "where nothing may go now, it goes on to the low watermark later",
         "or self._flushing and self._now_s": "the first of the order are those that are being written",
         "not self._dirty and self._flushing": "the first of the order are those that are being written",
+        "if group or self.pool.working": "a write that finds no drive is given up at once",
         "(1 >> 63) +": "no chunk of a drive is as old as a new one's number",
         "(2 << 63) +": "older than what is on drives, either way",
         "(1 << 64) +": "older than what is on drives, either way",

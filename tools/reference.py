@@ -13,7 +13,7 @@ import importlib
 import inspect
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -181,6 +181,37 @@ def grpc_services() -> str:
                     )
                 )
                 text += f"| `{method.name}` | {asked} | {answered} | {_cell(said.get((6, number, 2, at), ''))} |\n"
+    for file in files:
+        said = {tuple(each.path): each.leading_comments.strip() for each in file.source_code_info.location}
+        text += f"\n## Messages of `{file.name.removeprefix('quire/v1/')}`\n"
+        for number, message in enumerate(file.message_type):
+            text += _message(message, (4, number), said)
+        for number, enum in enumerate(file.enum_type):
+            text += f"\n### `{enum.name}`\n\n{_lines(said.get((5, number), ''))}\n\n| value | |\n| --- | --- |\n"
+            for at, value in enumerate(enum.value):
+                text += f"| `{value.name}` | {_cell(said.get((5, number, 2, at), ''))} |\n"
+    return text
+
+
+def _message(
+    message: descriptor_pb2.DescriptorProto, path: tuple[int, ...], said: Mapping[tuple[int, ...], str]
+) -> str:
+    """A heading, what it is, and its fields; then the messages within it."""
+    text = f"\n### `{message.name}`\n\n" + (f"{_lines(said[path])}\n\n" if said.get(path) else "")
+    if message.field:
+        text += "| field | type | |\n| --- | --- | --- |\n"
+    for at, field in enumerate(message.field):
+        kind = (
+            field.type_name.rpartition(".")[2] or descriptor_pb2.FieldDescriptorProto.Type.Name(field.type)[5:].lower()
+        )
+        many = "repeated " if field.label == field.LABEL_REPEATED else ""
+        one_of = ""
+        if field.HasField("oneof_index") and not field.proto3_optional:
+            one_of = f"One of `{message.oneof_decl[field.oneof_index].name}`. "
+        text += f"| `{field.name}` | {many}`{kind}` | {one_of}{_cell(said.get((*path, 2, at), ''))} |\n"
+    for at, inner in enumerate(message.nested_type):
+        if not inner.options.map_entry:
+            text += _message(inner, (*path, 3, at), said)
     return text
 
 

@@ -23,11 +23,17 @@ class Region(Protocol):
     """Registered memory here. `view`: its bytes."""
 
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Of its first byte, in this process."""
+
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """Bytes."""
+
     @property
-    def remote_key(self) -> bytes: ...
+    def remote_key(self) -> bytes:
+        """What opens it to a peer, beside its address."""
+
     def close(self) -> None:
         """Unregister. Not while a peer may still be writing."""
 
@@ -36,15 +42,20 @@ class Remote(Protocol):
     """A peer's registered range, opened for access."""
 
     @property
-    def length(self) -> int: ...
-    def close(self) -> None: ...
+    def length(self) -> int:
+        """Bytes."""
+
+    def close(self) -> None:
+        """Not while a transfer uses it."""
 
 
 class PayloadStream(Protocol):
     """Ordered payloads of one producer; not for two tasks at once."""
 
     @property
-    def bytes_posted(self) -> int: ...
+    def bytes_posted(self) -> int:
+        """So far, by all calls."""
+
     async def send(self, offset: int, length: int, remote_offset: int) -> None:
         """Put a contiguous range; returns when posted."""
 
@@ -71,7 +82,9 @@ class Peer(Protocol):
     """One connection."""
 
     @property
-    def error(self) -> PeerLost | None: ...
+    def error(self) -> PeerLost | None:
+        """Why it is lost; None while it is not."""
+
     @property
     def reached(self) -> bool:
         """Whether it was ever got through to. A failure before that says nothing of the peer itself."""
@@ -102,15 +115,20 @@ class Peer(Protocol):
     async def settle(self, timeout_s: float) -> None:
         """Wait until no transfer of this connection touches memory here. Raises `DeadlineExceeded`."""
 
-    async def close(self) -> None: ...
-    def abort(self) -> None: ...
+    async def close(self) -> None:
+        """Let what was posted arrive, tell the peer, and disconnect."""
+
+    def abort(self) -> None:
+        """Disconnect now: what is in flight ends with an error."""
 
 
 class Transport(Protocol):
     """The data plane of one process and loop."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Of the kind of transport, for metrics and errors."""
+
     @property
     def description(self) -> str:
         """What carries the bytes, for logs."""
@@ -119,8 +137,12 @@ class Transport(Protocol):
     def address(self) -> bytes:
         """What a peer needs to connect here."""
 
-    async def start(self) -> None: ...
-    async def close(self) -> None: ...
+    async def start(self) -> None:
+        """Before anything else, in the loop that it is used in."""
+
+    async def close(self) -> None:
+        """End all connections, and give up what was registered."""
+
     def allocate(self, length: int) -> npt.NDArray[np.uint8]:
         """Zeroed memory, to be registered, that peers reach in the best way that there is."""
 
