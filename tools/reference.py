@@ -82,9 +82,10 @@ def configuration() -> str:
 def commands() -> str:
     """Every command of `quire`, with its arguments and options."""
     from quire_tools.cli.app import app
-    from quire_tools.cli.bench_app import load_commands
+    from quire_tools.cli.bench_app import GROUPS, load_commands
 
-    load_commands(["bench", "plan"])
+    for group in GROUPS:
+        load_commands(group)
     text = f"# Command line\n\n{_COMMANDS}\n"
     for path, command in _walk(typer.main.get_command(app), ("quire",)):
         text += f"\n## `{' '.join(path)}`\n\n{_help(command.help)}\n"

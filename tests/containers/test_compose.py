@@ -55,15 +55,16 @@ def running() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def demonstrated(running: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    driving.demo(tmp_path_factory.mktemp("demo"), _log)
+def demonstrated(running: None, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What the demo prints."""
+    return driving.demo(tmp_path_factory.mktemp("demo"), _log)
 
 
-def test_the_demo_against_containers(demonstrated: None) -> None:
-    """It says by itself what is wrong."""
+def test_the_demo_against_containers(demonstrated: str) -> None:
+    assert driving.IDENTICAL in demonstrated
 
 
-def test_operators_see_traces_and_the_page(demonstrated: None) -> None:
+def test_operators_see_traces_and_the_page(demonstrated: str) -> None:
     """After the demo; with the secret that the compose file has for trials."""
     command = [sys.executable, "-c", "from quire_tools.cli import main; main()", "trace", "--admin", "127.0.0.1:7420"]
     environment = {**os.environ, "QUIRE_CLUSTER_SECRET": SECRET}

@@ -14,12 +14,13 @@ import typer
 import yaml
 
 from quire_tools.cli.app import app
-from quire_tools.cli.bench_app import load_commands
+from quire_tools.cli.bench_app import GROUPS, load_commands
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("*.md")), ROOT / "tests/simulation/README.md"]
 README_LINES_MAX = 150
-load_commands(["bench", "plan"])
+for _group in GROUPS:
+    load_commands(_group)
 
 
 def _blocks(text: str, language: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from rich.markup import escape
 from quire import __version__
 from quire.model.errors import InvalidRequest, NodeUnavailable, QuireError
 from quire_tools.cli import cluster as cluster_commands
-from quire_tools.cli.bench_app import Json, Plot, bench_app, load_commands, numbers, plan_app
+from quire_tools.cli.bench_app import GROUPS, Json, Plot, load_commands, numbers
 from quire_tools.cli.images_app import images_app
 from quire_tools.cli.keys import keys_app
 from quire_tools.cli.policies import policy_app, tenant_app
@@ -22,8 +22,8 @@ from quire_tools.local import LocalCluster, ports
 
 _ABOUT = "Keeps KV caches and latents as small immutable objects, and delivers them as they are needed."
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=_ABOUT)
-app.add_typer(bench_app, name="bench")
-app.add_typer(plan_app, name="plan")
+for name, group_app in GROUPS.items():
+    app.add_typer(group_app, name=name)
 app.add_typer(images_app, name="images")
 app.add_typer(keys_app, name="keys")
 app.add_typer(policy_app, name="policy")
@@ -322,8 +322,8 @@ def demo_vllm(
 def run() -> None:
     """All commands. A `QuireError` is one line and status 1, no stack trace."""
     try:
-        if sys.argv[1:2] in (["bench"], ["plan"]):
-            load_commands(sys.argv[1:])
+        for group in GROUPS.keys() & sys.argv[1:2]:
+            load_commands(group, sys.argv[2:])
         app()
     except QuireError as error:
         advice = "; does it run, and is that its address?" if _is_away(error) else ""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import typer
 
@@ -168,23 +168,23 @@ def numbers(text: str, kind: Callable[[str], Number]) -> list[Number]:
         raise InvalidRequest(f"{text!r} is no list of numbers") from None
 
 
-def load_commands(words: Sequence[str]) -> None:
-    """Benchmarks and plans of `entry_points`: the one that the command line names, or all for the help."""
-    for group, commands in (("bench", bench_app), ("plan", plan_app)):
-        if group not in words:
-            continue
-        named = next((word for word in words[words.index(group) + 1 :] if not word.startswith("-")), "")
-        if named in {command.name for command in commands.registered_commands}:
-            continue
-        entries = sorted(entry_points(group=f"quire.{group}"), key=lambda entry: entry.name)
-        for entry in [each for each in entries if each.name == named] or entries:
-            try:
-                command = entry.load()
-            except ModuleNotFoundError as error:
-                if entry.name == named:
-                    raise
-                command = _lacking(str(error.name))
-            commands.command(entry.name)(command)
+GROUPS: Final = {"bench": bench_app, "plan": plan_app}
+
+
+def load_commands(group: str, words: Sequence[str] = ()) -> None:
+    """Benchmarks or plans of `entry_points`: the one that `words` (behind the group's name) begin with, or all."""
+    commands, named = GROUPS[group], next((word for word in words if not word.startswith("-")), "")
+    if named in {command.name for command in commands.registered_commands}:
+        return
+    entries = sorted(entry_points(group=f"quire.{group}"), key=lambda entry: entry.name)
+    for entry in [each for each in entries if each.name == named] or entries:
+        try:
+            command = entry.load()
+        except ModuleNotFoundError as error:
+            if entry.name == named:
+                raise
+            command = _lacking(str(error.name))
+        commands.command(entry.name)(command)
 
 
 def _lacking(module: str) -> Callable[[], None]:

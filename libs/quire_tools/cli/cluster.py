@@ -112,14 +112,16 @@ def gateway_of(folder: Path, gateway: str) -> str:
 
 
 def operator_token(folder: Path, gateway: str) -> str:
-    """What shows an operator: of the cluster on `folder`, or at a gateway of this machine that was named by
-    QUIRE_CLUSTER_SECRET, as a service's container has it. Empty where QUIRE_TOKEN says who asks; and elsewhere, as it
-    would be told to whatever listens there.
+    """The token that an operator shows to a gateway; empty for none.
+
+    For the cluster on `folder` it is made from that cluster's secret, for a gateway that was named from
+    QUIRE_CLUSTER_SECRET, which every service's container has. A gateway on another machine is not shown it, because the
+    token is sent to any process that listens at that address; QUIRE_TOKEN takes its place if it is set.
     """
     if gateway:
-        here = gateway.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost")
-        known = os.environ.get("QUIRE_CLUSTER_SECRET", "") if here and not os.environ.get("QUIRE_TOKEN") else ""
-        return member_token(known)
+        local = gateway.rpartition(":")[0].strip("[]") in ("127.0.0.1", "::1", "localhost")
+        shown = local and not os.environ.get("QUIRE_TOKEN")
+        return member_token(os.environ.get("QUIRE_CLUSTER_SECRET", "")) if shown else ""
     secret = folder / "secret"
     return member_token(secret.read_text()) if secret.is_file() else ""
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from opentelemetry.trace import get_current_span
@@ -87,6 +87,14 @@ _ABOUT: Final = (
 )
 
 
+class _Request(NamedTuple):
+    """The request that reused a prefix. `began_ns`: Unix time."""
+
+    result: Prefill
+    began_ns: int
+    trace_id: str
+
+
 class Demo:
     """The whole demonstration. `gateway`: a running cluster; empty starts one of its own, which can be hurt."""
 
@@ -94,8 +102,6 @@ class Demo:
         self._folder = folder
         self._gateway = gateway
         self._summary: list[tuple[str, str]] = []
-        self._reused: Prefill
-        self._began_ns, self._trace = 0, ""
         # A namespace of its own for each run: one that ran before must not have left the answer in the store.
         self._salt = os.urandom(16)
 
@@ -152,13 +158,15 @@ class Demo:
             model, (first, second) = demo_model(), demo_prompts()
             cache = PrefixCache(model, client, model_id=_MODEL_ID, tenant_salt=self._salt)
             write_namespace(self._folder / "namespace.json", cache.namespace)
-            self._reuse(cache, model, first, second)
+            request = self._reuse(cache, model, first, second)
             if cluster is not None:
                 self._lose_a_node(client, cache, cluster, second)
             cache.close()
         self._show_images(gateway, shifting=cluster is not None)
-        found = read_traces(lines_of(traces)).get(self._trace)  # none of a cluster that was there before
-        timeline.draw(self._folder / "timeline.png", self._reused, timeline.sent_layers(found, self._began_ns))
+        found = read_traces(lines_of(traces)).get(request.trace_id)  # none of a cluster that was there before
+        picture = self._folder / "timeline.png"
+        timeline.draw(picture, request.result, timeline.sent_layers(found, request.began_ns))
+        self._summary.append(("timeline", f"{picture}: each layer as it was read, sent, and computed with"))
         if cluster is not None:
             spans = self._folder / "trace.jsonl"
             spans.write_text("".join(path.read_text() for path in sorted(traces.glob("*.jsonl"))))
@@ -183,7 +191,7 @@ class Demo:
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
 
-    def _reuse(self, cache: PrefixCache, model: Any, first: torch.Tensor, second: torch.Tensor) -> None:
+    def _reuse(self, cache: PrefixCache, model: Any, first: torch.Tensor, second: torch.Tensor) -> _Request:
         with _step("the second prompt, recomputed in full"):
             cache.prefill(second[:, :64], reuse=False, store=False)
             recomputed = cache.prefill(second, reuse=False, store=False)
@@ -191,7 +199,7 @@ class Demo:
             _step("the second prompt, with the prefix from Quire"),
             tracer().start_as_current_span("demo.reuse"),
         ):
-            self._began_ns, self._trace = time.time_ns(), format(get_current_span().get_span_context().trace_id, "032x")
+            began_ns, trace_id = time.time_ns(), format(get_current_span().get_span_context().trace_id, "032x")
             reused = cache.prefill(second)
             reused.wait_stored()
         with _step("the second prompt, with the same prefix kept in this process's memory"):
@@ -206,9 +214,7 @@ class Demo:
         )
         if not (identical and same):
             raise SystemExit(f"the logits are wrong: they differ from a full recompute by up to {difference:.1e}")
-        self._reused = reused
-        picture = self._folder / "timeline.png"
-        self._summary.append(("timeline", f"{picture}: each layer as it was read, sent, and computed with"))
+        return _Request(reused, began_ns, trace_id)
 
     def _report(self, recomputed: Prefill, reused: Prefill) -> None:
         waited_ms = 1e3 * sum(times.stall_s for times in reused.layers)

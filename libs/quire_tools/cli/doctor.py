@@ -88,9 +88,7 @@ def _ucx() -> Iterator[Finding]:
         from pyucx import library
         from pyucx.selftest import gathers_correctly
     except ImportError as error:
-        yield Finding(
-            Level.BROKEN, "UCX", str(error), "pip install libucx-cu12 (quire[ucx]), or the system's UCX (libucx0)"
-        )
+        yield Finding(Level.BROKEN, "UCX", str(error), "pip install libucx-cu12, or the system's UCX (libucx0)")
         return
     found = f"{'.'.join(map(str, library.version))} from {library.path} ({library.origin})"
     yield Finding(Level.GOOD, "UCX", f"{found}; both ends of a transfer need the same minor version")

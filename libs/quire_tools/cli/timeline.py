@@ -26,7 +26,7 @@ class Sent(NamedTuple):
 
 
 def sent_layers(trace: Trace | None, began_ns: int) -> list[dict[int, Sent]]:
-    """What storage nodes say of their layers, a node each; `began_ns`: Unix time at which the request began."""
+    """Layers by storage node, from the spans of a trace. `began_ns`: Unix time at which the request began."""
     nodes: dict[str | None, dict[int, Sent]] = defaultdict(dict)
     for span in trace.spans.values() if trace is not None else ():
         if span.name == names.STORAGE_LAYER and "quire.ready_us" in span.attributes:  # else it was not sent
@@ -38,7 +38,7 @@ def sent_layers(trace: Trace | None, began_ns: int) -> list[dict[int, Sent]]:
 
 
 def draw(path: Path, result: Prefill, nodes: Sequence[Mapping[int, Sent]]) -> None:
-    """Layers from top to bottom, above what their nodes did (a bar each), below what the model did."""
+    """Layers from top to bottom: for each a bar of every node that sent a part of it, and below them the model's."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from quire_tools.cli.app import app
-from quire_tools.cli.bench_app import load_commands
+from quire_tools.cli.bench_app import GROUPS, load_commands
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -19,7 +19,8 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, .
         yield from _commands(found, (*path, name))
 
 
-load_commands(["bench", "plan"])
+for _group in GROUPS:
+    load_commands(_group)
 
 
 @pytest.mark.parametrize("path", list(_commands(typer.main.get_command(app))), ids=" ".join)

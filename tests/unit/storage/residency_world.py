@@ -156,6 +156,10 @@ class World:
         self.post(ev.Pinned(ticket, [chunk_of(number).key for number in numbers], True, fetch))
         return ticket
 
+    def operation(self, name: str) -> Operation:
+        """The first of that name that is under way."""
+        return next(each for each in self.running if each.name == name)
+
     def end(self, operation: Operation, *, fail: bool = False) -> None:
         """Headers are written and zeroed in the order in which that was asked for: of these the first one ends."""
         if operation.name in _ORDERED:
@@ -401,3 +405,10 @@ def stored(world: World, chunks: list[Chunk], level: Durability = Durability.LOC
     world.settle()
     assert len(world.acknowledge(transfer, store)) == len(chunks)
     world.settle()
+
+
+def stored_in_memory(world: World, chunks: list[Chunk]) -> None:
+    """A store that is acknowledged, while its chunks are being written to a drive by themselves."""
+    transfer, store = world.store(chunks, Durability.MEMORY)
+    world.end(world.operation("register"))
+    assert len(world.acknowledge(transfer, store)) == len(chunks)

@@ -17,7 +17,7 @@ from quire_storage.core.chunks import Copy
 from quire_storage.core.invariants import under_way
 from quire_storage.core.residency import ResidencySettings
 from quire_storage.errors import DriveFailed
-from tests.unit.storage.residency_world import Operation, World, chunk_of, content_of, stored
+from tests.unit.storage.residency_world import World, chunk_of, content_of, stored
 
 _NUMBERS = st.integers(0, 23)
 
@@ -178,10 +178,6 @@ def _stored(world: World, first: int, count: int, level: Durability = Durability
     stored(world, [chunk_of(number) for number in range(first, first + count)], level)
 
 
-def _operation(world: World, name: str) -> Operation:
-    return next(each for each in world.running if each.name == name)
-
-
 def test_a_repeated_key_keeps_nothing_and_frees_what_it_had() -> None:
     """Finding 1, in the machine itself: entering chunks is all or nothing."""
     world = World(drives=1, objects=False)
@@ -337,12 +333,12 @@ def test_more_than_memory_holds_is_fetched_for_one_reader() -> None:
     world.objects |= {chunk_of(number).key: chunk_of(number) for number in numbers}
     reader = world.pin(numbers, fetch=True)
     for _ in range(4):
-        world.end(_operation(world, "fetch"))
+        world.end(world.operation("fetch"))
     last = world.ticket()
     world.post(ev.Reserved(last, chunk_of(8).shape, 1))
     assert last not in world.answers, "memory is full of what is on no drive"
     while "write" in {each.name for each in world.running}:
-        world.end(_operation(world, "write"))
+        world.end(world.operation("write"))
     offsets: Any = world.answers[last]
     world.memory[offsets[0]] = content_of(chunk_of(8))
     world.post(ev.Fetched(chunk_of(8), Durability.OBJECT, last, offsets[0]))
@@ -409,7 +405,7 @@ def test_memory_that_is_full_makes_room_where_there_is_no_drive() -> None:
         transfer = world.ticket()
         world.post(ev.Reserved(transfer, chunk_of(first).shape, 4))
         while transfer not in world.answers:
-            world.end(_operation(world, "ask"))
+            world.end(world.operation("ask"))
         assert isinstance(world.answers[transfer], list)
         world.post(ev.ReservationEnded(transfer))
         _stored(world, first, 4, Durability.MEMORY)
@@ -434,7 +430,7 @@ def test_a_full_pool_refuses_a_store_that_nothing_makes_space_for() -> None:
 def test_a_store_whose_only_drive_fails_is_refused() -> None:
     world = World(drives=1, objects=False)
     transfer, store = world.store([chunk_of(0)], Durability.LOCAL)
-    world.end(_operation(world, "write"), fail=True)
+    world.end(world.operation("write"), fail=True)
     world.settle()
     assert isinstance(world.answers[store], DriveFailed)
     world.acknowledge(transfer, store)
@@ -462,10 +458,10 @@ def test_the_write_of_a_copy_that_leaves_does_not_clear_the_mark_of_another() ->
     """The second one lay in memory alone for ever, and was not written when the node stopped."""
     world = World(drives=1, objects=False)
     first = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(_operation(world, "register"), fail=True)
+    world.end(world.operation("register"), fail=True)
     assert world.acknowledge(*first) == set()
     second = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(_operation(world, "write"))
+    world.end(world.operation("write"))
     world.settle()
     assert world.acknowledge(*second) == {chunk_of(0).key}
     world.settle()
@@ -479,7 +475,7 @@ def test_a_chunk_without_a_place_cannot_be_read() -> None:
     reader = world.pin([0])
     world.post(ev.Dropped(world.ticket(), {chunk_of(0).key: world.index.pop(chunk_of(0).key)}))
     world.pin([0], fetch=True)
-    world.end(_operation(world, "fetch"))
+    world.end(world.operation("fetch"))
     assert chunk_of(0).key in world.residency
     for ticket in [ticket for ticket in world.held if ticket != reader]:
         world.held.pop(ticket)

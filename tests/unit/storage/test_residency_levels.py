@@ -12,24 +12,17 @@ from quire_storage.core import events as ev
 from quire_storage.core.chunks import Placed
 from quire_storage.core.invariants import under_way
 from quire_storage.errors import DriveFailed
-from tests.unit.storage.residency_world import Operation, World, chunk_of, stored
+from tests.unit.storage.residency_world import World, chunk_of, stored, stored_in_memory
 
 KEY = chunk_of(0).key
-
-
-def _operation(world: World, name: str) -> Operation:
-    return next(each for each in world.running if each.name == name)
 
 
 def test_a_level_that_is_raised_while_the_chunk_is_written_is_written_too() -> None:
     """The header had the level before: after a restart the chunk's other copy was not missed when it was lost."""
     world = World(drives=1, objects=False)
-    stored_in_memory, early = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(_operation(world, "register"))
-    world.acknowledge(stored_in_memory, early)
-    assert _operation(world, "write"), "by itself, in the background"
+    stored_in_memory(world, [chunk_of(0)])
     transfer, store = world.store([chunk_of(0)], Durability.REPLICATED)
-    world.end(_operation(world, "write"))
+    world.end(world.operation("write"))
     assert store not in world.answers and not [each for each in world.running if each.name == "register"]
     world.settle()
     assert world.acknowledge(transfer, store) == {chunk_of(0).key}
@@ -40,11 +33,9 @@ def test_a_level_that_is_raised_while_the_chunk_is_written_is_written_too() -> N
 def test_what_is_uploaded_while_it_is_written_is_said_in_its_header() -> None:
     """Else its object was not known of after a restart, and never deleted."""
     world = World(drives=1, objects=True)
-    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(_operation(world, "register"))
-    world.acknowledge(transfer, store)
-    world.end(_operation(world, "upload"))
-    world.end(_operation(world, "write"))
+    stored_in_memory(world, [chunk_of(0)])
+    world.end(world.operation("upload"))
+    world.end(world.operation("write"))
     world.settle()
     found = world.pool.get(KEY) if world.pool is not None else None
     assert found is not None and found.header.in_object
@@ -65,9 +56,9 @@ def test_what_lay_on_a_drive_that_fails_as_its_level_is_raised_is_written_to_ano
     ticket = world.ticket()
     world.post(ev.LevelRaised(ticket, [KEY], Durability.REPLICATED))
     assert ticket not in world.answers
-    world.end(_operation(world, "headers"), fail=True)
+    world.end(world.operation("headers"), fail=True)
     assert ticket not in world.answers
-    world.end(_operation(world, "write"))
+    world.end(world.operation("write"))
     found = world.pool.get(KEY) if world.pool is not None else None
     assert world.answers[ticket] == [KEY]
     assert found is not None and found.header.level is Durability.REPLICATED
@@ -78,7 +69,7 @@ def test_a_header_that_cannot_be_written_anywhere_fails_who_waits_for_it() -> No
     stored(world, [chunk_of(0)])
     ticket = world.ticket()
     world.post(ev.LevelRaised(ticket, [KEY], Durability.REPLICATED))
-    world.end(_operation(world, "headers"), fail=True)
+    world.end(world.operation("headers"), fail=True)
     assert isinstance(world.answers[ticket], DriveFailed)
 
 
@@ -90,14 +81,12 @@ def test_a_level_is_not_promised_before_the_header_says_it(begun: str) -> None:
         stored(world, [chunk_of(0)])
         world.post(ev.LevelRaised(world.ticket(), [KEY], Durability.REPLICATED))
     else:
-        transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-        world.end(_operation(world, "register"))
-        world.acknowledge(transfer, store)
+        stored_in_memory(world, [chunk_of(0)])
         world.post(ev.LevelRaised(world.ticket(), [KEY], Durability.REPLICATED))
-        world.end(_operation(world, "write"))
+        world.end(world.operation("write"))
     ticket = world.ticket()
     world.post(ev.LevelRaised(ticket, [KEY], Durability.REPLICATED))
-    assert ticket not in world.answers and _operation(world, "headers")
+    assert ticket not in world.answers and world.operation("headers")
     world.settle()
     found = world.pool.get(KEY) if world.pool is not None else None
     assert world.answers[ticket] == [KEY] and found is not None and found.header.level is Durability.REPLICATED
@@ -106,15 +95,13 @@ def test_a_level_is_not_promised_before_the_header_says_it(begun: str) -> None:
 def test_a_store_does_not_fail_for_a_header_that_it_does_not_wait_for() -> None:
     """Another request has raised the level of a chunk that both have, and the drive fails as the header is written."""
     world = World(drives=2, objects=False)
-    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(_operation(world, "register"))
-    world.acknowledge(transfer, store)
+    stored_in_memory(world, [chunk_of(0)])
     transfer, store = world.store([chunk_of(0), chunk_of(1)], Durability.LOCAL)
     raised = world.ticket()
     world.post(ev.LevelRaised(raised, [KEY], Durability.REPLICATED))
     while any(each.name == "write" for each in world.running):
-        world.end(_operation(world, "write"))
-    world.end(_operation(world, "headers"), fail=True)
+        world.end(world.operation("write"))
+    world.end(world.operation("headers"), fail=True)
     world.settle()
     assert world.acknowledge(transfer, store) == {KEY, chunk_of(1).key}
     assert world.answers[raised] == [KEY]
@@ -123,9 +110,7 @@ def test_a_store_does_not_fail_for_a_header_that_it_does_not_wait_for() -> None:
 def test_a_drive_that_fails_between_its_map_and_its_pages_takes_nothing_from_what_memory_has() -> None:
     """What is to have another copy still is, and belongs to its namespace."""
     world = World(drives=2, objects=False)
-    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(_operation(world, "register"))
-    world.acknowledge(transfer, store)
+    stored_in_memory(world, [chunk_of(0)])
     raised = world.ticket()
     world.post(ev.LevelRaised(raised, [KEY], Durability.REPLICATED))
     ((number, write),) = world.residency._writes.items()
@@ -210,7 +195,7 @@ def test_what_a_store_whose_client_has_gone_found_on_a_drive_is_registered(busy:
     if busy:
         other = world.ticket()
         world.post(ev.RegistrationWanted(other, [KEY]))
-    world.end(_operation(world, "write"))
+    world.end(world.operation("write"))
     registered = {record.key for record in world.registrations[store]}
     assert registered == ({chunk_of(1).key} if busy else {KEY, chunk_of(1).key})
     world.post(ev.ReservationEnded(transfer))
@@ -220,35 +205,23 @@ def test_what_a_store_whose_client_has_gone_found_on_a_drive_is_registered(busy:
     assert not under_way(world.residency)
 
 
-def test_an_answer_for_a_copy_that_went_counts_for_the_one_that_came() -> None:
-    """The first one was dropped while the index was asked; the second one is asked for, but not answered yet."""
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_late_answer_for_a_copy_that_went_counts_for_the_next_one_until_that_has_its_own(answered: bool) -> None:
+    """The first copy was dropped while the index was asked; the index is asked for the second one, too."""
     world = World(drives=0, objects=False)
     first = world.store([chunk_of(0)], Durability.MEMORY)
     world.post(ev.Dropped(world.ticket(), {KEY: 0}))
     second = world.store([chunk_of(0)], Durability.MEMORY)
     world.running.clear()
+    if answered:
+        world.post(ev.Indexed(second[1], {KEY: 2 << 16}))
     world.post(ev.Indexed(first[1], {KEY: 1 << 16}))
-    assert world.residency.generation(KEY) == 1 << 16
     for transfer, store in (first, second):
         world.post(ev.IndexingEnded(store))
         world.post(ev.Unpinned(store))
         world.post(ev.ReservationEnded(transfer))
-    assert world.residency.generation(KEY) == 1 << 16 and not under_way(world.residency)
-
-
-def test_an_answer_for_a_copy_that_went_does_not_replace_that_for_the_one_that_came() -> None:
-    world = World(drives=0, objects=False)
-    first = world.store([chunk_of(0)], Durability.MEMORY)
-    world.post(ev.Dropped(world.ticket(), {KEY: 0}))
-    second = world.store([chunk_of(0)], Durability.MEMORY)
-    world.running.clear()
-    world.post(ev.Indexed(second[1], {KEY: 2 << 16}))
-    world.post(ev.Indexed(first[1], {KEY: 1 << 16}))
-    assert world.residency.generation(KEY) == 2 << 16
-    for transfer, store in (first, second):
-        world.post(ev.IndexingEnded(store))
-        world.post(ev.Unpinned(store))
-        world.post(ev.ReservationEnded(transfer))
+    assert world.residency.generation(KEY) == (2 if answered else 1) << 16
+    assert not under_way(world.residency)
 
 
 def test_an_answer_that_is_being_taken_back_counts_for_none() -> None:
@@ -258,7 +231,7 @@ def test_an_answer_that_is_being_taken_back_counts_for_none() -> None:
     transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
     world.post(ev.Lost([world.residency._entries[KEY].number]))
     reader = world.pin([0], fetch=True)
-    world.end(_operation(world, "fetch"))
+    world.end(world.operation("fetch"))
     assert len(world.held[reader]) == 1 and KEY in world.residency
     world.running = [each for each in world.running if each.name != "register"]
     world.post(ev.Indexed(store, {KEY: 1 << 16}))
@@ -282,9 +255,7 @@ def test_what_a_lost_drive_had_is_to_have_no_other_copy() -> None:
 
 def test_a_drop_that_waits_for_a_write_is_answered_though_the_drive_has_failed() -> None:
     world = World(drives=2, objects=False)
-    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(_operation(world, "register"))
-    world.acknowledge(transfer, store)
+    stored_in_memory(world, [chunk_of(0)])
     ((number, write),) = world.residency._writes.items()
     dropped = world.ticket()
     world.post(ev.Dropped(dropped, {KEY: 0}))

@@ -8,18 +8,14 @@ from quire_storage.core import events as ev
 from quire_storage.core.invariants import under_way
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.errors import DriveFailed
-from tests.unit.storage.residency_world import Operation, World, chunk_of, stored
+from tests.unit.storage.residency_world import World, chunk_of, stored
 
 KEY = chunk_of(0).key
 
 
-def _operation(world: World, name: str) -> Operation:
-    return next(each for each in world.running if each.name == name)
-
-
 def _lose(world: World) -> None:
     world.post(ev.Lost([world.residency._entries[KEY].number]))
-    world.end(_operation(world, "withdraw"))
+    world.end(world.operation("withdraw"))
 
 
 def _drop(world: World, number: int) -> None:
@@ -27,7 +23,7 @@ def _drop(world: World, number: int) -> None:
     generation = world.ended(key)
     assert generation is not None
     world.post(ev.Dropped(world.ticket(), {key: generation}))
-    world.end(_operation(world, "forget"))
+    world.end(world.operation("forget"))
 
 
 def _settled(world: World) -> Residency:
@@ -55,7 +51,7 @@ def test_a_store_that_fails_takes_back_what_the_copy_before_it_was_registered_fo
     first = world.store([chunk_of(0)], Durability.MEMORY)
     _lose(world)
     second = world.store([chunk_of(0)], Durability.LOCAL)
-    world.end(_operation(world, "register"))
+    world.end(world.operation("register"))
     assert KEY in world.listed_here
     for write in [each for each in world.running if each.name == "write"]:
         world.end(write, fail=True)
@@ -97,7 +93,7 @@ def test_a_copy_that_is_lost_while_its_reader_waits_for_others_leaves_nothing() 
     stored(world, [chunk_of(number) for number in range(8, 12)])
     reader = world.pin([0, 16], fetch=True)
     world.post(ev.DriveLost(0))
-    world.end(_operation(world, "fetch"), fail=True)
+    world.end(world.operation("fetch"), fail=True)
     world.held.clear()
     world.post(ev.Unpinned(reader))
     world.settle()
@@ -112,7 +108,7 @@ def test_what_waits_for_space_on_a_drive_does_not_wait_for_itself() -> None:
     reader = world.pin([1])
     _drop(world, 1)
     transfer, store = world.store([chunk_of(8), chunk_of(9)], Durability.MEMORY)
-    world.end(_operation(world, "register"))
+    world.end(world.operation("register"))
     raised = world.ticket()
     world.post(ev.LevelRaised(raised, [KEY, chunk_of(8).key], Durability.LOCAL))
     _drop(world, 0)

@@ -14,13 +14,9 @@ from quire_storage.core.chunks import Copy
 from quire_storage.core.invariants import under_way
 from quire_storage.core.residency import Residency, ResidencySettings
 from quire_storage.core.slots import SlotAllocator
-from tests.unit.storage.residency_world import SLAB, Operation, World, chunk_of, content_of, stored
+from tests.unit.storage.residency_world import SLAB, World, chunk_of, content_of, stored, stored_in_memory
 
 FULL = ResidencySettings(pool_high_share=1.0, pool_low_share=1.0)
-
-
-def _operation(world: World, name: str) -> Operation:
-    return next(each for each in world.running if each.name == name)
 
 
 def _pinned(world: World, number: int) -> Copy:
@@ -131,6 +127,7 @@ def test_what_does_not_fit_into_memory_does_not_keep_another_shape_from_it() -> 
     ticket = world.ticket()
     world.post(ev.PromotionWanted(ticket, list(shapes), True))
     answer: Any = world.answers[ticket]
+    assert list(map(bool, free.values())) == [False, True], "the first one finds no slot"
     assert answer.keys() == {number for number, count in free.items() if count}
 
 
@@ -139,8 +136,8 @@ def test_a_chunk_of_the_object_tier_is_kept_beside_other_bytes_of_its_key_for_it
     world.objects[chunk_of(0).key] = chunk_of(0, version=1)
     reader = world.pin([0], fetch=True)
     transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(_operation(world, "register"))
-    world.end(_operation(world, "fetch"))
+    world.end(world.operation("register"))
+    world.end(world.operation("fetch"))
     (copy,) = world.held[reader]
     assert copy.chunk.same_content(chunk_of(0, version=1)), "the bytes that came"
     world.acknowledge(transfer, store)
@@ -156,8 +153,8 @@ def test_the_same_bytes_from_the_object_tier_are_not_kept_twice() -> None:
     world.objects[chunk_of(0).key] = chunk_of(0)
     reader = world.pin([0], fetch=True)
     transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(_operation(world, "register"))
-    world.end(_operation(world, "fetch"))
+    world.end(world.operation("register"))
+    world.end(world.operation("fetch"))
     world.acknowledge(transfer, store)
     assert len(world.held[reader]) == 1
     assert world.residency.ledger.slots.used_bytes == chunk_of(0).shape.slot_bytes
@@ -214,7 +211,7 @@ def test_a_reservation_asks_for_as_many_as_it_needs(wanted: int) -> None:
     world.post(ev.TimePassed())
     (question,) = world.residency._questions.values()
     assert len(question.entries) == wanted, "and asks once"
-    world.end(_operation(world, "ask"))
+    world.end(world.operation("ask"))
     assert isinstance(world.answers[ticket], list) and world.residency.evictions == {"memory": wanted}
 
 
@@ -238,7 +235,7 @@ def test_no_more_than_a_group_is_asked_for_at_once(monkeypatch: pytest.MonkeyPat
     for first in (0, 8, 16):
         stored(world, [chunk_of(first)])
     world.store([chunk_of(24)], Durability.LOCAL)
-    world.end(_operation(world, "write"))
+    world.end(world.operation("write"))
     (question,) = world.residency._questions.values()
     assert len(question.entries) == 2
 
@@ -349,28 +346,24 @@ def test_a_chunk_that_others_extend_does_not_go_before_them() -> None:
 def test_what_lies_in_memory_only_is_written_a_group_at_a_time(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_module, "GROUP", group)
     world = World(drives=1, objects=False)
-    transfer, store = world.store([chunk_of(number) for number in range(4)], Durability.MEMORY)
-    world.end(_operation(world, "register"))
-    world.acknowledge(transfer, store)
+    stored_in_memory(world, [chunk_of(number) for number in range(4)])
     for left in range(4, 0, -group):
         (write,) = world.residency._writes.values()
         assert len(write.entries) == group and world.residency.dirty_chunks == left
         world.now_s += 1.0
         world.post(ev.TimePassed())
         assert len(world.residency._writes) == 1, "one at a time"
-        world.end(_operation(world, "write"))
+        world.end(world.operation("write"))
     assert not world.residency.dirty_chunks and not world.residency._writes
 
 
 def test_a_node_that_stops_writes_what_lies_in_memory_only_first() -> None:
     world = World(drives=1, objects=False)
-    transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-    world.end(_operation(world, "register"))
-    world.acknowledge(transfer, store)
+    stored_in_memory(world, [chunk_of(0)])
     ticket = world.ticket()
     world.post(ev.Stopping(ticket))
     assert ticket not in world.answers
-    world.end(_operation(world, "write"))
+    world.end(world.operation("write"))
     assert ticket in world.answers and world.residency.dirty_chunks == 0
 
 
@@ -411,8 +404,8 @@ def test_two_copies_for_readers_only_leave_one_after_the_other() -> None:
     for _ in range(2):
         readers.append(world.pin([0], fetch=True))
         transfer, store = world.store([chunk_of(0)], Durability.MEMORY)
-        world.end(_operation(world, "register"))
-        world.end(_operation(world, "fetch"))
+        world.end(world.operation("register"))
+        world.end(world.operation("fetch"))
         world.acknowledge(transfer, store)
         world.post(ev.Dropped(world.ticket(), {chunk_of(0).key: 0}))
     for reader in readers:

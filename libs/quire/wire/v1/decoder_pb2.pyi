@@ -35,7 +35,7 @@ class DecodeRequest(_message.Message):
     owner_address: _builtins.str
     """The decoder whose cache the result belongs to; empty for this one."""
     tenant: _builtins.str
-    """Who asks: tenants take turns."""
+    """Tag of the tenant that makes the request; tenants take turns."""
     request_id: _builtins.bytes
     """Names it for `Abandon`, 16 bytes."""
     cached_only: _builtins.bool

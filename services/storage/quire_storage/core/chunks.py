@@ -79,10 +79,6 @@ class Header:
     level: Durability = Durability.MEMORY
     in_object: bool = False
 
-    def says_as(self, other: Header) -> bool:
-        """Whether the same is said of a chunk."""
-        return (self.level, self.in_object) == (other.level, other.in_object)
-
 
 @dataclass(frozen=True, slots=True)
 class Placed:

@@ -72,6 +72,10 @@ class Entry:
     def header(self) -> Header:
         return Header(self.chunk, self.level, self.written)
 
+    def agrees_with(self, header: Header) -> bool:
+        """Whether a header that was written says what is so now."""
+        return self.level is header.level and self.written == header.in_object
+
     def as_copy(self) -> Copy:
         """As it is now; the same object for as long as it stays so."""
         shown = self.shown

@@ -57,7 +57,7 @@ class _Goal:
 
 @dataclass(slots=True)
 class _Write:
-    """Chunks of one shape on their way to the drives; without space for them no `places`. `headers`: the last."""
+    """Chunks of one shape on their way to the drives; `places` are empty while there is no space for them."""
 
     number: int
     entries: list[Entry]
@@ -804,9 +804,13 @@ class Residency:
         self._end_write(write.goals, write.number, None)
 
     def _correct_headers(self, write: _Write) -> None:
-        """Of what was raised, or uploaded, while it was written. A promise of two copies waits: the header keeps it."""
-        kept = [(entry, header) for entry, header in zip(write.entries, write.headers, strict=True) if entry.disk]
-        stale = [each for each, said in kept if each.phase is not Phase.LEAVING and not each.header().says_as(said)]
+        """Chunks were raised to a level, or uploaded, while they were written: their headers say what was before.
+
+        Goals of a level above `local` wait, because after a restart the header alone says which it is.
+        """
+        both = zip(write.entries, write.headers, strict=True)
+        outdated = [entry for entry, written in both if not entry.agrees_with(written)]
+        stale = [entry for entry in outdated if entry.disk is not None and entry.phase is not Phase.LEAVING]
         if stale:
             self._write_headers(stale, [goal for goal in write.goals if _RANK[goal.level] > _RANK[Durability.LOCAL]])
 
