@@ -119,7 +119,7 @@ class Answers:
                 assert (
                     not isinstance(self._asked[ticket], ev.StoreOffered)
                     or ticket not in machine._holders
-                    or (isinstance(event, ev.IndexingEnded))
+                    or isinstance(event, ev.IndexingEnded)
                 ), "a store that kept nothing holds nothing"
             case ev.Register(ticket, records, patient):
                 asked = self._asked[ticket]

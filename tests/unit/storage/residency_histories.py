@@ -118,8 +118,7 @@ class History:
         for number in copies:
             self._world.post(ev.PinnedAlso(holder, number))
         self._world.post(ev.PromotionWanted(ticket, list(copies), self._random.random() < 0.5))
-        answer: Any = self._world.answers[ticket]
-        places = {number: (promotion, place) for number, (promotion, place) in answer.items()}
+        places: Any = self._world.answers[ticket]
         waiting = {promotion for promotion, _ in places.values()}
         for promotion in sorted(waiting):
             mine = {copies[number]: place for number, (of, place) in places.items() if of == promotion}
@@ -169,7 +168,7 @@ class History:
 
     def _evict(self) -> None:
         others = self._random.choice([0, 1])
-        self._world.post(ev.EvictionWanted(self._ask(), list(dict.fromkeys([self._key(), self._key()])), others))
+        self._world.post(ev.EvictionWanted(self._ask(), [self._key(), self._key()], others))
 
     def _raise(self) -> None:
         level = self._random.choice(list(Durability))
