@@ -287,6 +287,7 @@ class Endpoint:
         remote_offset: int,
         completion: Callable[[int], None],
     ) -> None:
+        """Begin to write `length` bytes of local memory; `completion` is called with UCX's status, also at once."""
         pointer, address = source.pointer(offset, length), remote.at(remote_offset, length)
         handle = self.handle
 
@@ -305,6 +306,7 @@ class Endpoint:
         remote_offset: int,
         completion: Callable[[int], None],
     ) -> None:
+        """The same for `count` entries of a table, which land one behind the other."""
         address, handle, entries = remote.at(remote_offset, count * table.length), self.handle, table.at(start)
 
         def call(params: Any) -> Any:
@@ -315,6 +317,7 @@ class Endpoint:
         self._transfer(call, completion, table)
 
     def post_flush(self, completion: Callable[[int], None]) -> None:
+        """Call `completion` when all that was posted before has arrived."""
         handle = self.handle
         self._worker.post(lambda params: _ucp.ucp_ep_flush_nbx(handle, params), completion)
 
@@ -330,6 +333,7 @@ class Endpoint:
         self._worker.post(call, ended, keep=keep)
 
     def future(self, what: str) -> Outcome:
+        """What a posted operation ends with, to await. `what`: for its error."""
         return Outcome(self, what)
 
     def _greeted(self, status: int) -> None:

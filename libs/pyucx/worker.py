@@ -172,6 +172,7 @@ class Worker:
         self._endpoints[int(ffi.cast("uintptr_t", handle))] = endpoint
 
     def detach(self, handle: Any) -> None:
+        """The connection's handle is closed: errors of it are of no concern any more."""
         self._endpoints.pop(int(ffi.cast("uintptr_t", handle)), None)
 
     @property

@@ -10,9 +10,14 @@ from typing import Protocol
 class Clock(Protocol):
     """Wall time for leases that cross processes, monotonic time for durations, and sleep."""
 
-    def now_ms(self) -> int: ...
-    def monotonic_s(self) -> float: ...
-    async def sleep(self, seconds: float) -> None: ...
+    def now_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+
+    def monotonic_s(self) -> float:
+        """Seconds that only grow."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when so much time has passed."""
 
 
 class SystemClock:
@@ -27,4 +32,5 @@ class SystemClock:
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
+        """As asyncio does."""
         await asyncio.sleep(seconds)

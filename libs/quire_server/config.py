@@ -137,6 +137,7 @@ def files_together(paths: Mapping[str, str]) -> list[str]:
 
 
 def variable_name(prefix: str, field: dataclasses.Field[Any]) -> str:
+    """The environment variable of a setting: its own, or the service's prefix and its name."""
     return str(field.metadata.get("variable") or f"{prefix}{field.name.upper()}")
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -182,6 +182,55 @@ def test_every_service_has_the_same_shape() -> None:
         folder = ROOT / "services" / service / f"quire_{service}"
         assert (folder / "server.py").exists() and (folder / "config.py").exists() and (folder / "py.typed").exists()
         assert (ROOT / "docs" / "design" / f"{service}.md").exists(), f"{service} has no page"
+
+
+def _undocumented(tree: ast.Module, documented: set[str], *, converts: bool) -> Iterator[tuple[int, str]]:
+    """Line and name of public classes and functions without a docstring. A method may have it in a class of which it
+    is one implementation: another one here that has it by that name, or a base. Properties and fields are as they
+    are called.
+    """
+    pending: list[tuple[str, ast.Module | ast.ClassDef]] = [("", tree)]
+    while pending:
+        prefix, node = pending.pop()
+        for each in node.body:
+            if not isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or each.name[0] == "_":
+                continue
+            name = prefix + each.name
+            if isinstance(each, ast.ClassDef):
+                pending.append((f"{name}.", each))
+            elif isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base).split("[")[0] for base in node.bases} - {"Protocol", "Generic"}
+                is_property = any("property" in ast.unparse(each) for each in each.decorator_list)
+                if bases or is_property or each.name in documented or each.name.startswith("test_"):
+                    continue
+            elif each.name == "main" or (converts and each.name.endswith(("_from", "_to"))):
+                continue
+            if not ast.get_docstring(each):
+                yield each.lineno, name
+
+
+def _methods_documented(trees: Iterable[ast.Module]) -> set[str]:
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    methods = [
+        each for node in classes for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    return {each.name for each in methods if ast.get_docstring(each)}
+
+
+def test_what_is_public_is_documented() -> None:
+    """Each public class, function and method has a docstring, in one place at least."""
+    trees = {path: ast.parse(path.read_text()) for path in _sources()}
+    documented = _methods_documented(trees.values())
+    bare = [
+        f"{path}:{line} {name}"
+        for path, tree in trees.items()
+        for line, name in _undocumented(tree, documented, converts="wire" in path.parts)
+    ]
+    assert not bare, "\n".join(bare)
+    lacking = ast.parse(
+        "class A:\n  'a'\n  def f(self): ...\n  def g(self): ...\ndef h(): ...\nclass B(A):\n  def f(self): ..."
+    )
+    assert [name for _, name in _undocumented(lacking, {"g"}, converts=False)] == ["h", "B", "A.f"]
 
 
 def test_functions_and_modules_stay_small() -> None:

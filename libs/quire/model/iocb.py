@@ -87,6 +87,7 @@ class Iocb:
     results: Ints
 
     def fill(self, op: Op, contexts: Contexts) -> None:
+        """Prepare for another submission of at most `CONTEXTS_MAX` contexts."""
         assert 0 < len(contexts) <= CONTEXTS_MAX, "the caller cuts batches"
         self.op, self.contexts = op, contexts
         self.results = np.full(len(contexts), -errno.EINPROGRESS, dtype=np.int64)

@@ -22,6 +22,7 @@ class FakeClock:
         return self._now_s
 
     async def sleep(self, seconds: float) -> None:
+        """Return when `advance` has come so far."""
         awake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._sleepers, (self._now_s + max(0.0, seconds), next(self._number), awake))
         await awake

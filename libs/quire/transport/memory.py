@@ -48,6 +48,7 @@ class MemoryRemote:
         self.length = target.length
 
     def window(self, offset: int, length: int) -> Bytes:
+        """Bytes of it. Raises `TargetInvalid`."""
         if offset < 0 or offset + length > self.length:
             raise TargetInvalid(f"[{offset}, {offset + length}) is outside of {self.length} bytes", field="target")
         return self.view[offset : offset + length]
@@ -118,6 +119,7 @@ class MemoryPeer:
         return True
 
     def peer(self) -> MemoryTransport:
+        """The transport at the other end. Raises `PeerLost`."""
         if (error := self.error) is not None:
             raise error
         return self._fabric[self._address]
@@ -212,6 +214,7 @@ class MemoryStream:
 
 
 def local_window(region: Region, offset: int, length: int) -> Bytes:
+    """Bytes of a region of one's own. Raises `TargetInvalid`."""
     assert isinstance(region, MemoryRegion)
     if offset < 0 or offset + length > region.length:
         raise TargetInvalid(f"[{offset}, {offset + length}) is outside of {region.length} bytes", field="source")

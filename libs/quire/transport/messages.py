@@ -63,6 +63,7 @@ _STALL_US_MAX: Final = 0xFFFFFFFF
 
 
 def encode_message(message: Message) -> bytes:
+    """As `decode_message` reads it; a stall of over 71 minutes is sent as that."""
     match message:
         case LayerReady(transfer, node, layer, trace):
             return _FORMAT.pack(_VERSION, _LAYER_READY, transfer, node, layer, 0, trace)

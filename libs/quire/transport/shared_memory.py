@@ -129,6 +129,7 @@ class SharedRemote:
         self.length = view.nbytes
 
     def window(self, offset: int, length: int) -> Bytes:
+        """Bytes of it. Raises `TargetInvalid`."""
         return window(self.view, offset, length, "target")
 
     def close(self) -> None:

@@ -84,6 +84,7 @@ def _inverse(table: dict[Message, Value], value: Value) -> Message:
 
 
 def layout_from(message: pb.KvLayout) -> KvLayout:
+    """Raises `LayoutInvalid`."""
     if message.dtype not in _DTYPES:
         raise LayoutInvalid("not set, or unknown", field="layout.dtype")
     if message.attention not in _ATTENTION:
@@ -110,6 +111,7 @@ def layout_to(layout: KvLayout) -> pb.KvLayout:
 
 
 def namespace_from(message: pb.Namespace) -> Namespace:
+    """Raises `LayoutInvalid`."""
     return Namespace(
         message.model_id,
         message.weight_version,
@@ -205,6 +207,7 @@ def addresses_to(addresses: Iterable[NodeAddress], *, grpc: bool) -> list[pb.Nod
 
 
 def role_from(value: pb.Role.ValueType) -> Role:
+    """Raises `InvalidRequest`."""
     if value not in _ROLES:
         raise InvalidRequest("not set, or unknown", field="role")
     return _ROLES[value]
@@ -351,6 +354,7 @@ def record_to(record: ChunkRecord) -> orchestrator_pb2.ChunkRecord:
 
 
 def durability_from(value: pb.Durability.ValueType) -> Durability:
+    """Raises `InvalidRequest`."""
     if value not in _DURABILITY:
         raise InvalidRequest("not set, or unknown", field="durability")
     return _DURABILITY[value]
@@ -369,6 +373,7 @@ def on_existing_to(value: OnExisting) -> pb.OnExisting.ValueType:
 
 
 def transfer_id_from(raw: bytes, field: str) -> bytes:
+    """`field`: of the message, for the error. Raises `InvalidRequest`."""
     if len(raw) != TRANSFER_ID_BYTES:
         raise InvalidRequest(f"{len(raw)} bytes, {TRANSFER_ID_BYTES} are needed", field=field)
     return raw

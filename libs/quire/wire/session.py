@@ -59,6 +59,7 @@ class SessionChannel:
         self._leaving: set[_Session] = set()
 
     def unary_unary(self, path: str, *serializers: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
+        """A request in the session; asked again in the next one if a gateway stopped before it took it."""
         field = field_of(path)
 
         async def ask(request: Any, *, timeout: float | None = None, metadata: Any = ()) -> Any:
@@ -70,6 +71,7 @@ class SessionChannel:
         return ask
 
     def unary_stream(self, path: str, *serializers: Any, **options: Any) -> Callable[..., _Answers]:
+        """A request in the session with several answers."""
         field = field_of(path)
 
         def ask(request: Any, *, timeout: float | None = None, metadata: Any = ()) -> _Answers:
@@ -79,6 +81,7 @@ class SessionChannel:
         return ask
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        """A stream of its own beside the session."""
         return self._channel.stream_stream(*arguments, **options)
 
     async def close(self) -> None:

@@ -115,18 +115,23 @@ class RotatingChannel:
         return self._made[-1]
 
     def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        """Of the channel of the moment at which it is called."""
         return self._method("unary_unary", arguments, options)
 
     def unary_stream(self, *arguments: Any, **options: Any) -> Any:
+        """Of the channel of the moment at which it is called."""
         return self._method("unary_stream", arguments, options)
 
     def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        """Of the channel of the moment at which it is called."""
         return self._method("stream_stream", arguments, options)
 
     def get_state(self, try_to_connect: bool = False) -> Any:
+        """Of the channel of this moment."""
         return self.now().get_state(try_to_connect)
 
     async def wait_for_state_change(self, last: Any) -> None:
+        """Of the channel of this moment."""
         await self.now().wait_for_state_change(last)
 
     async def close(self) -> None:

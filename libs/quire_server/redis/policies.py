@@ -63,5 +63,6 @@ class Policies:
             await self._client.set(_THETA_KEY, theta_bytes)
 
     async def theta(self) -> int:
+        """The threshold Θ in bytes that operators set for every node, 0 if none did."""
         async with metadata_errors():
             return int(cast(bytes | None, await self._client.get(_THETA_KEY)) or 0)

@@ -30,14 +30,17 @@ def bucket_of_page(key: bytes) -> bytes:
 
 
 def bucket_key(bucket: bytes) -> bytes:
+    """Of the page with a bucket's entries."""
     return tagged(b"x", tag_of(bucket)) + bucket
 
 
 def pins_key(bucket: bytes) -> bytes:
+    """Of a bucket's pins."""
     return tagged(b"p", tag_of(bucket)) + bucket
 
 
 def objects_key(bucket: bytes) -> bytes:
+    """Of a bucket's objects that are expected or due for deletion."""
     return tagged(b"o", tag_of(bucket)) + bucket
 
 

@@ -46,6 +46,7 @@ class _Crowd:
 
 
 def run(link_mb_per_s: int, chunks: int, rounds: int, clients: int, at_once: int, hot_chunks: int) -> Report:
+    """A prefix over one, two and three nodes, then many clients that want the same one, with and without copies."""
     budget = link_mb_per_s * 1_000_000
     report = Report(
         "links", {"name": "the links' budgets together; of the crowd one link's", "unit": "MB/s"}, tall=True

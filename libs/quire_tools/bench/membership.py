@@ -70,6 +70,7 @@ class _Member:
 
 
 def run(sizes: list[int], orchestrators: int, seconds: float) -> Report:
+    """For each number of members a cluster of its own, watched for so many seconds."""
     report = Report("membership", {"name": "one core", "unit": "cores"}, tall=True)
     for size in sizes:
         with Console().status(f"{size} members"), _cluster(orchestrators) as cluster:

@@ -122,6 +122,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def median(values: Sequence[float]) -> float:
+    """Of at least one value."""
     return statistics.median(values)
 
 

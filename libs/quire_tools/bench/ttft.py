@@ -61,6 +61,7 @@ def layout_for(chunk_tokens: int) -> KvLayout:
 
 
 def shipped_profile() -> ComputeProfile:
+    """Compute windows of Llama 3.1 8B on an A100 (ObjectCache, Table A8)."""
     profile = Profiles().find(MODEL, DEVICE)
     assert profile is not None, "it ships with Quire"
     return profile

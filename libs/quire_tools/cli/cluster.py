@@ -140,6 +140,7 @@ def as_operator(folder: Path, admin: str, work: Callable[[AdminClient], Awaitabl
 
 
 def write_namespace(file: Path, namespace: Namespace) -> None:
+    """As JSON, for `read_namespace`."""
     file.write_text(namespace.to_json())
 
 

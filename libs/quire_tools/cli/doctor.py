@@ -30,6 +30,8 @@ console = Console()
 
 
 class Level(Enum):
+    """How a finding bears on Quire; the values are what is printed."""
+
     GOOD = "ok"
     SLOWER = "slower"
     UNSAFE = "unsafe"

@@ -120,6 +120,8 @@ def ls(gateway: str, prefix: str, *, as_json: bool) -> None:
 
 
 def rm(gateway: str, image_id: str) -> None:
+    """Delete an image, and say whether there was one."""
+
     async def delete() -> bool:
         async with QuireClient(gateway) as client:
             return await ImageClient(client).delete(image_id)

@@ -131,6 +131,7 @@ class LocalCluster:
         return self._processes[name].address
 
     def pid(self, name: str) -> int:
+        """Of a service's process."""
         return self._processes[name].popen.pid
 
     @property

@@ -19,10 +19,16 @@ class Running(Protocol):
     pid: int
     returncode: int | Any
 
-    def poll(self) -> int | None: ...
+    def poll(self) -> int | None:
+        """Its exit status, None while it runs."""
+
     def wait(self, timeout: float | None = None) -> int: ...
-    def send_signal(self, number: int, /) -> None: ...
-    def terminate(self) -> None: ...
+    def send_signal(self, number: int, /) -> None:
+        """Any, by number."""
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+
     def kill(self) -> None: ...
 
 

@@ -84,14 +84,17 @@ class Cache:
         return Form.IMAGE in self._forms and self._cache.wants(Kept(entry.record_sha256, Form.IMAGE), size)
 
     def keep_latent(self, entry: ImageEntry, record: bytes) -> None:
+        """A record was fetched; it is kept if its value for its size is high enough."""
         self._keep(Kept(entry.record_sha256, Form.LATENT), record)
 
     def keep_image(self, entry: ImageEntry, lossless: bytes) -> None:
+        """The same for the lossless image of what was decoded."""
         per_pixel = len(lossless) / (entry.height * entry.width)
         self._bytes_per_pixel += _AVERAGE_SHARE * (per_pixel - self._bytes_per_pixel)
         self._keep(Kept(entry.record_sha256, Form.IMAGE), lossless)
 
     def keep_rendition(self, entry: ImageEntry, variant: str, data: bytes) -> None:
+        """The same for an encoded answer. `variant`: see `Rendering.variant`."""
         self._keep(Kept(entry.record_sha256, Form.RENDITION, variant), data)
 
     def _keep(self, kept: Kept[bytes], data: bytes) -> None:

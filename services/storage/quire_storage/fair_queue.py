@@ -80,6 +80,7 @@ class Wire:
         return await self._gate.enter(flow, weight, size, _SLOW_S)
 
     def closed(self) -> None:
+        """One of its lanes is."""
         self._lanes -= 1
 
 

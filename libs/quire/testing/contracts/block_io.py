@@ -71,6 +71,7 @@ class BlockIOContract:
 
     @pytest.fixture
     def drive(self, block_io: BlockIO, tmp_path: Path) -> Iterator[Started]:
+        """Fixture: a started one with files in a folder of its own."""
         drive = Started(block_io, tmp_path, self.open_flags)
         try:
             drive.start()

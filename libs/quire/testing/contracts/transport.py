@@ -40,6 +40,7 @@ class TransportContract:
 
     @pytest.fixture
     async def scene(self, transport: Callable[[], Transport]) -> AsyncIterator[Scene]:
+        """Fixture: a writer and a reader that are connected, with registered memory."""
         writer, reader = transport(), transport()
         await writer.start()
         await reader.start()

@@ -75,9 +75,11 @@ class SimServer:
         network.servers[address] = self
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
+        """Ignored: `add_registered_method_handlers` gets the same."""
         return
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """A service's methods, by name."""
         self.handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
 
@@ -120,6 +122,8 @@ class SimChannel:
         self._address = address
 
     def unary_unary(self, path: str, *serializers: Any, **options: Any) -> Callable[..., Awaitable[Any]]:
+        """A call with one answer, as grpc.aio's."""
+
         async def ask(request: Any, *, timeout: float | None = None, metadata: Any = None) -> Any:
             return await self._within(timeout, self._ask(path, request))
 
@@ -127,6 +131,8 @@ class SimChannel:
         return ask
 
     def unary_stream(self, path: str, *serializers: Any, **options: Any) -> Callable[..., SimStream]:
+        """A call with a stream of answers, as grpc.aio's."""
+
         def ask(request: Any, *, timeout: float | None = None, metadata: Any = None) -> SimStream:
             return SimStream(self, path, request, timeout)
 
@@ -134,6 +140,7 @@ class SimChannel:
         return ask
 
     def stream_stream(self, path: str, *serializers: Any, **options: Any) -> Callable[..., SimDuplex]:
+        """A call with a stream each way, as grpc.aio's."""
         return lambda *, metadata=(): SimDuplex(self, path, metadata)
 
     async def gone(self) -> None:

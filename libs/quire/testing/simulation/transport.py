@@ -68,6 +68,7 @@ class SimRemote:
         self.length = target.length
 
     def window(self, offset: int, length: int) -> Bytes:
+        """Bytes of it. Raises `TargetInvalid`."""
         if offset < 0 or offset + length > self.length:
             raise TargetInvalid(f"[{offset}, {offset + length}) is outside of {self.length} bytes", field="target")
         return self.region.view[self._start + offset : self._start + offset + length]

@@ -196,9 +196,11 @@ class Served:
         return float(self.seconds.mean()) * 1e3
 
     def percentile_ms(self, percent: float) -> float:
+        """`percent`: 0 to 100."""
         return float(np.percentile(self.seconds, percent)) * 1e3
 
     def share(self, found: Found) -> float:
+        """Of the requests, 0 to 1."""
         return self.found.count(found) / len(self.found)
 
 

@@ -37,6 +37,7 @@ class Result:
         return float(self.latencies.mean(dtype=np.float64)) * 1e3
 
     def percentile_ms(self, percent: float) -> float:
+        """`percent`: 0 to 100."""
         return float(np.percentile(self.latencies, percent)) * 1e3
 
 

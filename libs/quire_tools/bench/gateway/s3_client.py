@@ -49,6 +49,7 @@ class SignedHttp:
 
 
 def namespace_header(namespace: Namespace) -> dict[str, str]:
+    """That tells the S3 frontend of which namespace an object's layers are."""
     return {"x-quire-namespace": base64.urlsafe_b64encode(namespace.to_json().encode()).decode()}
 
 

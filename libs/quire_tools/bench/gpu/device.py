@@ -33,6 +33,7 @@ class Device:
         return torch.zeros(length, dtype=torch.uint8, device=self.torch)
 
     def synchronize(self) -> None:
+        """Return when the device has done all it was given."""
         if self.is_cuda:
             torch.cuda.synchronize()
 

@@ -32,6 +32,7 @@ class Request:
     layers: int = _LAYERS
 
     def demand(self) -> Demand:
+        """As the scheduler gets it."""
         return Demand(self.name, self.bytes_per_layer, self.window_ms / 1e3, self.layers)
 
 
@@ -61,6 +62,7 @@ class Workload:
         return np.asarray(transfers + (layers - 1) * np.maximum(0.0, transfers - windows))
 
     def added_ttft_s(self, rates: Array) -> float:
+        """The sum of `stalls_s`."""
         return float(self.stalls_s(rates).sum())
 
 

@@ -50,6 +50,7 @@ _REST_S: Final = 15.0
 
 
 def run(chunks: int, folder: Path) -> Report:
+    """A node that starts with so many chunks on its drive in `folder`, is killed, scrubbed and told to evict."""
     report = Report("node", {"name": "the loop's lag that was asked for at most, p99.9", "unit": "ms"}, tall=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix="quire-node-") as place:
         space = Namespace("bench-node", "1", _LAYOUT)
@@ -160,6 +161,7 @@ def _scrape(address: str) -> str:
 
 
 def cluster_log(cluster: LocalCluster) -> str:
+    """What the node has logged so far."""
     return (cluster.folder / "logs" / f"{_NODE}.log").read_text(errors="replace")
 
 

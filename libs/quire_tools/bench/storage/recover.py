@@ -37,6 +37,7 @@ _SETTINGS = PoolSettings(
 
 
 def run(slots: int, folder: Path) -> Report:
+    """Write so many headers to a pool in `folder`, and time what a restarted node does with them."""
     report = Report("recover", {"name": "reading the header region in 8 MiB reads, same run", "unit": "s"})
     with tempfile.TemporaryDirectory(dir=folder, prefix="quire-recover-") as place:
         with Console().status(f"writing {slots} headers"):

@@ -33,6 +33,7 @@ class BatchSizes:
     slow: int = 0
 
     def verdict(self, size: int) -> Verdict:
+        """What is known of a batch of that size."""
         if size <= self.good:
             return Verdict.GOOD
         return Verdict.BAD if self.bad and size >= self.bad else Verdict.UNTRIED

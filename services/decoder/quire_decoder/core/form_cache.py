@@ -47,12 +47,14 @@ class Costs:
     fixed: bool = False
 
     def decoded(self, seconds: float) -> None:
+        """Learn from a decode that took so long."""
         self.decode_s = self._next(self.decode_s, seconds)
 
     def fetched(self, seconds: float) -> None:
         self.fetch_s = self._next(self.fetch_s, seconds)
 
     def encoded(self, seconds: float) -> None:
+        """Learn from an encoding that took so long."""
         self.encode_s = self._next(self.encode_s, seconds)
 
     def _next(self, before: float, seconds: float) -> float:

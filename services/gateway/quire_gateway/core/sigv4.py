@@ -202,6 +202,7 @@ def signing_key(secret: str, scope: str) -> bytes:
 
 
 def sign(key: bytes, text: str) -> str:
+    """HMAC-SHA256 of a text, hexadecimal."""
     return hmac.digest(key, text.encode(errors="surrogateescape"), "sha256").hex()
 
 

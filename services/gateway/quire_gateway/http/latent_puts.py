@@ -28,6 +28,9 @@ def attributes_of(headers: Mapping[str, str], query: Mapping[str, str]) -> Image
 
 
 def values_of(query: Mapping[str, str], body: bytes, kind: str) -> tuple[Values, str]:
+    """The latent of a body, and its dtype: safetensors, or bytes with `shape` and `dtype` in the query. Raises
+    `RecordInvalid`.
+    """
     if kind == "application/octet-stream" and "shape" in query:
         dtype = query.get("dtype", "float16")
         try:
@@ -60,6 +63,7 @@ def info_of(query: Mapping[str, str], shape: tuple[int, ...], dtype: str) -> Lat
 
 
 def durability_of(name: str) -> Durability:
+    """By name. Raises `InvalidRequest`."""
     try:
         return Durability[name.upper()]
     except KeyError:
@@ -67,6 +71,7 @@ def durability_of(name: str) -> Durability:
 
 
 def flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
+    """True or false in a query. Raises `InvalidRequest`."""
     value = query.get(name, "").lower()
     if value in ("true", "1", "yes"):
         return True
@@ -78,6 +83,7 @@ def flag(query: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def number(query: Mapping[str, str], name: str, default: int) -> int:
+    """Zero or more in a query. Raises `InvalidRequest`."""
     try:
         value = int(query.get(name, default))
     except ValueError:

@@ -163,6 +163,7 @@ class ObjectBackend:
         return await self._buckets.uploads(*self._at)
 
     async def parts(self, key: str, upload_id: str) -> list[Part]:
+        """Of an upload, by number. Raises `S3Error` NoSuchUpload."""
         await self.upload(key, upload_id)
         return sorted((await self._buckets.parts(*self._at, upload_id)).values(), key=lambda part: part.number)
 

@@ -254,4 +254,5 @@ def _headers(entry: StoredObject) -> dict[str, str]:
 
 
 def xml_answer(body: bytes) -> web.Response:
+    """200 with a document."""
     return web.Response(body=body, headers={"Content-Type": "application/xml"})

@@ -11,7 +11,9 @@ from quire.model.buckets import Page, Part, StoredObject, Upload
 class Blobs(Protocol):
     """Immutable bytes in the object tier."""
 
-    def new_name(self) -> str: ...
+    def new_name(self) -> str:
+        """One that no blob has."""
+
     async def write(self, name: str, data: Any) -> None: ...
     async def read(self, name: str, start: int, end: int) -> memoryview:
         """Raises `ChunkMissing`, `Unavailable`."""
@@ -87,7 +89,8 @@ class Buckets(Protocol):
     async def put_part(self, tenant: str, bucket: str, upload_id: str, part: Part, now_ms: int) -> int:
         """1; 0 if the upload is not under way (any more), -2 if the part's blobs are gone. One before is garbage."""
 
-    async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]: ...
+    async def parts(self, tenant: str, bucket: str, upload_id: str) -> dict[int, Part]:
+        """Of an upload, by number."""
 
     async def complete(
         self,

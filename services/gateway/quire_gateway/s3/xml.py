@@ -47,6 +47,7 @@ def stamp(seconds: float) -> str:
 
 
 def encoded(text: str, encoding_type: str) -> str:
+    """A key as a listing shows it: percent-encoded if the client asked for `encoding-type=url`."""
     return quote(text, safe="/-_.~*") if encoding_type == "url" else text
 
 
@@ -60,6 +61,7 @@ def private_policy(tenant: str) -> bytes:
 
 
 def error_document(code: str, message: str, resource: str, request_id: str) -> bytes:
+    """What S3 answers with for an error."""
     children = [("Code", code), ("Message", message), ("Resource", resource), ("RequestId", request_id)]
     return document("Error", children, namespace="")
 

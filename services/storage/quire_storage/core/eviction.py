@@ -72,6 +72,7 @@ class Forest:
         return iter(self.entries)
 
     def is_leaf(self, key: bytes) -> bool:
+        """Whether nothing here extends it."""
         return key not in self._children
 
     def enter(self, key: bytes, entry: Entry) -> None:

@@ -26,6 +26,7 @@ class Ledger:
         return offsets
 
     def move(self, offset: int, before: int, after: int) -> None:
+        """Slot `offset` passes from one owner to another."""
         slab = self._owners[self.slots.slab_of(offset)]
         assert slab[offset] == before, "a slot is given by its owner"
         slab[offset] = after

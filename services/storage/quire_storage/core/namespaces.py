@@ -217,11 +217,13 @@ class NamespaceBook:
                     mine.by_use.next.put_last(chunk.key)
 
     def used(self, chunk: Chunk) -> None:
+        """A chunk was read: it goes last in the order of use."""
         for mine in self._of.get(chunk.namespace, ()):
             if chunk.key in mine.by_use.next:
                 mine.by_use.next.put_last(chunk.key)
 
     def left(self, chunk: Chunk) -> None:
+        """A chunk is not here any more."""
         for mine in self._of.get(chunk.namespace, ()):
             if chunk.key in mine.about:
                 mine.leave(chunk.key)

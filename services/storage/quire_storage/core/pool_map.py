@@ -126,6 +126,7 @@ class PoolMap:
         return self._drives[drive].image
 
     def data_offset(self, drive: int) -> int:
+        """Where the slots of a drive's file begin, in bytes."""
         return self._drives[drive].geometry.data_offset
 
     # ---- places

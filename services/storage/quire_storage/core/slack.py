@@ -51,6 +51,7 @@ class WriteGate:
         return self._next
 
     def read_finished(self, number: int, now_s: float) -> None:
+        """The read of that number has ended; the device's rate is learned from it."""
         size, _ = self._reads.pop(number)
         self._read_bytes -= size
         self._credit = min(self._credit + size * self._limits.forced_share, 2.0 * self._limits.quantum_bytes)
@@ -62,12 +63,14 @@ class WriteGate:
             self._sample_start_s, self._sample_bytes = now_s, 0
 
     def write_started(self, size: int, now_s: float) -> None:
+        """So many bytes of writes are on their way."""
         self._writing += size
         self._last_write_s = now_s
         if self._reads:
             self._credit = max(0.0, self._credit - size)
 
     def write_finished(self, size: int) -> None:
+        """They have arrived."""
         self._writing -= size
 
     def room(self, now_s: float, backlog_bytes: int, oldest_s: float) -> int:

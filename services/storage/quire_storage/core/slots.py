@@ -81,6 +81,7 @@ class SlotAllocator:
         return offset // self._slab_bytes, offset % self._slab_bytes // shape.slice_room
 
     def offset_of(self, slab: int, slot: int, shape: Shape) -> int:
+        """The reverse of `slot_of`."""
         return slab * self._slab_bytes + slot * shape.slice_room
 
     def allocate(self, shape: Shape, count: int) -> npt.NDArray[np.int64]:
@@ -125,6 +126,7 @@ class SlotAllocator:
         }
 
     def slab_of(self, offset: int) -> int:
+        """The slab that an offset is in."""
         return offset // self._slab_bytes
 
     def adopt(self, slab: int, shape: Shape, slots: Iterable[int]) -> list[int]:

@@ -74,6 +74,7 @@ class Costs:
     fixed: bool = False
 
     def decoded(self, seconds: float) -> None:
+        """Learn from a decode that took so long."""
         if not self.fixed:
             self.decode_s += _AVERAGE_SHARE * (seconds - self.decode_s)
 
