@@ -136,7 +136,8 @@ def bench_ttft(
         from quire_tools.bench import ttft_more
 
         report = ttft_more.sweep() if sweep else ttft_more.bubble() if bubble else ttft_more.real_model(rounds)
-        report.show(json_file, plot, draw=lambda path: figures.lines(report, path))
+        figure = figures.over_rate if sweep else figures.over_hits if bubble else None
+        report.show(json_file, plot, draw=partial(figure, report) if figure else None)
         return
     from quire_tools.bench import ttft
 

@@ -239,6 +239,30 @@ async def _mixed_notes(bench: _Bench, rounds: int) -> list[str]:
     return lines
 
 
+def draw(report: Report, path: Path) -> None:
+    """Bandwidth of retrieving and of storing over the context length, beside the bare device (Tutti, Figure 9)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(9.5, 3.6), sharey=True)
+    contexts = [f"{row.params['context'] // 1024}K" for row in report.rows]
+    bare = {"retrieve": [row.baseline for row in report.rows]}
+    bare["store"] = [row.measured["bare store GB/s"] for row in report.rows]
+    for axes, (name, device) in zip(panels, bare.items(), strict=True):
+        axes.plot(contexts, [row.measured[f"{name} GB/s"] for row in report.rows], "o-", color="#4878a8", label="Quire")
+        axes.plot(contexts, device, "s--", color="#888888", label="the bare device")
+        axes.set(title=name, xlabel="context, tokens")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("GB/s")
+    panels[0].set_ylim(0, 1.08 * panels[0].get_ylim()[1])
+    panels[0].legend(loc="lower right", frameon=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
 def command(
     folders: Annotated[str, typer.Option(help="one on each drive, separated by commas; empty: temporary")] = "",
     contexts: Annotated[str, typer.Option(help="context lengths in tokens")] = "1024,4096,16384,65536,131072",
@@ -259,4 +283,4 @@ def command(
         report = uvloop.run(_run(names, layout, sizes, depth, rounds))
         for name in names:
             (Path(name) / "pool.quire").unlink(missing_ok=True)
-    report.show(json_file, plot)
+    report.show(json_file, plot, draw=lambda path: draw(report, path))
