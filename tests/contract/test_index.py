@@ -10,7 +10,7 @@ import pytest
 import redis.asyncio as redis
 
 from quire.model.errors import MetadataUnavailable, NameTaken
-from quire.model.index import records
+from quire.model.index import ChunkRecord, records
 from quire.model.keys import BUCKET_CHUNKS
 from quire.model.nodes import Location, Node, RunningDelivery, SchedulerInfo, StorageInfo
 from quire.testing.contracts import IndexCallsContract, IndexContract
@@ -43,6 +43,40 @@ async def test_a_registration_that_is_sent_again_counts_once(
     assert not (await index.evict(trunk, 0, 0)).removed, "the last chunk extends them"
     assert len((await index.evict(records(keys, BUCKET_CHUNKS, 1), 0, 0)).removed) == 1
     assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
+
+
+async def test_racing_registrations_count_a_child_once(any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three nodes ask whether a chunk is there before one of them has registered it."""
+    index, keys, barrier = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1), asyncio.Barrier(3)
+    await index.register("a", records(keys, 0, BUCKET_CHUNKS), 0)
+    trunk, last = list(reversed(records(keys, 0, BUCKET_CHUNKS))), records(keys, BUCKET_CHUNKS, 1)
+    exists = index._exists
+
+    async def together(chunk: ChunkRecord) -> bool:
+        found = await exists(chunk)
+        await barrier.wait()
+        return found
+
+    monkeypatch.setattr(index, "_exists", together)
+    async with asyncio.timeout(30):
+        generations = await asyncio.gather(*(index.register(node, last, 0) for node in "abc"))
+    assert generations == [generations[0]] * 3 and all(generations[0])
+    assert [set(nodes) for nodes in await index.holders(last)] == [{"a", "b", "c"}]
+    assert not (await index.evict(trunk, 0, 0)).removed, "the last chunk extends them"
+    assert len((await index.evict(last, 0, 0)).removed) == 1
+    assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
+
+
+async def test_a_registration_that_is_refused_counts_for_nothing(any_redis: redis.Redis) -> None:
+    """The object of the first chunk of a bucket is being deleted: its parent in the bucket before has no child."""
+    index, keys = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1)
+    await index.register("a", records(keys, 0, BUCKET_CHUNKS), 0)
+    last = records(keys, BUCKET_CHUNKS, 1)
+    assert await index.expect_objects(last, 10) == [True]
+    assert len(await index.claim_objects(10, 100, 10)) == 1
+    assert await index.register("@object", last, 10) == [0]
+    trunk = list(reversed(records(keys, 0, BUCKET_CHUNKS)))
+    assert len((await index.evict(trunk, 10, 0)).removed) == BUCKET_CHUNKS
 
 
 async def test_what_an_older_release_indexed_expires(redis_client: redis.Redis) -> None:

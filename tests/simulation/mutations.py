@@ -11,7 +11,7 @@ from typing import Any
 
 from quire.model.keys import ChunkKeys
 from quire.testing.buckets import MemoryBuckets
-from quire.testing.index import MemoryIndex
+from quire.testing.index import Entry
 from quire_gateway.grpc.sessions import Session
 from quire_gateway.s3.backend import ObjectBackend
 from quire_storage.arena import Arena
@@ -128,7 +128,7 @@ MUTATIONS: dict[str, Mutation] = {
     "hollow-leaves": Mutation(
         10,
         "an entry without holders stays, and pins its parents",
-        (lambda: setattr(MemoryIndex, "_remove_hollow", lambda self, entry, now_ms: None),),
+        (lambda: setattr(Entry, "is_hollow", property(lambda entry: False)),),
         found_by="pins its parents",
         explored="stored again beside an eviction",
     ),

@@ -34,6 +34,11 @@ class Entry:
     nodes: tuple[str, ...] = ()
     children: int = 0
 
+    @property
+    def is_hollow(self) -> bool:
+        """Nothing holds it, nothing extends it: it goes."""
+        return not self.nodes and not self.children
+
 
 @dataclass(slots=True)
 class IndexState:
@@ -131,7 +136,8 @@ class MemoryIndex:
             if entry is not None:
                 if not stays:
                     entry.nodes = tuple(name for name in nodes if name != node_id)
-                self._remove_hollow(entry, now_ms)
+                if entry.is_hollow:
+                    self._remove(entry)
         return out
 
     async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int) -> Evicted:
@@ -145,23 +151,22 @@ class MemoryIndex:
                 removed.append(Gone(chunk, entry.generation, entry.nodes))
                 if OBJECT_TIER in entry.nodes:
                     self.state.objects[chunk.key] = (False, delete_ms, chunk.bucket)
-                self._remove(entry, now_ms)
+                self._remove(entry)
         return Evicted(tuple(removed), tuple(absent))
 
-    def _remove(self, entry: Entry, now_ms: int) -> None:
-        del self.state.entries[entry.record.key]
-        parent = self.state.entries.get(entry.record.parent)
-        moved = self.state.pins.pop(entry.record.key, {})
-        if parent is not None:
-            held = self.state.pins.setdefault(parent.record.key, {}) if moved else {}
-            for lease, expires_ms in moved.items():
-                held[lease] = max(expires_ms, held.get(lease, 0))
-            parent.children -= 1
-            self._remove_hollow(parent, now_ms)
-
-    def _remove_hollow(self, entry: Entry, now_ms: int) -> None:
-        if not entry.nodes and not entry.children:
-            self._remove(entry, now_ms)
+    def _remove(self, entry: Entry) -> None:
+        """And the chunks before it, as far as only it kept them."""
+        going: Entry | None = entry
+        while going is not None:
+            del self.state.entries[going.record.key]
+            parent = self.state.entries.get(going.record.parent)
+            moved = self.state.pins.pop(going.record.key, {})
+            if parent is not None:
+                held = self.state.pins.setdefault(parent.record.key, {}) if moved else {}
+                for lease, expires_ms in moved.items():
+                    held[lease] = max(expires_ms, held.get(lease, 0))
+                parent.children -= 1
+            going = parent if parent is not None and parent.is_hollow else None
 
     def _draw(self) -> int:
         return self._random.getrandbits(64) | 1

@@ -487,13 +487,6 @@ class IndexContract:
                 listed = [key for key, names in holders.items() if name in names]
                 assert await _listing(index, name) == await _sum(index, name, listed)
 
-    async def test_racing_stores_of_one_chain_leave_it_evictable(self, index: Index) -> None:
-        """Many nodes registering the same chunks at once must not count a child twice."""
-        keys = chain(520)
-        await asyncio.gather(*(_register(index, node, records(keys, 0, 520)) for node in "abcdef"))
-        assert await _count(index, keys) == 520
-        assert len(await _evict(index, keys, 0, now_ms=0)) == 520
-
     async def test_many_questions_at_once_are_all_answered(self, index: Index) -> None:
         keys = chain(4)
         await _register(index, "a", records(keys, 0, 4))

@@ -42,6 +42,17 @@ class IndexCallsContract:
         assert {(chunk.bucket, chunk.key) for chunk in await index.claim_objects(500, 600, 1000)} == named
         assert await index.expect_objects(chunks, 900) == [False] * len(chunks), "they are being deleted"
 
+    async def test_the_last_chunk_that_is_held_takes_its_chain_along(self, index: Index) -> None:
+        """Through every bucket that it goes through: only that chunk still kept those before it."""
+        keys = chain(2 * BUCKET_CHUNKS + 1)
+        chunks = records(keys, 0, len(keys))
+        await index.register("a", chunks, 0)
+        assert await index.unregister("a", chunks[:-1], 1) == [True] * (len(chunks) - 1)
+        assert (await index.match(keys)).count == len(keys)
+        assert await index.unregister("a", chunks[-1:], 1) == [True]
+        for chunk in (chunks[1], chunks[BUCKET_CHUNKS], chunks[BUCKET_CHUNKS + 1], chunks[-1]):
+            assert await index.register("a", [chunk], 2) == [0], "its parent is not there"
+
     @pytest.mark.parametrize("length", [BUCKET_CHUNKS, BUCKET_CHUNKS + 1])
     async def test_a_pin_is_on_the_last_chunk_that_matched(self, index: Index, length: int) -> None:
         keys = chain(length)
