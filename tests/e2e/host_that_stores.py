@@ -32,15 +32,16 @@ async def _store(client: QuireClient) -> str:
     buffer = client.allocate(payload.nbytes)
     assert buffer.view is not None
     buffer.view[:] = payload.reshape(-1)
-    session = await client.store(namespace, some_keys(namespace, _CHUNKS), 0, buffer)
-    for layer in range(namespace.layout.num_layers):
-        session.layer_produced(layer)
     try:
-        return f"stored {(await session.finish()).stored_chunks}"
+        session = await client.store(namespace, some_keys(namespace, _CHUNKS), 0, buffer)
+        for layer in range(namespace.layout.num_layers):
+            session.layer_produced(layer)
+        stored = (await session.finish()).stored_chunks
+        await session.quiesced(15)
+        return f"stored {stored}"
     except PeerLost as error:
         return str(error)
     finally:
-        await session.quiesced(15)
         buffer.close()
 
 

@@ -8,20 +8,24 @@ from typing import Final
 
 from quire.model.errors import PeerLost
 from quire.model.nodes import Node
-from quire.transport import Transport
+from quire.transport import Peer, Transport
 
 NO_WAY: Final = (
     "see UCX_NET_DEVICES and UCX_TLS; to containers on this machine, UCX_TCP_BRIDGE_ENABLE=y goes over their bridge"
 )
 _PATIENCE_S: Final = 6.0
 _RETRY_S: Final = 0.2
+_NEXT_S: Final = 0.3
+_ANSWER_S: Final = 3.0
+_LOOK_S: Final = 0.001
 
 
 class Reachability:
-    """Connects to one storage node of `members`, once.
+    """Reaches one storage node of `members`, once.
 
     UCX ends a process that is connected to by a peer to which it has no way back, so this comes before a node hears of
-    memory here.
+    memory here. And a node that was reached is known to be dead when it dies: of one that never was, nothing is known
+    but that it may be writing.
     """
 
     def __init__(self, transport: Transport, members: Callable[[], Awaitable[Iterable[Node]]]) -> None:
@@ -42,19 +46,38 @@ class Reachability:
             if not nodes:
                 return
             try:
-                self._connect(nodes)
+                await self._connect(nodes)
             except PeerLost:
                 if loop.time() > deadline:
                     raise
                 await asyncio.sleep(_RETRY_S)
 
-    def _connect(self, nodes: list[Node]) -> None:
-        for node in nodes:
-            try:
-                self._transport.connect(node.worker_address)
-            except PeerLost as error:
-                failure = PeerLost(f"no way to {node.node_id} by {self._transport.name} ({error}); {NO_WAY}")
-            else:
-                self._reached = True
-                return
-        raise failure
+    async def _connect(self, nodes: list[Node]) -> None:
+        """One after the other; the next one also where one takes its time."""
+        peers: list[Peer] = []
+        why = "no answer"
+        with self._transport.expecting():
+            for node in nodes:
+                try:
+                    peers.append(self._transport.connect(node.worker_address))
+                except PeerLost as error:
+                    why = str(error)
+                else:
+                    self._reached = await _any_reached(peers, _NEXT_S)
+                if self._reached:
+                    return
+            self._reached = await _any_reached(peers, _ANSWER_S)
+        if not self._reached:
+            why = next((str(peer.error) for peer in peers if peer.error is not None), why)
+            raise PeerLost(f"no way to {nodes[-1].node_id} by {self._transport.name} ({why}); {NO_WAY}")
+
+
+async def _any_reached(peers: list[Peer], wait_s: float) -> bool:
+    """Within that time; at once if they are all lost."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while not any(peer.reached for peer in peers):
+        if loop.time() >= deadline or all(peer.error is not None for peer in peers):
+            return False
+        await asyncio.sleep(_LOOK_S)
+    return True
