@@ -21,6 +21,7 @@ from quire.model.durability import Durability
 from quire.model.errors import PeerLost, QuireError, TargetInvalid, Unavailable
 from quire.model.hashing import Namespace
 from quire.model.layout import Dtype, KvLayout
+from quire.transport import OFF, data_plane
 from quire_server.redis import PrefixIndex, connect
 from quire_server.telemetry import configure
 from quire_tools.local import LocalCluster
@@ -223,6 +224,23 @@ async def test_a_frozen_storage_node_does_not_free_the_buffer(slow: LocalCluster
             slow.kill("storage-0", signal.SIGCONT)
         await delivery.quiesced(15)
         buffer.close()
+
+
+@pytest.mark.slow
+async def test_no_memory_is_lent_before_a_storage_node_was_reached(slow: LocalCluster) -> None:
+    """SIGSTOP before a client's first connection by UCX: nothing would tell it if that node died with its memory."""
+    async with QuireClient(slow.gateway_address) as client:
+        namespace, payload = await _stored(client)
+    slow.kill("storage-0", signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(30), QuireClient(slow.gateway_address, transport=data_plane(OFF)) as late:
+            buffer = late.allocate(payload.nbytes)
+            with pytest.raises(PeerLost, match="no way to storage-0"):
+                await late.retrieve(namespace, some_keys(namespace, CHUNKS), buffer)
+            assert not buffer.is_busy
+            buffer.close()
+    finally:
+        slow.kill("storage-0", signal.SIGCONT)
 
 
 async def test_one_trace_goes_through_every_service(slow: LocalCluster) -> None:
