@@ -53,27 +53,25 @@ class Reachability:
                 await asyncio.sleep(_RETRY_S)
 
     async def _connect(self, nodes: list[Node]) -> None:
-        """One after the other; the next one also where one takes its time."""
+        """One after the other; the next one also where one takes its time. Raises `PeerLost`."""
         peers: list[Peer] = []
-        why = "no answer"
         with self._transport.expecting():
             for node in nodes:
+                peer: Peer | None = None
                 try:
-                    peers.append(self._transport.connect(node.worker_address))
+                    peer = self._transport.connect(node.worker_address)
+                    peers.append(peer)
                 except PeerLost as error:
-                    why = str(error)
-                else:
-                    self._reached = await _any_reached(peers, _NEXT_S)
-                if self._reached:
+                    lost: PeerLost | None = error
+                if await _any_reached(peers, _NEXT_S if node is not nodes[-1] else _ANSWER_S):
+                    self._reached = True
                     return
-            self._reached = await _any_reached(peers, _ANSWER_S)
-        if not self._reached:
-            why = next((str(peer.error) for peer in peers if peer.error is not None), why)
-            raise PeerLost(f"no way to {nodes[-1].node_id} by {self._transport.name} ({why}); {NO_WAY}")
+                lost = peer.error if peer is not None else lost
+        raise PeerLost(f"no way to {node.node_id} by {self._transport.name} ({lost or 'no answer'}); {NO_WAY}")
 
 
 async def _any_reached(peers: list[Peer], wait_s: float) -> bool:
-    """Within that time; at once if they are all lost."""
+    """Within that time; False at once if they are all lost."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_s
     while not any(peer.reached for peer in peers):
