@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import ContentConflict, KeysInvalid, MetadataUnavailable, PoolFull
+from quire.model.errors import ContentConflict, KeysInvalid, MetadataUnavailable, PoolFull, Unavailable
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Placed
 from quire_storage.core.invariants import under_way
@@ -105,6 +105,50 @@ def test_a_store_does_not_fail_for_a_header_that_it_does_not_wait_for() -> None:
     world.settle()
     assert world.acknowledge(transfer, store) == {KEY, chunk_of(1).key}
     assert world.answers[raised] == [KEY]
+
+
+def test_a_store_does_not_wait_for_the_header_of_a_level_above_its_own() -> None:
+    """It is on the drive; that it is to have another copy, too, was asked by another request."""
+    world = World(drives=1, objects=False)
+    stored_in_memory(world, [chunk_of(0)])
+    transfer, store = world.store([chunk_of(0)], Durability.LOCAL)
+    raised = world.ticket()
+    world.post(ev.LevelRaised(raised, [KEY], Durability.REPLICATED))
+    world.end(world.operation("write"))
+    assert world.operation("headers") and raised not in world.answers
+    world.end(world.operation("register"))
+    assert world.acknowledge(transfer, store) == {KEY}
+
+
+def test_a_header_that_is_not_written_for_another_reason_fails_who_waits_for_it() -> None:
+    """The drive has not failed: nothing writes the chunk to another one."""
+    world = World(drives=2, objects=False)
+    stored(world, [chunk_of(0)])
+    ticket, error = world.ticket(), Unavailable("the ring is closing")
+    world.post(ev.LevelRaised(ticket, [KEY], Durability.REPLICATED))
+    (number,) = world.residency._rewrites
+    world.running.clear()
+    world.post(ev.WriteFailed(number, error))
+    assert world.answers[ticket] is error
+
+
+@pytest.mark.parametrize("uploaded", [False, True])
+def test_what_slept_on_a_drive_that_fails_is_not_uploaded_any_more(uploaded: bool) -> None:
+    """Its bytes are gone. What the object tier has got stays there."""
+    world = World(drives=1, objects=True, arena_slabs=1, drive_slabs=4)
+    transfer, store = world.store([chunk_of(0)], Durability.LOCAL)
+    while store not in world.answers:
+        world.end(next(each for each in world.running if each.name != "upload"))
+    world.acknowledge(transfer, store)
+    if uploaded:
+        world.end(world.operation("upload"))
+    others = world.store([chunk_of(number) for number in range(8, 12)], Durability.LOCAL)
+    while others[1] not in world.answers:
+        world.end(next(each for each in world.running if each.name != "upload"))
+    world.acknowledge(*others)
+    assert KEY not in world.residency._entries and (KEY in world.uploads) is not uploaded, "it sleeps"
+    told = world.residency.handle(ev.DriveLost(0), world.now_s)
+    assert (ev.CancelUpload(KEY) in told) is not uploaded
 
 
 def test_a_drive_that_fails_between_its_map_and_its_pages_takes_nothing_from_what_memory_has() -> None:
