@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import redis.asyncio as redis
 
-from quire.model.errors import MetadataUnavailable, NameTaken
-from quire.model.index import ChunkRecord, records
-from quire.model.keys import BUCKET_CHUNKS
+from quire.model.errors import InvalidRequest, MetadataUnavailable, NameTaken
+from quire.model.fingerprints import fingerprint
+from quire.model.index import UNCHAINED_MAX, ChunkRecord, records
+from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.model.nodes import Location, Node, RunningDelivery, SchedulerInfo, StorageInfo
 from quire.testing.contracts import IndexCallsContract, IndexContract
 from quire.testing.contracts.index import chain, holdings
 from quire.testing.index import MemoryIndex
 from quire_server.redis import Membership, PrefixIndex, connect
+from quire_server.redis.index import _MASTER_SHIFT
 
 
 class TestIndex(IndexContract, IndexCallsContract):
     @pytest.fixture(params=["redis_client", "redis_cluster_client", "memory"])
     def index(self, request: pytest.FixtureRequest) -> PrefixIndex | MemoryIndex:
         return MemoryIndex() if request.param == "memory" else PrefixIndex(request.getfixturevalue(request.param))
+
+
+def test_what_the_index_is_told_of_chunks() -> None:
+    """Of a chain its links, also from one bucket to the next; each for itself of keys that are no prefix."""
+    keys = chain(BUCKET_CHUNKS + 1)
+    root, last = keys.at(0), keys.at(BUCKET_CHUNKS)
+    assert records(keys, 0, 2) == [ChunkRecord(root, b"", root, b""), ChunkRecord(keys.at(1), root, root, root)]
+    assert records(keys, BUCKET_CHUNKS, 1) == [ChunkRecord(last, keys.at(BUCKET_CHUNKS - 1), last, root)]
+    assert records(keys, 1, 2, unchained=True) == [ChunkRecord(key, b"", key, b"") for key in keys.run(1, 2)]
+    many = ChunkKeys(b"".join(number.to_bytes(32, "big") for number in range(UNCHAINED_MAX + 1)))
+    assert len(records(many, 0, UNCHAINED_MAX, unchained=True)) == UNCHAINED_MAX
+    with pytest.raises(InvalidRequest, match="16385 keys that are no prefix, 16384 at most") as refused:
+        records(many, 0, UNCHAINED_MAX + 1, unchained=True)
+    assert refused.value.field == "chunk_keys"
 
 
 async def test_a_registration_that_is_sent_again_counts_once(
@@ -110,6 +127,25 @@ async def test_holders_are_asked_for_in_parts(redis_client: redis.Redis, monkeyp
     index, chunks = PrefixIndex(redis_client), records(chain(5), 0, 5)
     await index.register("a", chunks, 0)
     assert await index.holders(chunks) == [("a",)] * 5
+
+
+async def test_a_cluster_is_read_one_master_after_the_other(
+    redis_cluster_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, in whatever order the client has the masters at the time; and a master that has gone ends it."""
+    monkeypatch.setattr("quire_server.redis.index._SCANNED", 1)
+    client: Any = redis_cluster_client
+    index, roots = PrefixIndex(client), [records(chain(1, branch=branch), 0, 1)[0] for branch in range(60)]
+    await index.register("a", roots, 0)
+    masters, turns = client.get_primaries(), itertools.count()
+    monkeypatch.setattr(client, "get_primaries", lambda: masters[:: 1 if next(turns) % 2 else -1])
+    found, cursor, more = list[bytes](), 0, True
+    while more:
+        page, cursor = await index.holdings("a", cursor)
+        found += [each.fingerprint for each in page]
+        more = bool(cursor)
+    assert sorted(found) == sorted(fingerprint(chunk.key) for chunk in roots)
+    assert await index.holdings("a", len(masters) << _MASTER_SHIFT) == ([], 0)
 
 
 async def test_what_is_to_be_deleted_is_noted_until_that_is_settled(redis_client: redis.Redis) -> None:
