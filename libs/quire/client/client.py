@@ -103,6 +103,7 @@ class QuireClient:
 
         The memory of a delivery whose nodes stay silent is never given back to the process: they may still write to it.
         """
+        self._reachability.close()
         running = list(self._transfers.values())
         for transfer in running:
             transfer.abandon()
@@ -202,7 +203,7 @@ class QuireClient:
         bandwidth goes by it. None: as the look-up advised, or unknown. Returns at once; see `Delivery`.
 
         Raises `TargetInvalid` for a buffer that is too small or in use there, `DescriptorInvalid` for chunks that did
-        not match, `InvalidRequest` for a window that is no time.
+        not match, `InvalidRequest` for a window that is no time, `PeerLost` where no storage node is reached.
         """
         advised_us = found.advice.window_us if found.advice is not None else 0
         window_us = window_us_of(compute_window_us) or advised_us
@@ -217,6 +218,7 @@ class QuireClient:
             chunk_offsets=chunk_offsets,
         )
         self._check_room()
+        await self.reach()
         transfer_id = os.urandom(16)
         request = pb.FetchRequest(
             lease=found.lease,

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from quire.model.errors import PeerLost
+from quire.client.delivery import seen
+from quire.model.errors import PeerLost, QuireError
 from quire.model.nodes import Node
 from quire.transport import Peer, Transport
 
@@ -32,41 +33,65 @@ class Reachability:
         self._transport = transport
         self._members = members
         self._reached = False
+        self._trying: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
-        """Return when a storage node was reached, or when the cluster has none.
+        """Return when a storage node was reached, or when the cluster has none. Those who ask meanwhile share the try.
 
         A node that died a moment ago is a member until its time is over: the others are tried, and the members asked
         for again. Raises `PeerLost` when none was reached for longer than a dead node stays a member.
         """
+        if self._reached:
+            return
+        if self._trying is None or self._trying.done():
+            self._trying = asyncio.create_task(self._try())
+            self._trying.add_done_callback(seen)
+        trying = self._trying
+        await asyncio.wait([trying])
+        if trying.cancelled():
+            raise PeerLost("the client was closed")
+        trying.result()
+
+    def close(self) -> None:
+        """Stop trying: those who wait get `PeerLost`."""
+        if self._trying is not None:
+            self._trying.cancel()
+
+    async def _try(self) -> None:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _PATIENCE_S
-        while not self._reached:
+        deadline, lost = loop.time() + _PATIENCE_S, None
+        while True:
             nodes = [node for node in await self._members() if node.worker_address]
-            if not nodes:
+            if not nodes and lost is None:
                 return
             try:
-                await self._connect(nodes)
-            except PeerLost:
-                if loop.time() > deadline:
-                    raise
-                await asyncio.sleep(_RETRY_S)
+                if nodes:
+                    await self._connect(nodes, deadline)
+                    return
+            except PeerLost as error:
+                lost = error
+            if lost is not None and loop.time() > deadline:
+                raise lost
+            await asyncio.sleep(_RETRY_S)
 
-    async def _connect(self, nodes: list[Node]) -> None:
+    async def _connect(self, nodes: list[Node], deadline: float) -> None:
         """One after the other; the next one also where one takes its time. Raises `PeerLost`."""
-        peers: list[Peer] = []
+        loop, peers = asyncio.get_running_loop(), list[Peer]()
         with self._transport.expecting():
             for node in nodes:
                 peer: Peer | None = None
                 try:
                     peer = self._transport.connect(node.worker_address)
                     peers.append(peer)
-                except PeerLost as error:
-                    lost: PeerLost | None = error
-                if await _any_reached(peers, _NEXT_S if node is not nodes[-1] else _ANSWER_S):
+                except QuireError as error:
+                    lost: QuireError | None = error
+                is_last = node is nodes[-1] or loop.time() > deadline
+                if await _any_reached(peers, _ANSWER_S if is_last else _NEXT_S):
                     self._reached = True
                     return
                 lost = peer.error if peer is not None else lost
+                if is_last:
+                    break
         raise PeerLost(f"no way to {node.node_id} by {self._transport.name} ({lost or 'no answer'}); {NO_WAY}")
 
 

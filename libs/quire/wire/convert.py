@@ -111,7 +111,7 @@ def layout_to(layout: KvLayout) -> pb.KvLayout:
 
 
 def namespace_from(message: pb.Namespace) -> Namespace:
-    """Raises `LayoutInvalid`."""
+    """Raises `LayoutInvalid`, `InvalidRequest`."""
     return Namespace(
         message.model_id,
         message.weight_version,

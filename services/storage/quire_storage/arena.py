@@ -84,7 +84,7 @@ class Arena:
             raise
 
     def free_block(self, offset: int, owner: bytes) -> None:
-        """Give a block back; the next that waits gets it."""
+        """Give a block back: of those that wait, one that has the fewest gets it."""
         self._taken[owner] -= 1
         if not self._taken[owner]:
             del self._taken[owner]
