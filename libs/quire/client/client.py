@@ -200,7 +200,7 @@ class QuireClient:
         taken (`Lookup.take_chunks`), up to there. `layer_stride`: bytes from a layer to the next, 0 for back to back;
         `chunk_offsets`: (chunks,), where in a layer each chunk goes, in bytes, None for back to back: with both, slices
         land in an engine's own blocks. `compute_window_us`: how long each layer computes (c_i of ObjectCache, §3.6):
-        bandwidth goes by it. None: as the look-up advised, or unknown. Returns at once; see `Delivery`.
+        bandwidth goes by it. None: as the look-up advised, or unknown. The delivery runs when this returns.
 
         Raises `TargetInvalid` for a buffer that is too small or in use there, `DescriptorInvalid` for chunks that did
         not match, `InvalidRequest` for a window that is no time, `PeerLost` where no storage node is reached.
