@@ -81,7 +81,8 @@ class CudaGraphs:
     def prepare(self, vae: Any) -> Decode:
         import torch
 
-        eager = ChannelsLast().prepare(vae)
+        # Contiguous: on an H200 convolutions with channels_last take half as long again (docs/evaluation.md).
+        eager = Eager().prepare(vae)
         graphs: OrderedDict[tuple[int, ...], tuple[Any, Any, Any]] = OrderedDict()
 
         def record(latents: Any) -> tuple[Any, Any, Any]:
