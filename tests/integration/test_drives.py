@@ -67,7 +67,7 @@ def test_a_foreign_pool_is_never_touched(tmp_path: Path, change: str) -> None:
         from isal.isal_zlib import crc32
 
         for at in (0, 4096):
-            raw[at + 12 : at + 16] = (3).to_bytes(4, "little")
+            raw[at + 12 : at + 16] = (99).to_bytes(4, "little")
             raw[at + 8 : at + 12] = crc32(bytes(raw[at + 12 : at + 4096])).to_bytes(4, "little")
     elif change == "magic":
         raw[:8] = raw[4096:4104] = b"FOREIGN!"

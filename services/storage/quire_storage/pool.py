@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import mmap
+import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +17,7 @@ from quire.model.errors import ConfigInvalid
 from quire.model.iocb import Contexts
 from quire.telemetry import logger
 from quire_storage.core.chunks import Copy, DiskPlace, Placed
+from quire_storage.core.error_budget import ErrorBudget
 from quire_storage.core.pool_format import (
     HEADERS_OFFSET,
     PAGE_BYTES,
@@ -23,6 +26,7 @@ from quire_storage.core.pool_format import (
     joined,
     pack_superblock,
     read_superblock,
+    upgrade,
 )
 from quire_storage.core.pool_map import Pages, PoolMap
 from quire_storage.core.slots import Shape
@@ -33,17 +37,22 @@ from quire_storage.ring import Ring
 
 Bytes = npt.NDArray[np.uint8]
 _PAGES_STEP = 1024
+_GENERATIONS_STEP = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """`drive_bytes`: size of the file on each drive; `stripe_bytes`: what of a layer lies together on one drive."""
+    """`drive_bytes`: size of the file on each drive; `stripe_bytes`: what of a layer lies together on one drive.
+
+    `error_s_max`: a drive is retired that failed reads in more seconds of ten minutes.
+    """
 
     node_id: str
     drive_bytes: int
     slab_bytes: int
     chunk_bytes_min: int
     stripe_bytes: int
+    error_s_max: int = 30
 
 
 @dataclass(slots=True)
@@ -56,16 +65,29 @@ class _Change:
 
 
 class Pool:
-    """`open` → start a ring with the files → `recover`. For one event loop."""
+    """`open` → start a ring with the files → `recover`. For one event loop. `draw` makes the random bytes of salts."""
 
     _ring: Ring
 
-    def __init__(self, settings: PoolSettings, names: Sequence[str], drives: Drives) -> None:
+    def __init__(
+        self,
+        settings: PoolSettings,
+        names: Sequence[str],
+        drives: Drives,
+        *,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        draw: Callable[[int], bytes] = os.urandom,
+    ) -> None:
         self._settings = settings
         self._names = list(names)
         self._drives = drives
+        self._draw = draw
+        self._monotonic_s = monotonic_s
+        self._budget = ErrorBudget(settings.error_s_max)
         self._files: list[int] = []
         self._superblocks: list[Superblock] = []
+        self._outdated: set[int] = set()
+        """Drives that have superblocks to be written before anything else."""
         self._failed: set[int] = set()
         self._changes: list[_Change] = []
         self._committer: asyncio.Task[None] | None = None
@@ -86,33 +108,60 @@ class Pool:
             block = read_superblock(head, self._settings.node_id, name)
             if self._drives.size(file) < block.geometry.file_bytes:
                 raise DriveUnusable(f"{name} was cut short: {block.geometry.file_bytes} bytes were expected")
-            self._superblocks.append(self._grown(name, file, block))
+            grown = self._grown(name, file, block)
+            if grown.upgrading and not grown.salt:
+                grown = replace(grown, salt=self._new_salt(), generation=grown.generation + 1)
+            if pack_superblock(grown) * 2 != head:  # one is rotten or older, or the pool is of an older format
+                self._outdated.add(len(self._superblocks))
+            self._superblocks.append(grown)
         geometries = [block.geometry for block in self._superblocks]
         images = [_zeroes(geometry.header_pages * PAGE_BYTES) for geometry in geometries]
-        self.map = PoolMap(geometries, images, self._settings.stripe_bytes)
+        salts = [block.salt for block in self._superblocks]
+        self.map = PoolMap(geometries, images, self._settings.stripe_bytes, salts)
         return self._files
 
     async def recover(self, ring: Ring) -> int:
         """Read the header regions; how many chunks there are. A drive that cannot be read raises `DriveUnusable`."""
         self.use(ring)
         for drive, block in enumerate(self._superblocks):
+            if drive in self._outdated:
+                await self._write_superblock(drive, block)
             used = block.header_pages_used
             if used:
-                image = self.map.image(drive)
-                await self._ring.read(_region(drive, 0, used, image))
-                if self._ring.errors_by_file.get(drive):
-                    raise DriveUnusable(f"{self._names[drive]}: its headers cannot be read")
-            stale = self.map.recover(drive, used)
+                problem = await self._ring.read(_region(drive, 0, used, self.map.image(drive)))
+                if problem is not None:
+                    raise DriveUnusable(f"{self._names[drive]}: its headers cannot be read: {problem}")
+            if block.upgrading:
+                await self._upgrade(drive)
+            stale = self.map.recover(drive, used, block.place_generations)
             for each, pages in stale.items():
                 logger().warning("headers without a slot", drive=self._names[each], headers=len(pages))
             if stale:
                 await self._write_pages(stale)
                 await self._ring.sync(list(stale))
+        self._outdated.clear()
         return len(self.map)
+
+    async def _upgrade(self, drive: int) -> None:
+        """Bring headers of format 2 to format 3, in place. A crash leaves both kinds, and the superblock says so."""
+        block, image = self._superblocks[drive], self.map.image(drive)
+        found = upgrade(image[: block.header_pages_used * PAGE_BYTES], block.salt)
+        if found:
+            await self._ring.write(_region(drive, 0, block.header_pages_used, image), at_once=True)
+            await self._ring.sync([drive])
+        await self._write_superblock(drive, replace(block, upgrading=False, generation=block.generation + 1))
+        logger().info("pool upgraded", drive=self._names[drive], headers=found)
 
     def use(self, ring: Ring) -> None:
         """Read and write through this ring from now on."""
         self._ring = ring
+        ring.on_read_failed(self._read_failed)
+
+    def _read_failed(self, problem: DriveFailed) -> None:
+        over = [drive for drive in problem.drives if self._budget.failed(drive, self._monotonic_s())]
+        if over:
+            limit = self._settings.error_s_max
+            self.lose(DriveFailed(f"reads failed in more than {limit} seconds of ten minutes", frozenset(over)))
 
     def on_lost(self, callback: Callable[[int], None]) -> None:
         """Called with a drive that has failed, once."""
@@ -229,18 +278,36 @@ class Pool:
         await self._ring.sync(sorted(pages))
 
     async def _cover(self, drive: int) -> None:
-        """Let the superblock say that header pages up to the highest in use count."""
+        """Make the superblocks cover the header pages and the generations in use."""
         block, used = self._superblocks[drive], self.map.pages_used(drive)
-        if used <= block.header_pages_used:
+        generations = self.map.place_generations
+        if used <= block.header_pages_used and generations <= block.place_generations:
             return
-        used = min(block.geometry.header_pages, -(-used // _PAGES_STEP) * _PAGES_STEP)
-        fresh = Superblock(block.node_id, block.geometry, block.generation + 1, used)
+        if used > block.header_pages_used:
+            used = min(block.geometry.header_pages, -(-used // _PAGES_STEP) * _PAGES_STEP)
+        if generations > block.place_generations:
+            generations += _GENERATIONS_STEP
+        fresh = replace(
+            block,
+            generation=block.generation + 1,
+            header_pages_used=max(used, block.header_pages_used),
+            place_generations=max(generations, block.place_generations),
+        )
+        await self._write_superblock(drive, fresh)
+
+    async def _write_superblock(self, drive: int, block: Superblock) -> None:
+        """Write both, one after the other: a sound one is there at any instant, and afterwards either may rot."""
         page = _zeroes(PAGE_BYTES)
-        page[:] = np.frombuffer(pack_superblock(fresh), dtype=np.uint8)
-        at = PAGE_BYTES * (fresh.generation % 2)
-        await self._ring.write(_contexts([drive], [at], [PAGE_BYTES], [int(page.ctypes.data)]), at_once=True)
-        await self._ring.sync([drive])
-        self._superblocks[drive] = fresh
+        page[:] = np.frombuffer(pack_superblock(block), dtype=np.uint8)
+        first = block.generation % 2
+        for at in (first, 1 - first):
+            contexts = _contexts([drive], [at * PAGE_BYTES], [PAGE_BYTES], [int(page.ctypes.data)])
+            await self._ring.write(contexts, at_once=True)
+            await self._ring.sync([drive])
+        self._superblocks[drive] = block
+
+    def _new_salt(self) -> int:
+        return int.from_bytes(self._draw(8), "little") | 1
 
     async def _write_pages(self, pages: Pages) -> None:
         parts = [
@@ -282,7 +349,7 @@ class Pool:
             raise DriveUnusable(
                 f"{name}: {settings.drive_bytes} bytes are too few for a slab of {settings.slab_bytes} and its headers"
             )
-        block = pack_superblock(Superblock(settings.node_id, geometry, 1, 0))
+        block = pack_superblock(Superblock(settings.node_id, geometry, 1, 0, self._new_salt(), _GENERATIONS_STEP))
         return self._drives.create(name, geometry.file_bytes, block + block)
 
 

@@ -20,9 +20,11 @@ from quire_storage.core.pool_format import (
     find_headers,
     header_bytes,
     pack_header,
+    pack_pool_header,
     pack_superblock,
     read_superblock,
     unpack_header,
+    unpack_pool_header,
 )
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.slots import Shape
@@ -70,12 +72,18 @@ def _place(pool: PoolMap, chunks: list[Chunk]) -> list[Placed]:
 )
 def test_a_header_says_everything(layers: int, size: int, durability: Durability, in_object: bool, number: int) -> None:
     chunk = _chunk(number, Shape(layers, size))
-    raw = pack_header(Header(chunk, durability, in_object), 5, 7, 99)
+    raw = pack_header(Header(chunk, durability, in_object))
     assert len(raw) == header_bytes(layers) <= PAGE_BYTES and sound_header(raw) is not None
     again = unpack_header(np.frombuffer(raw, dtype=np.uint8))
     assert again.chunk.record == chunk.record and again.chunk.same_content(chunk)
     assert (again.chunk.namespace, again.chunk.stored_ms) == (chunk.namespace, chunk.stored_ms)
     assert (again.level, again.in_object) == (durability, in_object)
+    header = Header(chunk, durability, in_object, number << 32 | 1)
+    stored = np.frombuffer(pack_pool_header(header, 5, 7, 99, revision=3, salt=number << 20), dtype=np.uint8)
+    kept = unpack_pool_header(stored)
+    assert kept.chunk.same_content(chunk) and kept.chunk.record == chunk.record
+    assert (kept.chunk.namespace, kept.chunk.stored_ms) == (chunk.namespace, chunk.stored_ms)
+    assert (kept.level, kept.in_object, kept.generation) == (durability, in_object, number << 32 | 1)
 
 
 def test_a_thousand_layers_do_not_fit_a_header() -> None:

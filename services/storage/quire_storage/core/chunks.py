@@ -73,11 +73,14 @@ class Chunk:
 class Header:
     """What is kept with a chunk's bytes: the chunk, the level that it was stored at, whether an object of it was
     written. That one may be gone: its index entry may have ended since.
+
+    `generation`: of the index entry under which this node listed the chunk last; 0 where that is unknown.
     """
 
     chunk: Chunk
     level: Durability = Durability.MEMORY
     in_object: bool = False
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

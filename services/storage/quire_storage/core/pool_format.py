@@ -1,15 +1,28 @@
-"""The pool on disk, version 2: one preallocated file per drive, each complete in itself.
+"""The pool on disk, format 3: one preallocated file per drive, each complete in itself.
 
     offset          what
-    0, 4096         superblock, twice: written in turns, the sound one with the higher generation counts
+    0, 4096         superblock, twice: both are written each time, the sound one with the higher generation counts
     65536           header pages, 4 KiB each, all headers of the file in this one region
     data_offset     slabs (see `slots`), 1 MiB-aligned
 
 A slot is in use if a sound header says so. A header is 192 bytes and a CRC-32 per layer, padded to a multiple of 512,
 so that no two headers share a sector; a page holds headers of one slab. All integers are little-endian.
 
+A header's first unit of 512 bytes begins with the type of headers in this pool, and its CRC starts from a value of this
+pool: both come from a random salt in the superblock. Headers are walked by stride: the units behind a header's first
+one hold checksums of slices, which a tenant can choose freely, and are never looked at as headers. Where a first unit
+was lost to a torn write, what follows would have to guess the 64 bits of the salt.
+
+A header carries two numbers that grow: the generation of its place, in the order in which places were allocated, and
+the revision, which counts how often the header was written there. It also carries the generation of the index entry
+under which the node listed the chunk last: a deletion names that generation, and removes no other copy.
+
 Order of writes: the chunk's bytes, sync, its header, sync, acknowledged. To free a slot: its header zeroed, sync, then
 the slot may be taken again. So at any instant a sound header stands for a whole chunk, and a torn header is no header.
+A header that is written again changes in its first unit only, which a sector holds: either version survives.
+
+Format 2 had no salt, one superblock a change, and no index generation. `upgrade` turns its headers into those of format
+3 in place: only first units change. Meanwhile the superblock says that both kinds may be there.
 """
 
 from __future__ import annotations
@@ -29,7 +42,8 @@ from quire_storage.core.chunks import Chunk, Header
 from quire_storage.errors import ForeignPool
 
 Bytes = npt.NDArray[np.uint8]
-VERSION: Final = 2
+VERSION: Final = 3
+OLDEST_VERSION: Final = 2
 PAGE_BYTES: Final = 4096
 UNIT_BYTES: Final = 512
 HEADERS_OFFSET: Final = 64 << 10
@@ -50,9 +64,36 @@ _SUPERBLOCK: Final = np.dtype(
         ("header_pages", "<u8"),
         ("header_pages_used", "<u8"),
         ("data_offset", "<u8"),
-        ("reserved", "V64"),
+        ("salt", "<u8"),
+        ("place_generations", "<u8"),
+        ("upgrading", "<u4"),
+        ("reserved", "V44"),
     ]
 )
+POOL_HEADER: Final = np.dtype(
+    [
+        ("type", "<u4"),
+        ("crc", "<u4"),
+        ("generation", "<u8"),
+        ("slab", "<u4"),
+        ("slot", "<u4"),
+        ("num_layers", "<u2"),
+        ("flags", "u1"),
+        ("durability", "u1"),
+        ("slice_bytes", "<u4"),
+        ("revision", "<u2"),
+        ("stored_ms_high", "<u2"),
+        ("stored_ms_low", "<u4"),
+        ("index_generation", "<u8"),
+        ("key", "V32"),
+        ("parent", "V32"),
+        ("bucket", "V32"),
+        ("parent_bucket", "V32"),
+        ("namespace", "V16"),
+    ]
+)
+assert POOL_HEADER.itemsize == HEADER.itemsize, "the checksums start behind it"
+_TYPE: Final = 0x33435751  # "QWC3", before the salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +124,19 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Superblock:
-    """What a drive's file says of itself. `header_pages_used`: pages from here on were never written."""
+    """What a drive's file says of itself.
+
+    `header_pages_used`: pages from here on were never written. `place_generations`: no header has a greater generation.
+    `upgrading`: headers of format 2 may be there.
+    """
 
     node_id: str
     geometry: Geometry
     generation: int
     header_pages_used: int
+    salt: int = 0
+    place_generations: int = 0
+    upgrading: bool = False
 
 
 def pack_superblock(block: Superblock) -> bytes:
@@ -99,6 +147,7 @@ def pack_superblock(block: Superblock) -> bytes:
     row["slab_bytes"], row["slab_count"] = block.geometry.slab_bytes, block.geometry.slab_count
     row["header_pages"], row["header_pages_used"] = block.geometry.header_pages, block.header_pages_used
     row["data_offset"] = block.geometry.data_offset
+    row["salt"], row["place_generations"], row["upgrading"] = block.salt, block.place_generations, block.upgrading
     raw = bytearray(row.tobytes().ljust(PAGE_BYTES, b"\0"))
     raw[8:12] = crc32(bytes(raw[12:])).to_bytes(4, "little")
     return bytes(raw)
@@ -122,18 +171,22 @@ def _superblock(raw: bytes, name: str) -> Superblock | None:
     if len(raw) < PAGE_BYTES or raw[:8] != _MAGIC or int.from_bytes(raw[8:12], "little") != crc32(raw[12:]):
         return None
     row = np.frombuffer(raw, dtype=_SUPERBLOCK, count=1)[0]
-    if row["version"] != VERSION:
+    if not OLDEST_VERSION <= row["version"] <= VERSION:
         raise ForeignPool(f"{name} has version {row['version']}, this is {VERSION}; it is left as it is")
     geometry = Geometry(int(row["slab_bytes"]), int(row["slab_count"]), int(row["header_pages"]))
     if geometry.data_offset != row["data_offset"]:
         raise ForeignPool(f"{name} has its slabs at {row['data_offset']}, {geometry.data_offset} was expected")
-    return Superblock(row["node_id"].decode(), geometry, int(row["generation"]), int(row["header_pages_used"]))
+    numbers = int(row["generation"]), int(row["header_pages_used"])
+    if row["version"] < VERSION:
+        return Superblock(row["node_id"].decode(), geometry, *numbers, upgrading=True)
+    salt, generations, upgrading = int(row["salt"]), int(row["place_generations"]), bool(row["upgrading"])
+    return Superblock(row["node_id"].decode(), geometry, *numbers, salt, generations, upgrading)
 
 
 def place_of(field: str) -> int:
-    """Where a header has one of its fields."""
-    assert HEADER.fields is not None, "it has named fields"
-    return int(HEADER.fields[field][1])
+    """Where a header of the pool has one of its fields."""
+    assert POOL_HEADER.fields is not None, "it has named fields"
+    return int(POOL_HEADER.fields[field][1])
 
 
 def header_bytes(num_layers: int) -> int:
@@ -144,21 +197,103 @@ def header_bytes(num_layers: int) -> int:
     return size
 
 
-def pack_header(header: Header, slab: int = 0, slot: int = 0, generation: int = 0) -> bytes:
-    """`header_bytes(num_layers)` bytes."""
-    chunk = header.chunk
-    row, record = np.zeros(1, dtype=HEADER), chunk.record
-    row["magic"], row["generation"], row["slab"], row["slot"] = HEADER_MAGIC, generation, slab, slot
+def pack_header(header: Header) -> bytes:
+    """A header for other nodes and the object tier, of `header_bytes(num_layers)` bytes."""
+    chunk, row = header.chunk, np.zeros(1, dtype=HEADER)
+    row["magic"] = HEADER_MAGIC
     row["num_layers"], row["slice_bytes"] = chunk.num_layers, chunk.slice_bytes
-    row["flags"] = (HAS_PARENT if record.parent else 0) | (IN_OBJECT if header.in_object else 0)
-    row["durability"] = LEVELS.index(header.level)
+    row["flags"], row["durability"] = _flags(header), LEVELS.index(header.level)
     row["stored_ms"] = chunk.stored_ms
-    fields = record.key + (record.parent or bytes(32)) + record.bucket + (record.parent_bucket or bytes(32))
-    body = bytearray(row.tobytes())
-    body[48 : 48 + 128], body[176:192] = fields, chunk.namespace
-    body += chunk.checksums.astype("<u4").tobytes()
+    body = _with_names(row, chunk)
     body[4:8] = crc32(bytes(body[CRC_FROM:])).to_bytes(4, "little")
     return bytes(body.ljust(header_bytes(chunk.num_layers), b"\0"))
+
+
+def unpack_header(raw: Bytes) -> Header:
+    """The header at the start of `raw`, sound, as `pack_header` makes it."""
+    row = raw[: HEADER.itemsize].view(HEADER)[0]
+    return _header_of(row, _checksums(raw, int(row["num_layers"])), int(row["stored_ms"]), 0)
+
+
+def pack_pool_header(
+    header: Header, slab: int, slot: int, generation: int, *, revision: int = 0, salt: int = 0
+) -> bytes:
+    """A header for a place of the pool, of `header_bytes(num_layers)` bytes."""
+    chunk, row = header.chunk, np.zeros(1, dtype=POOL_HEADER)
+    row["type"], row["generation"], row["slab"], row["slot"] = _type_of(salt), generation, slab, slot
+    row["num_layers"], row["slice_bytes"] = chunk.num_layers, chunk.slice_bytes
+    row["flags"], row["durability"] = _flags(header), LEVELS.index(header.level)
+    row["revision"], row["index_generation"] = revision & 0xFFFF, header.generation
+    row["stored_ms_high"], row["stored_ms_low"] = chunk.stored_ms >> 32, chunk.stored_ms & 0xFFFFFFFF
+    body = _with_names(row, chunk)
+    body[4:8] = crc32(bytes(body[CRC_FROM:]), salt >> 32).to_bytes(4, "little")
+    return bytes(body.ljust(header_bytes(chunk.num_layers), b"\0"))
+
+
+def unpack_pool_header(raw: Bytes) -> Header:
+    """The header at the start of `raw`, sound, as `pack_pool_header` makes it."""
+    row = pool_fields(raw)
+    return _header_of(row, _checksums(raw, int(row["num_layers"])), stored_ms(row), int(row["index_generation"]))
+
+
+def pool_fields(raw: Bytes) -> np.void:
+    """The fixed fields of the pool header that `raw` starts with."""
+    row: np.void = raw[: POOL_HEADER.itemsize].view(POOL_HEADER)[0]
+    return row
+
+
+def stored_ms(row: np.void) -> int:
+    """When the chunk of a pool header was stored, milliseconds since the Unix epoch."""
+    return int(row["stored_ms_high"]) << 32 | int(row["stored_ms_low"])
+
+
+def upgrade(region: Bytes, salt: int) -> int:
+    """Turn the headers of format 2 in a region of whole pages into those of format 3; how many there were.
+
+    Their index generations are unknown. Headers of format 3 stay as they are.
+    """
+    units = region.reshape(-1, UNIT_BYTES)
+    view, free_from, found = memoryview(region.data), 0, 0
+    for at in (np.flatnonzero(units[:, :4].copy().view("<u4")[:, 0] == HEADER_MAGIC) * UNIT_BYTES).tolist():
+        if at < free_from:
+            continue  # inside the header before it
+        row = region[at : at + HEADER.itemsize].view(HEADER)[0]
+        layers, room = int(row["num_layers"]), PAGE_BYTES - at % PAGE_BYTES
+        if HEADER.itemsize + 4 * layers > room or int(row["durability"]) >= len(LEVELS):
+            continue
+        if crc32(view[at + CRC_FROM : at + HEADER.itemsize + 4 * layers]) != int(row["crc"]):
+            continue
+        header = unpack_header(region[at : at + room])
+        raw = pack_pool_header(header, int(row["slab"]), int(row["slot"]), int(row["generation"]), salt=salt)
+        region[at : at + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
+        free_from, found = at + len(raw), found + 1
+    return found
+
+
+def _flags(header: Header) -> int:
+    return (HAS_PARENT if header.chunk.record.parent else 0) | (IN_OBJECT if header.in_object else 0)
+
+
+def _with_names(row: npt.NDArray[np.void], chunk: Chunk) -> bytearray:
+    record = chunk.record
+    names = record.key + (record.parent or bytes(32)) + record.bucket + (record.parent_bucket or bytes(32))
+    body = bytearray(row.tobytes())
+    body[48 : 48 + 128], body[176:192] = names, chunk.namespace
+    return body + chunk.checksums.astype("<u4").tobytes()
+
+
+def _header_of(row: np.void, checksums: npt.NDArray[np.uint32], at_ms: int, generation: int) -> Header:
+    layers, slice_bytes = int(row["num_layers"]), int(row["slice_bytes"])
+    chunk = Chunk(record_of(row), layers, slice_bytes, checksums, row["namespace"].tobytes(), at_ms)
+    return Header(chunk, LEVELS[int(row["durability"])], bool(int(row["flags"]) & IN_OBJECT), generation)
+
+
+def _checksums(raw: Bytes, count: int) -> npt.NDArray[np.uint32]:
+    return raw[HEADER.itemsize : HEADER.itemsize + 4 * count].view("<u4").astype(np.uint32)
+
+
+def _type_of(salt: int) -> int:
+    return (_TYPE ^ salt) & 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,50 +304,26 @@ class FoundHeaders:
     rows: npt.NDArray[np.void]
 
 
-def find_headers(region: Bytes) -> FoundHeaders:
-    """All sound headers of a region of whole pages."""
+def find_headers(region: Bytes, salt: int = 0) -> FoundHeaders:
+    """All sound headers of a region of whole pages, by stride: none inside another one."""
     units = region.reshape(-1, UNIT_BYTES)
-    candidates = np.flatnonzero(units[:, :4].copy().view("<u4")[:, 0] == HEADER_MAGIC)
-    offsets = candidates * UNIT_BYTES
+    offsets = np.flatnonzero(units[:, :4].copy().view("<u4")[:, 0] == _type_of(salt)) * UNIT_BYTES
     rows = rows_at(region, offsets)
     ends = offsets + HEADER.itemsize + 4 * rows["num_layers"].astype(np.int64)
-    fits = ends <= (offsets // PAGE_BYTES + 1) * PAGE_BYTES
-    view = memoryview(region.data)
-    starts, stops, expected = offsets.tolist(), ends.tolist(), rows["crc"].tolist()
-    sound = [
-        fit and crc32(view[start + CRC_FROM : stop]) == crc
-        for fit, start, stop, crc in zip(fits.tolist(), starts, stops, expected, strict=True)
-    ]
-    keep = np.array(sound, dtype=bool)
+    fits = (ends <= (offsets // PAGE_BYTES + 1) * PAGE_BYTES) & (rows["durability"] < len(LEVELS))
+    view, start_value, free_from = memoryview(region.data), salt >> 32, 0
+    keep = np.zeros(len(offsets), dtype=bool)
+    columns = (fits.tolist(), offsets.tolist(), ends.tolist(), rows["crc"].tolist())
+    for index, (fit, start, stop, crc) in enumerate(zip(*columns, strict=True)):
+        if fit and start >= free_from and crc32(view[start + CRC_FROM : stop], start_value) == crc:
+            keep[index], free_from = True, stop
     return FoundHeaders(offsets[keep], rows[keep])
 
 
 def rows_at(region: Bytes, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
     """The fixed fields of the headers that start at `offsets` of a region."""
-    rows = region.reshape(-1, UNIT_BYTES)[offsets // UNIT_BYTES, : HEADER.itemsize]
-    return np.ascontiguousarray(rows).view(HEADER)[:, 0]
-
-
-def chunk_fields(raw: Bytes) -> tuple[np.void, npt.NDArray[np.uint32]]:
-    """The fixed fields of the header that `raw` starts with, and its checksums."""
-    row = raw[: HEADER.itemsize].view(HEADER)[0]
-    count = int(row["num_layers"])
-    sums = raw[HEADER.itemsize : HEADER.itemsize + 4 * count].view("<u4").astype(np.uint32)
-    return row, sums
-
-
-def unpack_header(raw: Bytes) -> Header:
-    """What the sound header at the start of `raw` says."""
-    row, checksums = chunk_fields(raw)
-    chunk = Chunk(
-        record_of(row),
-        int(row["num_layers"]),
-        int(row["slice_bytes"]),
-        checksums,
-        row["namespace"].tobytes(),
-        int(row["stored_ms"]),
-    )
-    return Header(chunk, LEVELS[int(row["durability"])], bool(int(row["flags"]) & IN_OBJECT))
+    rows = region.reshape(-1, UNIT_BYTES)[offsets // UNIT_BYTES, : POOL_HEADER.itemsize]
+    return np.ascontiguousarray(rows).view(POOL_HEADER)[:, 0]
 
 
 def joined(pages: Sequence[int]) -> list[tuple[int, int]]:

@@ -27,13 +27,14 @@ from quire_storage.core.pool_format import (
     UNIT_BYTES,
     FoundHeaders,
     Geometry,
-    chunk_fields,
     find_headers,
     header_bytes,
-    pack_header,
+    pack_pool_header,
     place_of,
+    pool_fields,
     rows_at,
-    unpack_header,
+    stored_ms,
+    unpack_pool_header,
 )
 from quire_storage.core.slots import ALIGNMENT, Shape, SlotAllocator
 
@@ -58,6 +59,7 @@ class _Drive:
     free_pages: list[int]
     pages: dict[int, dict[int, int]] = field(default_factory=dict)  # slab → place in the slab → page
     pages_used: int = 0
+    salt: int = 0
     failed: bool = False
     index_generations: npt.NDArray[np.uint64] = field(init=False)
     in_object: npt.NDArray[np.bool_] = field(init=False)
@@ -69,9 +71,11 @@ class _Drive:
 
 
 class PoolMap:
-    """`images`: for each drive memory of `geometry.header_pages` pages, all zero."""
+    """`images`: for each drive memory of `geometry.header_pages` pages, all zero. `salts`: of each drive's pool."""
 
-    def __init__(self, geometries: Sequence[Geometry], images: Sequence[Bytes], stripe_bytes: int) -> None:
+    def __init__(
+        self, geometries: Sequence[Geometry], images: Sequence[Bytes], stripe_bytes: int, salts: Sequence[int] = ()
+    ) -> None:
         self._drives = [
             _Drive(
                 geometry,
@@ -81,6 +85,8 @@ class PoolMap:
             )
             for geometry, image in zip(geometries, images, strict=True)
         ]
+        for drive, salt in zip(self._drives, salts, strict=False):
+            drive.salt = salt
         self._where: dict[bytes, int] = {}
         self._stripe_bytes = stripe_bytes
         self._turn = 0
@@ -188,7 +194,8 @@ class PoolMap:
             drive = self._drives[place.drive]
             generation = self._generation_of(chunk.key, place)
             slab, slot = drive.slots.slot_of(place.offset, chunk.shape)
-            raw = pack_header(each.header, slab, slot, generation)
+            revision = self._revision_at(chunk.key, place) + 1
+            raw = pack_pool_header(each.header, slab, slot, generation, revision=revision, salt=drive.salt)
             drive.image[place.header : place.header + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
             if self._generation_at(self._where.get(chunk.key)) <= generation:
                 self._where[chunk.key] = place.drive << _DRIVE_SHIFT | place.header
@@ -214,8 +221,8 @@ class PoolMap:
             return None
         index, at = where >> _DRIVE_SHIFT, where & ((1 << _DRIVE_SHIFT) - 1)
         drive = self._drives[index]
-        header = unpack_header(drive.image[at:])
-        row, _ = chunk_fields(drive.image[at:])
+        header = unpack_pool_header(drive.image[at:])
+        row = pool_fields(drive.image[at:])
         shape = header.chunk.shape
         offset = drive.slots.offset_of(int(row["slab"]), int(row["slot"]), shape)
         return Placed(header, DiskPlace(index, offset, drive.slots.layer_stride(shape), at))
@@ -253,7 +260,7 @@ class PoolMap:
         slab, _ = drive.slots.slot_of(placed.place.offset, placed.header.chunk.shape)
         found: list[bytes] = []
         for page in drive.pages[slab].values():
-            rows = find_headers(drive.image[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]).rows
+            rows = find_headers(drive.image[page * PAGE_BYTES : (page + 1) * PAGE_BYTES], drive.salt).rows
             found += [row["key"].tobytes() for row in rows]
         return found
 
@@ -289,12 +296,12 @@ class PoolMap:
         found = []
         for place in places:
             at = place & ((1 << _DRIVE_SHIFT) - 1)
-            row, _ = chunk_fields(self._drives[place >> _DRIVE_SHIFT].image[at:])
+            row = pool_fields(self._drives[place >> _DRIVE_SHIFT].image[at:])
             key = row["key"].tobytes()
             if self._where.get(key) == place:
                 size = -(-int(row["slice_bytes"]) // ALIGNMENT) * ALIGNMENT * int(row["num_layers"])
                 parent = row["parent"].tobytes() if row["flags"] & HAS_PARENT else b""
-                found.append(Found(key, parent, row["namespace"].tobytes(), size, int(row["stored_ms"])))
+                found.append(Found(key, parent, row["namespace"].tobytes(), size, stored_ms(row)))
         return found
 
     def fail(self, drive: int) -> list[Placed]:
@@ -308,22 +315,30 @@ class PoolMap:
 
     # ---- recovery
 
-    def recover(self, index: int, pages_used: int) -> Pages:
+    @property
+    def place_generations(self) -> int:
+        """The greatest generation that a place has got."""
+        return self._generation
+
+    def recover(self, index: int, pages_used: int, place_generations: int = 0) -> Pages:
         """Take over what the image of a drive says; the pages that hold headers which do not count (now zeroed), also
         of drives before this one. Drives are recovered one after the other, once each, before anything else.
+
+        `place_generations`: of the drive's superblock; places get greater ones from now on.
         """
         drive = self._drives[index]
         drive.pages_used = pages_used
-        found = find_headers(drive.image[: pages_used * PAGE_BYTES])
-        if len(found.offsets):
-            self._generation = max(self._generation, int(found.rows["generation"].max()))
+        found = find_headers(drive.image[: pages_used * PAGE_BYTES], drive.salt)
+        if len(found.offsets):  # a pool of format 2 has these alone
+            place_generations = max(place_generations, int(found.rows["generation"].max()))
+        self._generation = max(self._generation, place_generations)
         adopted = self._adopt(drive, found)
         rejected = (found.offsets[~adopted] | np.int64(index << _DRIVE_SHIFT)).tolist()
         rejected += self._keep(index, found.offsets[adopted], found.rows[adopted])
         pages: Pages = {}
         for where in rejected:
             at, image = where & ((1 << _DRIVE_SHIFT) - 1), self._drives[where >> _DRIVE_SHIFT].image
-            image[at : at + header_bytes(int(chunk_fields(image[at:])[0]["num_layers"]))] = 0
+            image[at : at + header_bytes(int(pool_fields(image[at:])["num_layers"]))] = 0
             pages.setdefault(where >> _DRIVE_SHIFT, []).append(at // PAGE_BYTES)
         in_use = {page for pages in drive.pages.values() for page in pages.values()}
         drive.free_pages = [page for page in range(drive.geometry.header_pages) if page not in in_use]
@@ -335,7 +350,7 @@ class PoolMap:
         if not len(rows):
             return marks
         slots = rows["slab"].astype(np.int64) << 32 | rows["slot"].astype(np.int64)
-        order = np.lexsort((rows["generation"], slots))
+        order = np.lexsort((rows["revision"], rows["generation"], slots))
         newest = order[np.append(np.diff(slots[order]) != 0, True)]
         slabs = rows["slab"][newest]
         starts = np.flatnonzero(np.append(True, np.diff(slabs) != 0))
@@ -395,7 +410,7 @@ class PoolMap:
                 self._where[key] = here
         for each in older:
             drive, at = self._drives[each >> _DRIVE_SHIFT], each & ((1 << _DRIVE_SHIFT) - 1)
-            row, _ = chunk_fields(drive.image[at:])
+            row = pool_fields(drive.image[at:])
             shape = Shape(int(row["num_layers"]), int(row["slice_bytes"]))
             self._free(drive, [drive.slots.offset_of(int(row["slab"]), int(row["slot"]), shape)])
         return older
@@ -411,6 +426,13 @@ class PoolMap:
             return self._generation_at(place.drive << _DRIVE_SHIFT | place.header)
         self._generation += 1
         return self._generation
+
+    def _revision_at(self, key: bytes, place: DiskPlace) -> int:
+        """Of the header of this chunk that is at `place`; -1 where there is none yet."""
+        image = self._drives[place.drive].image
+        if image[place.header + _KEY_AT : place.header + _KEY_AT + KEY_BYTES].tobytes() != key:
+            return -1
+        return int(pool_fields(image[place.header :])["revision"])
 
     def _generation_at(self, where: int | None) -> int:
         """Of the header there; 0 for none."""
