@@ -37,13 +37,12 @@ Healer = Callable[[Copy], Awaitable[Bytes | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What every delivery of a node reads with. `on_corrupt` hears of copies that nothing can put right."""
+    """What every delivery of a node reads with."""
 
     tiers: Tiers
     ring: Ring | None
     threads: Executor
     heal: Healer
-    on_corrupt: Callable[[list[Copy]], None]
     prepared: PreparedRuns = field(default_factory=PreparedRuns)
 
     async def mend(self, copies: Sequence[Copy], starts: npt.NDArray[np.int64], layer: int, bad: Sequence[int]) -> None:
@@ -51,17 +50,16 @@ class Reading:
 
         `starts`: where in the arena the slices of `layer` lie.
         """
-        hopeless = []
+        missing = 0
         for index in bad:
             payload = await self.heal(copies[index])
             if payload is None:
-                hopeless.append(copies[index])
+                missing += 1
                 continue
             at = int(starts[index])
             self.tiers.arena.view[at : at + copies[index].chunk.slice_bytes] = payload[layer]
-        if hopeless:
-            self.on_corrupt(hopeless)
-            raise CorruptData(f"{len(hopeless)} chunks do not match their checksums in layer {layer}")
+        if missing:
+            raise CorruptData(f"{missing} chunks have no sound bytes in layer {layer}, here or elsewhere")
 
 
 class Promotion:

@@ -49,6 +49,9 @@ class StorageConfig(MemberConfig):
     )
     object_lag_bytes: int = setting(1 << 30, "how much may be missing in the object tier before stores wait", minimum=1)
     object_timeout_s: float = setting(30.0, "deadline of one request to the object tier", minimum=0.1)
+    drive_error_s_max: int = setting(
+        30, "a drive is retired that fails reads in more seconds of ten minutes", minimum=1
+    )
     scrub_bytes_per_s: int = setting(20_000_000, "pace of the scrubber", minimum=1)
     replication_bytes_per_s: int = setting(200_000_000, "pace of re-replication after a node was lost", minimum=1)
     hot_share: float = setting(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +52,7 @@ class Ring:
         self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._idle = asyncio.Event()
+        self._on_read_failed: Callable[[DriveFailed], None] = lambda problem: None
         self.errors_by_file: dict[int, int] = {}
         self._failures = counter(names.DRIVE_ERRORS, "1", "reads and writes that a drive failed")
 
@@ -73,16 +73,24 @@ class Ring:
         asyncio.get_running_loop().remove_reader(self._io.event_fd)
         self._io.close()
 
-    async def read(self, contexts: Contexts, due_s: float = 0.0) -> None:
+    def on_read_failed(self, callback: Callable[[DriveFailed], None]) -> None:
+        """Call `callback` with each read that a drive failed."""
+        self._on_read_failed = callback
+
+    async def read(self, contexts: Contexts, due_s: float = 0.0) -> DriveFailed | None:
         """Fill memory from the drives; `due_s`: when the consumer needs it (monotonic), 0 for now.
 
-        Errors and short reads are counted and logged, not raised: what was not read fails its checksum, and that is
-        where every kind of wrong byte is dealt with.
+        Returns:
+            The error of a drive that failed some of it, or None. Memory that was not filled fails its checksum;
+            whether its bytes are corrupt or could not be read is told by this error alone.
         """
         number = self._gate.read_started(contexts.bytes, due_s, self._clock.monotonic_s())
         try:
-            with contextlib.suppress(DriveFailed):
-                await self._run(Op.READ, contexts.split(_CONTEXT_BYTES_MAX))
+            await self._run(Op.READ, contexts.split(_CONTEXT_BYTES_MAX))
+            return None
+        except DriveFailed as problem:
+            self._on_read_failed(problem)
+            return problem
         finally:
             self._gate.read_finished(number, self._clock.monotonic_s())
             self._pump()

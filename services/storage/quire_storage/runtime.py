@@ -106,6 +106,7 @@ class StorageNode:
             clock=self._clock,
             wait_s=config.room_timeout_s,
             checked=self._checked,
+            draw=self._ports.draw,
         )
         logger().info("pool recovered", chunks=len(residency))
         await self._transport.start()
@@ -135,7 +136,6 @@ class StorageNode:
             ring=self._ring,
             threads=self._threads,
             heal=self._integrity.heal,
-            on_corrupt=self._integrity.give_up,
         )
         self._parts = DeliveryParts(
             config=config,
@@ -184,6 +184,7 @@ class StorageNode:
         self._spawn(self._hot_copies.run())
         if self._pool is not None:
             self._spawn(self._integrity.scrub(config.scrub_bytes_per_s))
+            self._spawn(self._integrity.retry())
             self._spawn(self._replicator.keep_replicated())
 
     def _build_copies(self) -> None:
@@ -269,6 +270,7 @@ class StorageNode:
             "hot copies": self._hot_copies.kept,
             "corrupt": self._integrity.corrupt,
             "healed": self._integrity.healed,
+            "quarantined": self._integrity.quarantined,
             "scrubbed": self._integrity.scrubbed,
             "alone": self._replicator.alone,
         }
@@ -309,9 +311,10 @@ class StorageNode:
             slab_bytes=config.slab_bytes,
             chunk_bytes_min=config.chunk_bytes_min,
             stripe_bytes=config.stripe_bytes,
+            error_s_max=config.drive_error_s_max,
         )
-        drives = self._ports.drives()
-        self._pool = Pool(settings, config.drive_folders, drives)
+        drives, clock, draw = self._ports.drives(), self._clock, self._ports.draw
+        self._pool = Pool(settings, config.drive_folders, drives, monotonic_s=clock.monotonic_s, draw=draw)
         files = self._pool.open()
         self._ring = Ring(self._ports.block_io(config.io, config.io_depth, direct=drives.direct), self._clock, limits)
         await self._ring.start(files, [arena.view])

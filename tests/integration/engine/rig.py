@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,18 +71,24 @@ class EngineIndex:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> list[int]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0) -> list[int]:
         await asyncio.sleep(0)
-        return [1] * len(records)
+        return [self._engine.listed.setdefault(record.key, fresh or 1) for record in records]
+
+    async def generations(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
+        await asyncio.sleep(0)
+        return [self._engine.listed.get(record.key, 0) for record in records]
 
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         await asyncio.sleep(0)
         marks = [record.key not in self._engine.pinned for record in records]
-        self._engine.evicted += [record.key for record, out in zip(records, marks, strict=True) if out]
+        self._engine.end(record.key for record, out in zip(records, marks, strict=True) if out)
         return marks
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
         self._engine.withdrawn += [record.key for record in records]
+        for record in records:
+            self._engine.listed.pop(record.key, None)
 
 
 @dataclass
@@ -99,6 +105,7 @@ class Engine:
     evicted: list[bytes] = field(default_factory=list)
     withdrawn: list[bytes] = field(default_factory=list)
     pinned: set[bytes] = field(default_factory=set)
+    listed: dict[bytes, int] = field(default_factory=dict)
 
     async def start(self) -> Engine:
         config, clock = self.config, SystemClock()
@@ -111,6 +118,7 @@ class Engine:
             slab_bytes=config.slab_bytes,
             chunk_bytes_min=config.chunk_bytes_min,
             stripe_bytes=config.stripe_bytes,
+            error_s_max=config.drive_error_s_max,
         )
         self.pool = Pool(settings, self.drives, self.disk)
         files = self.pool.open()
@@ -140,7 +148,6 @@ class Engine:
             ring=self.ring,
             threads=self._threads,
             heal=self.integrity.heal,
-            on_corrupt=self.integrity.give_up,
         )
         return self
 
@@ -199,8 +206,17 @@ class Engine:
         return out.reshape(shape.num_layers, len(numbers), shape.slice_bytes)
 
     async def drop(self, numbers: Sequence[int]) -> int:
-        """Forget chunks, whatever the index says; how many there were."""
-        return await self.tiers.drop({key_of(number): 0 for number in numbers})
+        """Forget chunks, under whichever index entries they are listed; how many there were."""
+        generations = {key_of(number): self.residency.recorded(key_of(number)) for number in numbers}
+        for key in generations:
+            self.listed.pop(key, None)
+        return await self.tiers.drop({key: each for key, each in generations.items() if each})
+
+    def end(self, keys: Iterable[bytes]) -> None:
+        """Index entries end."""
+        for key in keys:
+            self.evicted.append(key)
+            self.listed.pop(key, None)
 
     def has(self, number: int) -> bool:
         return key_of(number) in self.residency

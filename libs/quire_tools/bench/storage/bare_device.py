@@ -109,7 +109,7 @@ class BareDevice:
 
     async def _rate(self, ring: Ring, size: int, *, write: bool) -> float:
         started, moved = time.perf_counter(), 0
-        ahead: deque[asyncio.Task[None]] = deque()
+        ahead: deque[asyncio.Task[object]] = deque()
         while moved < size:
             contexts = self._batch(moved)
             moved += contexts.bytes

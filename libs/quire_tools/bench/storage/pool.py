@@ -103,7 +103,7 @@ class _Bench:
             self.pool.striped(batch, np.arange(len(batch)) * room, np.zeros(len(batch), dtype=np.int64))
             for batch in batches
         ]
-        ahead: deque[asyncio.Task[None]] = deque()
+        ahead: deque[asyncio.Task[object]] = deque()
         order = [source for _ in range(self.shape.num_layers) for source in sources]
         for at, source in enumerate(order):
             layer = at // len(sources)
