@@ -63,18 +63,20 @@ async def test_a_registration_that_is_sent_again_counts_once(
 
 
 async def test_racing_registrations_count_a_child_once(any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three nodes ask whether a chunk is there before one of them has registered it."""
+    """Three nodes have linked the chunk to its parent before one of them registers it."""
     index, keys, barrier = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1), asyncio.Barrier(3)
     await index.register("a", records(keys, 0, BUCKET_CHUNKS), 0)
     trunk, last = list(reversed(records(keys, 0, BUCKET_CHUNKS))), records(keys, BUCKET_CHUNKS, 1)
-    exists = index._exists
+    run, linked = cast(Any, index._run), list[str]()
 
-    async def together(chunk: ChunkRecord) -> bool:
-        found = await exists(chunk)
-        await barrier.wait()
-        return found
+    async def together(name: str, *arguments: Any) -> Any:
+        answer = await run(name, *arguments)
+        if name == "link" and len(linked) < 3:
+            linked.append(name)
+            await barrier.wait()
+        return answer
 
-    monkeypatch.setattr(index, "_exists", together)
+    monkeypatch.setattr(index, "_run", together)
     async with asyncio.timeout(30):
         generations = await asyncio.gather(*(index.register(node, last, 0) for node in "abc"))
     assert generations == [generations[0]] * 3 and all(generations[0])
@@ -84,19 +86,79 @@ async def test_racing_registrations_count_a_child_once(any_redis: redis.Redis, m
     assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
 
 
-async def test_what_is_there_is_not_counted_again(any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between counting and taking back a crash would leave the parent held for good."""
-    index, keys, told = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1), list[str]()
+async def test_a_parent_stays_while_a_child_in_another_bucket_is_being_registered(
+    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child was evicted, and then its parent was to be, before a registration that had seen both went on."""
+    index, keys = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1)
+    trunk, last = list(reversed(records(keys, 0, BUCKET_CHUNKS))), records(keys, BUCKET_CHUNKS, 1)
     await index.register("a", records(keys, 0, len(keys)), 0)
     run: Any = index._run
 
-    async def noted(name: str, *arguments: Any) -> Any:
-        told.append(name)
+    async def evicted_in_between(name: str, *arguments: Any) -> Any:
+        if name == "register":
+            monkeypatch.setattr(index, "_run", run)
+            assert len((await index.evict(last, 0, 0)).removed) == 1
+            assert not (await index.evict(trunk, 0, 0)).removed, "it is linked to what is being registered"
         return await run(name, *arguments)
 
-    monkeypatch.setattr(index, "_run", noted)
-    assert all(await index.register("b", records(keys, BUCKET_CHUNKS, 1), 0))
-    assert told == ["exists", "register"]
+    monkeypatch.setattr(index, "_run", evicted_in_between)
+    assert all(await index.register("b", last, 0))
+    assert (await index.match(keys)).count == len(keys)
+    assert len((await index.evict(last, 0, 0)).removed) == 1
+    assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
+
+
+@pytest.mark.parametrize("cut", ["register", "unlink"])
+async def test_a_call_that_is_cut_short_keeps_a_parent_until_the_index_is_repaired(
+    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    index, keys = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1)
+    trunk, last = list(reversed(records(keys, 0, BUCKET_CHUNKS))), records(keys, BUCKET_CHUNKS, 1)
+    await index.register("a", records(keys, 0, BUCKET_CHUNKS if cut == "register" else len(keys)), 0)
+    run: Any = index._run
+
+    async def fails(name: str, *arguments: Any) -> Any:
+        if name == cut:
+            raise MetadataUnavailable("the connection broke")
+        return await run(name, *arguments)
+
+    monkeypatch.setattr(index, "_run", fails)
+    with pytest.raises(MetadataUnavailable):
+        await (index.register("a", last, 0) if cut == "register" else index.evict(last, 0, 0))
+    monkeypatch.setattr(index, "_run", run)
+    assert not (await index.match(keys)).count > BUCKET_CHUNKS
+    assert not (await index.evict(trunk, 0, 0)).removed, "the chain stays closed, whatever was cut short"
+    assert await _repaired(index, older_ms=3_600_000) == 0, "the child may still be registered"
+    assert await _repaired(index, older_ms=-1000) == 1
+    assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
+
+
+async def test_a_repair_leaves_the_links_of_children_that_are_there(any_redis: redis.Redis) -> None:
+    index, keys = PrefixIndex(any_redis), chain(2 * BUCKET_CHUNKS + 1)
+    await index.register("a", records(keys, 0, len(keys)), 0)
+    assert await _repaired(index, older_ms=-1000) == 0
+    assert not (await index.evict(records(keys, BUCKET_CHUNKS - 1, 1), 0, 0)).removed
+
+
+async def test_a_registration_that_comes_too_late_is_refused(
+    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its link may have been removed by a repair since."""
+    monkeypatch.setattr("quire_server.redis.index._LINK_MS", -1000)
+    index, keys = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1)
+    await index.register("a", records(keys, 0, BUCKET_CHUNKS), 0)
+    assert await index.register("a", records(keys, BUCKET_CHUNKS, 1), 0) == [0]
+    trunk = list(reversed(records(keys, 0, BUCKET_CHUNKS)))
+    assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
+
+
+async def _repaired(index: PrefixIndex, *, older_ms: int) -> int:
+    removed, cursor = await index.repair(0, older_ms=older_ms)
+    while cursor:
+        more, cursor = await index.repair(cursor, older_ms=older_ms)
+        removed += more
+    return removed
 
 
 async def test_a_registration_that_is_refused_counts_for_nothing(any_redis: redis.Redis) -> None:

@@ -13,7 +13,7 @@ import pytest
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DeadlineExceeded, KeysInvalid, MetadataUnavailable, NodeUnavailable
-from quire.model.index import ChunkRecord, Held, Listing, ObjectMark
+from quire.model.index import ChunkRecord, Drop, Held, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.model.nodes import Node, StorageInfo
@@ -46,7 +46,7 @@ class ScriptedIndex:
     withdrawn: list[bytes] = field(default_factory=list)
     evicted: list[bytes] = field(default_factory=list)
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> list[int]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0) -> list[int]:
         await asyncio.sleep(0)
         answer = self.script.pop(0) if self.script else [True] * len(records)
         if isinstance(answer, Exception):
@@ -75,7 +75,9 @@ class ScriptedIndex:
     async def damaged(self, node_id: str) -> None: ...
     async def rebuilt(self, token: str) -> None: ...
 
-    async def withdraw_surplus(self, node_id: str, records: Sequence[ChunkRecord], others_min: int) -> list[bool]:
+    async def withdraw_surplus(
+        self, node_id: str, records: Sequence[ChunkRecord], keepers: Sequence[str]
+    ) -> list[bool]:
         return [False] * len(records)
 
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
@@ -88,8 +90,13 @@ class ScriptedIndex:
     async def policies(self) -> PolicyList:
         return PolicyList(storage_nodes=1)
 
-    async def take_drops(self, node_id: str) -> dict[bytes, int]:
-        return {}
+    async def generations(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
+        return [0] * len(records)
+
+    async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
+        return [], 0
+
+    async def settle_drops(self, node_id: str, drops: Sequence[Drop]) -> None: ...
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
         self.withdrawn += [record.key for record in records]
@@ -160,6 +167,11 @@ async def scene(request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
     await client.close()
 
 
+def _listed(scene: Scene, *numbers: int) -> dict[bytes, int]:
+    """The generations under which chunks are listed, or are about to be."""
+    return {_key(number): scene.node._tiers.residency.recorded(_key(number)) or 1 for number in numbers}
+
+
 def _key(index: int) -> bytes:
     return bytes([index]) * 32
 
@@ -195,7 +207,7 @@ async def test_an_index_that_fails_half_way_keeps_what_it_has_and_frees_the_rest
     with pytest.raises(MetadataUnavailable):
         await _store(scene, 3, _payload(3))
     assert scene.node.used_bytes == 2 * ROOM
-    assert await scene.node.requests.drop({_key(0): 0, _key(1): 0, _key(2): 0}) == 2
+    assert await scene.node.requests.drop(_listed(scene, 0, 1, 2)) == 2
     assert scene.node.used_bytes == 0
 
 
@@ -222,7 +234,7 @@ async def test_a_drop_while_the_index_is_asked_frees_the_slot_once(scene: Scene)
     async with asyncio.timeout(20):
         while scene.node.used_bytes == 0 or not len(scene.index.script) < 5:
             await asyncio.sleep(0.005)
-    assert await scene.node.requests.drop({_key(0): 0}) == 1
+    assert await scene.node.requests.drop(_listed(scene, 0)) == 1
     await storing
     assert scene.node.used_bytes == 0
     assert await _store(scene, 1, _payload(1), b"v" * 16) == b"\1"

@@ -425,6 +425,7 @@ class Cluster:
             block_io=cast(Any, disk),
             clock=clock,
             threads=cast(Any, lambda count: _NoThreads()),
+            draw=self.loop.random.randbytes,
         )
 
         def describe() -> Node:
@@ -439,7 +440,7 @@ class Cluster:
 
         node = StorageNode(config, transport, ports, describe, checked=self.checked)
         await node.start()
-        servicer = StorageServicer(node, process.name, PermitChecker(permits, cast(Clock, clock)))
+        servicer = StorageServicer(node, node_id, PermitChecker(permits, cast(Clock, clock)), incarnation)
         add_StorageServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, process.name, process)))
         self._announce(process, describe, node.on_news, roster)
         return node

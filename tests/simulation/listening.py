@@ -27,9 +27,9 @@ def listen(day: Day) -> None:
             day.tell(f"index: {node_id} withdraws: {out}", [chunk.key])
         return answer
 
-    async def evict(chunks: Any, now_ms: int, delete_ms: int) -> Any:
+    async def evict(chunks: Any, now_ms: int, delete_ms: int, **options: Any) -> Any:
         lost = [chunk.key for chunk in chunks if chunk.key not in index.state.entries]
-        answer = await plain["evict"](chunks, now_ms, delete_ms)
+        answer = await plain["evict"](chunks, now_ms, delete_ms, **options)
         keys = lost + [gone.record.key for gone in answer.removed]
         for key in cut_off(day, keys):
             day.history.ended(key, day.loop.time())

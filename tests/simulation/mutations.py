@@ -135,7 +135,14 @@ MUTATIONS: dict[str, Mutation] = {
     "late-drop": Mutation(
         2,
         "a drop takes the chunk that was stored again since",
-        (_edit(Residency, "_dropped", "if not generation or entry.generation == generation:", "if True:"),),
+        (
+            _edit(
+                Residency,
+                "_dropped",
+                "if generation and generation == (entry.generation or entry.recorded):",
+                "if True:",
+            ),
+        ),
         explored="stored again beside an eviction",
         found_by="was acknowledged",
     ),

@@ -74,6 +74,18 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Drop:
+    """What a node is to forget: its copy of a chunk under the index entry of a generation, which has ended.
+
+    `bucket`: fingerprint of the chunk's index bucket.
+    """
+
+    key: bytes
+    bucket: bytes
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evicted:
     """`removed`: what was taken out; `absent`: keys that were not indexed in the first place."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from quire.model.fingerprints import fingerprint
@@ -12,6 +12,7 @@ from quire.model.index import (
     DIGEST_MODULUS,
     OBJECT_TIER,
     ChunkRecord,
+    Drop,
     Evicted,
     Gone,
     Held,
@@ -50,7 +51,7 @@ class IndexState:
     entries: dict[bytes, Entry] = field(default_factory=dict)
     pins: dict[bytes, dict[bytes, int]] = field(default_factory=dict)
     objects: dict[bytes, tuple[bool, int, bytes]] = field(default_factory=dict)
-    dropped: dict[str, dict[bytes, int]] = field(default_factory=dict)
+    dropped: dict[str, dict[bytes, Drop]] = field(default_factory=dict)
     changes: dict[str, int] = field(default_factory=dict)
     epoch: str = ""
     rebuild: str = ""
@@ -93,15 +94,19 @@ class MemoryIndex:
         return Match(tuple(runs), extended)
 
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
+        return [nodes for _, nodes in await self.entries(chunks)]
+
+    async def entries(self, chunks: Sequence[ChunkRecord]) -> list[tuple[int, tuple[str, ...]]]:
         found = (self.state.entries.get(chunk.key) for chunk in chunks)
-        return [entry.nodes if entry is not None else () for entry in found]
+        return [(entry.generation, entry.nodes) if entry is not None else (0, ()) for entry in found]
 
     # ---- entries
 
-    async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int) -> list[int]:
-        return [self._register(node_id, chunk) for chunk in chunks]
+    async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, fresh: int = 0) -> list[int]:
+        new = fresh or self._draw()
+        return [self._register(node_id, chunk, new) for chunk in chunks]
 
-    def _register(self, node_id: str, chunk: ChunkRecord) -> int:
+    def _register(self, node_id: str, chunk: ChunkRecord, fresh: int) -> int:
         entry = self.state.entries.get(chunk.key)
         if entry is None and chunk.parent and chunk.parent not in self.state.entries:
             return 0
@@ -110,11 +115,12 @@ class MemoryIndex:
                 return 0
             del self.state.objects[chunk.key]
         if entry is None:
-            entry = self.state.entries[chunk.key] = Entry(chunk, self._draw())
+            entry = self.state.entries[chunk.key] = Entry(chunk, fresh)
             if chunk.parent:
                 self.state.entries[chunk.parent].children += 1
         if node_id not in entry.nodes:
             entry.nodes += (node_id,)
+        self.state.dropped.get(node_id, {}).pop(chunk.key, None)
         return entry.generation
 
     async def unregister(
@@ -124,14 +130,15 @@ class MemoryIndex:
         now_ms: int,
         *,
         only_in_object: bool = False,
-        others_min: int = 0,
+        keepers: Sequence[str] = (),
     ) -> list[bool]:
         out = []
         for chunk in chunks:
             entry = self.state.entries.get(chunk.key)
             nodes = entry.nodes if entry is not None else ()
-            others = sum(1 for name in nodes if name not in (node_id, OBJECT_TIER))
-            stays = others < others_min or (only_in_object and OBJECT_TIER not in nodes)
+            stays = only_in_object and OBJECT_TIER not in nodes
+            if keepers:
+                stays = stays or not set(keepers) <= set(nodes) - {node_id} or self._is_pinned(chunk.key, now_ms)
             out.append(not stays)
             if entry is not None:
                 if not stays:
@@ -140,7 +147,7 @@ class MemoryIndex:
                     self._remove(entry)
         return out
 
-    async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int) -> Evicted:
+    async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int, *, asking: str = "") -> Evicted:
         removed: list[Gone] = []
         absent: list[bytes] = []
         for chunk in chunks:
@@ -151,6 +158,10 @@ class MemoryIndex:
                 removed.append(Gone(chunk, entry.generation, entry.nodes))
                 if OBJECT_TIER in entry.nodes:
                     self.state.objects[chunk.key] = (False, delete_ms, chunk.bucket)
+                for name in entry.nodes:
+                    if name not in (asking, OBJECT_TIER):
+                        drop = Drop(chunk.key, fingerprint(chunk.bucket), entry.generation)
+                        self.state.dropped.setdefault(name, {})[chunk.key] = drop
                 self._remove(entry)
         return Evicted(tuple(removed), tuple(absent))
 
@@ -209,11 +220,18 @@ class MemoryIndex:
         chunks = [entry.record for key, entry in self.state.entries.items() if fingerprint(key) in prints]
         await self.unregister(node_id, chunks, now_ms)
 
-    async def remember_drops(self, node_id: str, generations: Mapping[bytes, int]) -> None:
-        self.state.dropped.setdefault(node_id, {}).update(generations)
+    async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
+        return list(self.state.dropped.get(node_id, {}).values()), 0
 
-    async def take_drops(self, node_id: str) -> dict[bytes, int]:
-        return self.state.dropped.pop(node_id, {})
+    async def settle_drops(self, node_id: str, drops: Sequence[Drop]) -> None:
+        waiting = self.state.dropped.get(node_id, {})
+        for drop in drops:
+            if waiting.get(drop.key) == drop:
+                del waiting[drop.key]
+
+    async def repair(self, cursor: int, *, older_ms: int = 0) -> tuple[int, int]:
+        """Children are counted with their entries here."""
+        return 0, 0
 
     # ---- the object tier
 

@@ -13,8 +13,8 @@ from quire.model.events import CacheEvent, EventKind
 from quire.model.fingerprints import PRINT_BYTES
 from quire.model.hashing import Namespace
 from quire.model.images import ExpectedImage, Fit, Gravity, ImageEntry, LeasedRecord, Rendering
-from quire.model.index import ChunkRecord, Held
-from quire.model.keys import ChunkKeys
+from quire.model.index import ChunkRecord, Drop, Held
+from quire.model.keys import KEY_BYTES, ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.nodes import (
     DecoderInfo,
@@ -407,6 +407,18 @@ def outcome_to(outcome: NodeOutcome) -> pb.NodeOutcome:
         error_code=outcome.error_code,
         error_message=outcome.error_message,
     )
+
+
+def drops_to(drops: Iterable[Drop]) -> list[orchestrator_pb2.Drop]:
+    return [orchestrator_pb2.Drop(chunk_key=drop.key, bucket=drop.bucket, generation=drop.generation) for drop in drops]
+
+
+def drops_from(messages: Iterable[orchestrator_pb2.Drop]) -> list[Drop]:
+    """Raises `InvalidRequest` for keys or buckets of other lengths."""
+    drops = [Drop(message.chunk_key, message.bucket, message.generation) for message in messages]
+    if any(len(drop.key) != KEY_BYTES or len(drop.bucket) != PRINT_BYTES for drop in drops):
+        raise InvalidRequest("a drop has a key of 32 bytes and a bucket of 8", field="drops")
+    return drops
 
 
 def held_from(fingerprints: bytes, buckets: bytes, generations: Sequence[int]) -> list[Held]:

@@ -10,7 +10,7 @@ Every key has one of 256 hash tags, by its bucket, so that a bucket lies in one 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any, Final, cast
 
@@ -23,6 +23,7 @@ from quire.model.index import (
     DIGEST_MODULUS,
     OBJECT_TIER,
     ChunkRecord,
+    Drop,
     Evicted,
     Gone,
     Held,
@@ -37,11 +38,13 @@ from quire_server.redis.connection import is_cluster, metadata_errors
 from quire_server.redis.old_format import let_old_format_expire
 from quire_server.redis.scripts import nodes_of, pin_arguments, runs_of
 from quire_server.redis.slots import (
+    LINKS,
     PAGES,
     TAGS,
     bucket_key,
     bucket_keys,
     bucket_of_page,
+    drops_key,
     objects_key,
     pins_key,
     tag_of,
@@ -54,9 +57,15 @@ _CHANGES_KEY: Final = "quire:changes"
 _REBUILD_KEY: Final = "quire:rebuild"
 _SCANNED: Final = 16
 """Pages read at a time, of up to 256 chunks each, so that reading them does not hold up other requests."""
+_LINKS_SCANNED: Final = 1000
 _AT_ONCE: Final = 64
 _HELD_AT_ONCE: Final = 4096
-_DROPS_TTL_S: Final = 30 * 24 * 3600
+_DROPS_TTL_MS: Final = 30 * 24 * 3_600_000
+_DROPS_PAGE: Final = 1024
+_TAG_SHIFT: Final = 48
+_LINK_MS: Final = 30_000
+"""For how long a child may be registered once its parent is kept for it."""
+_LINK_BYTES: Final = 8
 _MASTER_SHIFT: Final = 56
 _OBJECT_MARKS: Final = {ord("1"): ObjectMark.LISTED, ord("0"): ObjectMark.GONE, ord("!"): ObjectMark.DELETING}
 
@@ -99,20 +108,23 @@ class PrefixIndex:
             if await self._run("pin", [bucket_key(opener), pins_key(opener)], arguments):
                 return match
 
-    async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int) -> list[int]:
+    async def register(self, node_id: str, chunks: Sequence[ChunkRecord], now_ms: int, *, fresh: int = 0) -> list[int]:
         """List `node_id` as a holder of `chunks`, parents before children; the generations of their entries.
+
+        `fresh`: generation of entries that are new, which nobody else may have proposed; 0: drawn here.
 
         0 for a chunk whose parent is not indexed, because indexing it would break the closure, for one whose
         fingerprint another chunk of its bucket has, and for the object tier where the object is being deleted.
         """
         groups = [(bucket, list(group)) for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket)]
+        new = (fresh or int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
         generations: list[int] = []
         if not any(group[0].parent for _, group in groups):  # roots wait for nothing
             for at in range(0, len(groups), _AT_ONCE):
-                generations += await self._register_roots(node_id, groups[at : at + _AT_ONCE])
+                generations += await self._register_roots(node_id, groups[at : at + _AT_ONCE], new)
             return generations
         for bucket, group in groups:
-            generations += await self._register_bucket(node_id, fingerprint(bucket), group, now_ms)
+            generations += await self._register_bucket(node_id, fingerprint(bucket), group, now_ms, new)
         return generations
 
     async def unregister(
@@ -122,18 +134,19 @@ class PrefixIndex:
         now_ms: int,
         *,
         only_in_object: bool = False,
-        others_min: int = 0,
+        keepers: Sequence[str] = (),
     ) -> list[bool]:
         """`node_id` holds these no more; for each whether that is so now.
 
         An entry without holders goes when nothing extends it, and its parents with it if that is all that kept them.
-        `only_in_object`: leave alone what the object tier is not listed for; `others_min`: what fewer other nodes have.
-        Either way also what is not indexed: an index that went back does not know who else has it.
+        `only_in_object`: leave alone what the object tier is not listed for; `keepers`: what any of these is
+        not listed for, or a lease pins. Either way also what is not indexed: an index that went back does not know who
+        else has it.
         """
         out: list[bool] = []
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             prints = fingerprints(_keys(list(group)))
-            arguments = [node_id, prints, now_ms, "1" if only_in_object else "", others_min]
+            arguments = [node_id, prints, now_ms, "1" if only_in_object else "", ",".join(keepers)]
             out += await self._unregister(fingerprint(bucket), arguments, now_ms)
         return out
 
@@ -141,52 +154,55 @@ class PrefixIndex:
         """`node_id` holds these no more, which `holdings` has told of."""
         for bucket, group in groupby(sorted(held, key=lambda each: each.bucket), key=lambda each: each.bucket):
             prints = b"".join(each.fingerprint for each in group)
-            await self._unregister(bucket, [node_id, prints, now_ms, "", 0], now_ms)
+            await self._unregister(bucket, [node_id, prints, now_ms, "", ""], now_ms)
 
     async def _unregister(self, bucket: bytes, arguments: list[Any], now_ms: int) -> list[bool]:
         mask, *orphaned = await self._change("unregister", bucket, arguments)
-        await self._uncount(orphaned, now_ms)
+        await self._unlink(orphaned, now_ms)
         return [mark == ord("1") for mark in mask]
 
-    async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int) -> Evicted:
+    async def evict(self, chunks: Sequence[ChunkRecord], now_ms: int, delete_ms: int, *, asking: str = "") -> Evicted:
         """Take chunks, children before parents, out of the index; those that others extend or leases pin stay.
 
-        Objects of theirs are to be deleted at `delete_ms`, unless an entry lists them again by then.
+        What each holder but `asking` has to drop is recorded in the same instant (`drops`). Objects of theirs are to be
+        deleted at `delete_ms`, unless an entry lists them again by then.
         """
         removed: list[Gone] = []
         absent: list[bytes] = []
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part, opener = list(group), fingerprint(bucket)
             keys = _keys(part)
-            count, *rest = await self._change("evict", opener, [now_ms, fingerprints(keys), delete_ms, keys])
-            due = list[ChunkRecord]()
+            count, *rest = await self._change(
+                "evict", opener, [now_ms, fingerprints(keys), delete_ms, keys, asking, _DROPS_TTL_MS, opener, bucket]
+            )
             for chunk, answer in zip(part, rest[count:], strict=True):
                 if answer == b"absent":
                     absent.append(chunk.key)
                 elif answer != b"kept":
-                    gone = Gone(chunk, int.from_bytes(answer[:8], "big"), nodes_of(answer[8:]))
-                    removed.append(gone)
-                    due += [chunk] if OBJECT_TIER in gone.nodes else []
-            await self._uncount(rest[:count], now_ms)
-            await self._will_delete(opener, due, delete_ms)
+                    removed.append(Gone(chunk, int.from_bytes(answer[:8], "big"), nodes_of(answer[8:])))
+            await self._unlink(rest[:count], now_ms)
         return Evicted(tuple(removed), tuple(absent))
 
     async def holders(self, chunks: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         """The nodes that hold each of `chunks`."""
-        placements: list[bytes] = []
+        return [nodes for _, nodes in await self.entries(chunks)]
+
+    async def entries(self, chunks: Sequence[ChunkRecord]) -> list[tuple[int, tuple[str, ...]]]:
+        """Of each chunk the generation of its entry, 0 for none, and the nodes that hold it."""
+        found: list[bytes] = []
         if not self._cluster:
             for at in range(0, len(chunks), _HELD_AT_ONCE):
                 part = chunks[at : at + _HELD_AT_ONCE]
                 names = [bucket_key(fingerprint(chunk.bucket)) for chunk in part]
-                placements += await self._run("holders", names, [fingerprints(_keys(part))])
-            return [nodes_of(placement) for placement in placements]
-        calls: list[tuple[list[bytes], list[Any]]] = []
-        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
-            records = list(group)
-            calls.append(([bucket_key(fingerprint(bucket))] * len(records), [fingerprints(_keys(records))]))
-        for found in await self._all("holders", calls):
-            placements += found
-        return [nodes_of(placement) for placement in placements]
+                found += await self._run("holders", names, [fingerprints(_keys(part))])
+        else:
+            calls: list[tuple[list[bytes], list[Any]]] = []
+            for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
+                records = list(group)
+                calls.append(([bucket_key(fingerprint(bucket))] * len(records), [fingerprints(_keys(records))]))
+            for part_found in await self._all("holders", calls):
+                found += part_found
+        return [(int.from_bytes(entry[:8], "big"), nodes_of(entry[8:])) for entry in found]
 
     async def epoch(self) -> str:
         """Random name of this index, given when it is first asked for: an index that was lost has another.
@@ -236,7 +252,7 @@ class PrefixIndex:
         is in one page at least.
         """
         async with metadata_errors():
-            names, after = await self._scan(cursor)
+            names, after = await self._scan(cursor, PAGES, "string")
         found: list[Held] = []
         for name, packed in zip(names, await self._all("held", [([name], [node_id]) for name in names]), strict=True):
             bucket = bucket_of_page(name)
@@ -245,10 +261,10 @@ class PrefixIndex:
                 found.append(Held(packed[at:middle], bucket, int.from_bytes(packed[middle:end], "big")))
         return found, after
 
-    async def _scan(self, cursor: int) -> tuple[list[bytes], int]:
-        """Some pages; of a Cluster one master after the other: its number is in the cursor's upper bits."""
+    async def _scan(self, cursor: int, pattern: bytes, kind: str, count: int = _SCANNED) -> tuple[list[bytes], int]:
+        """Some keys; of a Cluster one master after the other: its number is in the cursor's upper bits."""
         if not self._cluster:
-            scanned = await self._client.scan(cursor, match=PAGES, count=_SCANNED, _type="string")
+            scanned = await self._client.scan(cursor, match=pattern, count=count, _type=kind)
             after, names = cast(tuple[int, list[bytes]], scanned)
             return names, int(after)
         cluster = await cast(RedisCluster, self._client).initialize()
@@ -257,27 +273,42 @@ class PrefixIndex:
         if number >= len(masters):
             return [], 0
         master = masters[number]
-        scanning: Any = cluster.scan(at, match=PAGES, count=_SCANNED, _type="string", target_nodes=master)
+        scanning: Any = cluster.scan(at, match=pattern, count=count, _type=kind, target_nodes=master)
         cursors, names = await scanning
         if after := int(cursors[master.name]):
             return names, (number << _MASTER_SHIFT) | after
         return names, (number + 1) << _MASTER_SHIFT if number + 1 < len(masters) else 0
 
-    async def remember_drops(self, node_id: str, generations: Mapping[bytes, int]) -> None:
-        """Entries that ended while `node_id` could not be told."""
+    async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
+        """A page of what `node_id` is to drop, and the next cursor, 0 at the end. One is kept until it is settled, or
+        the node registers the chunk again.
+        """
+        number, at = cursor >> _TAG_SHIFT, cursor & ((1 << _TAG_SHIFT) - 1)
         async with metadata_errors():
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.hset(_drops_key(node_id), mapping={key: str(each) for key, each in generations.items()})
-            pipeline.expire(_drops_key(node_id), _DROPS_TTL_S)
-            await pipeline.execute()
+            if not at:
+                pipeline = self._client.pipeline(transaction=False)
+                for tag in TAGS[number:]:
+                    pipeline.exists(drops_key(node_id, tag))
+                there = await pipeline.execute()
+                if not any(there):
+                    return [], 0
+                number += there.index(1)
+            after, found = await self._client.hscan(drops_key(node_id, TAGS[number]), at, count=_DROPS_PAGE)
+        after = int(after) | number << _TAG_SHIFT if int(after) else (number + 1) << _TAG_SHIFT
+        page = [Drop(value[8:40], value[40:], int.from_bytes(value[:8], "big")) for value in cast(Any, found).values()]
+        return page, after if after >> _TAG_SHIFT < len(TAGS) else 0
 
-    async def take_drops(self, node_id: str) -> dict[bytes, int]:
-        """What `remember_drops` remembered, once."""
-        async with metadata_errors():
-            pipeline = self._client.pipeline(transaction=True)
-            pipeline.hgetall(_drops_key(node_id))
-            pipeline.delete(_drops_key(node_id))
-            return {key: int(generation) for key, generation in (await pipeline.execute())[0].items()}
+    async def settle_drops(self, node_id: str, drops: Sequence[Drop]) -> None:
+        """`node_id` has carried these out."""
+        calls = list[tuple[list[bytes], list[Any]]]()
+        ordered = sorted(drops, key=lambda drop: tag_of(drop.bucket))
+        for tag, group in groupby(ordered, key=lambda drop: tag_of(drop.bucket)):
+            part = list(group)
+            prints = fingerprints(b"".join(drop.key for drop in part))
+            generations = b"".join(drop.generation.to_bytes(8, "big") for drop in part)
+            calls.append(([drops_key(node_id, tag)], [prints, generations]))
+        if calls:
+            await self._all("settle", calls)
 
     # ---- the object tier
 
@@ -289,11 +320,8 @@ class PrefixIndex:
             part, opener = list(group), fingerprint(bucket)
             keys = _keys([chunk for chunk, _ in part])
             packed = b"".join(each.to_bytes(8, "big") for _, each in part)
-            mask = await self._change("add_objects", opener, [fingerprints(keys), packed, keys])
+            mask = await self._change("add_objects", opener, [fingerprints(keys), packed, keys, bucket])
             marks += [_OBJECT_MARKS[mark] for mark in mask]
-            await self._not_due(
-                opener, [chunk for (chunk, _), mark in zip(part, mask, strict=True) if mark == ord("1")]
-            )
         return marks
 
     async def expect_objects(self, chunks: Sequence[ChunkRecord], delete_ms: int) -> list[bool]:
@@ -304,9 +332,7 @@ class PrefixIndex:
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part, opener = list(group), fingerprint(bucket)
             keys = _keys(part)
-            mask = await self._change("expect", opener, [fingerprints(keys), delete_ms, keys])
-            noted = [chunk for chunk, mark in zip(part, mask, strict=True) if mark == ord("1")]
-            await self._will_delete(opener, noted, delete_ms)
+            mask = await self._change("expect", opener, [fingerprints(keys), delete_ms, keys, bucket])
             marks += [mark != ord("!") for mark in mask]
         return marks
 
@@ -324,30 +350,16 @@ class PrefixIndex:
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part, opener = list(group), fingerprint(bucket)
             keys = _keys(part)
-            mask = await self._change("claim", opener, [fingerprints(keys), now_ms, until_ms, keys])
+            mask = await self._change("claim", opener, [fingerprints(keys), now_ms, until_ms, keys, bucket])
             claimed += [chunk for chunk, mark in zip(part, mask, strict=True) if mark == ord("1")]
-            await self._not_due(opener, [chunk for chunk, mark in zip(part, mask, strict=True) if mark == ord("0")])
-            later = [chunk for chunk, mark in zip(part, mask, strict=True) if mark != ord("0")]
-            await self._will_delete(opener, later, until_ms)
         return claimed
 
     async def objects_deleted(self, chunks: Sequence[ChunkRecord], until_ms: int) -> None:
         """What was claimed until then is deleted."""
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part, opener = list(group), fingerprint(bucket)
-            await self._run("deleted", [objects_key(opener)], [_keys(part), until_ms])
-            await self._not_due(opener, part)
-
-    async def _will_delete(self, bucket: bytes, chunks: Sequence[ChunkRecord], due_ms: int) -> None:
-        if chunks:
-            members: dict[Any, Any] = {chunk.bucket + chunk.key: due_ms for chunk in chunks}
-            async with metadata_errors():
-                await self._client.zadd(tagged(b"due", tag_of(bucket)), members)
-
-    async def _not_due(self, bucket: bytes, chunks: Sequence[ChunkRecord]) -> None:
-        if chunks:
-            async with metadata_errors():
-                await self._client.zrem(tagged(b"due", tag_of(bucket)), *(chunk.bucket + chunk.key for chunk in chunks))
+            keys = [objects_key(opener), tagged(b"due", tag_of(opener))]
+            await self._run("deleted", keys, [_keys(part), until_ms, bucket])
 
     # ---- rebuilding
 
@@ -393,48 +405,103 @@ class PrefixIndex:
 
     # ----
 
-    async def _register_roots(self, node_id: str, groups: Sequence[tuple[bytes, list[ChunkRecord]]]) -> list[int]:
+    async def _register_roots(
+        self, node_id: str, groups: Sequence[tuple[bytes, list[ChunkRecord]]], fresh: bytes
+    ) -> list[int]:
         """Chunks of several buckets, none of which has a parent in another one."""
-        calls = [(bucket_keys(fingerprint(bucket)), self._registration(node_id, group)) for bucket, group in groups]
+        calls = [
+            (bucket_keys(fingerprint(bucket)), self._registration(node_id, group, fresh)) for bucket, group in groups
+        ]
         return [each for marks in await self._all("register", calls) for each in _generations(marks)]
 
-    def _registration(self, node_id: str, chunks: Sequence[ChunkRecord], elsewhere: bytes = b"") -> list[Any]:
+    def _registration(
+        self,
+        node_id: str,
+        chunks: Sequence[ChunkRecord],
+        fresh: bytes,
+        elsewhere: bytes = b"",
+        until_ms: int = 0,
+    ) -> list[Any]:
         keys = _keys(chunks)
         prints, above = fingerprints(keys), fingerprints(b"".join(chunk.parent or bytes(KEY_BYTES) for chunk in chunks))
         packed = b"".join(
             prints[at : at + PRINT_BYTES] + (above[at : at + PRINT_BYTES] if chunk.parent else _NO_PARENT)
             for at, chunk in zip(range(0, len(prints), PRINT_BYTES), chunks, strict=True)
         )
-        fresh = (int.from_bytes(self._draw(8), "big") | 1).to_bytes(8, "big")
-        return [node_id, packed, fresh, elsewhere, keys if node_id == OBJECT_TIER else b""]
+        object_keys = keys if node_id == OBJECT_TIER else b""
+        return [node_id, packed, fresh, elsewhere, object_keys, until_ms, chunks[0].bucket]
 
-    async def _register_bucket(self, node_id: str, bucket: bytes, chunks: list[ChunkRecord], now_ms: int) -> list[int]:
-        opener, counted = chunks[0], False
-        crosses = bool(opener.parent) and opener.parent_bucket != opener.bucket
-        parent, elsewhere = (fingerprint(opener.parent), fingerprint(opener.parent_bucket)) if crosses else (b"", b"")
-        if crosses and not await self._exists(opener):
-            # The parent lives in another bucket: count the child there first. A crash in between leaves the parent
-            # held too long, never the chain open.
-            counted = await self._count_child(parent, elsewhere, 1, now_ms)
-            if not counted:
-                return [0] * len(chunks)
-        marks = await self._change("register", bucket, self._registration(node_id, chunks, elsewhere))
-        if counted and marks[:1] != b"2":  # another one was quicker and counted as well, or it was refused
-            await self._count_child(parent, elsewhere, -1, now_ms)
-        return _generations(marks)
+    async def _register_bucket(
+        self, node_id: str, bucket: bytes, chunks: list[ChunkRecord], now_ms: int, fresh: bytes
+    ) -> list[int]:
+        opener = chunks[0]
+        if not opener.parent or opener.parent_bucket == opener.bucket:
+            return _generations(await self._change("register", bucket, self._registration(node_id, chunks, fresh)))
+        # The parent lies in another bucket: it is kept for the child before that is registered. A crash in between
+        # leaves the parent kept too long, never the chain open.
+        parent, elsewhere, child = map(fingerprint, (opener.parent, opener.parent_bucket, opener.key))
+        name = self._draw(_LINK_BYTES)
+        until_ms = int(await self._change("link", elsewhere, [parent, child, name, _LINK_MS]))
+        if not until_ms:
+            return [0] * len(chunks)
+        arguments = self._registration(node_id, chunks, fresh, elsewhere + name, until_ms)
+        answer = await self._change("register", bucket, arguments)
+        generations = _generations(answer[: 9 * len(chunks)])
+        if not generations[0]:
+            await self._unlink([parent, elsewhere + name, child, b""], now_ms)
+        elif (known := answer[9 * len(chunks) :]) not in (name, b""):  # it was there, by another link
+            await self._change("link", elsewhere, [parent, child, known, _LINK_MS])
+        return generations
 
-    async def _exists(self, chunk: ChunkRecord) -> bool:
-        return bool(await self._run("exists", [bucket_key(fingerprint(chunk.bucket))], [fingerprint(chunk.key)]))
+    async def _unlink(self, orphaned: Sequence[bytes], now_ms: int) -> None:
+        """Parents in other buckets have lost a child: (parent, bucket and link's name, child, its leases), flat."""
+        while orphaned:
+            parent, link, child, leases, *rest = orphaned
+            bucket, name = link[:PRINT_BYTES], link[PRINT_BYTES:]
+            orphaned = [*rest, *await self._change("unlink", bucket, [parent, child, name, now_ms, leases])]
 
-    async def _count_child(self, parent: bytes, bucket: bytes, change: int, now_ms: int, leases: bytes = b"") -> bool:
-        mark, *orphaned = await self._change("count_child", bucket, [parent, change, now_ms, leases])
-        await self._uncount(orphaned, now_ms)
-        return bool(mark == b"1")
+    async def repair(self, cursor: int, *, older_ms: int = 4 * _LINK_MS) -> tuple[int, int]:
+        """Remove links, of some buckets, to children that are not there: their registration or removal was cut short.
 
-    async def _uncount(self, orphaned: Sequence[bytes], now_ms: int) -> None:
-        """Parents in other buckets have lost a child: (parent, bucket, the child's leases), flat."""
-        for parent, bucket, leases in zip(orphaned[::3], orphaned[1::3], orphaned[2::3], strict=True):
-            await self._count_child(parent, bucket, -1, now_ms, leases)
+        Args:
+            cursor: 0, or what the call before returned.
+            older_ms: Only links that are so old by Redis' clock; by younger ones a child may still be registered.
+
+        Returns:
+            How many were removed, and the next cursor, 0 at the end.
+        """
+        async with metadata_errors():
+            names, after = await self._scan(cursor, LINKS, "hash", _LINKS_SCANNED)
+            seconds, _ = await self._time()
+            removed = 0
+            for name in names:
+                at = 0
+                while True:
+                    at, links = cast(Any, await self._client.hscan(name, at, count=_DROPS_PAGE))
+                    old = [
+                        (field, link)
+                        for field, link in links.items()
+                        if int(link[_LINK_BYTES:]) + older_ms < seconds * 1000
+                    ]
+                    removed += await self._remove_links(bucket_of_page(name), old)
+                    if not at:
+                        break
+        return removed, after
+
+    async def _remove_links(self, bucket: bytes, links: Sequence[tuple[bytes, bytes]]) -> int:
+        calls = [([bucket_key(field[PRINT_BYTES:])], [field[PRINT_BYTES:]]) for field, _ in links]
+        there = await self._all("holders", calls) if calls else []
+        gone = [link for link, (found,) in zip(links, there, strict=True) if not found]
+        for field, link in gone:
+            parent, child = field[:PRINT_BYTES], field[PRINT_BYTES:]
+            await self._unlink([parent, bucket + link[:_LINK_BYTES], child, b""], 0)
+        return len(gone)
+
+    async def _time(self) -> tuple[int, int]:
+        if not self._cluster:
+            return await self._client.time()
+        cluster = await cast(RedisCluster, self._client).initialize()
+        return await cluster.time(target_nodes=RedisCluster.RANDOM)
 
     async def _match_buckets(self, prints: bytes, openers: Sequence[bytes]) -> list[Any]:
         step = BUCKET_CHUNKS * PRINT_BYTES
@@ -481,7 +548,3 @@ def _keys(chunks: Sequence[ChunkRecord]) -> bytes:
 
 def _generations(marks: bytes) -> list[int]:
     return [int.from_bytes(marks[at + 1 : at + 9], "big") for at in range(0, len(marks), 9)]
-
-
-def _drops_key(node_id: str) -> str:
-    return f"quire:dropped:{node_id}"

@@ -5,8 +5,8 @@ The index knows a chunk by its fingerprint, 8 bytes of its key. An index bucket 
 
 - spans: (row, generation, holders)…: from that row on entries have this generation (8 bytes), and are held by the nodes
   with these names, joined by commas ("" for none, which keeps the chain closed while others extend it);
-- links: (row, parent, bucket)…: of rows whose parent is not the row before: its fingerprint ("" for none), and the
-  fingerprint of its bucket where that is another one;
+- links: (row, parent, bucket)…: of rows whose parent is not the row before: its fingerprint ("" for none); where it is
+  in another bucket, the fingerprint of that bucket and the name of the link;
 - extra: (row, count)…: how many indexed chunks extend a row, beside the next one where that has no link;
 - of the first page besides: chunks of the bucket, slots of its directory, and the number of its last page.
 
@@ -16,7 +16,12 @@ grows (linear hashing).
 
 Beside them, in the same slot, lie a hash of pins (fingerprint .. lease id → expiry; "@p": when to look for expired
 ones), a hash of objects that nothing lists any more (key → when to delete it, or "!" and until when its deletion runs),
-and a hash that counts what each node is listed for (node → count:digest).
+a hash that counts what each node is listed for (node → count:digest), for each node a hash of what it is to drop
+(fingerprint → generation of the entry that ended, key, bucket), of each bucket a hash of links to children in other
+buckets (fingerprints of parent and child → name of the link, when it was made), and the objects that are due, by when.
+
+A link is made before its child is registered, and removed by its name after the child's entry has ended. Both calls may
+come twice. If the removal never comes, the link keeps the parent until `PrefixIndex.repair` finds no such child.
 """
 
 from __future__ import annotations
@@ -31,17 +36,18 @@ _PRUNE_MS: Final = 10_000
 _SHARED: Final = {
     "match": ("pages", "pinning"),
     "holders": ("pages",),
-    "exists": ("pages", "there"),
     "pin": ("pages", "there", "pinning"),
     "held": ("pages",),
-    "register": ("pages", "bucket"),
+    "register": ("clock", "pages", "bucket"),
     "unregister": ("pages", "bucket"),
     "evict": ("pages", "bucket"),
-    "count_child": ("pages", "bucket"),
+    "link": ("clock", "pages", "bucket"),
+    "unlink": ("pages", "bucket"),
     "add_objects": ("pages", "bucket"),
     "expect": ("pages", "bucket"),
     "claim": ("pages", "bucket"),
     "deleted": (),
+    "settle": (),
     "listings": (),
 }
 """What each script begins with."""

@@ -15,17 +15,21 @@ def tag_of(bucket: bytes) -> bytes:
 
 
 def tagged(kind: bytes, tag: bytes) -> bytes:
-    """What all buckets of a tag share: `l` how many chunks each node is listed for, `due` objects to be deleted."""
+    """What all buckets of a tag share: `l` how many chunks each node is listed for, `due` objects to be deleted,
+    `d` and a node's name what it is to drop.
+    """
     return b"quire:%s:{%s}" % (kind, tag)
 
 
 _TAGGED_BYTES: Final = len(tagged(b"x", TAGS[0]))
 PAGES: Final = tagged(b"x", b"*") + b"*"
 """Matches the pages of buckets."""
+LINKS: Final = tagged(b"c", b"*") + b"*"
+"""Matches the links of buckets."""
 
 
 def bucket_of_page(key: bytes) -> bytes:
-    """The bucket that a page belongs to."""
+    """The bucket that a page, or a hash of links, belongs to."""
     return key[_TAGGED_BYTES : _TAGGED_BYTES + PRINT_BYTES]
 
 
@@ -46,4 +50,16 @@ def objects_key(bucket: bytes) -> bytes:
 
 def bucket_keys(bucket: bytes) -> list[bytes]:
     """Of the scripts that change a bucket."""
-    return [bucket_key(bucket), pins_key(bucket), objects_key(bucket), tagged(b"l", tag_of(bucket))]
+    tag = tag_of(bucket)
+    shared = [tagged(b"l", tag), tagged(b"d", tag), links_key(bucket), tagged(b"due", tag)]
+    return [bucket_key(bucket), pins_key(bucket), objects_key(bucket), *shared]
+
+
+def links_key(bucket: bytes) -> bytes:
+    """Of a bucket's links to children in other buckets."""
+    return tagged(b"c", tag_of(bucket)) + bucket
+
+
+def drops_key(node_id: str, tag: bytes) -> bytes:
+    """Of what a node is to drop of all buckets of a tag."""
+    return tagged(b"d", tag) + node_id.encode()

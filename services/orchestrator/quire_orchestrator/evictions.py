@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from quire.model.errors import InvalidRequest, QuireError
-from quire.model.index import OBJECT_TIER, ChunkRecord, Evicted, records
+from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Evicted, records
 from quire.model.keys import ChunkKeys
 from quire.telemetry import logger
 from quire_orchestrator.announcements import Announcements
@@ -39,6 +39,7 @@ class Evictions:
         self._holders = holders
         self._clock = clock
         self._sweeper: asyncio.Task[None] | None = None
+        self._repair_cursor = 0
 
     def start(self) -> None:
         self._sweeper = asyncio.create_task(self._keep_swept())
@@ -67,24 +68,29 @@ class Evictions:
     async def _evict(self, chunks: Sequence[ChunkRecord], asking: str) -> Evicted:
         """Out of the index, and off every node but the one that asks. One that is away hears of it when it is back."""
         now_ms = self._clock.now_ms()
-        evicted = await self._index.evict(chunks, now_ms, now_ms + self._config.object_grace_ms)
+        delete_ms = now_ms + self._config.object_grace_ms
+        evicted = await self._index.evict(chunks, now_ms, delete_ms, asking=asking)
         for holder in {node for gone in evicted.removed for node in gone.nodes}:
             self._announcements.removed(holder, [gone.record for gone in evicted.removed if holder in gone.nodes])
         orders = drops(evicted, asking)
         await asyncio.gather(*(self._drop(node_id, mine) for node_id, mine in orders.items()))
         return evicted
 
-    async def take_drops(self, node_id: str) -> dict[bytes, int]:
-        """Entries that ended while the node was away: generations by key."""
-        return await self._index.take_drops(node_id)
+    async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
+        """A page of what a node is to drop and has not confirmed, and the next cursor, 0 at the end."""
+        return await self._index.drops(node_id, cursor)
 
-    async def _drop(self, node_id: str, generations: Mapping[bytes, int]) -> None:
+    async def settle_drops(self, node_id: str, carried_out: Sequence[Drop]) -> None:
+        """A node has dropped these, or has found that they do not concern its copies."""
+        await self._index.settle_drops(node_id, carried_out)
+
+    async def _drop(self, node_id: str, orders: Sequence[Drop]) -> None:
+        """Tell a node. Until it has answered the index remembers what it is to drop."""
         try:
-            await self._holders.drop(self._cluster.live[node_id], generations)
+            await self._holders.drop(self._cluster.live[node_id], {drop.key: drop.generation for drop in orders})
+            await self._index.settle_drops(node_id, orders)
         except (QuireError, KeyError) as error:
-            count = len(generations)
-            logger().warning("a node could not be told to drop chunks", node=node_id, chunks=count, why=str(error))
-            await self._index.remember_drops(node_id, generations)
+            logger().warning("a node could not be told to drop", node=node_id, chunks=len(orders), why=str(error))
 
     # ---- what nothing refers to any more
 
@@ -121,11 +127,18 @@ class Evictions:
             logger().warning("a node is gone for good: what it held is withdrawn", node=name, chunks=gone)
         return gone
 
+    async def repair_index(self) -> None:
+        """Look at a part of the index for links to children that are not there, which keep their parents for ever."""
+        removed, self._repair_cursor = await self._index.repair(self._repair_cursor)
+        if removed:
+            logger().warning("removed links to children that are not indexed", links=removed)
+
     async def _keep_swept(self) -> None:
         while True:
             await self._clock.sleep(self._config.sweep_ms / 1000)
             try:
                 await self.sweep_objects()
                 await self.forget_lost_nodes()
+                await self.repair_index()
             except QuireError as error:
                 logger().warning("nothing can be swept now", error=str(error))

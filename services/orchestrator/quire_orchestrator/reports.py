@@ -34,10 +34,13 @@ class Reports:
         self._cluster = cluster
         self._clock = clock
 
-    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[int]:
-        """Index replicas; the generations of their entries, 0 where the parent is not indexed."""
+    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], fresh: int) -> list[int]:
+        """Index replicas; the generations of their entries, 0 where the parent is not indexed.
+
+        `fresh`: the generation that the node proposes for entries that are new; 0 for none.
+        """
         with tracer().start_as_current_span(names.INDEX_REGISTER, kind=SpanKind.CLIENT, attributes=_REDIS):
-            generations = await self._index.register(node_id, chunks, self._clock.now_ms())
+            generations = await self._index.register(node_id, chunks, self._clock.now_ms(), fresh=fresh)
         self._announcements.stored(node_id, [each for each, there in zip(chunks, generations, strict=True) if there])
         return generations
 
@@ -56,15 +59,17 @@ class Reports:
         return await self._index.expect_objects(chunks, self._clock.now_ms() + grace_ms), grace_ms
 
     async def withdraw(
-        self, node_id: str, chunks: Sequence[ChunkRecord], *, only_in_object: bool = False, others_min: int = 0
+        self, node_id: str, chunks: Sequence[ChunkRecord], *, only_in_object: bool = False, keepers: Sequence[str] = ()
     ) -> list[bool]:
         """A node lost chunks, or found them corrupt: look-ups must not promise them any more.
 
-        For each whether that was done. `only_in_object`: only where the object tier is listed too; `others_min`: only
-        where so many other nodes are.
+        For each whether that was done. `only_in_object`: only where the object tier is listed too; `keepers`: only
+        where each of these nodes lives and is listed too.
         """
+        if any(name not in self._cluster.live for name in keepers):
+            return [False] * len(chunks)
         now_ms, only = self._clock.now_ms(), only_in_object
-        out = await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, others_min=others_min)
+        out = await self._index.unregister(node_id, chunks, now_ms, only_in_object=only, keepers=keepers)
         self._announcements.removed(node_id, [each for each, gone in zip(chunks, out, strict=True) if gone])
         return out
 
@@ -78,6 +83,11 @@ class Reports:
         live = self._cluster.storage_nodes()
         placements = await self._index.holders(chunks)
         return [tuple(name for name in names if name in live or name == OBJECT_TIER) for names in placements]
+
+    async def generations(self, node_id: str, chunks: Sequence[ChunkRecord]) -> list[int]:
+        """Generation of each entry that lists a node, alive or not; 0 where none does."""
+        entries = await self._index.entries(chunks)
+        return [generation if node_id in names else 0 for generation, names in entries]
 
     async def listing(self, node_id: str) -> Listing:
         """What the index lists for a node, in two numbers."""

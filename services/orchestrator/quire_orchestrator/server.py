@@ -81,7 +81,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
 
     async def Commit(self, request: orchestrator_pb2.CommitRequest, context: Any) -> orchestrator_pb2.CommitResponse:
         chunks = _records(request.chunks)
-        generations = await self._reports.commit(request.node_id, chunks)
+        generations = await self._reports.commit(request.node_id, chunks, request.fresh_generation)
         await self._reports.count_change(request.reporter)
         return orchestrator_pb2.CommitResponse(generations=generations)
 
@@ -105,7 +105,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             request.node_id,
             _records(request.chunks),
             only_in_object=request.only_in_object_tier,
-            others_min=request.others_min,
+            keepers=request.keepers,
         )
         await self._reports.count_change(request.reporter)
         return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(withdrawn))
@@ -191,11 +191,23 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         holders = await self._reports.locate([convert.record_from(chunk) for chunk in request.chunks])
         return orchestrator_pb2.LocateResponse(holders=[",".join(names) for names in holders])
 
+    async def GetGenerations(
+        self, request: orchestrator_pb2.GetGenerationsRequest, context: Any
+    ) -> orchestrator_pb2.GetGenerationsResponse:
+        generations = await self._reports.generations(request.node_id, _records(request.chunks))
+        return orchestrator_pb2.GetGenerationsResponse(generations=generations)
+
     async def TakeDrops(
         self, request: orchestrator_pb2.TakeDropsRequest, context: Any
     ) -> orchestrator_pb2.TakeDropsResponse:
-        dropped = await self._evictions.take_drops(request.node_id)
-        return orchestrator_pb2.TakeDropsResponse(chunk_keys=b"".join(dropped), generations=dropped.values())
+        page, cursor = await self._evictions.drops(request.node_id, request.cursor)
+        return orchestrator_pb2.TakeDropsResponse(drops=convert.drops_to(page), cursor=cursor)
+
+    async def SettleDrops(
+        self, request: orchestrator_pb2.SettleDropsRequest, context: Any
+    ) -> orchestrator_pb2.SettleDropsResponse:
+        await self._evictions.settle_drops(request.node_id, convert.drops_from(request.drops))
+        return orchestrator_pb2.SettleDropsResponse()
 
     async def SetPolicy(self, request: gateway_pb2.SetPolicyRequest, context: Any) -> gateway_pb2.SetPolicyResponse:
         tag = convert.namespace_from(request.namespace).digest()[:NAMESPACE_TAG_BYTES]

@@ -126,8 +126,8 @@ class Executor:
                 self._spawn(self._write(instruction))
             case ev.Forget(removal, placed):
                 self._spawn(self._forget(ev.Forget(removal, placed)))
-            case ev.Register(ticket, records, patient):
-                self._spawn(self._register(ticket, records, patient))
+            case ev.Register():
+                self._spawn(self._register(instruction))
             case ev.Withdraw(records):
                 self._spawn(self._withdraw(records))
             case ev.AskToEvict() | ev.AskToWithdraw():
@@ -168,14 +168,14 @@ class Executor:
         else:
             self.post(ev.Forgotten(instruction.removal))
 
-    async def _register(self, ticket: int, records: Sequence[ChunkRecord], patient: bool) -> None:
-        failure = None
+    async def _register(self, wanted: ev.Register) -> None:
+        failure, registering = None, self._registry.registering
         try:
-            async for part in self._registry.registering(records, patient=patient):
-                self.post(ev.Indexed(ticket, part))
+            async for part in registering(wanted.records, patient=wanted.patient, fresh=wanted.generation):
+                self.post(ev.Indexed(wanted.ticket, part))
         except Exception as error:
             failure = _failure(error)
-        self.post(ev.IndexingEnded(ticket, failure))
+        self.post(ev.IndexingEnded(wanted.ticket, failure))
 
     async def _withdraw(self, records: Sequence[ChunkRecord]) -> None:
         try:
@@ -190,7 +190,7 @@ class Executor:
             if isinstance(instruction, ev.AskToEvict):
                 out = await self._registry.may_go(instruction.records)
             else:
-                out = await self._registry.may_withdraw(instruction.records, instruction.others_min)
+                out = await self._registry.may_withdraw(instruction.records, instruction.keepers)
         except Exception as error:
             _failure(error)  # without an answer nothing goes
         self.post(ev.Answered(instruction.question, frozenset(out)))

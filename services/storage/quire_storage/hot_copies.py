@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from quire.model.durability import Durability
 from quire.model.errors import QuireError
+from quire.model.index import OBJECT_TIER
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.ranges import ChunkRange
@@ -125,8 +126,21 @@ class HotCopies:
                 copy.wanted_s = now_s
             elif now_s - copy.wanted_s > self._config.hot_idle_s:
                 del self._copies[first]
-                replicas = self._tiers.residency.replicated
-                keys = [key for key in copy.keys if key not in replicas]  # those that this node keeps for others
-                gone = await self._tiers.evict(keys[::-1], others_min=1)
+                gone = await self._give_up_cold(copy.keys)
                 self._events.add(1, {"event": "given up"})
-                logger().info("a copy that is not read much any more was given up", chunks=gone)
+                logger().info("gave up a copy that is cold", chunks=gone)
+
+    async def _give_up_cold(self, keys: ChunkKeys) -> int:
+        """Those that another node keeps as durably; what was raised to `replicated` here stays."""
+        headers = [header for key in keys if (header := self._tiers.find(key)) is not None]
+        headers = [header for header in headers if header.level is not Durability.REPLICATED]
+        holders = await self._index.locate([header.chunk.record for header in headers]) if headers else []
+        groups: dict[tuple[str, Durability], list[bytes]] = {}
+        for header, listed in zip(headers, holders, strict=True):
+            others = sorted(name for name in listed if name not in (self._config.node_id, OBJECT_TIER))
+            if others:
+                groups.setdefault((others[0], header.level), []).append(header.chunk.key)
+        gone = 0
+        for (keeper, level), mine in groups.items():
+            gone += await self._replicator.give_up(mine[::-1], [keeper], level)
+        return gone

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.descriptor import Descriptor
-from quire.model.index import ChunkRecord, Held, Listing, ObjectMark
+from quire.model.index import ChunkRecord, Drop, Held, Listing, ObjectMark
 from quire.model.iocb import Iocb
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
@@ -45,10 +46,11 @@ class ClusterIndex(Protocol):
     concern the next one of the same key.
     """
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> list[int]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0) -> list[int]:
         """Register; the generation of each entry, 0 for a chunk whose parent is not indexed (yet).
 
-        `reporter`: this node, here and below; the index counts what it was told by each.
+        `reporter`: this node, here and below; the index counts what it was told by each. `fresh`: the generation of
+        entries that are new, random and never used before; 0 has one drawn.
         """
 
     async def add_objects(
@@ -67,8 +69,10 @@ class ClusterIndex(Protocol):
     async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         """Deregister the node where the object tier is listed too; False where it is not."""
 
-    async def withdraw_surplus(self, node_id: str, records: Sequence[ChunkRecord], others_min: int) -> list[bool]:
-        """Deregister the node where so many others are listed; False where they are not."""
+    async def withdraw_surplus(
+        self, node_id: str, records: Sequence[ChunkRecord], keepers: Sequence[str]
+    ) -> list[bool]:
+        """Deregister the node where each of `keepers` lives and is listed, and no lease pins the chunk; else False."""
 
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         """Take chunks out whose last copy goes, children first; False for one that others extend or a lease pins."""
@@ -76,8 +80,14 @@ class ClusterIndex(Protocol):
     async def locate(self, records: Sequence[ChunkRecord]) -> list[tuple[str, ...]]:
         """The live nodes that hold each chunk, and `OBJECT_TIER` where it does."""
 
-    async def take_drops(self, node_id: str) -> dict[bytes, int]:
-        """Entries that ended while the node was away, by key; asking again tells only what is new."""
+    async def generations(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
+        """Generation of each entry that lists the node; 0 where none does."""
+
+    async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
+        """A page of what the node is to drop and has not settled, and the next cursor, 0 at the end."""
+
+    async def settle_drops(self, node_id: str, drops: Sequence[Drop]) -> None:
+        """These are carried out."""
 
     async def listing(self, node_id: str) -> Listing:
         """What is listed for a node, in two numbers."""
@@ -243,7 +253,7 @@ class BlockIOChoice(Protocol):
 class Ports:
     """Everything outside of a node, but for the data plane. `objects` is None for no object tier.
 
-    `threads`: makes an executor of that many for checksums and copies.
+    `threads`: makes an executor of that many for checksums and copies. `draw`: makes random bytes.
     """
 
     index: ClusterIndex
@@ -254,3 +264,4 @@ class Ports:
     block_io: BlockIOChoice
     clock: Clock
     threads: Callable[[int], Executor] = lambda count: ThreadPoolExecutor(count, "storage")
+    draw: Callable[[int], bytes] = os.urandom

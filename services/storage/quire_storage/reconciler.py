@@ -128,7 +128,7 @@ class Reconciler:
     async def _reconcile(self) -> None:
         """Forget what was evicted while this node was away; withdraw what is not here; register what the index lost."""
         residency = self._tiers.residency
-        dropped = await self._tiers.drop(await self._registry.drops())
+        dropped = await self._carry_out_drops()
         withdrawn, missing, ages = 0, bytearray(), array("Q")  # packed: nothing for the garbage collector
         with residency.arriving() as arriving:
             here = await Here.look(residency.scan(), arriving, self._threads)
@@ -154,6 +154,21 @@ class Reconciler:
         if not self._registering:
             self._registering = True
             self._spawn(self._register())
+
+    async def _carry_out_drops(self) -> int:
+        """Drop what was evicted while this node could not be told; how many copies went.
+
+        What the index lists for this node now stays, whatever was remembered: it was stored again since, or a backup of
+        Redis has brought an old order back.
+        """
+        dropped = 0
+        async for page in self._registry.drops():
+            concerned = [drop for drop in page if self._tiers.residency.recorded(drop.key) in (0, drop.generation)]
+            listed = await self._tiers.ask_index([drop.key for drop in concerned])
+            orders = {drop.key: drop.generation for drop in concerned if drop.key not in listed}
+            dropped += await self._tiers.drop(orders)
+            await self._registry.settle_drops(page)
+        return dropped
 
     async def _queue(self, missing: bytearray, parts: list[npt.NDArray[np.intp]]) -> None:
         """Each with the generation that it had: that of a listing which the index lost. What an earlier comparison

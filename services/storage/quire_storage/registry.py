@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from quire.model.errors import QuireError
-from quire.model.index import OBJECT_TIER, ChunkRecord, Held, ObjectMark
+from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Held, ObjectMark
 from quire.telemetry import logger
 from quire_storage.ports import Clock, ClusterIndex, Listing
 
@@ -32,9 +32,9 @@ class Registry:
         """What this node has reported and was answered: the index has no fewer, unless it went back."""
 
     async def registering(
-        self, wanted: Sequence[ChunkRecord], *, patient: bool = True
+        self, wanted: Sequence[ChunkRecord], *, patient: bool = True, fresh: int = 0
     ) -> AsyncIterator[dict[bytes, int]]:
-        """Generations of index entries by key, as they are indexed.
+        """Generations of index entries by key, as they are indexed; `fresh`: of those that are new.
 
         A chunk whose parent is on its way to another node is waited for, for a time, if `patient`. Meanwhile the index
         is asked for those alone that wait for another node, and not for what lies behind them here.
@@ -46,7 +46,7 @@ class Registry:
             for first in range(0, len(asked), _BATCH_CHUNKS):
                 part = asked[first : first + _BATCH_CHUNKS]
                 async with self._operation():
-                    generations = await self._index.commit(self._node_id, part, reporter=self._node_id)
+                    generations = await self._index.commit(self._node_id, part, reporter=self._node_id, fresh=fresh)
                     self.changes += 1
                 indexed |= {record.key: each for record, each in zip(part, generations, strict=True) if each}
             yield indexed
@@ -85,15 +85,15 @@ class Registry:
             return set()
         return {chunk.key for chunk, out in zip(chunks, marks, strict=True) if out}
 
-    async def may_withdraw(self, chunks: Sequence[ChunkRecord], others_min: int) -> set[bytes]:
-        """Take this node off the entries that list so many other nodes, or for 0 the object tier too; their keys.
+    async def may_withdraw(self, chunks: Sequence[ChunkRecord], keepers: Sequence[str]) -> set[bytes]:
+        """Take this node off the entries that list each of `keepers`, or, for none, the object tier too; their keys.
 
         None while the index does not answer.
         """
         try:
             async with self._operation():
-                if others_min:
-                    marks = await self._index.withdraw_surplus(self._node_id, chunks, others_min)
+                if keepers:
+                    marks = await self._index.withdraw_surplus(self._node_id, chunks, keepers)
                 else:
                     marks = await self._index.withdraw_in_object(self._node_id, chunks)
                 self.changes += 1
@@ -102,9 +102,25 @@ class Registry:
             return set()
         return {chunk.key for chunk, out in zip(chunks, marks, strict=True) if out}
 
-    async def drops(self) -> dict[bytes, int]:
-        """What was evicted while this node was away: generations of index entries by key."""
-        return await self._index.take_drops(self._node_id)
+    async def drops(self) -> AsyncIterator[list[Drop]]:
+        """What this node is to drop, page by page. What it does not settle it is told again."""
+        cursor, more = 0, True
+        while more:
+            page, cursor = await self._index.drops(self._node_id, cursor)
+            if page:
+                yield page
+            more = cursor != 0
+
+    async def settle_drops(self, drops: Sequence[Drop]) -> None:
+        """These are carried out."""
+        await self._index.settle_drops(self._node_id, drops)
+
+    async def generations(self, records: Sequence[ChunkRecord]) -> dict[bytes, int]:
+        """Generations of the index entries that list this node, by key; those alone that do."""
+        if not records:
+            return {}
+        found = await self._index.generations(self._node_id, records)
+        return {record.key: generation for record, generation in zip(records, found, strict=True) if generation}
 
     # ---- comparing
 

@@ -270,20 +270,31 @@ class Replicator:
             left = self._tiers.find_all([key for key in batch if key not in safe])
             self._alone.update(chunk.record.key for chunk in left)
         for keepers, keys in surplus.items():
-            await self._give_up(keys, keepers)
+            gone = await self.give_up(keys, keepers, Durability.REPLICATED)
+            logger().info("gave up copies beyond the second", chunks=gone)
 
-    async def _give_up(self, keys: Sequence[bytes], keepers: Sequence[str]) -> None:
-        """Let copies go that each of `keepers` has, once these say that theirs are on a drive."""
+    async def give_up(self, keys: Sequence[bytes], keepers: Sequence[str], level: Durability) -> int:
+        """Let copies go that others keep; how many went. The one rule for giving up a copy:
+
+        - each of `keepers` lives, and has said just now that it has the chunk; for a level above `memory`, on a drive;
+        - this node's copy is at `level` at most, also when the index answers;
+        - the index takes this node off an entry only while it lists each keeper for it and no lease pins the chunk.
+        """
         nodes = {node.node_id: node for node in await self._peers.storage_nodes()}
-        safe = set(keys) if all(name in nodes for name in keepers) else set()
+        safe = set(keys) if keepers and all(name in nodes for name in keepers) else set()
         for name in keepers:
             left = [key for key in keys if key in safe]
             if left:
-                marks = await self._peers.replicate(nodes[name], ChunkKeys(b"".join(left)), self._me())
-                safe = {key for key, kept in zip(left, marks, strict=True) if kept}
-        if safe:
-            gone = await self._tiers.evict([key for key in keys if key in safe], others_min=COPIES)
-            logger().info("copies beyond the second were given up", chunks=gone)
+                safe &= await self._confirmed(nodes[name], left, level)
+        return await self._tiers.evict([key for key in keys if key in safe], keepers=keepers, level=level)
+
+    async def _confirmed(self, keeper: Node, keys: Sequence[bytes], level: Durability) -> set[bytes]:
+        packed = ChunkKeys(b"".join(keys))
+        if level is Durability.MEMORY:
+            sound = [raw for raw in await self._peers.describe(keeper, packed) if sound_header(raw) is not None]
+            return {unpack_header(np.frombuffer(raw, dtype=np.uint8)).chunk.key for raw in sound}
+        marks = await self._peers.replicate(keeper, packed, self._me())
+        return {key for key, kept in zip(keys, marks, strict=True) if kept}
 
     async def _candidates(self, keys: Sequence[bytes], already: set[str]) -> list[Node]:
         """Other nodes: the farthest first, of these those that have some of the chunks, then by their claim."""

@@ -64,7 +64,7 @@ class Requests:
             task.exception()  # seen: the caller may be gone
 
     async def drop(self, generations: Mapping[bytes, int]) -> int:
-        """Forget chunks whose index entries of these generations have ended (0: whatever is here); how many went."""
+        """Forget copies that were listed under index entries of these generations, which have ended; how many went."""
         return await self._tiers.drop(generations)
 
     async def delete_objects(self, keys: ChunkKeys, until_ms: int) -> None:

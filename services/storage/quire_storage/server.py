@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from quire import PROTOCOL_VERSION
-from quire.model.errors import InvalidRequest
+from quire.model.errors import InvalidRequest, NodeUnavailable
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Location, Node
 from quire.model.outcome import NodeOutcome
@@ -47,9 +47,10 @@ from quire_storage.runtime import StorageNode
 class StorageServicer(StorageServiceServicer):
     """Maps messages to `StorageNode` and back."""
 
-    def __init__(self, node: StorageNode, node_id: str, permits: PermitChecker) -> None:
+    def __init__(self, node: StorageNode, node_id: str, permits: PermitChecker, incarnation: str = "") -> None:
         self._node = node
         self._node_id = node_id
+        self._incarnation = incarnation
         self._permits = permits
 
     async def Deliver(self, request: pb.DeliverRequest, context: Any) -> AsyncIterator[pb.DeliverResponse]:
@@ -95,6 +96,8 @@ class StorageServicer(StorageServiceServicer):
         keys = list(ChunkKeys(request.chunk_keys))
         if len(keys) != len(request.generations):
             raise InvalidRequest(f"{len(request.generations)} for {len(keys)} keys", field="generations")
+        if (request.node_id, request.incarnation) != (self._node_id, self._incarnation):
+            raise NodeUnavailable(f"incarnation {request.incarnation} of {request.node_id} has ended")
         generations = dict(zip(keys, request.generations, strict=True))
         return pb.DropResponse(dropped_chunks=await self._node.requests.drop(generations))
 
@@ -166,7 +169,7 @@ async def serve(config: StorageConfig) -> None:
         secrets=config.secrets,
     )
     add_StorageServiceServicer_to_server(
-        StorageServicer(node, config.node_id, PermitChecker(permits, clock)), server.grpc
+        StorageServicer(node, config.node_id, PermitChecker(permits, clock), incarnation), server.grpc
     )
     await node.start()
     gc.freeze()  # the garbage collector does not walk what was recovered

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -54,7 +55,10 @@ class Pinned:
 
 
 class Tiers:
-    """For one event loop. `checked`: look at the machine's invariants after every so many events (tests)."""
+    """For one event loop. `checked`: look at the machine's invariants after every so many events (tests).
+
+    `draw` makes the random bytes of generations.
+    """
 
     def __init__(
         self,
@@ -68,7 +72,10 @@ class Tiers:
         clock: Clock,
         wait_s: float,
         checked: int = 0,
+        draw: Callable[[int], bytes] = os.urandom,
     ) -> None:
+        self._draw = draw
+        self._registry = registry
         self.residency = residency
         self.arena = arena
         self.pool = pool
@@ -204,6 +211,7 @@ class Tiers:
             offsets=slots.offsets.tolist(),
             level=level,
             on_existing=on_existing,
+            generation=int.from_bytes(self._draw(8), "big") | 1,
         )
         try:
             indexed = cast(set[bytes], await self._executor.answer(ticket, event))
@@ -233,22 +241,36 @@ class Tiers:
     # ---- what goes
 
     async def drop(self, generations: Mapping[bytes, int]) -> int:
-        """Forget chunks whose index entries of these generations ended (0: whatever is here); how many went.
+        """Forget copies that were listed under index entries of these generations, which have ended; how many went.
 
-        They are off the drives when this returns. Raises `DriveFailed`: they may come back with their drive.
+        Of a copy that may have been listed under another entry the index is asked first: what it lists stays. They are
+        off the drives when this returns. Raises `DriveFailed`: they may come back with their drive; and what the index
+        raises.
         """
+        unknown = [key for key in generations if self.residency.recorded(key) == 0]
+        if unknown:
+            await self.ask_index(unknown)
         return cast(int, await self._executor.ask(lambda ticket: ev.Dropped(ticket, dict(generations))))
 
-    async def evict(self, keys: Sequence[bytes], *, others_min: int = 0) -> int:
+    async def ask_index(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Learn under which entries the index lists chunks that are here; the keys that it lists for this node."""
+        listed = await self._registry.generations([chunk.record for chunk in self.find_all(keys)])
+        if listed:
+            self._executor.post(ev.Listed(listed))
+        return set(listed)
+
+    async def evict(
+        self, keys: Sequence[bytes], *, keepers: Sequence[str] = (), level: Durability = Durability.MEMORY
+    ) -> int:
         """Let chunks go from everywhere, children before parents, as far as the index allows; how many went.
 
-        `others_min`, if it is not 0: from this node only, where so many others have them.
+        `keepers`, if there are any: from this node only, copies at `level` at most, where each keeper has them too.
         """
         gone = 0
         for first in range(0, len(keys), _EVICTED_AT_ONCE):
             part = list(keys[first : first + _EVICTED_AT_ONCE])
             ticket = self._executor.ticket()
-            event = ev.EvictionWanted(ticket, part, others_min)
+            event = ev.EvictionWanted(ticket, part, tuple(keepers), level)
             gone += cast(int, await self._executor.answer(ticket, event))
         return gone
 

@@ -53,6 +53,7 @@ class Clients(State):
             offsets=list(offsets),
             level=store.level,
             on_existing=OnExisting.SKIP,
+            generation=self.index.draw(),
         )
         self.post(node, offer)
 
@@ -116,10 +117,10 @@ class Clients(State):
         self.end(number)
 
     def evict_now(self, records: tuple[ChunkRecord, ...], asking: str) -> Any:
-        evicted = now(self.index.evict(records, 0, 1))
+        evicted = now(self.index.evict(records, 0, 1, asking=asking))
         for gone in evicted.removed:
             if self.promises.get(gone.record.key, (0,))[0] == gone.generation:
                 del self.promises[gone.record.key]
-        for name, generations in drops(evicted, asking).items():
-            self.steps.append(Step("drop", 0, 0, (name, generations)))
+        for name, orders in drops(evicted, asking).items():
+            self.steps.append(Step("drop", 0, 0, (name, tuple(orders))))
         return evicted

@@ -208,7 +208,7 @@ class Cluster(Steps):
         """A message is lost: its sender sees a failure."""
         node = self.nodes[step.node]
         if step.what == "drop":
-            self.remember(*step.arguments)
+            self.drop_unanswered(*step.arguments)
         elif node.residency is not None and node.incarnation == step.incarnation:
             _ANSWERS[step.what](self, node, *step.arguments)
 
@@ -282,8 +282,8 @@ _WRITING: Final = frozenset({"object expected", "put", "put done", "list object"
 _OF_CLIENTS: Final = frozenset({"pulled", "wait", "acknowledge", "deliver", "wait to read", "read"})
 # What the one who waits hears when the request, or its answer, is lost.
 _ANSWERS: Final[dict[str, Callable[..., None]]] = {
-    "drop": Cluster.remember,
-    "register": lambda self, node, ticket, records: self.registered(node, ticket, None),
+    "drop": Cluster.drop_unanswered,
+    "register": lambda self, node, ticket, records, fresh: self.registered(node, ticket, None),
     "registered": lambda self, node, ticket, generations: self.registered(node, ticket, None),
     "withdraw": lambda self, node, records: self.post(node, ev.Withdrawn([record.key for record in records])),
     "ask to evict": lambda self, node, question, records: self.post(node, ev.Answered(question, frozenset())),

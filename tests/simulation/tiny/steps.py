@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from quire.model.durability import Durability
 from quire.model.fingerprints import fingerprint
-from quire.model.index import OBJECT_TIER, ChunkRecord, Held, ObjectMark
+from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Held, ObjectMark
 from quire_storage.core import events as ev
 from quire_storage.core.chunks import Chunk
 from tests.simulation.tiny.clients import Clients
@@ -18,8 +18,8 @@ _RECORD_OF = {fingerprint(record.key): record for record in RECORDS}
 class Steps(Clients):
     """Each takes the node and what the step carries."""
 
-    def register(self, node: Node, ticket: int, records: tuple[ChunkRecord, ...]) -> None:
-        generations = now(self.index.register(node.name, records, 0))
+    def register(self, node: Node, ticket: int, records: tuple[ChunkRecord, ...], fresh: int) -> None:
+        generations = now(self.index.register(node.name, records, 0, fresh=fresh))
         found = {record.key: each for record, each in zip(records, generations, strict=True) if each}
         self.later("registered", node, ticket, found)
 
@@ -42,15 +42,20 @@ class Steps(Clients):
         out = frozenset(record.key for record, mark in zip(records, marks, strict=True) if mark)
         self.later("answered", node, question, out)
 
-    def drop(self, name: str, generations: dict[bytes, int]) -> None:
+    def drop(self, name: str, drops: tuple[Drop, ...]) -> None:
         node = next(node for node in self.nodes if node.name == name)
-        if node.residency is None:
-            self.remember(name, generations)
-        else:
-            self.post(node, ev.Dropped(self.ticket(), generations))
+        if node.residency is not None:
+            self.post(node, ev.Dropped(self.ticket(), {drop.key: drop.generation for drop in drops}))
+            self.settle_drops(name, drops)
 
-    def remember(self, name: str, generations: dict[bytes, int]) -> None:
-        now(self.index.remember_drops(name, generations))
+    def drop_unanswered(self, name: str, drops: tuple[Drop, ...]) -> None:
+        """The node carries it out; that it has is lost, and the index goes on remembering the drop."""
+        node = next(node for node in self.nodes if node.name == name)
+        if node.residency is not None:
+            self.post(node, ev.Dropped(self.ticket(), {drop.key: drop.generation for drop in drops}))
+
+    def settle_drops(self, name: str, drops: tuple[Drop, ...]) -> None:
+        now(self.index.settle_drops(name, drops))
 
     def upload(self, node: Node, key: bytes) -> None:
         residency = node.residency
@@ -161,7 +166,20 @@ class Steps(Clients):
         now(self.index.register(OBJECT_TIER, found, 0))
 
     def take_drops(self, node: Node) -> None:
-        self.post(node, ev.Dropped(self.ticket(), now(self.index.take_drops(node.name))))
+        """Carried out is what the index does not list for the node under another entry."""
+        assert node.residency is not None
+        drops, _ = now(self.index.drops(node.name, 0))
+        records = [record for record in RECORDS if record.key in {drop.key for drop in drops}]
+        entries = now(self.index.entries(records))
+        listed = {
+            record.key: generation
+            for record, (generation, names) in zip(records, entries, strict=True)
+            if node.name in names
+        }
+        self.post(node, ev.Listed(listed))
+        orders = {drop.key: drop.generation for drop in drops if drop.key not in listed}
+        self.post(node, ev.Dropped(self.ticket(), orders))
+        self.settle_drops(node.name, tuple(drops))
         self.later("compare", node)
 
     def compare(self, node: Node) -> None:

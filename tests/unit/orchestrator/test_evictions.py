@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.index import records
+from quire.model.fingerprints import fingerprint
+from quire.model.index import Drop, records
 from tests.unit.orchestrator.world import CHUNK, World
 
 
@@ -30,8 +31,11 @@ async def test_a_node_that_is_away_hears_of_evictions_when_it_is_back() -> None:
     generations = await world.index.register("a", records(keys, 0, 2), 0)
     evictions = (await world.start()).evictions
     assert await evictions.evict(keys, keep=1) == 1
-    assert await evictions.take_drops("a") == {keys.at(1): generations[1]}
-    assert await evictions.take_drops("a") == {}
+    drop = Drop(keys.at(1), fingerprint(keys.bucket_of(1)), generations[1])
+    for _ in range(2):
+        assert await evictions.drops("a", 0) == ([drop], 0), "until the node has confirmed it"
+    await evictions.settle_drops("a", [drop])
+    assert await evictions.drops("a", 0) == ([], 0)
 
 
 async def test_objects_stay_while_an_index_is_to_be_rebuilt() -> None:

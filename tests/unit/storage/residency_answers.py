@@ -121,7 +121,7 @@ class Answers:
                     or ticket not in machine._holders
                     or isinstance(event, ev.IndexingEnded)
                 ), "a store that kept nothing holds nothing"
-            case ev.Register(ticket, records, patient):
+            case ev.Register(ticket, records, patient, _):
                 asked = self._asked[ticket]
                 assert patient is getattr(asked, "patient", True)
                 keys = asked.keys if isinstance(asked, ev.RegistrationWanted) else [c.key for c in asked.chunks]
@@ -130,12 +130,12 @@ class Answers:
                 found = machine.look(key)
                 assert found is None or size == found[0].chunk.shape.slot_bytes
                 assert found is None or written == found[0].in_object, "whether there may be an object of it"
-            case ev.AskToWithdraw(question, records, others_min):
+            case ev.AskToWithdraw(question, records, keepers):
                 by = self._asked.get(machine._questions[question].ticket)
-                assert records and others_min == (by.others_min if by is not None else 0)
+                assert records and keepers == (by.keepers if by is not None else ())
             case ev.AskToEvict(question, records):
                 by = self._asked.get(machine._questions[question].ticket)
-                assert records and (by is None or not by.others_min), "gone from everywhere, or from here only"
+                assert records and (by is None or not by.keepers), "gone from everywhere, or from here only"
             case ev.WakeAt(at_s):
                 assert at_s > machine._now_s
             case ev.CancelUpload(key):
@@ -174,9 +174,8 @@ class Answers:
                 assert value - listed <= unclear and listed - value <= left_out, "the keys that are indexed"
             case ev.LevelRaised():
                 safe = {key for key in asked.keys if key in machine and self._is_safe(key, asked.level)}
-                assert set(value) <= safe and (not at_once or set(value) == safe), (
-                    "here, and on a drive if there is one"
-                )
+                exact = at_once and not any(machine._is_busy(key) for key in safe)
+                assert set(value) <= safe and (not exact or set(value) == safe), "here, and on a drive if there is one"
             case ev.Pinned():
                 copies: list[Copy] = value[0]
                 assert [key for key in asked.keys if key not in value[1]] == [copy.chunk.key for copy in copies]
@@ -198,12 +197,8 @@ class Answers:
         return "memory" if entry is not None and entry.memory is not None else "disk"
 
     def _goes(self, key: bytes, generation: int) -> bool:
-        """Whether a copy that is here was listed under an index entry that has ended, or under none that is known."""
-        machine, entry = self._machine, self._machine._entries.get(key)
-        if key not in machine:
-            return False
-        mine = machine.generation(key)
-        return not generation or mine == generation or (not mine and (entry is None or not entry.registering))
+        """Whether a copy that is here was listed, or last listed, under the index entry that has ended."""
+        return generation != 0 and self._machine.recorded(key) == generation
 
     def _registering(self, instructions: list[ev.Instruction]) -> list[bytes]:
         return [each.key for said in instructions if isinstance(said, ev.Register) for each in said.records]

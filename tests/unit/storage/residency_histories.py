@@ -22,6 +22,7 @@ class History:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._world = World(drives=seed % 3, objects=seed % 2 == 0, arena_slabs=1 + seed % 4, drive_slabs=1 + seed % 2)
+        self._world.proposes = lambda: self._random.random() < 0.5
         self._stores: list[tuple[int, int]] = []
         self._readers: list[int] = []
         self._to_answer: list[int] = []
@@ -32,7 +33,7 @@ class History:
             *[self._end_operation] * 8,
             *[self._end_store] * 3,
             *(self._pin, self._pin, self._unpin, self._unpin, self._promote, self._drop, self._drop, self._lose),
-            *(self._deny, self._evict, self._raise, self._register, self._lease, self._pass_time),
+            *(self._deny, self._evict, self._raise, self._register, self._lease, self._pass_time, self._learn),
         ]
         for _ in range(STEPS):
             self._random.choice(steps)()
@@ -159,6 +160,11 @@ class History:
         if generations:
             self._world.post(ev.Dropped(self._ask(), generations))
 
+    def _learn(self) -> None:
+        """The index was asked under which entries it lists some chunks for this node."""
+        world, keys = self._world, {self._key() for _ in range(3)}
+        world.post(ev.Listed({key: world.index[key] for key in sorted(keys & world.listed_here & world.index.keys())}))
+
     def _lose(self) -> None:
         if copies := self._held():
             self._world.post(ev.Lost([copies[0].number]))
@@ -167,8 +173,9 @@ class History:
         self._world.post(ev.Denied([chunk_of(self._random.randrange(CHUNKS)).record]))
 
     def _evict(self) -> None:
-        others = self._random.choice([0, 1])
-        self._world.post(ev.EvictionWanted(self._ask(), [self._key(), self._key()], others))
+        keepers: tuple[str, ...] = self._random.choice([(), ("b",)])
+        level = self._random.choice(list(Durability))
+        self._world.post(ev.EvictionWanted(self._ask(), [self._key(), self._key()], keepers, level))
 
     def _raise(self) -> None:
         level = self._random.choice(list(Durability))

@@ -73,6 +73,7 @@ class World:
         self.residency = Residency(settings or ResidencySettings(), arena, self.pool, objects=objects)
         self._told = Answers(self.residency)
         self.has_objects = objects
+        self.proposes: Callable[[], bool] = lambda: True
         self.memory: dict[int, str] = {}
         self.disk: dict[tuple[int, int], str] = {}
         self.objects: dict[bytes, Chunk] = {}
@@ -136,9 +137,20 @@ class World:
                 offsets=offsets,
                 level=level,
                 on_existing=on_existing,
+                generation=self._next_generation() if self.proposes() else 0,
             )
         )
         return transfer, store
+
+    def drop(self, *keys: bytes) -> int:
+        """The entries under which these were listed have ended; the ticket."""
+        ticket = self.ticket()
+        self.post(ev.Dropped(ticket, {key: self.residency.recorded(key) or 1 for key in keys}))
+        return ticket
+
+    def _next_generation(self) -> int:
+        self._generations += 1 << 16  # digests of listings are of the upper bits
+        return self._generations
 
     def acknowledge(self, transfer: int, store: int) -> set[bytes]:
         """The end of a store that was answered; the keys that its client is told are stored."""
@@ -255,17 +267,17 @@ class World:
                 self._run("headers", lambda: self._write_headers(instruction), lambda: self._fail_headers(instruction))
             case ev.Forget(removal, placed):
                 self._run("forget", lambda: self._forget(removal, list(placed)), lambda: self._fail_forget(instruction))
-            case ev.Register(ticket, records, _):
+            case ev.Register(ticket, records, _, fresh):
                 self.registrations[ticket] = list(records)
-                self._run("register", lambda: self._register(ticket), lambda: self._refuse(ticket))
+                self._run("register", lambda: self._register(ticket, fresh), lambda: self._refuse(ticket))
             case ev.Withdraw(records):
                 self._run("withdraw", lambda: self._withdraw([record.key for record in records]))
             case ev.AskToEvict(question, records):
                 keys = [record.key for record in records]
                 self._run("ask", lambda: self._answer(question, keys), lambda: self._answer(question, []))
-            case ev.AskToWithdraw(question, records, others_min):
+            case ev.AskToWithdraw(question, records, keepers):
                 keys = [record.key for record in records]
-                of_object = others_min == 0
+                of_object = not keepers
                 self._run(
                     "withdraw",
                     lambda: self._let_go(question, keys, self.listed_objects, of_object),
@@ -331,12 +343,11 @@ class World:
         failed = frozenset(each.place.drive for each in placed if self._failed(each.place.drive))
         self.post(ev.Forgotten(removal, DriveFailed("it has failed", failed) if failed else None))
 
-    def _register(self, ticket: int) -> None:
-        generations = {}
+    def _register(self, ticket: int, fresh: int) -> None:
+        generations, fresh = {}, fresh or self._next_generation()
         for record in self.registrations[ticket]:
             if record.key not in self.index:
-                self._generations += 1 << 16  # digests of listings are of the upper bits
-                self.index[record.key] = self._generations
+                self.index[record.key] = fresh
             generations[record.key] = self.index[record.key]
             self.listed_here.add(record.key)
         self.post(ev.Indexed(ticket, generations))

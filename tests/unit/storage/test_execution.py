@@ -53,7 +53,7 @@ class _Broken:
         (ev.Register(3, []), ev.IndexingEnded),
         (ev.Withdraw([]), ev.Withdrawn),
         (ev.AskToEvict(4, []), ev.Answered),
-        (ev.AskToWithdraw(5, [], 2), ev.Answered),
+        (ev.AskToWithdraw(5, [], ("b",)), ev.Answered),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, type) else value.__name__,
 )

@@ -48,7 +48,7 @@ def test_a_scan_names_what_stays_and_arrivals_are_noted() -> None:
         named = set[bytes]()
         scan: Iterator[list[bytes]] = world.residency.scan()
         named.update(next(scan))
-        world.post(ev.Dropped(world.ticket(), {chunk_of(11).key: 0}))
+        world.drop(chunk_of(11).key)
         world.settle()
         stored(world, [chunk_of(40)])
         for keys in scan:

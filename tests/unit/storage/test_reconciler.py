@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from quire.model.errors import MetadataUnavailable
-from quire.model.index import ChunkRecord, Held, Listing
+from quire.model.index import ChunkRecord, Drop, Held, Listing
 from quire.testing import FakeClock
 from quire_server.heartbeat import ClusterNews
 from quire_storage.reconciler import Reconciler
@@ -35,8 +35,8 @@ class _Index:
     async def damaged(self, node_id: str) -> None:
         self.damages += 1
 
-    async def take_drops(self, node_id: str) -> dict[bytes, int]:
-        return {}
+    async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
+        return [], 0
 
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
         return [], 0
@@ -94,15 +94,15 @@ async def test_a_comparison_that_failed_is_none_and_is_tried_again() -> None:
     """As while Redis fails over: the heartbeat got through, the comparison did not."""
     reconciler, _, index, clock, tasks = _scene()
 
-    async def fails(node_id: str) -> dict[bytes, int]:
+    async def fails(node_id: str, cursor: int) -> tuple[list[Drop], int]:
         raise MetadataUnavailable("failing over")
 
-    works, index.take_drops = index.take_drops, fails  # type: ignore[method-assign]
+    works, index.drops = index.drops, fails  # type: ignore[method-assign]
     news = ClusterNews("epoch", listing=await index.listing("a"))
     reconciler.on_news(news)
     await clock.advance(10.0)
     assert not reconciler.compared
-    index.take_drops = works  # type: ignore[method-assign]
+    index.drops = works  # type: ignore[method-assign]
     reconciler.on_news(news)
     await clock.advance(10.0)
     await asyncio.gather(*tasks)

@@ -22,9 +22,9 @@ class _Index:
         self.index = MemoryIndex()
         self.asked: dict[str, list[int]] = {"a": [], "b": []}
 
-    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], reporter: str) -> list[int]:
+    async def commit(self, node_id: str, chunks: Sequence[ChunkRecord], reporter: str, fresh: int) -> list[int]:
         self.asked[node_id].append(len(chunks))
-        return await self.index.register(node_id, chunks, 0)
+        return await self.index.register(node_id, chunks, 0, fresh=fresh)
 
 
 async def test_only_what_waits_for_another_node_is_asked_for_again() -> None:

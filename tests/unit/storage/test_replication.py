@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from quire.client.quiescence import UNHEARD_S
+from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, NodeUnavailable, QuireError, TooManyRequests
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
@@ -170,8 +171,8 @@ class _Keepers:
     async def replicate(self, node: Node, keys: ChunkKeys, source: Node) -> list[int]:
         return [key in self._kept[node.node_id] for key in keys]
 
-    async def evict(self, keys: list[bytes], *, others_min: int) -> int:
-        assert others_min == 2
+    async def evict(self, keys: list[bytes], *, keepers: Sequence[str], level: Durability) -> int:
+        assert not keys or (keepers, level) == (("b", "c"), Durability.REPLICATED)
         self.given_up += keys
         return len(keys)
 
@@ -193,9 +194,9 @@ async def test_a_copy_is_given_up_only_where_both_others_are_on_drives() -> None
         clock=CLOCK,
         me=lambda: me,
     )
-    await replicator._give_up([one, two, three], ("b", "c"))
+    await replicator.give_up([one, two, three], ("b", "c"), Durability.REPLICATED)
     assert world.given_up == [two]
-    await replicator._give_up([two], ("b", "lost"))
+    await replicator.give_up([two], ("b", "lost"), Durability.REPLICATED)
     assert world.given_up == [two], "one of them is not there"
 
 

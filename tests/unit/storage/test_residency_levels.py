@@ -254,7 +254,7 @@ def test_a_late_answer_for_a_copy_that_went_counts_for_the_next_one_until_that_h
     """The first copy was dropped while the index was asked; the index is asked for the second one, too."""
     world = World(drives=0, objects=False)
     first = world.store([chunk_of(0)], Durability.MEMORY)
-    world.post(ev.Dropped(world.ticket(), {KEY: 0}))
+    world.drop(KEY)
     second = world.store([chunk_of(0)], Durability.MEMORY)
     world.running.clear()
     if answered:
@@ -301,8 +301,7 @@ def test_a_drop_that_waits_for_a_write_is_answered_though_the_drive_has_failed()
     world = World(drives=2, objects=False)
     stored_in_memory(world, [chunk_of(0)])
     ((number, write),) = world.residency._writes.items()
-    dropped = world.ticket()
-    world.post(ev.Dropped(dropped, {KEY: 0}))
+    dropped = world.drop(KEY)
     assert dropped not in world.answers
     world.post(ev.DriveLost(write.places[0].drive))
     world.running.clear()

@@ -50,7 +50,7 @@ def _on_drives_alone(world: World, slabs_full: bool = True) -> None:
     assert _pinned(world, 0).memory is None
     if not slabs_full:
         for first in (8, 16):
-            world.post(ev.Dropped(world.ticket(), {chunk_of(first + at).key: 0 for at in range(4)}))
+            world.drop(*(chunk_of(first + at).key for at in range(4)))
         world.settle()
 
 
@@ -70,11 +70,11 @@ def test_memory_is_full_when_a_fifth_of_it_is_left() -> None:
     """Six of its eight slots are used, and the seventh would be too much; with five it would not."""
     world = World(drives=1, objects=False, arena_slabs=2, drive_slabs=4)
     _on_drives_alone(world)
-    world.post(ev.Dropped(world.ticket(), {chunk_of(8).key: 0, chunk_of(9).key: 0}))
+    world.drop(chunk_of(8).key, chunk_of(9).key)
     world.settle()
     assert world.residency.ledger.slots.used_bytes == 6 * chunk_of(0).shape.slot_bytes
     assert not _wanted(world, 0)
-    world.post(ev.Dropped(world.ticket(), {chunk_of(10).key: 0}))
+    world.drop(chunk_of(10).key)
     world.settle()
     assert _wanted(world, 1)
 
@@ -309,15 +309,31 @@ def test_a_store_that_finds_no_space_says_how_much_it_wanted() -> None:
     world.acknowledge(transfer, store)
 
 
-@pytest.mark.parametrize("others", [0, 1, 2])
-def test_a_policy_says_whether_a_chunk_goes_from_here_or_from_everywhere(others: int) -> None:
+def test_a_copy_that_is_raised_is_not_given_up_for_keepers_that_have_less() -> None:
+    """A hot copy was raised to `local` and acknowledged, and given up when it was cold."""
     world = World(drives=1, objects=True)
     stored(world, [chunk_of(0)])
     ticket = world.ticket()
-    world.post(ev.EvictionWanted(ticket, [chunk_of(0).key], others))
+    world.post(ev.EvictionWanted(ticket, [chunk_of(0).key], ("b",), Durability.MEMORY))
+    assert world.answers[ticket] == 0 and chunk_of(0).key in world.residency and world.running[0].name == "upload"
+    asked = world.ticket()
+    world.post(ev.EvictionWanted(asked, [chunk_of(0).key], ("b",), Durability.LOCAL))
+    raised = world.ticket()
+    world.post(ev.LevelRaised(raised, [chunk_of(0).key], Durability.REPLICATED))
+    assert world.answers[raised] == [], "nothing is promised of a copy that may be about to leave"
+    world.settle()
+    assert world.answers[asked] == 1
+
+
+@pytest.mark.parametrize("keepers", [(), ("b",), ("b", "c")])
+def test_a_policy_says_whether_a_chunk_goes_from_here_or_from_everywhere(keepers: tuple[str, ...]) -> None:
+    world = World(drives=1, objects=True)
+    stored(world, [chunk_of(0)])
+    ticket = world.ticket()
+    world.post(ev.EvictionWanted(ticket, [chunk_of(0).key], keepers, Durability.LOCAL))
     machine = world.residency
     assert chunk_of(0).key not in machine.in_memory and chunk_of(0).key not in machine.on_disk, "not asked for twice"
-    assert world.running[0].name == ("withdraw" if others else "ask")
+    assert world.running[0].name == ("withdraw" if keepers else "ask")
     assert not machine._asking, "the node itself asks for others meanwhile"
     world.settle()
     assert world.answers[ticket] == 1
@@ -407,7 +423,7 @@ def test_two_copies_for_readers_only_leave_one_after_the_other() -> None:
         world.end(world.operation("register"))
         world.end(world.operation("fetch"))
         world.acknowledge(transfer, store)
-        world.post(ev.Dropped(world.ticket(), {chunk_of(0).key: 0}))
+        world.drop(chunk_of(0).key)
     for reader in readers:
         world.held.pop(reader)
         world.post(ev.Unpinned(reader))

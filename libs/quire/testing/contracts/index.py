@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import DIGEST_MODULUS, ChunkRecord, Listing, ObjectMark, Pin, listing_number, records
+from quire.model.index import DIGEST_MODULUS, ChunkRecord, Drop, Listing, ObjectMark, Pin, listing_number, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 
 Index = Any
@@ -33,6 +33,16 @@ async def _evict(index: Index, keys: ChunkKeys, keep: int, now_ms: int) -> list[
 
 async def _register(index: Index, node: str, chunks: list[ChunkRecord]) -> list[bool]:
     return [bool(generation) for generation in await index.register(node, chunks, 0)]
+
+
+async def _drops(index: Index, node: str) -> list[Drop]:
+    """All pages."""
+    page, cursor = await index.drops(node, 0)
+    found = list(page)
+    while cursor:
+        page, cursor = await index.drops(node, cursor)
+        found += page
+    return found
 
 
 async def _listing(index: Index, node: str) -> Listing:
@@ -233,11 +243,35 @@ class IndexContract:
         assert after.count == before.count == 3
         assert after.digest != before.digest
 
-    async def test_drops_are_remembered_once(self, index: Index) -> None:
-        await index.remember_drops("a", {b"k" * 32: 5})
-        await index.remember_drops("a", {b"l" * 32: 1 << 63})
-        assert await index.take_drops("a") == {b"k" * 32: 5, b"l" * 32: 1 << 63}
-        assert await index.take_drops("a") == {}
+    async def test_what_a_node_has_to_drop_is_kept_until_it_has(self, index: Index) -> None:
+        keys = chain(600)
+        chunks = records(keys, 0, 600)
+        generations = await index.register("a", chunks, 0)
+        await index.register("b", chunks[:300], 0)
+        await index.evict(chunks[::-1], 0, 0, asking="b")
+        expected = {
+            Drop(chunk.key, fingerprint(chunk.bucket), generation)
+            for chunk, generation in zip(chunks, generations, strict=True)
+        }
+        for _ in range(2):  # a node that did not get the answer asks again
+            assert set(await _drops(index, "a")) == expected
+        assert await _drops(index, "b") == [], "it asked for the eviction"
+        older = [Drop(drop.key, drop.bucket, drop.generation ^ 2) for drop in expected]
+        await index.settle_drops("a", older)
+        assert set(await _drops(index, "a")) == expected, "another entry's"
+        again = await index.register("a", chunks[:500], 0)
+        assert {drop.key for drop in await _drops(index, "a")} == set(keys.run(500, 100)), "it holds the others again"
+        assert not set(again) & set(generations)
+        await index.settle_drops("a", list(expected))
+        assert await _drops(index, "a") == []
+
+    async def test_new_entries_have_the_generation_that_was_proposed(self, index: Index) -> None:
+        keys = chain(300)
+        chunks = records(keys, 0, 300)
+        before = await index.register("a", chunks[:100], 0)
+        after = await index.register("b", chunks, 0, fresh=12345)
+        assert after == [*before, *[12345] * 200]
+        assert await index.entries(chunks[99:101]) == [(before[99], ("a", "b")), (12345, ("b",))]
 
     async def test_an_object_is_deleted_only_after_a_time_and_only_if_nothing_lists_it(self, index: Index) -> None:
         """Finding 2: an object that was stored again and acknowledged since went with the eviction before."""
@@ -331,23 +365,27 @@ class IndexContract:
         """Simulated seed 10592: the index had gone back, and a node was told that the object tier had its last copy."""
         unknown, others = records(chain(1), 0, 1), records(chain(1, 7), 0, 1)
         assert await index.unregister("a", unknown, 0, only_in_object=True) == [False]
-        assert await index.unregister("a", unknown, 0, others_min=1) == [False]
+        assert await index.unregister("a", unknown, 0, keepers=["b"]) == [False]
         assert await index.unregister("a", unknown, 0) == [True]
         await index.register("b", others, 0)
         assert await index.unregister("a", others, 0, only_in_object=True) == [False]
-        assert await index.unregister("a", others, 0, others_min=1) == [True]
+        assert await index.unregister("a", others, 0, keepers=["b"]) == [True]
 
-    async def test_a_node_may_let_go_of_what_enough_others_have(self, index: Index) -> None:
-        """Finding 21: copies beyond the second were never given up. The object tier is no node."""
+    async def test_a_node_may_let_go_of_what_its_keepers_have(self, index: Index) -> None:
+        """Finding 21: copies beyond the second were never given up. Not under a lease, nor for itself."""
         keys = chain(1)
         only = records(keys, 0, 1)
         for name in ("a", "b"):
             generations = await index.register(name, only, 0)
         await index.add_objects(only, generations)
-        assert await index.unregister("a", only, 0, others_min=2) == [False]
+        assert await index.unregister("a", only, 0, keepers=["b", "c"]) == [False]
+        assert await index.unregister("a", only, 0, keepers=["a", "b"]) == [False]
         await index.register("c", only, 0)
-        assert await index.unregister("a", only, 0, others_min=2) == [True]
-        assert await index.unregister("b", only, 0, others_min=2) == [False]
+        pin = Pin(lease_id=b"l" * 16, expires_ms=100, ttl_ms=100, now_ms=0)
+        await index.match(keys, pin)
+        assert await index.unregister("a", only, 99, keepers=["b", "c"]) == [False]
+        assert await index.unregister("a", only, 100, keepers=["b", "c"]) == [True]
+        assert await index.unregister("b", only, 100, keepers=["a", "c"]) == [False]
         assert set((await index.match(keys)).runs[0].nodes) == {"b", "c", "@object"}
 
     async def test_a_rebuilding_is_wanted_until_it_is_done(self, index: Index) -> None:

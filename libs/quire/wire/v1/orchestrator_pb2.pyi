@@ -100,10 +100,13 @@ class CommitRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     REPORTER_FIELD_NUMBER: _builtins.int
+    FRESH_GENERATION_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that holds the chunks; "@object" for the object tier."""
     reporter: _builtins.str
     """The node that counts the changes which it has reported; empty for none."""
+    fresh_generation: _builtins.int
+    """Generation for entries that are new, random and never used before; 0 has one drawn."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """Chunks, parents before children."""
@@ -114,10 +117,11 @@ class CommitRequest(_message.Message):
         node_id: _builtins.str = ...,
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
         reporter: _builtins.str = ...,
+        fresh_generation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "reporter", b"reporter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "fresh_generation", b"fresh_generation", "node_id", b"node_id", "reporter", b"reporter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -503,19 +507,21 @@ class WithdrawRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     ONLY_IN_OBJECT_TIER_FIELD_NUMBER: _builtins.int
-    OTHERS_MIN_FIELD_NUMBER: _builtins.int
     REPORTER_FIELD_NUMBER: _builtins.int
+    KEEPERS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that does not hold the chunks."""
     only_in_object_tier: _builtins.bool
     """Only where the object tier is listed too."""
-    others_min: _builtins.int
-    """Only where so many other nodes are listed."""
     reporter: _builtins.str
     """The node that counts the changes which it has reported."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """The chunks."""
+
+    @_builtins.property
+    def keepers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Only where each of these nodes lives and is listed, and no lease pins the chunk."""
 
     def __init__(
         self,
@@ -523,12 +529,12 @@ class WithdrawRequest(_message.Message):
         node_id: _builtins.str = ...,
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
         only_in_object_tier: _builtins.bool = ...,
-        others_min: _builtins.int = ...,
         reporter: _builtins.str = ...,
+        keepers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier", "others_min", b"others_min", "reporter", b"reporter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "keepers", b"keepers", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier", "reporter", b"reporter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -645,20 +651,100 @@ class LocateResponse(_message.Message):
 Global___LocateResponse: _TypeAlias = LocateResponse  # noqa: Y015
 
 @_typing.final
-class TakeDropsRequest(_message.Message):
+class GetGenerationsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
-    """The node."""
+    """The node whose listing is meant, alive or not."""
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]: ...
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
+        chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetGenerationsRequest: _TypeAlias = GetGenerationsRequest  # noqa: Y015
+
+@_typing.final
+class GetGenerationsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GENERATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each chunk, in order: generation of the index entry that lists the node; 0 where none does."""
+
+    def __init__(
+        self,
+        *,
+        generations: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetGenerationsResponse: _TypeAlias = GetGenerationsResponse  # noqa: Y015
+
+@_typing.final
+class Drop(_message.Message):
+    """A node's copy of a chunk whose index entry has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHUNK_KEY_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    chunk_key: _builtins.bytes
+    """The chunk's key, 32 bytes."""
+    bucket: _builtins.bytes
+    """Fingerprint of its index bucket, 8 bytes."""
+    generation: _builtins.int
+    """Generation of the entry that has ended: a copy that is listed under another one was stored again, and stays."""
+    def __init__(
+        self,
+        *,
+        chunk_key: _builtins.bytes = ...,
+        bucket: _builtins.bytes = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "chunk_key", b"chunk_key", "generation", b"generation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drop: _TypeAlias = Drop  # noqa: Y015
+
+@_typing.final
+class TakeDropsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    cursor: _builtins.int
+    """Where the page before ended; 0 for the first one."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        cursor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -668,27 +754,68 @@ Global___TakeDropsRequest: _TypeAlias = TakeDropsRequest  # noqa: Y015
 class TakeDropsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    CHUNK_KEYS_FIELD_NUMBER: _builtins.int
-    GENERATIONS_FIELD_NUMBER: _builtins.int
-    chunk_keys: _builtins.bytes
-    """Keys that it should forget, 32 bytes each, concatenated."""
+    DROPS_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    cursor: _builtins.int
+    """Of the next page; 0 after the last one."""
     @_builtins.property
-    def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For each key, in order: generation of the index entry that has ended."""
+    def drops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drop]:
+        """What the node is to drop. It is told again until it has settled them."""
 
     def __init__(
         self,
         *,
-        chunk_keys: _builtins.bytes = ...,
-        generations: _abc.Iterable[_builtins.int] | None = ...,
+        drops: _abc.Iterable[Global___Drop] | None = ...,
+        cursor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "generations", b"generations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "drops", b"drops"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TakeDropsResponse: _TypeAlias = TakeDropsResponse  # noqa: Y015
+
+@_typing.final
+class SettleDropsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    DROPS_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    """The node."""
+    @_builtins.property
+    def drops(self) -> _containers.RepeatedCompositeFieldContainer[Global___Drop]:
+        """What it has dropped, or does not have."""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        drops: _abc.Iterable[Global___Drop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drops", b"drops", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleDropsRequest: _TypeAlias = SettleDropsRequest  # noqa: Y015
+
+@_typing.final
+class SettleDropsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleDropsResponse: _TypeAlias = SettleDropsResponse  # noqa: Y015
 
 @_typing.final
 class HeartbeatRequest(_message.Message):

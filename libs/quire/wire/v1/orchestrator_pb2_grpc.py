@@ -107,10 +107,20 @@ class OrchestratorServiceStub:
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.ReportRebuiltRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.ReportRebuiltResponse.FromString,
                 _registered_method=True)
+        self.GetGenerations = channel.unary_unary(
+                '/quire.v1.OrchestratorService/GetGenerations',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.GetGenerationsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.GetGenerationsResponse.FromString,
+                _registered_method=True)
         self.TakeDrops = channel.unary_unary(
                 '/quire.v1.OrchestratorService/TakeDrops',
                 request_serializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsResponse.FromString,
+                _registered_method=True)
+        self.SettleDrops = channel.unary_unary(
+                '/quire.v1.OrchestratorService/SettleDrops',
+                request_serializer=quire_dot_v1_dot_orchestrator__pb2.SettleDropsRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_orchestrator__pb2.SettleDropsResponse.FromString,
                 _registered_method=True)
         self.SetPolicy = channel.unary_unary(
                 '/quire.v1.OrchestratorService/SetPolicy',
@@ -282,8 +292,22 @@ class OrchestratorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetGenerations(self, request, context):
+        """Under which index entries chunks are listed for a node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TakeDrops(self, request, context):
-        """A node that has come back asks what was evicted while it was away; asking again tells it only what is new.
+        """What a node is to drop and has not confirmed, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SettleDrops(self, request, context):
+        """A node has carried out drops: they are forgotten.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -453,10 +477,20 @@ def add_OrchestratorServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.ReportRebuiltRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.ReportRebuiltResponse.SerializeToString,
             ),
+            'GetGenerations': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGenerations,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.GetGenerationsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.GetGenerationsResponse.SerializeToString,
+            ),
             'TakeDrops': grpc.unary_unary_rpc_method_handler(
                     servicer.TakeDrops,
                     request_deserializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_orchestrator__pb2.TakeDropsResponse.SerializeToString,
+            ),
+            'SettleDrops': grpc.unary_unary_rpc_method_handler(
+                    servicer.SettleDrops,
+                    request_deserializer=quire_dot_v1_dot_orchestrator__pb2.SettleDropsRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_orchestrator__pb2.SettleDropsResponse.SerializeToString,
             ),
             'SetPolicy': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPolicy,
@@ -914,6 +948,33 @@ class OrchestratorService:
             _registered_method=True)
 
     @staticmethod
+    def GetGenerations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/GetGenerations',
+            quire_dot_v1_dot_orchestrator__pb2.GetGenerationsRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.GetGenerationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def TakeDrops(request,
             target,
             options=(),
@@ -930,6 +991,33 @@ class OrchestratorService:
             '/quire.v1.OrchestratorService/TakeDrops',
             quire_dot_v1_dot_orchestrator__pb2.TakeDropsRequest.SerializeToString,
             quire_dot_v1_dot_orchestrator__pb2.TakeDropsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SettleDrops(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.OrchestratorService/SettleDrops',
+            quire_dot_v1_dot_orchestrator__pb2.SettleDropsRequest.SerializeToString,
+            quire_dot_v1_dot_orchestrator__pb2.SettleDropsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,8 +65,12 @@ class OrchestratorServiceStub:
     """A node found that the index has lost entries."""
     ReportRebuilt: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ReportRebuiltRequest, _orchestrator_pb2.ReportRebuiltResponse]
     """A node has registered what lies in the object tier."""
+    GetGenerations: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.GetGenerationsRequest, _orchestrator_pb2.GetGenerationsResponse]
+    """Under which index entries chunks are listed for a node."""
     TakeDrops: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.TakeDropsRequest, _orchestrator_pb2.TakeDropsResponse]
-    """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
+    """What a node is to drop and has not confirmed, page by page."""
+    SettleDrops: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.SettleDropsRequest, _orchestrator_pb2.SettleDropsResponse]
+    """A node has carried out drops: they are forgotten."""
     SetPolicy: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]
     """Bound what a namespace may take up, and for how long."""
     ListPolicies: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ListPoliciesRequest, _gateway_pb2.ListPoliciesResponse]
@@ -129,8 +133,12 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     """A node found that the index has lost entries."""
     ReportRebuilt: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ReportRebuiltRequest, _orchestrator_pb2.ReportRebuiltResponse]  # type: ignore[assignment]
     """A node has registered what lies in the object tier."""
+    GetGenerations: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.GetGenerationsRequest, _orchestrator_pb2.GetGenerationsResponse]  # type: ignore[assignment]
+    """Under which index entries chunks are listed for a node."""
     TakeDrops: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.TakeDropsRequest, _orchestrator_pb2.TakeDropsResponse]  # type: ignore[assignment]
-    """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
+    """What a node is to drop and has not confirmed, page by page."""
+    SettleDrops: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.SettleDropsRequest, _orchestrator_pb2.SettleDropsResponse]  # type: ignore[assignment]
+    """A node has carried out drops: they are forgotten."""
     SetPolicy: _aio.UnaryUnaryMultiCallable[_gateway_pb2.SetPolicyRequest, _gateway_pb2.SetPolicyResponse]  # type: ignore[assignment]
     """Bound what a namespace may take up, and for how long."""
     ListPolicies: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ListPoliciesRequest, _gateway_pb2.ListPoliciesResponse]  # type: ignore[assignment]
@@ -276,12 +284,28 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         """A node has registered what lies in the object tier."""
 
     @_abc_1.abstractmethod
+    def GetGenerations(
+        self,
+        request: _orchestrator_pb2.GetGenerationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.GetGenerationsResponse, _abc.Awaitable[_orchestrator_pb2.GetGenerationsResponse]]:
+        """Under which index entries chunks are listed for a node."""
+
+    @_abc_1.abstractmethod
     def TakeDrops(
         self,
         request: _orchestrator_pb2.TakeDropsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.TakeDropsResponse, _abc.Awaitable[_orchestrator_pb2.TakeDropsResponse]]:
-        """A node that has come back asks what was evicted while it was away; asking again tells it only what is new."""
+        """What a node is to drop and has not confirmed, page by page."""
+
+    @_abc_1.abstractmethod
+    def SettleDrops(
+        self,
+        request: _orchestrator_pb2.SettleDropsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_orchestrator_pb2.SettleDropsResponse, _abc.Awaitable[_orchestrator_pb2.SettleDropsResponse]]:
+        """A node has carried out drops: they are forgotten."""
 
     @_abc_1.abstractmethod
     def SetPolicy(

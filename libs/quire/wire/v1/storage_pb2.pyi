@@ -216,10 +216,15 @@ class DropRequest(_message.Message):
     CHUNK_KEYS_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
     PERMIT_FIELD_NUMBER: _builtins.int
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys, 32 bytes each, concatenated."""
     permit: _builtins.bytes
     """A member's signature on this request; checked here."""
+    node_id: _builtins.str
+    """The node that is meant, and its incarnation. Another one refuses: it asks the index what it is to drop."""
+    incarnation: _builtins.str
     @_builtins.property
     def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each key, in order: generation of the index entry that has ended. A chunk that is listed under another one was
@@ -232,10 +237,12 @@ class DropRequest(_message.Message):
         chunk_keys: _builtins.bytes = ...,
         generations: _abc.Iterable[_builtins.int] | None = ...,
         permit: _builtins.bytes = ...,
+        node_id: _builtins.str = ...,
+        incarnation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "generations", b"generations", "permit", b"permit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "generations", b"generations", "incarnation", b"incarnation", "node_id", b"node_id", "permit", b"permit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,10 +1,11 @@
--- What the scripts that change a bucket share. KEYS: bucket, pins, objects, listings.
+-- What the scripts that change a bucket share. KEYS: bucket, pins, objects, listings, drops (the name's beginning: a
+-- node's name follows), links to children in other buckets, objects that are due.
 --
 -- A page stays as it is packed but for its lists, which are as long as it has runs of equal entries. An entry is found
 -- anew after each removal: `f` fingerprint, `page` and `row` where it lies, `g` generation, `n` holders.
 local rows_max = 256  -- chunks of a page
 local slot_load = 64  -- fields of a slot of the directory, in mean: Redis packs hashes of up to 128
-local cell, pins, objects, listings = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local cell, pins, objects, listings, drops, links, due = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local pages, root, changed, added = {}, nil, {}, {}  -- `added`: pages of new entries by fingerprint
 local function new_page(id)
   local page = {id = id, count = 0, prints = '', added = {}, rows = {}, spans = {}, links = {}, extra = {}}
@@ -54,7 +55,7 @@ local function entry_of(print)
   local span = place_of(page.spans, 3, row)
   return {f = print, page = page, row = row, g = page.spans[span + 1], n = page.spans[span + 2]}
 end
--- The fingerprint of an entry's parent, "" for none, and of that one's bucket where it is another one.
+-- The fingerprint of an entry's parent, "" for none; where it is in another bucket, that one's and the link's name.
 local function parent_of(entry)
   local page, link = entry.page, place_of(entry.page.links, 3, entry.row)
   if page.links[link] == entry.row then return page.links[link + 1], page.links[link + 2] end
@@ -68,7 +69,8 @@ local function children(entry)
   local next_one = row < page.count and not is_linked(page, row + 1) and 1 or 0
   return next_one + (page.extra[at] == row and page.extra[at + 1] or 0)
 end
--- More or fewer children that do not lie behind it.
+-- More or fewer children that do not lie behind it. Those in other buckets are counted as often as there are links to
+-- them (`link`, `unlink`), in the same instant.
 local function add_children(entry, more)
   local extra = entry.page.extra
   local at = place_of(extra, 2, entry.row)
@@ -193,7 +195,8 @@ local function move_pins(print, parent, now)
   pinned = nil
   return table.concat(away)
 end
-local outside = {}     -- parents in other buckets that lost a child: fingerprint, bucket, leases that move there, ...
+-- Parents in other buckets that lost a child: fingerprint, bucket and name of the link, child, leases that move there, ...
+local outside = {}
 local function shift(list, stride, row)
   for at = 1, #list, stride do if list[at] > row then list[at] = list[at] - 1 end end
 end
@@ -224,9 +227,10 @@ local function remove(entry, now)
     local behind = not is_linked(entry.page, entry.row)
     for name in string.gmatch(entry.n, '[^,]+') do note(name, entry, -1) end
     local leases = is_pinned(entry.f, now) and move_pins(entry.f, elsewhere == '' and above or '', now) or ''
+    local gone = entry.f
     take_out(entry)
     entry = nil
-    if elsewhere ~= '' then insert(outside, #outside + 1, above, elsewhere, leases)
+    if elsewhere ~= '' then insert(outside, #outside + 1, above, elsewhere, gone, leases)
     elseif above ~= '' then
       local parent = entry_of(above)
       if parent then

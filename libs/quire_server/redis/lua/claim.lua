@@ -1,4 +1,4 @@
--- ARGV: 1 fingerprints packed, 2 now in ms, 3 until when the deletion runs at the most, 4 all keys packed. Returns a
+-- ARGV: 1 fingerprints packed, 2 now in ms, 3 until when the deletion runs at the most, 4 all keys packed, 5 the bucket's key. Returns a
 -- mask: "1" to be deleted, "0" not any more, "2" not yet, or claimed by another.
 local prints, now, keys, mask = ARGV[1], tonumber(ARGV[2]), ARGV[4], {}
 for at = 1, #prints, 8 do
@@ -8,10 +8,15 @@ for at = 1, #prints, 8 do
     redis.call('HDEL', objects, key)
     object = false
   end
-  if not object then mask[#mask + 1] = '0'
-  elseif tonumber(string.match(object, '%d+')) > now then mask[#mask + 1] = '2'
+  if not object then
+    redis.call('ZREM', due, ARGV[5] .. key)
+    mask[#mask + 1] = '0'
+  elseif tonumber(string.match(object, '%d+')) > now then
+    redis.call('ZADD', due, string.match(object, '%d+'), ARGV[5] .. key)
+    mask[#mask + 1] = '2'
   else
     redis.call('HSET', objects, key, '!' .. ARGV[3])
+    redis.call('ZADD', due, ARGV[3], ARGV[5] .. key)
     mask[#mask + 1] = '1'
   end
 end

@@ -1,7 +1,10 @@
--- KEYS: objects. ARGV: 1 keys packed, 2 the claim. Their objects are deleted: they may be written again. Not if another
+-- KEYS: objects, objects that are due. ARGV: 1 keys packed, 2 the claim, 3 the bucket's key. Their objects are deleted: they may be written again. Not if another
 -- one has claimed them since.
 for at = 1, #ARGV[1], 32 do
   local key = string.sub(ARGV[1], at, at + 31)
-  if redis.call('HGET', KEYS[1], key) == '!' .. ARGV[2] then redis.call('HDEL', KEYS[1], key) end
+  if redis.call('HGET', KEYS[1], key) == '!' .. ARGV[2] then
+    redis.call('HDEL', KEYS[1], key)
+    redis.call('ZREM', KEYS[2], ARGV[3] .. key)
+  end
 end
 return 1

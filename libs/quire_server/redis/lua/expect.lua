@@ -1,4 +1,4 @@
--- ARGV: 1 fingerprints packed, 2 when to delete them, 3 all keys packed. Notes objects that no entry lists. Returns a
+-- ARGV: 1 fingerprints packed, 2 when to delete them, 3 all keys packed, 4 the bucket's key. Notes objects that no entry lists. Returns a
 -- mask: "1" noted, "2" listed already, "!" it is being deleted.
 local prints, keys, mask = ARGV[1], ARGV[3], {}
 for at = 1, #prints, 8 do
@@ -7,7 +7,10 @@ for at = 1, #prints, 8 do
   if object and sub(object, 1, 1) == '!' then mask[#mask + 1] = '!'
   elseif entry and listed(entry.n, '@object') then mask[#mask + 1] = '2'
   else
-    if not object or tonumber(object) < tonumber(ARGV[2]) then redis.call('HSET', objects, key, ARGV[2]) end
+    if not object or tonumber(object) < tonumber(ARGV[2]) then
+      redis.call('HSET', objects, key, ARGV[2])
+      redis.call('ZADD', due, ARGV[2], ARGV[4] .. key)
+    end
     mask[#mask + 1] = '1'
   end
 end

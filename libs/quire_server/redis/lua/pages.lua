@@ -55,7 +55,7 @@ local function each_run(page, from, to, add)
   for at = 1, #spans, 3 do
     local first, last = spans[at], (spans[at + 3] or count_of(page) + 1) - 1
     if last >= from and first <= to then
-      add(math.min(last, to) - math.max(first, from) + 1, spans[at + 2])
+      add(math.min(last, to) - math.max(first, from) + 1, spans[at + 2], spans[at + 1])
     end
   end
 end

@@ -31,7 +31,12 @@ class GrpcChunkHolder:
         self._clock = clock
 
     async def drop(self, node: Node, generations: Mapping[bytes, int]) -> int:
-        request = pb.DropRequest(chunk_keys=b"".join(generations), generations=generations.values())
+        request = pb.DropRequest(
+            chunk_keys=b"".join(generations),
+            generations=generations.values(),
+            node_id=node.node_id,
+            incarnation=node.incarnation,
+        )
         response = await call(self._asked(node, request).Drop, request, timeout_s=_TIMEOUT_S)
         return int(response.dropped_chunks)
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from quire.model.index import OBJECT_TIER, Evicted, Match
+from quire.model.fingerprints import fingerprint
+from quire.model.index import OBJECT_TIER, Drop, Evicted, Match
 from quire.model.nodes import Node, StorageInfo
 from quire_server.core.placement import rendezvous
 
 
-def drops(evicted: Evicted, asking: str) -> dict[str, dict[bytes, int]]:
-    """What each node is to drop, with the generations of the entries that ended. `asking`: a node that knows it.
+def drops(evicted: Evicted, asking: str) -> dict[str, list[Drop]]:
+    """What each node is to drop. `asking`: a node that knows it.
 
     An object is not dropped by that: it is deleted later, when no entry lists it then.
     """
-    orders: dict[str, dict[bytes, int]] = {}
+    orders: dict[str, list[Drop]] = {}
     for gone in evicted.removed:
         for name in gone.nodes:
             if name not in (asking, OBJECT_TIER):
-                orders.setdefault(name, {})[gone.record.key] = gone.generation
+                drop = Drop(gone.record.key, fingerprint(gone.record.bucket), gone.generation)
+                orders.setdefault(name, []).append(drop)
     return orders
 
 

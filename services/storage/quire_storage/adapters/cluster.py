@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.model.descriptor import Descriptor
 from quire.model.errors import DeadlineExceeded, NodeUnavailable, QuireError, Unavailable
-from quire.model.index import ChunkRecord, Held, Listing, ObjectMark
+from quire.model.index import ChunkRecord, Drop, Held, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
@@ -40,9 +40,11 @@ class GrpcClusterIndex:
     def __init__(self, channels: ChannelPool, address: str) -> None:
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(address))
 
-    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> list[int]:
+    async def commit(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str, fresh: int = 0) -> list[int]:
         chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.CommitRequest(node_id=node_id, chunks=chunks, reporter=reporter)
+        request = orchestrator_pb2.CommitRequest(
+            node_id=node_id, chunks=chunks, reporter=reporter, fresh_generation=fresh
+        )
         return list((await self._call(self._stub.Commit, request)).generations)
 
     async def add_objects(
@@ -69,11 +71,11 @@ class GrpcClusterIndex:
         )
         return [bool(mark) for mark in (await self._call(self._stub.Withdraw, request)).withdrawn]
 
-    async def withdraw_surplus(self, node_id: str, records: Sequence[ChunkRecord], others_min: int) -> list[bool]:
+    async def withdraw_surplus(
+        self, node_id: str, records: Sequence[ChunkRecord], keepers: Sequence[str]
+    ) -> list[bool]:
         chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.WithdrawRequest(
-            node_id=node_id, chunks=chunks, others_min=others_min, reporter=node_id
-        )
+        request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=chunks, keepers=keepers, reporter=node_id)
         return [bool(mark) for mark in (await self._call(self._stub.Withdraw, request)).withdrawn]
 
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
@@ -85,10 +87,19 @@ class GrpcClusterIndex:
         response = await call(self._stub.Locate, request, timeout_s=_INDEX_TIMEOUT_S)
         return [tuple(names.split(",")) if names else () for names in response.holders]
 
-    async def take_drops(self, node_id: str) -> dict[bytes, int]:
-        request = orchestrator_pb2.TakeDropsRequest(node_id=node_id)
+    async def generations(self, node_id: str, records: Sequence[ChunkRecord]) -> list[int]:
+        chunks = map(convert.record_to, records)
+        request = orchestrator_pb2.GetGenerationsRequest(node_id=node_id, chunks=chunks)
+        return list((await self._call(self._stub.GetGenerations, request)).generations)
+
+    async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
+        request = orchestrator_pb2.TakeDropsRequest(node_id=node_id, cursor=cursor)
         answer = await self._call(self._stub.TakeDrops, request)
-        return dict(zip(ChunkKeys(answer.chunk_keys), answer.generations, strict=True))
+        return convert.drops_from(answer.drops), answer.cursor
+
+    async def settle_drops(self, node_id: str, drops: Sequence[Drop]) -> None:
+        request = orchestrator_pb2.SettleDropsRequest(node_id=node_id, drops=convert.drops_to(drops))
+        await self._call(self._stub.SettleDrops, request)
 
     async def listing(self, node_id: str) -> Listing:
         answer = await self._call(self._stub.GetListing, orchestrator_pb2.GetListingRequest(node_id=node_id))

@@ -21,10 +21,12 @@ class Phase(Enum):
 class Entry:
     """One copy of a chunk. `generation`: of the index entry that lists this node for it, 0 for none that is known.
 
-    `in_object`: that entry lists the object tier too. `written`: an object of it was written once. `provisional`:
-    entered by a store, and no registration has succeeded yet. `promised`: it arrives, and the index lists this node for
-    its key by the registration of a copy before it. `ended`: index entries that ended while a registration was under
-    way. `forgotten`: its header is off the drive. `awaited`: holders that will pin it once the rest is here.
+    `recorded`: of the entry under which it was listed last, or is about to be, as its header says; 0 where that is
+    unknown. `in_object`: that entry lists the object tier too. `written`: an object of it was written once.
+    `provisional`: entered by a store, and no registration has succeeded yet. `promised`: it arrives, and the index
+    lists this node for its key by the registration of a copy before it. `ended`: index entries that ended while a
+    registration was under way. `forgotten`: its header is off the drive. `awaited`: holders that will pin it once the
+    rest is here.
     """
 
     number: int
@@ -36,6 +38,7 @@ class Entry:
     in_object: bool = False
     written: bool = False
     generation: int = 0
+    recorded: int = 0
     provisional: bool = False
     promised: bool = False
     registering: int = 0
@@ -70,11 +73,11 @@ class Entry:
         )
 
     def header(self) -> Header:
-        return Header(self.chunk, self.level, self.written)
+        return Header(self.chunk, self.level, self.written, self.recorded)
 
     def agrees_with(self, header: Header) -> bool:
         """Whether a header that was written says what is so now."""
-        return self.level is header.level and self.written == header.in_object
+        return (self.level, self.written, self.recorded) == (header.level, header.in_object, header.generation)
 
     def as_copy(self) -> Copy:
         """As it is now; the same object for as long as it stays so."""

@@ -52,6 +52,8 @@ class StoreOffered:
 
     Fails with `ContentConflict`, `PoolFull` or `DriveFailed`: then nothing of it was kept. What is here already with
     other bytes stays as it is; for `OnExisting.VERIFY` it is a conflict.
+
+    `generation`: proposed to the index for entries that are new, so that headers have it from the first; 0 for none.
     """
 
     ticket: int
@@ -60,6 +62,7 @@ class StoreOffered:
     offsets: Sequence[int]
     level: Durability
     on_existing: OnExisting
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +237,21 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """The index entries of these generations have ended; 0 for whatever is here. Completes with how many went.
+    """The index entries of these generations have ended. Completes with how many copies went.
 
-    A chunk that is listed under another entry stays: it was stored again since. Fails with `DriveFailed` where a drive
-    has failed with which a chunk may come back.
+    Only copies go that were listed under these very entries: one that is listed under another entry was stored again
+    since, and of one whose entry is unknown nothing is decided here. Fails with `DriveFailed` where a drive has failed
+    with which a chunk may come back.
     """
 
     ticket: int
+    generations: Mapping[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The index was asked: it lists this node for these keys, under entries of these generations."""
+
     generations: Mapping[bytes, int]
 
 
@@ -255,12 +266,14 @@ class Lost:
 class EvictionWanted:
     """A policy wants chunks gone from everywhere, children before parents. Completes with how many went.
 
-    `others_min`, if it is not 0: gone from this node only, where so many others have them.
+    `keepers`, if there are any: gone from this node only, where the index lists each of these too; and only copies at
+    `level` at most, which is as durable as the keepers have said that theirs are.
     """
 
     ticket: int
     keys: Sequence[bytes]
-    others_min: int = 0
+    keepers: Sequence[str] = ()
+    level: Durability = Durability.MEMORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +291,7 @@ class Stopping:
 Event = (
     Reserved | ReservationEnded | TransferUnsettled | StoreOffered | Indexed | IndexingEnded | RegistrationWanted
     | LevelRaised | Pinned | PinnedAlso | Unpinned | Fetched | FetchFailed | PromotionWanted | PromotionEnded | Written
-    | WriteFailed | Forgotten | DriveLost | Answered | Denied | Withdrawn | Uploaded | Dropped | Lost
+    | WriteFailed | Forgotten | DriveLost | Answered | Denied | Withdrawn | Uploaded | Dropped | Listed | Lost
     | EvictionWanted | TimePassed | Stopping
 )  # fmt: skip
 
@@ -328,11 +341,15 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Have the index list this node. → `Indexed`, any number of times, then `IndexingEnded`."""
+    """Have the index list this node, under entries of `generation` where they are new (0: whatever it draws).
+
+    → `Indexed`, any number of times, then `IndexingEnded`.
+    """
 
     ticket: int
     records: Sequence[ChunkRecord]
     patient: bool = True
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,11 +369,11 @@ class AskToEvict:
 
 @dataclass(frozen=True, slots=True)
 class AskToWithdraw:
-    """Take this node off the entries that list so many others, or for 0 the object tier. → `Answered`."""
+    """Take this node off the entries that list each of `keepers`, or, for none, the object tier. → `Answered`."""
 
     question: int
     records: Sequence[ChunkRecord]
-    others_min: int = 0
+    keepers: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def check(machine: Residency) -> None:
 
 def _check_counts(machine: Residency) -> None:
     """What entries and the machine count of what is under way."""
-    goals = [goal for goal in machine._goals.values() if goal.after == machine._acknowledge]
+    goals = [goal for goal in machine._goals.values() if goal.registering]
     registering = Counter(entry.number for goal in goals for entry in goal.entries)
     awaited = Counter(entry.number for waiting in machine._awaiting.values() for entry in waiting.entries)
     rewrites = Counter(entry.number for entries, _ in machine._rewrites.values() for entry in entries)

@@ -44,7 +44,10 @@ _TRIM: Final = ev.EvictionWanted(0, ())
 
 @dataclass(slots=True)
 class _Goal:
-    """What a ticket waits for: writes, then answers of the index. `after`: called once `pending` is empty."""
+    """What a ticket waits for: writes, then answers of the index. `after`: called once `pending` is empty.
+
+    `generation`: proposed for new index entries. `registering`: answers of the index may still come.
+    """
 
     ticket: int
     entries: list[Entry]
@@ -53,6 +56,8 @@ class _Goal:
     fresh: list[Entry] = field(default_factory=list)
     pending: set[int] = field(default_factory=set)
     error: QuireError | None = None
+    generation: int = 0
+    registering: bool = False
 
 
 @dataclass(slots=True)
@@ -371,7 +376,7 @@ class Residency:
             return
         fresh = [entry for entry in entries if entry.phase is Phase.ARRIVING]
         self._pin(event.ticket, entries)
-        goal = _Goal(event.ticket, entries, self._publish, event.level, fresh)
+        goal = _Goal(event.ticket, entries, self._publish, event.level, fresh, generation=event.generation)
         self._goals[event.ticket] = goal
         self._raise(goal)
 
@@ -394,6 +399,7 @@ class Residency:
             entry = known.get(chunk.key)
             if entry is None:
                 entry = self._new_entry(chunk, event.level, Phase.ARRIVING)
+                entry.recorded = event.generation
                 self._note_arrival(entry)
                 self._give(offset, event.transfer, entry)
                 entry.memory = MemoryPlace(offset, stride)
@@ -417,7 +423,10 @@ class Residency:
 
     def _advance(self, goal: _Goal) -> None:
         """Go on with a goal that waits for nothing: write what is on no drive (its drive may just have failed)."""
-        if goal.pending or goal.ticket not in self._goals:
+        if goal.pending or goal.registering or goal.ticket not in self._goals:
+            return
+        if goal.after == self._acknowledge:  # the headers that had to name the index entry do
+            goal.after(goal)
             return
         wanted = []
         if self.pool is not None and goal.level is not Durability.MEMORY and goal.error is None:
@@ -472,7 +481,9 @@ class Residency:
         goal.entries = [awake for entry in goal.entries if (awake := self._awake(entry)) is not None]
         for entry in goal.entries:
             entry.registering += 1
-        self._out.append(ev.Register(goal.ticket, [entry.chunk.record for entry in goal.entries], patient))
+        goal.registering = True
+        records = [entry.chunk.record for entry in goal.entries]
+        self._out.append(ev.Register(goal.ticket, records, patient, goal.generation))
 
     def _awake(self, entry: Entry) -> Entry | None:
         """A goal whose client has gone holds nothing: its copies that lay on drives may have fallen asleep, or gone."""
@@ -490,13 +501,19 @@ class Residency:
         self._register(goal, patient=event.patient)
 
     def _indexed(self, event: ev.Indexed) -> None:
-        mine = {entry.key: entry for entry in self._goals[event.ticket].entries}
+        goal = self._goals[event.ticket]
+        mine = {entry.key: entry for entry in goal.entries}
+        outdated = []
         for key, generation in event.generations.items():
             entry = mine[key]
             if entry.phase is Phase.LEAVING:
                 self._listed_too_late(entry, generation)
             elif generation not in entry.ended:
+                if entry.disk is not None and entry.recorded != generation:
+                    outdated.append(entry)
                 self._list(entry, generation)
+        if outdated:  # after a restart the header alone tells which deletions concern the copy
+            self._write_headers(outdated, [] if goal.level is Durability.MEMORY else [goal])
 
     def _listed_too_late(self, entry: Entry, generation: int) -> None:
         """The copy went while the index was asked to list it."""
@@ -519,6 +536,7 @@ class Residency:
             self._count_listed(entry.key, entry.generation, -1)
             self._count_listed(entry.key, generation, 1)
         entry.generation = generation
+        entry.recorded = generation or entry.recorded
 
     def _count_listed(self, key: bytes, generation: int, sign: int) -> None:
         if generation:
@@ -537,8 +555,12 @@ class Residency:
                     self._withdraw([entry])  # an answer that was lost, or of a copy before it, may have listed it
                     self._leave(entry)
         goal.error = event.error
+        goal.registering = False
         self._offers_may_go = True
-        goal.after(goal)
+        self._advance(goal)
+        if goal.pending:  # headers that have to name the index entry are being written, of some of them
+            for entry in goal.entries:
+                self._rest(entry)
 
     def _acknowledge(self, goal: _Goal) -> None:
         """The registration has ended. What a store acknowledges is looked at once more then (`acknowledged`)."""
@@ -551,7 +573,8 @@ class Residency:
             self._rest(entry)
 
     def _level_raised(self, event: ev.LevelRaised) -> None:
-        entries = [entry for key in event.keys if (entry := self._find_resident(key)) is not None]
+        found = [entry for key in event.keys if (entry := self._find_resident(key)) is not None]
+        entries = [entry for entry in found if not entry.question]  # it may be about to leave: nothing is promised
         self._pin(event.ticket, entries)
         goal = self._goals[event.ticket] = _Goal(event.ticket, entries, self._raised, event.level)
         self._raise(goal)
@@ -885,22 +908,48 @@ class Residency:
     # ---- what goes
 
     def _dropped(self, event: ev.Dropped) -> None:
+        """Only what was listed under the entry that has ended goes. An entry that is unknown decides nothing."""
         going: list[Entry] = []
         for key, generation in event.generations.items():
             entry = self._find_resident(key)
             if entry is None:
                 continue
-            if not generation or entry.generation == generation:
+            if generation and generation == (entry.generation or entry.recorded):
                 going.append(entry)
             elif not entry.generation and entry.registering:
                 entry.ended.add(generation)
-            elif not entry.generation:
-                going.append(entry)
             else:
                 self._rest(entry)
         for entry in going:
             self._leave(entry)
         self._await_removal(event.ticket, going)
+
+    def recorded(self, key: bytes) -> int | None:
+        """Generation of the entry that lists a chunk that can be read here, or listed it last; 0: unknown.
+
+        None for a chunk that cannot be read here.
+        """
+        entry = self._entries.get(key)
+        if entry is not None:
+            return (entry.generation or entry.recorded) if entry.phase is Phase.RESIDENT else None
+        placed = self.pool.get(key) if self.pool is not None and key not in self._leaving else None
+        if placed is None or self.pool is None:
+            return None
+        return self.pool.listing(placed.place)[0] or placed.header.generation
+
+    def _listed(self, event: ev.Listed) -> None:
+        outdated = []
+        for key, generation in event.generations.items():
+            entry = self._find_resident(key)
+            if entry is None:
+                continue
+            if not entry.generation and not entry.registering and not self._is_busy(key):
+                if entry.disk is not None and entry.recorded != generation:
+                    outdated.append(entry)
+                self._list(entry, generation)
+            self._rest(entry)
+        if outdated:
+            self._write_headers(outdated)
 
     def _await_removal(self, ticket: int, going: Sequence[Entry]) -> None:
         pending = {entry.number for entry in going if entry.number in self._copies and (entry.write or entry.removal)}
@@ -1001,8 +1050,8 @@ class Residency:
             entry.question = number
         self._questions[number] = _Question(list(entries), tier, of_object, by.ticket)
         records = [entry.chunk.record for entry in entries]
-        here = of_object or by.others_min > 0
-        self._out.append(ev.AskToWithdraw(number, records, by.others_min) if here else ev.AskToEvict(number, records))
+        here = of_object or by.keepers
+        self._out.append(ev.AskToWithdraw(number, records, by.keepers) if here else ev.AskToEvict(number, records))
         if not by.ticket:
             self._asking.add(number)
 
@@ -1120,6 +1169,11 @@ class Residency:
 
     def _eviction_wanted(self, event: ev.EvictionWanted) -> None:
         entries = [e for key in event.keys if (e := self._find_resident(key)) is not None and not self._is_busy(key)]
+        if event.keepers:  # a copy that was raised since is more than the keepers have
+            raised = [entry for entry in entries if _RANK[entry.level] > _RANK[event.level]]
+            entries = [entry for entry in entries if entry not in raised]
+            for entry in raised:
+                self._rest(entry)
         for entry in entries:
             self.in_memory.remove(entry.key)
             self.on_disk.remove(entry.key)
@@ -1239,7 +1293,7 @@ class Residency:
             if placed is not None:
                 entry = self._new_entry(placed.header.chunk, placed.header.level, Phase.RESIDENT)
                 self._put_on_drive(entry, placed.place)
-                entry.written = placed.header.in_object
+                entry.written, entry.recorded = placed.header.in_object, placed.header.generation
                 entry.generation, entry.in_object = self.pool.listing(placed.place)
         return entry
 
@@ -1322,6 +1376,7 @@ _HANDLERS: Final[dict[type, Callable[[Residency, Any], None]]] = {
     ev.Withdrawn: lambda machine, event: machine._heard(event.keys),
     ev.Uploaded: Residency._uploaded,
     ev.Dropped: Residency._dropped,
+    ev.Listed: Residency._listed,
     ev.Lost: Residency._lost,
     ev.EvictionWanted: Residency._eviction_wanted,
     ev.TimePassed: lambda machine, event: None,  # what waits for a time looks at it
