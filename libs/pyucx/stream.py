@@ -68,6 +68,7 @@ class Stream:
         self._status = 0
         self._stopped = False
         self._waiter: asyncio.Future[None] | None = None
+        self._flushing = False
         self.bytes_posted = 0
 
     async def send(self, offset: int, length: int, remote_offset: int) -> None:
@@ -121,7 +122,7 @@ class Stream:
         """
         try:
             async with asyncio.timeout(timeout_s):
-                while self._in_flight_puts or self._unannounced:
+                while self._in_flight_puts or self._unannounced or self._flushing:
                     await self._wait()
         except TimeoutError:
             raise OperationTimeout(f"{self._in_flight_bytes} bytes still in flight after {timeout_s} s") from None
@@ -129,12 +130,22 @@ class Stream:
             self._raise()
 
     def stop(self) -> None:
-        """Post and announce nothing more; `drain` then waits for what is in flight."""
-        self._stopped = True
-        self._unannounced.clear()
+        """Post and announce nothing more; `drain` then waits for what is in flight, and for its arrival.
+
+        A put that has completed here may still be on its way: only a flush behind it says that it is not.
+        """
+        if not self._stopped:
+            self._stopped = self._flushing = True
+            self._unannounced.clear()
+            self._endpoint.post_flush(self._arrived)
         self._wake()
 
     # ----
+
+    def _arrived(self, status: int) -> None:
+        self._flushing = False
+        self._note(status)
+        self._wake()
 
     @contextlib.contextmanager
     def _put(self, size: int) -> Iterator[Callable[[int], None]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any, Final
 
-from quire.model.errors import LeaseForged
+from quire.model.errors import TransferRunning
 from quire.model.permit import PermitSigner
 from quire_server.clock import Clock
 
@@ -32,7 +32,8 @@ class PermitChecker:
         self._used: OrderedDict[bytes, int] = OrderedDict()  # about in the order in which they expire
 
     def check(self, request: Any, *, again: bool = False) -> str:
-        """The tenant. Raises `LeaseForged` for what no member has signed, or was asked for before; `LeaseExpired`.
+        """The tenant. Raises `LeaseForged` for what no member has signed, `TransferRunning` for what was
+        asked for before, `LeaseExpired`.
 
         `again`: the request may be sent twice, as it does the same as once.
         """
@@ -42,7 +43,7 @@ class PermitChecker:
         if again:
             return tenant
         if shown in self._used:
-            raise LeaseForged("this transfer was begun before", field="permit")
+            raise TransferRunning("this transfer was begun before", field="permit")
         while self._used and next(iter(self._used.values())) <= now_ms:
             self._used.popitem(last=False)
         self._used[shown] = expires_ms

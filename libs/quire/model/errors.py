@@ -27,6 +27,7 @@ QuireError
 │   ├── NodeUnavailable         a node of the cluster does not answer
 │   ├── MetadataUnavailable     Redis does not answer
 │   ├── PartlyStored            not all chunks of a store were acknowledged
+│   ├── TransferRunning         a transfer of that id was begun before, and may still touch the memory
 │   └── PeerLost                the data plane to a client or node broke
 ├── DeadlineExceeded            not done in the time that the caller gave
 ├── Abandoned                   ended because the caller wants it no more
@@ -172,6 +173,10 @@ class PartlyStored(Unavailable):
     """
 
     stored_chunks = 0
+
+
+class TransferRunning(Unavailable):
+    """A transfer of that id was begun before. Whoever asks must not take its memory for quiet: the first may run."""
 
 
 class DeadlineExceeded(QuireError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Final
 
 from quire.model.errors import QuireError, SecretDiffers, VersionUnsupported
@@ -31,8 +32,7 @@ _LISTING_S: Final = 0.02
 
 
 class Cluster:
-    """`live`: members by name. `rebuild`: the rebuilding of the index that is wanted. `seen_s`: when each member was
-    last seen, by the monotonic clock. `link_rates`: what one more
+    """`live`: members by name. `rebuild`: the rebuilding of the index that is wanted. `link_rates`: what one more
     delivery would get on each link, bytes per second.
     """
 
@@ -53,7 +53,8 @@ class Cluster:
         self._holders = holders
         self._clock = clock
         self.live: dict[str, Node] = {}
-        self.seen_s: dict[str, float] = {}
+        self._seen_s: dict[str, float] = {}
+        self._read_s = -math.inf
         self.link_rates: dict[str, int] = {}
         self._epoch = self.rebuild = self._rebuilder = ""
         self._storage: dict[str, Node] = {}
@@ -164,11 +165,30 @@ class Cluster:
         self._storage = self._of(Role.STORAGE)
         self._roster.look(self._storage)
         self._rebuilder = rebuilder(self.rebuild, self._storage) if self.rebuild else ""
-        for name in self.live:
-            self.seen_s[name] = self._clock.monotonic_s()
+        self._see()
         await self._policies.refresh(self._epoch)
         for node in self.storage_nodes().values():
             self._watch(node)
+
+    def away_s(self, node_id: str) -> float:
+        """For how long a node was away while it could have been heard: 0 while membership cannot be read."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._read_s > self._blind_s:
+            return 0.0
+        return now_s - self._seen_s.setdefault(node_id, now_s)
+
+    @property
+    def _blind_s(self) -> float:
+        """Membership that was not read for longer says nothing of who was away: nobody could renew it either."""
+        return max(self._config.member_ttl_ms, 3 * self._interval_ms) / 1000
+
+    def _see(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._read_s > self._blind_s:  # after an outage every node has its whole time to report again
+            self._seen_s = dict.fromkeys(self._seen_s, now_s)
+        self._read_s = now_s
+        for name in self.live:
+            self._seen_s[name] = now_s
 
     def _watch(self, node: Node) -> None:
         """Watch the connection to a storage node: a process that dies is known at once, not at its expiry."""

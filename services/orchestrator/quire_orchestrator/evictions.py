@@ -112,13 +112,12 @@ class Evictions:
         """Withdraw what is listed for nodes that were not seen for long; how many chunks. One that returns registers
         again what it has."""
         gone = 0
-        now_s = self._clock.monotonic_s()
+        lost_s = self._config.node_lost_ms / 1000
         for name, listing in (await self._index.listings()).items():
-            seen_s = self._cluster.seen_s.setdefault(name, now_s)
-            if name == OBJECT_TIER or not listing.count or now_s - seen_s < self._config.node_lost_ms / 1000:
+            if name == OBJECT_TIER or not listing.count or self._cluster.away_s(name) < lost_s:
                 continue
             cursor, more = 0, True
-            while more and name not in self._cluster.live:
+            while more and name not in self._cluster.live and self._cluster.away_s(name) >= lost_s:
                 page, cursor = await self._index.holdings(name, cursor)
                 more = cursor != 0
                 await self._index.unregister_held(name, page, self._clock.now_ms())

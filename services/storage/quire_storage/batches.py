@@ -117,6 +117,7 @@ class Promotions:
         self._running: dict[int, Promotion] = {}
         self._users: dict[int, int] = {}
         self._settling: set[int] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     def join(
         self, reading: Reading, copies: Sequence[Copy], *, asked: bool = False
@@ -144,7 +145,17 @@ class Promotions:
         return ticket, {each: (self._running[number], place) for each, (number, place) in found.items()}
 
     async def leave(self, tiers: Tiers, ticket: int, promotion: Promotion) -> None:
-        """A delivery needs a promotion no more."""
+        """A delivery needs a promotion no more. It ends, and its slots are freed, also when the caller is cancelled."""
+        leaving = asyncio.create_task(self._leave(tiers, ticket, promotion))
+        self.keep(leaving)
+        await asyncio.shield(leaving)
+
+    def keep(self, cleanup: asyncio.Task[None]) -> None:
+        """Hold a task that has to end, whoever waits for it."""
+        self._leaving.add(cleanup)
+        cleanup.add_done_callback(self._leaving.discard)
+
+    async def _leave(self, tiers: Tiers, ticket: int, promotion: Promotion) -> None:
         self._users[promotion.number] -= 1
         if not self._users[promotion.number]:
             del self._users[promotion.number], self._running[promotion.number]
@@ -323,7 +334,12 @@ class Batches:
             self._arena.free_block(ready.block, self._client)
 
     async def close(self) -> None:
-        """Give memory back."""
+        """Give memory back. Goes on to its end when its caller is cancelled."""
+        closing = asyncio.create_task(self._close())
+        self._promotions.keep(closing)
+        await asyncio.shield(closing)
+
+    async def _close(self) -> None:
         for task in self._verifying:
             task.cancel()
         await asyncio.gather(*self._verifying, return_exceptions=True)

@@ -8,7 +8,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from quire.model.errors import ChunkMissing, DescriptorInvalid, InvalidRequest, PeerLost, QuireError, TooManyRequests
+from quire.model.errors import (
+    ChunkMissing,
+    DescriptorInvalid,
+    PeerLost,
+    QuireError,
+    TooManyRequests,
+    TransferRunning,
+)
 from quire.model.index import OBJECT_TIER, ChunkRecord, records
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import RunningDelivery
@@ -71,7 +78,7 @@ class Deliveries:
             raise TooManyRequests(f"{len(self._delivering)} deliveries are running; retry later")
         name = delivery_name(self._config.node_id, call.delivery_id, call.node_index)
         if name in self._delivering:
-            raise InvalidRequest("a delivery of this id is running", field="delivery_id")
+            raise TransferRunning("a delivery of this id is running", field="delivery_id")
         self._delivering.add(name)
         async for event in self._deliver(call, keys, name):
             yield event

@@ -170,19 +170,21 @@ class Delivery:
             with tracer().start_as_current_span(names.STORAGE_QUIESCE):
                 self.settled = await self._quiesce(stream, peer, complete=failure is None)
         finally:
-            remote.close()
             if self.settled:
+                remote.close()
                 await batches.close()
-            else:
+            else:  # puts in flight use the key and the memory
                 logger().error("memory that puts in flight may still read is kept until they end")
-                self._left = stream, batches
+                self._left = stream, batches, remote
             if self._allowance is not None:
                 parts.rates.finish(self._allowance)
         return self._outcome(stream, failure)
 
     async def linger(self) -> None:
-        """Of a delivery that is not settled: wait until nothing of it is in flight, and give its memory back."""
-        stream, batches = self._left
+        """Of a delivery that is not settled: wait until nothing of it is in flight, give its memory back, and tell the
+        client, who may have seen no connection break.
+        """
+        stream, batches, remote = self._left
         while not self.settled:
             try:
                 await stream.drain(_LINGER_S)
@@ -191,7 +193,9 @@ class Delivery:
             except QuireError:
                 pass  # in flight no more
             self.settled = True
+        remote.close()
         await batches.close()
+        self._say_quiesced(complete=False)
 
     async def _attempt(
         self, stream: PayloadStream, memory: Bytes | None, peer: Peer, batches: Batches, span: otel.Span
@@ -387,11 +391,15 @@ class Delivery:
                     pass
             except QuireError:
                 pass  # in flight no more: that is all that matters here
-        if settled:  # else the client learns it from the end of the connection
-            message = Quiesced(self._call.delivery_id, self._call.node_index, complete, binary_context())
-            with contextlib.suppress(QuireError):
-                peer.send(encode_message(message))
+        if settled:  # else `linger` says so, once it is
+            self._say_quiesced(complete)
         return settled
+
+    def _say_quiesced(self, complete: bool) -> None:
+        """By another connection, if the one that was written by had to be cut."""
+        message = Quiesced(self._call.delivery_id, self._call.node_index, complete, binary_context())
+        with contextlib.suppress(QuireError):
+            self._parts.transport.connect(self._call.descriptor.target.worker_address).send(encode_message(message))
 
     def _outcome(self, stream: PayloadStream, failure: QuireError | None) -> NodeOutcome:
         allowance = self._allowance

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from quire.model.durability import Durability
-from quire.model.errors import InvalidRequest, TooManyRequests
+from quire.model.errors import InvalidRequest, TooManyRequests, TransferRunning
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
@@ -41,15 +41,21 @@ class Requests:
         self._hot_copies = hot_copies
         self._spawn = spawn
         self.ingests = 0
+        self._storing: set[tuple[bytes, int]] = set()
 
     async def ingest(self, call: IngestCall) -> NodeOutcome:
         """Store chunks. Acknowledged means readable, and durable as asked."""
         self._stores.check_level(call.durability)
         if self.ingests >= self._config.ingests_max:
             raise TooManyRequests(f"{self.ingests} stores are running; retry later")
+        name = (call.store_id, call.node_index)
+        if name in self._storing:
+            raise TransferRunning("a store of this id is running", field="store_id")
+        self._storing.add(name)
         self.ingests += 1
         task = self._spawn(self._stores.ingest(call), traced=True)
         task.add_done_callback(self._ingested)
+        task.add_done_callback(lambda _: self._storing.discard(name))
         try:
             # A task of its own: a caller that goes away must not leave slots half-written and half-committed.
             return cast(NodeOutcome, await asyncio.shield(task))

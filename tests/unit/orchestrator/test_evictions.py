@@ -5,6 +5,7 @@ from __future__ import annotations
 from quire.model.durability import Durability, OnExisting
 from quire.model.fingerprints import fingerprint
 from quire.model.index import Drop, records
+from quire_orchestrator.config import OrchestratorConfig
 from tests.unit.orchestrator.world import CHUNK, World
 
 
@@ -52,4 +53,43 @@ async def test_objects_stay_while_an_index_is_to_be_rebuilt() -> None:
     await orchestrator.cluster.refresh()
     assert await orchestrator.evictions.sweep_objects() == 1
     assert world.deleted == [keys.at(0)]
+    await orchestrator.close()
+
+
+async def test_no_node_is_withdrawn_for_an_outage_of_redis() -> None:
+    """Finding D11: nobody could report while Redis was away, and the first sweep took every node for gone for good."""
+    world = World()
+    orchestrator = await world.start()
+    await world.stored(2)
+    evictions, cluster, lost_s = (
+        orchestrator.evictions,
+        orchestrator.cluster,
+        OrchestratorConfig(cluster_secret="s").node_lost_ms / 1000,
+    )
+    nodes, world.infos = world.infos, {}
+    await world.clock.advance(2 * lost_s)
+    assert await evictions.forget_lost_nodes() == 0, "membership was not read for as long"
+    await cluster.refresh()  # Redis is back, and no node has reported yet
+    assert await evictions.forget_lost_nodes() == 0
+    for _ in range(3):
+        await world.clock.advance(1.0)
+        await cluster.refresh()
+    assert await evictions.forget_lost_nodes() == 0, "each has its whole time"
+    world.infos = nodes
+    await cluster.refresh()
+    assert cluster.away_s("a") == 0.0
+    await orchestrator.close()
+
+
+async def test_a_node_that_stays_away_is_withdrawn_at_its_time() -> None:
+    world = World()
+    orchestrator = await world.start()
+    await world.stored(2)
+    world.infos = {name: info for name, info in world.infos.items() if name != "a"}
+    waited_s = 0.0
+    while not await orchestrator.evictions.forget_lost_nodes():
+        await world.clock.advance(1.0)
+        await orchestrator.cluster.refresh()
+        waited_s += 1.0
+    assert waited_s == OrchestratorConfig(cluster_secret="s").node_lost_ms / 1000
     await orchestrator.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ from pyucx import (
     InvalidRemoteKey,
     Memory,
     MessageTooLong,
+    OperationTimeout,
     RemoteMemory,
     TargetOutOfRange,
     Worker,
@@ -119,6 +120,23 @@ async def test_stopped_stream_announces_nothing_more(pair: Pair) -> None:
     with pytest.raises(Closed):
         await stream.send(0, 1, 0)
     assert pair.messages.empty()
+
+
+async def test_a_stopped_stream_is_drained_when_a_flush_says_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finding D13: a put that has completed at its source may still be on its way to the target."""
+    stream = pair.endpoint.stream(pair.here, pair.remote, 1)
+    flushes: list[Callable[[int], None]] = []
+    monkeypatch.setattr(pair.endpoint, "post_flush", flushes.append)
+    await stream.send(0, 1 << 20, 0)
+    stream.stop()
+    stream.stop()
+    with pytest.raises(OperationTimeout):
+        await stream.drain(0.5)
+    assert stream._in_flight_puts == 0 and len(flushes) == 1, (
+        "all puts have completed here, and one flush was asked for"
+    )
+    flushes[0](0)
+    await stream.drain(10)
 
 
 @pytest.mark.parametrize("offset,length", [(_BYTES - 10, 11), (-1, 4), (0, _BYTES + 1)])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
-from quire.model.errors import InvalidRequest, TooManyRequests
+from quire.model.errors import TooManyRequests, TransferRunning
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.ranges import ChunkRange
@@ -111,7 +111,7 @@ async def test_an_id_is_taken_until_nothing_is_in_flight(node: tuple[Deliveries,
         assert await _first(first) == 0
     for _ in range(10):
         await asyncio.sleep(0)
-    with pytest.raises(InvalidRequest, match="delivery of this id"):
+    with pytest.raises(TransferRunning, match="delivery of this id"):
         await anext(deliveries.deliver(_call(1)))
     before = tiers.unpinned
     _Delivery.quiet.set()

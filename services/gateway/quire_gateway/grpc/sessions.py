@@ -83,7 +83,7 @@ class Session:
         self.stream: _Stream | None = None
         self.renewed_s = clock.monotonic_s()
         self.heard = self.absences = 0
-        self.leaving = False
+        self.leaving = self._closed = False
         self._answer = answer
         self._release = release
         self._clock = clock
@@ -112,9 +112,9 @@ class Session:
         return self.stream
 
     def take(self, message: pb.SessionRequest) -> None:
-        """A request; one that is sent again is not begun again."""
+        """A request; one that is sent again is not begun again, nor one behind the last that the client was told of."""
         self.confirm(message.received)
-        if message.id <= self.heard:
+        if message.id <= self.heard or self._closed:
             return
         self.heard = message.id
         if message.HasField("cancel"):
@@ -180,7 +180,9 @@ class Session:
 
     def _end_if_left(self) -> None:
         if self.leaving and not self._requests and self.stream is not None:
-            # Requests that are on their way are not taken any more: the client asks another gateway.
+            # Requests that are on their way are not taken from here on: the client sends every one behind `heard` to
+            # another gateway, and a transfer that ran at both would be written to by one after the other had ended.
+            self._closed = True
             self.stream.news.append(pb.SessionResponse(heard=self.heard))
             self.stream.end()
 
