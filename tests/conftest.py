@@ -23,6 +23,8 @@ os.environ["QUIRE_SHARED_MEMORY"] = "off"
 # What runs beside a test holds its services up: no reason to refuse what it asks, nor to take a member for dead.
 os.environ.setdefault("QUIRE_GATEWAY_LATE_MAX_MS", "0")
 os.environ.setdefault("QUIRE_ORCHESTRATOR_MEMBER_TTL_MS", "6000")
+# Pools of tests are sparse: two runs that were killed had left 39 GB.
+os.environ.setdefault("QUIRE_STORAGE_PREALLOCATE", "false")
 
 import redis.asyncio
 import redis.exceptions

@@ -170,7 +170,7 @@ EXPLAINED: Final = {
         "self._set_generation(entry, None)": "0 or None: only whether there is one is asked",
         "self._ask(entries, tier, None, event)": "False or None: only whether it is is asked",
         "_offers_may_go = None": "False or None: only whether they may is asked",
-        "_Goal(event.ticket, entries, None)": "`_register` says what comes after",
+        "Goal(event.ticket, entries, None)": "`_register` says what comes after",
         "if now is None or entry.key not in self": "the index is told at once, not when the store fails",
         "entry = self._entries.get(None)": "`_find_resident`, which follows, finds the same: this is the short way",
         "+        entry = None": "`_find_resident`, which follows, finds the same: this is the short way",

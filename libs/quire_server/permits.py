@@ -32,22 +32,29 @@ class PermitChecker:
         self._used: OrderedDict[bytes, int] = OrderedDict()  # about in the order in which they expire
 
     def check(self, request: Any, *, again: bool = False) -> str:
-        """The tenant. Raises `LeaseForged` for what no member has signed, `TransferRunning` for what was
-        asked for before, `LeaseExpired`.
+        """The tenant. Raises `LeaseForged`: no member has signed it; `LeaseExpired`; `TransferRunning`: it came before.
 
         `again`: the request may be sent twice, as it does the same as once.
         """
+        return self._check(request, again=again)[0]
+
+    def check_transfer(self, request: Any) -> tuple[str, float]:
+        """The tenant of a transfer, and for how many seconds from now on it is permitted. Raises as `check`."""
+        tenant, expires_ms = self._check(request, again=False)
+        return tenant, (expires_ms - self._clock.now_ms()) / 1000
+
+    def _check(self, request: Any, *, again: bool) -> tuple[str, int]:
         shown, now_ms = bytes(request.permit), self._clock.now_ms()
         request.permit = b""
         tenant, expires_ms = self._signer.verify(shown, _said(request), now_ms)
         if again:
-            return tenant
+            return tenant, expires_ms
         if shown in self._used:
             raise TransferRunning("this transfer was begun before", field="permit")
         while self._used and next(iter(self._used.values())) <= now_ms:
             self._used.popitem(last=False)
         self._used[shown] = expires_ms
-        return tenant
+        return tenant, expires_ms
 
 
 def _said(request: Any) -> bytes:

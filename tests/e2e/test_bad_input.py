@@ -208,7 +208,10 @@ async def test_stores_that_cannot_work(scene: Scene) -> None:
 
 async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: LocalCluster) -> None:
     """The index promises what the node dropped: ChunkMissing before the first byte, and the next look-up is honest."""
-    from quire.wire.v1 import storage_pb2
+    from quire.model.index import records
+    from quire.wire import convert
+    from quire.wire.v1 import orchestrator_pb2, storage_pb2
+    from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
     from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 
     client, *_ = scene
@@ -219,7 +222,12 @@ async def test_chunk_that_the_node_lost_is_withdrawn(scene: Scene, cluster: Loca
     pool = ChannelPool()
     stub: StorageServiceStub = StorageServiceStub(pool.get(cluster.address(found.ranges[0].node_id)))
     now_ms = int(time.time() * 1000)
-    drop = storage_pb2.DropRequest(chunk_keys=keys.at(7), generations=[0])
+    index: OrchestratorServiceStub = OrchestratorServiceStub(pool.get(cluster.address("orchestrator")))
+    asked = orchestrator_pb2.GetGenerationsRequest(
+        node_id=found.ranges[0].node_id, chunks=map(convert.record_to, records(keys, 7, 1))
+    )
+    (generation,) = (await call(index.GetGenerations, asked, timeout_s=10)).generations
+    drop = storage_pb2.DropRequest(chunk_keys=keys.at(7), generations=[generation])
     delete = storage_pb2.DeleteObjectsRequest(chunk_keys=keys.at(7), until_ms=now_ms + 120_000)
     for request in (drop, delete):
         member_permit(PermitSigner(cluster.secret.encode()), request, now_ms)

@@ -440,7 +440,7 @@ class Cluster:
 
         node = StorageNode(config, transport, ports, describe, checked=self.checked)
         await node.start()
-        servicer = StorageServicer(node, node_id, PermitChecker(permits, cast(Clock, clock)), incarnation)
+        servicer = StorageServicer(node, node_id, PermitChecker(permits, cast(Clock, clock)), clock, incarnation)
         add_StorageServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, process.name, process)))
         self._announce(process, describe, node.on_news, roster)
         return node

@@ -27,6 +27,7 @@ from quire.testing.simulation import Process, SimChannels, SimTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
 from quire_storage import delivery as delivery_at_node
+from quire_storage import replication as replication_at_node
 from quire_storage.adapters import cluster as cluster_at_node
 from quire_storage.core.invariants import under_way
 from tests.simulation.buckets import BucketLoad
@@ -98,9 +99,9 @@ class Day:
         self.prefixes = prefixes(self.rng)
         vars(delivery_module)["time"] = _VirtualTime(self.loop)
         # As everything in this cluster is some ten times quicker than configured by default.
-        quiescence_module.UNHEARD_S = 25.0  # type: ignore[misc]  # longer than this cluster's permits and transfers
+        quiescence_module.MARGIN_S = 5.0  # type: ignore[misc]
         vars(delivery_at_node)["_QUIESCE_TIMEOUT_S"] = 0.4
-        vars(cluster_at_node)["_COPY_TIMEOUT_S"] = 7.0
+        vars(cluster_at_node)["COPY_S_MAX"] = vars(replication_at_node)["COPY_S_MAX"] = 7.0
         unexpected.clear()
 
     # ---- the run

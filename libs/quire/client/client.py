@@ -225,6 +225,7 @@ class QuireClient:
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
             compute_window_us=window_us,
+            transfer_ms=self._transfer_ms,
         )
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
         delivery = self._begin(transfer_id, descriptor, buffer, loan)
@@ -284,6 +285,7 @@ class QuireClient:
             delivery_id=transfer_id,
             descriptor=convert.descriptor_to(descriptor),
             compute_window_us=window_us,
+            transfer_ms=self._transfer_ms,
         )
         request.descriptor.ClearField("chunk_keys")
         loan = buffer.lend(f"delivery {transfer_id.hex()}", descriptor)
@@ -302,8 +304,14 @@ class QuireClient:
             loan=loan,
             transport=self.transport,
             on_quiesced=lambda: self._quiesced(transfer_id),
+            transfer_s=self._timeout_s,
         )
         return delivery
+
+    @property
+    def _transfer_ms(self) -> int:
+        """For how long transfers are to be permitted: no longer than their requests run."""
+        return max(1, round(1000 * self._timeout_s))
 
     def _check_room(self) -> None:
         if len(self._transfers) >= _UNQUIET_MAX:
@@ -346,6 +354,7 @@ class QuireClient:
             on_existing=convert.on_existing_to(on_existing),
             source_complete=complete,
             unchained=unchained,
+            transfer_ms=self._transfer_ms,
         )
         try:
             return await self._start_store(request, buffer, namespace.layout.payload_bytes(chunks))
@@ -366,6 +375,7 @@ class QuireClient:
             loan=loan,
             transport=self.transport,
             on_quiesced=lambda: self._quiesced(transfer_id),
+            transfer_s=self._timeout_s,
             complete=request.source_complete,
         )
         self._transfers[transfer_id] = session

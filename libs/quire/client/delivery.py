@@ -54,7 +54,9 @@ class Delivery:
         loan: Loan,
         transport: Transport,
         on_quiesced: Callable[[], None],
+        transfer_s: float,
     ) -> None:
+        self._transfer_s = transfer_s
         self.transfer_id = transfer_id
         self.num_layers = num_layers
         self.buffer = buffer
@@ -138,7 +140,9 @@ class Delivery:
 
         Of a retrieval they may have begun: what they have said by now counts.
         """
-        self._quiescence = Quiescence(ranges, addresses, self._transport, self._loan, self._on_quiesced)
+        self._quiescence = Quiescence(
+            ranges, addresses, self._transport, self._loan, self._on_quiesced, self._transfer_s
+        )
         nodes = len(self._quiescence.nodes)
         self._missing = [nodes] * self.num_layers
         self._stripe_ns = [[0] * self.num_layers for _ in range(nodes)]
@@ -219,7 +223,7 @@ class Delivery:
         if turned_down:
             self._end_loan()
         else:
-            when_unheard(self._end_loan)
+            when_unheard(self._transfer_s, self._end_loan)
 
     def _end_loan(self) -> None:
         self._loan.end()

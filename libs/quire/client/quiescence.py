@@ -14,21 +14,32 @@ from typing import Final
 from quire.client.buffers import Loan
 from quire.model.errors import DeadlineExceeded, PeerLost
 from quire.model.outcome import NodeOutcome
-from quire.model.permit import TRANSFER_S_MAX
 from quire.model.ranges import ChunkRange
 from quire.transport import Peer, Transport
 
-# Longer than any node takes a permit for a transfer, and then works on it.
-UNHEARD_S: Final = 2 * TRANSFER_S_MAX + 60
+MARGIN_S: Final = 60.0
+"""How long after the permit's end a node may need until nothing of a transfer is in flight, and its request to it."""
 
 
-def when_unheard(then: Callable[[], None]) -> None:
+def unheard_s(transfer_s: float) -> float:
+    """Seconds after which no node can be at a transfer any more, of which nothing was heard.
+
+    Args:
+        transfer_s: For how long the client has asked to have the transfer permitted.
+    """
+    return transfer_s + MARGIN_S
+
+
+def when_unheard(transfer_s: float, then: Callable[[], None]) -> None:
     """Call `then` when no node can be at a transfer any more of which nothing was heard."""
-    asyncio.get_running_loop().call_later(UNHEARD_S, then)
+    asyncio.get_running_loop().call_later(unheard_s(transfer_s), then)
 
 
 class Quiescence:
-    """The nodes of one transfer, numbered in order of their first range. Ends the loan of memory when all are quiet."""
+    """The nodes of one transfer, numbered in order of their first range. Ends the loan of memory when all are quiet.
+
+    `transfer_s`: for how long the transfer is permitted, seconds.
+    """
 
     def __init__(
         self,
@@ -37,7 +48,9 @@ class Quiescence:
         transport: Transport,
         loan: Loan,
         on_quiet: Callable[[], None],
+        transfer_s: float,
     ) -> None:
+        self._transfer_s = transfer_s
         self._addresses = addresses
         self.nodes = list(dict.fromkeys(each.node_id for each in ranges))
         self._transport = transport
@@ -71,7 +84,7 @@ class Quiescence:
         """Nodes may never say that they are quiet: they are so once no permit for the transfer can be used any more."""
         if not self._given_up:
             self._given_up = True
-            when_unheard(self.all_quiet)
+            when_unheard(self._transfer_s, self.all_quiet)
 
     def node(self, index: int) -> None:
         """This node is quiet."""

@@ -49,7 +49,9 @@ class StoreSession:
         transport: Transport,
         on_quiesced: Callable[[], None],
         complete: bool,
+        transfer_s: float,
     ) -> None:
+        self._transfer_s = transfer_s
         self._transfer_id = transfer_id
         self._buffer = buffer
         self._loan = loan
@@ -188,7 +190,7 @@ class StoreSession:
     def _end_loan(self, complete: bool, turned_down: bool) -> None:
         """No node reads the buffer before it is told of a layer, or that all of them are there."""
         if self._quiescence is None and self._announced and not turned_down:
-            when_unheard(self._return_buffer)
+            when_unheard(self._transfer_s, self._return_buffer)
         elif self._quiescence is None or not self._quiescence.nodes:
             self._return_buffer()
         elif not self._announced:
@@ -203,7 +205,9 @@ class StoreSession:
     def _connect(self, placement: Any) -> None:
         addresses = {node.node_id: node.worker_address for node in addresses_from(placement.nodes)}
         ranges = ranges_from(placement.ranges)
-        self._quiescence = Quiescence(ranges, addresses, self._transport, self._loan, self._on_quiesced)
+        self._quiescence = Quiescence(
+            ranges, addresses, self._transport, self._loan, self._on_quiesced, self._transfer_s
+        )
         self._peers = dict(zip(self._quiescence.nodes, self._quiescence.connect(), strict=True))
         if not self._complete:
             for node_id, peer in self._peers.items():

@@ -18,7 +18,7 @@ from typing import Final
 from quire.model.errors import LeaseExpired, LeaseForged
 
 TRANSFER_S_MAX: Final = 1500.0
-"""No permit is good for longer, and no node works longer on a transfer: clients take memory back by that."""
+"""No permit is good for longer. Nodes stop a transfer at its permit's end: clients take memory back by that."""
 
 _MAC_BYTES: Final = 32
 _EXPIRY: Final = struct.Struct("<q")

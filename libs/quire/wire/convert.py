@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Final, TypeVar
 
@@ -10,11 +10,10 @@ from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DescriptorInvalid, InvalidRequest, LayoutInvalid
 from quire.model.events import CacheEvent, EventKind
-from quire.model.fingerprints import PRINT_BYTES
 from quire.model.hashing import Namespace
 from quire.model.images import ExpectedImage, Fit, Gravity, ImageEntry, LeasedRecord, Rendering
-from quire.model.index import ChunkRecord, Drop, Held
-from quire.model.keys import KEY_BYTES, ChunkKeys
+from quire.model.index import ChunkRecord
+from quire.model.keys import ChunkKeys
 from quire.model.layout import Attention, Dtype, KvLayout
 from quire.model.nodes import (
     DecoderInfo,
@@ -407,29 +406,6 @@ def outcome_to(outcome: NodeOutcome) -> pb.NodeOutcome:
         error_code=outcome.error_code,
         error_message=outcome.error_message,
     )
-
-
-def drops_to(drops: Iterable[Drop]) -> list[orchestrator_pb2.Drop]:
-    return [orchestrator_pb2.Drop(chunk_key=drop.key, bucket=drop.bucket, generation=drop.generation) for drop in drops]
-
-
-def drops_from(messages: Iterable[orchestrator_pb2.Drop]) -> list[Drop]:
-    """Raises `InvalidRequest` for keys or buckets of other lengths."""
-    drops = [Drop(message.chunk_key, message.bucket, message.generation) for message in messages]
-    if any(len(drop.key) != KEY_BYTES or len(drop.bucket) != PRINT_BYTES for drop in drops):
-        raise InvalidRequest("a drop has a key of 32 bytes and a bucket of 8", field="drops")
-    return drops
-
-
-def held_from(fingerprints: bytes, buckets: bytes, generations: Sequence[int]) -> list[Held]:
-    """Raises `InvalidRequest`."""
-    if len(fingerprints) != len(buckets) or len(fingerprints) != PRINT_BYTES * len(generations):
-        raise InvalidRequest(f"{len(fingerprints)} and {len(buckets)} bytes of fingerprints", field="fingerprints")
-    each = range(0, len(fingerprints), PRINT_BYTES)
-    return [
-        Held(fingerprints[at : at + PRINT_BYTES], buckets[at : at + PRINT_BYTES], generation)
-        for at, generation in zip(each, generations, strict=True)
-    ]
 
 
 def image_from(message: images_pb2.ImageEntry) -> ImageEntry:

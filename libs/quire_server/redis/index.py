@@ -9,14 +9,9 @@ Every key has one of 256 hash tags, by its bucket, so that a bucket lies in one 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Final, cast
-
-import redis.asyncio as redis
-from redis.asyncio.cluster import RedisCluster
-from redis.exceptions import NoScriptError
 
 from quire.model.fingerprints import PRINT_BYTES, fingerprint, fingerprints
 from quire.model.index import (
@@ -33,12 +28,11 @@ from quire.model.index import (
     Pin,
 )
 from quire.model.keys import BUCKET_CHUNKS, KEY_BYTES, ChunkKeys
-from quire_server.redis import scripts
-from quire_server.redis.connection import is_cluster, metadata_errors
+from quire_server.redis.bucket_scripts import LINK_BYTES, LINK_MS, BucketScripts
+from quire_server.redis.connection import metadata_errors
 from quire_server.redis.old_format import let_old_format_expire
 from quire_server.redis.scripts import nodes_of, pin_arguments, runs_of
 from quire_server.redis.slots import (
-    LINKS,
     PAGES,
     TAGS,
     bucket_key,
@@ -55,31 +49,18 @@ _NO_PARENT: Final = bytes(PRINT_BYTES)
 _EPOCH_KEY: Final = "quire:index-epoch"
 _CHANGES_KEY: Final = "quire:changes"
 _REBUILD_KEY: Final = "quire:rebuild"
-_SCANNED: Final = 16
-"""Pages read at a time, of up to 256 chunks each, so that reading them does not hold up other requests."""
-_LINKS_SCANNED: Final = 1000
 _AT_ONCE: Final = 64
 _HELD_AT_ONCE: Final = 4096
 _DROPS_TTL_MS: Final = 30 * 24 * 3_600_000
 _DROPS_PAGE: Final = 1024
 _TAG_SHIFT: Final = 48
-_LINK_MS: Final = 30_000
-"""For how long a child may be registered once its parent is kept for it."""
-_LINK_BYTES: Final = 8
-_MASTER_SHIFT: Final = 56
 _OBJECT_MARKS: Final = {ord("1"): ObjectMark.LISTED, ord("0"): ObjectMark.GONE, ord("!"): ObjectMark.DELETING}
 
 
-class PrefixIndex:
+class PrefixIndex(BucketScripts):
     """A look-up is one call of one Redis; of a Redis Cluster it is one pipeline, bucket by bucket, and one call for a
     pin. `draw` makes the random bytes of generations.
     """
-
-    def __init__(self, client: redis.Redis, *, draw: Callable[[int], bytes] = os.urandom) -> None:
-        self._client = client
-        self._cluster = is_cluster(client)
-        self._draw = draw
-        self._scripts = {name: client.register_script(text) for name, text in scripts.sources().items()}
 
     async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match:
         """The longest indexed prefix of `keys`. `pin`: its last chunk is kept from that very moment on."""
@@ -261,24 +242,6 @@ class PrefixIndex:
                 found.append(Held(packed[at:middle], bucket, int.from_bytes(packed[middle:end], "big")))
         return found, after
 
-    async def _scan(self, cursor: int, pattern: bytes, kind: str, count: int = _SCANNED) -> tuple[list[bytes], int]:
-        """Some keys; of a Cluster one master after the other: its number is in the cursor's upper bits."""
-        if not self._cluster:
-            scanned = await self._client.scan(cursor, match=pattern, count=count, _type=kind)
-            after, names = cast(tuple[int, list[bytes]], scanned)
-            return names, int(after)
-        cluster = await cast(RedisCluster, self._client).initialize()
-        masters = sorted(cluster.get_primaries(), key=lambda node: str(node.name))
-        number, at = cursor >> _MASTER_SHIFT, cursor & ((1 << _MASTER_SHIFT) - 1)
-        if number >= len(masters):
-            return [], 0
-        master = masters[number]
-        scanning: Any = cluster.scan(at, match=pattern, count=count, _type=kind, target_nodes=master)
-        cursors, names = await scanning
-        if after := int(cursors[master.name]):
-            return names, (number << _MASTER_SHIFT) | after
-        return names, (number + 1) << _MASTER_SHIFT if number + 1 < len(masters) else 0
-
     async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
         """A page of what `node_id` is to drop, and the next cursor, 0 at the end. One is kept until it is settled, or
         the node registers the chunk again.
@@ -440,8 +403,8 @@ class PrefixIndex:
         # The parent lies in another bucket: it is kept for the child before that is registered. A crash in between
         # leaves the parent kept too long, never the chain open.
         parent, elsewhere, child = map(fingerprint, (opener.parent, opener.parent_bucket, opener.key))
-        name = self._draw(_LINK_BYTES)
-        until_ms = int(await self._change("link", elsewhere, [parent, child, name, _LINK_MS]))
+        name = self._draw(LINK_BYTES)
+        until_ms = int(await self._change("link", elsewhere, [parent, child, name, LINK_MS]))
         if not until_ms:
             return [0] * len(chunks)
         arguments = self._registration(node_id, chunks, fresh, elsewhere + name, until_ms)
@@ -450,58 +413,8 @@ class PrefixIndex:
         if not generations[0]:
             await self._unlink([parent, elsewhere + name, child, b""], now_ms)
         elif (known := answer[9 * len(chunks) :]) not in (name, b""):  # it was there, by another link
-            await self._change("link", elsewhere, [parent, child, known, _LINK_MS])
+            await self._change("link", elsewhere, [parent, child, known, LINK_MS])
         return generations
-
-    async def _unlink(self, orphaned: Sequence[bytes], now_ms: int) -> None:
-        """Parents in other buckets have lost a child: (parent, bucket and link's name, child, its leases), flat."""
-        while orphaned:
-            parent, link, child, leases, *rest = orphaned
-            bucket, name = link[:PRINT_BYTES], link[PRINT_BYTES:]
-            orphaned = [*rest, *await self._change("unlink", bucket, [parent, child, name, now_ms, leases])]
-
-    async def repair(self, cursor: int, *, older_ms: int = 4 * _LINK_MS) -> tuple[int, int]:
-        """Remove links, of some buckets, to children that are not there: their registration or removal was cut short.
-
-        Args:
-            cursor: 0, or what the call before returned.
-            older_ms: Only links that are so old by Redis' clock; by younger ones a child may still be registered.
-
-        Returns:
-            How many were removed, and the next cursor, 0 at the end.
-        """
-        async with metadata_errors():
-            names, after = await self._scan(cursor, LINKS, "hash", _LINKS_SCANNED)
-            seconds, _ = await self._time()
-            removed = 0
-            for name in names:
-                at = 0
-                while True:
-                    at, links = cast(Any, await self._client.hscan(name, at, count=_DROPS_PAGE))
-                    old = [
-                        (field, link)
-                        for field, link in links.items()
-                        if int(link[_LINK_BYTES:]) + older_ms < seconds * 1000
-                    ]
-                    removed += await self._remove_links(bucket_of_page(name), old)
-                    if not at:
-                        break
-        return removed, after
-
-    async def _remove_links(self, bucket: bytes, links: Sequence[tuple[bytes, bytes]]) -> int:
-        calls = [([bucket_key(field[PRINT_BYTES:])], [field[PRINT_BYTES:]]) for field, _ in links]
-        there = await self._all("holders", calls) if calls else []
-        gone = [link for link, (found,) in zip(links, there, strict=True) if not found]
-        for field, link in gone:
-            parent, child = field[:PRINT_BYTES], field[PRINT_BYTES:]
-            await self._unlink([parent, bucket + link[:_LINK_BYTES], child, b""], 0)
-        return len(gone)
-
-    async def _time(self) -> tuple[int, int]:
-        if not self._cluster:
-            return await self._client.time()
-        cluster = await cast(RedisCluster, self._client).initialize()
-        return await cluster.time(target_nodes=RedisCluster.RANDOM)
 
     async def _match_buckets(self, prints: bytes, openers: Sequence[bytes]) -> list[Any]:
         step = BUCKET_CHUNKS * PRINT_BYTES
@@ -516,30 +429,6 @@ class PrefixIndex:
             if sum(runs[::2]) * PRINT_BYTES < len(part):
                 break
         return flat
-
-    async def _change(self, name: str, bucket: bytes, arguments: list[Any]) -> Any:
-        return await self._run(name, bucket_keys(bucket), arguments)
-
-    async def _run(self, name: str, keys: list[bytes], arguments: list[Any]) -> Any:
-        async with metadata_errors():
-            return await self._scripts[name](keys=keys, args=arguments)
-
-    async def _all(self, name: str, calls: Sequence[tuple[list[bytes], list[Any]]]) -> list[Any]:
-        """A script for several sets of keys, in one pipeline."""
-        if len(calls) == 1:
-            return [await self._run(name, *calls[0])]
-        async with metadata_errors():
-            try:
-                return await self._piped(name, calls)
-            except NoScriptError:
-                await self._client.script_load(self._scripts[name].script)
-                return await self._piped(name, calls)
-
-    async def _piped(self, name: str, calls: Sequence[tuple[list[bytes], list[Any]]]) -> list[Any]:
-        pipeline = self._client.pipeline(transaction=False)
-        for keys, arguments in calls:
-            pipeline.execute_command("EVALSHA", self._scripts[name].sha, len(keys), *keys, *arguments)
-        return await pipeline.execute()
 
 
 def _keys(chunks: Sequence[ChunkRecord]) -> bytes:

@@ -49,7 +49,10 @@ class LayerArrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverPart:
-    """One node's part of a fetch, of the chunks that `lease` (its token) pins."""
+    """One node's part of a fetch, of the chunks that `lease` (its token) pins.
+
+    `transfer_ms`: for how long it is permitted, at most; 0 for as long as the gateway permits transfers.
+    """
 
     lease: bytes
     tenant: TenantPolicy
@@ -60,11 +63,15 @@ class DeliverPart:
     compute_window_us: int
     layers_in_stream: bool
     unchained: bool
+    transfer_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestPart:
-    """One node's part of a store. `source_ranges` say where `chunks` lie among the `source_chunks` of the source."""
+    """One node's part of a store. `source_ranges` say where `chunks` lie among the `source_chunks` of the source.
+
+    `transfer_ms`: as of `DeliverPart`.
+    """
 
     namespace: Namespace
     store_id: bytes
@@ -77,6 +84,7 @@ class IngestPart:
     on_existing: OnExisting
     source_complete: bool
     tenant: str = ""
+    transfer_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

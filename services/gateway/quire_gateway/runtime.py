@@ -63,7 +63,8 @@ class Readable(Protocol):
 class FetchCall:
     """A fetch of what was found. `lease`: the token of the one that pins it; without one a chunk may go meanwhile.
 
-    `unchained`: the keys are no prefix, each chunk stands for itself.
+    `unchained`: the keys are no prefix, each chunk stands for itself. `transfer_ms`: for how long the client lends its
+    memory; 0 for as long as this gateway permits transfers.
     """
 
     found: Readable
@@ -73,6 +74,7 @@ class FetchCall:
     compute_window_us: int = 0
     layers_in_stream: bool = False
     unchained: bool = False
+    transfer_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,7 @@ class StoreCall:
     source_complete: bool = False
     tenant: str = ""
     unchained: bool = False
+    transfer_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +213,7 @@ class Gateway:
             compute_window_us=fetch.compute_window_us,
             layers_in_stream=fetch.layers_in_stream,
             unchained=fetch.unchained,
+            transfer_ms=fetch.transfer_ms,
         )
         try:
             async for event in self._nodes.deliver(share.grpc_address, part):
@@ -235,6 +239,7 @@ class Gateway:
             on_existing=store.on_existing,
             source_complete=store.source_complete,
             tenant=store.tenant,
+            transfer_ms=store.transfer_ms,
         )
         try:
             yield await self._nodes.ingest(share.grpc_address, part)

@@ -13,6 +13,7 @@ from quire.model.permit import PermitSigner
 from quire.model.policy import NAMESPACE_TAG_BYTES
 from quire.wire import convert
 from quire.wire.channels import ChannelPool
+from quire.wire.index_messages import drops_from, drops_to, held_from
 from quire.wire.policies import policies_to, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2, orchestrator_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import (
@@ -101,6 +102,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def Withdraw(
         self, request: orchestrator_pb2.WithdrawRequest, context: Any
     ) -> orchestrator_pb2.WithdrawResponse:
+        if request.others_min:  # of a node of the release before, which names no keepers: its copies stay
+            return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(len(request.chunks)))
         withdrawn = await self._reports.withdraw(
             request.node_id,
             _records(request.chunks),
@@ -131,9 +134,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.WithdrawHeldRequest, context: Any
     ) -> orchestrator_pb2.WithdrawHeldResponse:
         unknown = [0] * (len(request.fingerprints) // PRINT_BYTES)
-        await self._reports.withdraw_held(
-            request.node_id, convert.held_from(request.fingerprints, request.buckets, unknown)
-        )
+        await self._reports.withdraw_held(request.node_id, held_from(request.fingerprints, request.buckets, unknown))
         await self._reports.count_change(request.node_id)
         return orchestrator_pb2.WithdrawHeldResponse()
 
@@ -201,12 +202,12 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.TakeDropsRequest, context: Any
     ) -> orchestrator_pb2.TakeDropsResponse:
         page, cursor = await self._evictions.drops(request.node_id, request.cursor)
-        return orchestrator_pb2.TakeDropsResponse(drops=convert.drops_to(page), cursor=cursor)
+        return orchestrator_pb2.TakeDropsResponse(drops=drops_to(page), cursor=cursor)
 
     async def SettleDrops(
         self, request: orchestrator_pb2.SettleDropsRequest, context: Any
     ) -> orchestrator_pb2.SettleDropsResponse:
-        await self._evictions.settle_drops(request.node_id, convert.drops_from(request.drops))
+        await self._evictions.settle_drops(request.node_id, drops_from(request.drops))
         return orchestrator_pb2.SettleDropsResponse()
 
     async def SetPolicy(self, request: gateway_pb2.SetPolicyRequest, context: Any) -> gateway_pb2.SetPolicyResponse:

@@ -146,7 +146,12 @@ class Promotions:
 
     async def leave(self, tiers: Tiers, ticket: int, promotion: Promotion) -> None:
         """A delivery needs a promotion no more. It ends, and its slots are freed, also when the caller is cancelled."""
-        leaving = asyncio.create_task(self._leave(tiers, ticket, promotion))
+        self._users[promotion.number] -= 1
+        last = not self._users[promotion.number]
+        if last:
+            del self._users[promotion.number], self._running[promotion.number]
+            self._settling.add(promotion.number)
+        leaving = asyncio.create_task(self._leave(tiers, ticket, promotion, last=last))
         self.keep(leaving)
         await asyncio.shield(leaving)
 
@@ -155,11 +160,8 @@ class Promotions:
         self._leaving.add(cleanup)
         cleanup.add_done_callback(self._leaving.discard)
 
-    async def _leave(self, tiers: Tiers, ticket: int, promotion: Promotion) -> None:
-        self._users[promotion.number] -= 1
-        if not self._users[promotion.number]:
-            del self._users[promotion.number], self._running[promotion.number]
-            self._settling.add(promotion.number)
+    async def _leave(self, tiers: Tiers, ticket: int, promotion: Promotion, *, last: bool) -> None:
+        if last:
             try:
                 await promotion.settle()
             finally:

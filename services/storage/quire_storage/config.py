@@ -49,6 +49,7 @@ class StorageConfig(MemberConfig):
     )
     object_lag_bytes: int = setting(1 << 30, "how much may be missing in the object tier before stores wait", minimum=1)
     object_timeout_s: float = setting(30.0, "deadline of one request to the object tier", minimum=0.1)
+    preallocate: bool = setting(True, "reserve a new pool's space at once; without it a full disk fails writes later")
     drive_error_s_max: int = setting(
         30, "a drive is retired that fails reads in more seconds of ten minutes", minimum=1
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -49,7 +50,10 @@ Send = Callable[[ReadyBatch, LayerTrace], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliverCall:
-    """A delivery as it was permitted. `lease`: to be given back if the client turns out to be dead; may be empty."""
+    """A delivery as it was permitted. `lease`: to be given back if the client turns out to be dead; may be empty.
+
+    `until_s`: the permit's end, on this node's monotonic clock: nothing is written after it.
+    """
 
     delivery_id: bytes
     descriptor: Descriptor
@@ -60,6 +64,7 @@ class DeliverCall:
     tenant: TenantPolicy = field(default_factory=TenantPolicy)
     lease: bytes = b""
     unchained: bool = False
+    until_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +209,9 @@ class Delivery:
         try:
             if self.cancelled:
                 raise PeerLost("the client cancelled")
-            async with asyncio.timeout(self._parts.config.transfer_timeout_s):
+            if self._left_s <= 0:
+                raise DeadlineExceeded("its permit ended before the first byte")
+            async with asyncio.timeout(self._left_s):
                 self._writer = asyncio.create_task(self._write(stream, memory, batches, span))
                 unwatch = peer.on_failure(self._peer_failed)
                 try:
@@ -214,7 +221,7 @@ class Delivery:
         except QuireError as error:
             return error
         except TimeoutError:
-            return DeadlineExceeded(f"not delivered within {self._parts.config.transfer_timeout_s} s")
+            return DeadlineExceeded("not delivered within the time of its permit, or QUIRE_STORAGE_TRANSFER_TIMEOUT_S")
         except asyncio.CancelledError:
             if peer.error is not None:
                 return peer.error
@@ -223,6 +230,11 @@ class Delivery:
             logger().error("a delivery failed unexpectedly", exc_info=error)
             return InternalError("the storage node's log has the details")
         return None
+
+    @property
+    def _left_s(self) -> float:
+        """For how long it may write. Chunks may have been waited for since it was permitted."""
+        return min(self._parts.config.transfer_timeout_s, self._call.until_s - self._parts.clock.monotonic_s())
 
     def _peer_failed(self, _: PeerLost) -> None:
         if self._writer is not None:

@@ -7,6 +7,7 @@ once its bytes are where the asked durability wants them and its key is indexed.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -43,6 +44,8 @@ Bytes = npt.NDArray[np.uint8]
 class IngestCall:
     """A store as it was asked for. `source_ranges` say where `records` lie among the `source_chunks` of `source`.
 
+    `until_s`: the permit's end, on this node's monotonic clock: nothing is read after it.
+
     Raises `InvalidRequest` or `TargetInvalid`.
     """
 
@@ -57,6 +60,7 @@ class IngestCall:
     on_existing: OnExisting
     namespace: bytes = bytes(16)
     source_complete: bool = False
+    until_s: float = math.inf
 
     def __post_init__(self) -> None:
         if not self.records or sum(run.count for run in self.source_ranges) != len(self.records):

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from quire.model.policy import PolicyList, TenantPolicy
 from quire_server.clock import Clock
 
 __all__ = [
+    "COPY_S_MAX",
     "AdmissionRequest",
     "BlockIO",
     "Clock",
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 Bytes = npt.NDArray[np.uint8]
+COPY_S_MAX: Final = 60.0
+"""For how long a node permits another one to write copies into its memory."""
 
 
 class ClusterIndex(Protocol):

@@ -33,7 +33,7 @@ from quire_storage.config import StorageConfig
 from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.core.pool_format import unpack_header
-from quire_storage.ports import Clock, ClusterIndex, Peers
+from quire_storage.ports import COPY_S_MAX, Clock, ClusterIndex, Peers
 from quire_storage.registry import Registry
 from quire_storage.tiers import Tiers
 
@@ -349,7 +349,9 @@ class Replicator:
                     region.close()
                 else:
                     # Until no permit for it can be used any more: by then its node is quiet, or dead.
-                    self._quarantined.append((self._clock.monotonic_s() + quiescence.UNHEARD_S, region, memory))
+                    self._quarantined.append(
+                        (self._clock.monotonic_s() + quiescence.unheard_s(COPY_S_MAX), region, memory)
+                    )
             if outcome.error_code or not outcome.quiesced:
                 logger().warning("a node did not deliver", node=source.node_id, error=outcome.error_message)
                 return

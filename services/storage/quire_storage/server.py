@@ -26,7 +26,7 @@ from quire.wire.v1 import gateway_pb2
 from quire.wire.v1 import storage_pb2 as pb
 from quire.wire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
 from quire_server import tasks
-from quire_server.clock import SystemClock
+from quire_server.clock import Clock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.permits import PermitChecker
 from quire_server.roster import Roster
@@ -47,15 +47,19 @@ from quire_storage.runtime import StorageNode
 class StorageServicer(StorageServiceServicer):
     """Maps messages to `StorageNode` and back."""
 
-    def __init__(self, node: StorageNode, node_id: str, permits: PermitChecker, incarnation: str = "") -> None:
+    def __init__(
+        self, node: StorageNode, node_id: str, permits: PermitChecker, clock: Clock, incarnation: str = ""
+    ) -> None:
         self._node = node
+        self._clock = clock
         self._node_id = node_id
         self._incarnation = incarnation
         self._permits = permits
 
     async def Deliver(self, request: pb.DeliverRequest, context: Any) -> AsyncIterator[pb.DeliverResponse]:
-        tenant = self._permits.check(request)
+        tenant, permitted_s = self._permits.check_transfer(request)
         call = DeliverCall(
+            until_s=self._clock.monotonic_s() + permitted_s,
             delivery_id=convert.transfer_id_from(request.delivery_id, "delivery_id"),
             descriptor=convert.descriptor_from(request.descriptor),
             ranges=convert.ranges_from(request.ranges),
@@ -75,8 +79,9 @@ class StorageServicer(StorageServiceServicer):
                     yield pb.DeliverResponse(layer=arrived)
 
     async def Ingest(self, request: pb.IngestRequest, context: Any) -> pb.IngestResponse:
-        self._permits.check(request)
+        _, permitted_s = self._permits.check_transfer(request)
         call = IngestCall(
+            until_s=self._clock.monotonic_s() + permitted_s,
             layout=convert.layout_from(request.layout),
             records=[convert.record_from(chunk) for chunk in request.chunks],
             store_id=convert.transfer_id_from(request.store_id, "store_id"),
@@ -96,7 +101,8 @@ class StorageServicer(StorageServiceServicer):
         keys = list(ChunkKeys(request.chunk_keys))
         if len(keys) != len(request.generations):
             raise InvalidRequest(f"{len(request.generations)} for {len(keys)} keys", field="generations")
-        if (request.node_id, request.incarnation) != (self._node_id, self._incarnation):
+        meant = request.node_id, request.incarnation
+        if request.node_id and meant != (self._node_id, self._incarnation):  # the release before names none
             raise NodeUnavailable(f"incarnation {request.incarnation} of {request.node_id} has ended")
         generations = dict(zip(keys, request.generations, strict=True))
         return pb.DropResponse(dropped_chunks=await self._node.requests.drop(generations))
@@ -141,7 +147,7 @@ async def serve(config: StorageConfig) -> None:
         rates=GrpcRateSource(channels, config.scheduler_addresses, config.link),
         peers=GrpcPeers(channels, address, roster, permits, clock),
         objects=ObstoreTier(config.object_url, config.object_timeout_s) if config.object_url else None,
-        drives=partial(FileDrives, direct=config.direct),
+        drives=partial(FileDrives, direct=config.direct, preallocate=config.preallocate),
         block_io=choose_block_io,
         clock=clock,
     )
@@ -169,7 +175,7 @@ async def serve(config: StorageConfig) -> None:
         secrets=config.secrets,
     )
     add_StorageServiceServicer_to_server(
-        StorageServicer(node, config.node_id, PermitChecker(permits, clock), incarnation), server.grpc
+        StorageServicer(node, config.node_id, PermitChecker(permits, clock), clock, incarnation), server.grpc
     )
     await node.start()
     gc.freeze()  # the garbage collector does not walk what was recovered

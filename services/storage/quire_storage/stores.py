@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import Final
 
 from quire.model.durability import Durability
-from quire.model.errors import NotImplementedHere, PeerLost, QuireError
+from quire.model.errors import DeadlineExceeded, NotImplementedHere, PeerLost, QuireError
 from quire.model.outcome import NodeOutcome
 from quire.telemetry import binary_context, counter, logger, names, tracer
 from quire.transport import Quiesced, Region, Transport
 from quire.transport.messages import encode_message
 from quire_storage.config import StorageConfig
+from quire_storage.core.chunks import Chunk
 from quire_storage.core.slots import Shape
 from quire_storage.errors import NotReplicated, SlotsUnsettled
 from quire_storage.ingest import IngestCall, pull
 from quire_storage.ports import Clock
 from quire_storage.produced import ProducedLayers
 from quire_storage.replication import Replicator
-from quire_storage.tiers import Tiers
+from quire_storage.tiers import Slots, Tiers
 
 _GROUPS_AT_ONCE: Final = 3
 
@@ -124,17 +126,7 @@ class Stores:
         async with self._tiers.reserved(shape, len(call.records)) as slots:
             try:
                 async with reading:
-                    chunks = await pull(
-                        call,
-                        slots,
-                        self._tiers.arena.view,
-                        self._region,
-                        self._transport,
-                        self._produced,
-                        self._threads,
-                        self._config.transfer_timeout_s,
-                        self._clock.now_ms(),
-                    )
+                    chunks = await self._pull(call, slots)
             except SlotsUnsettled as error:
                 slots.unsettled = True
                 logger().error("slots are lost until the next start", slots=len(slots.offsets), error=str(error))
@@ -145,6 +137,28 @@ class Stores:
                 async with self._tiers.storing(slots, chunks, call.durability, call.on_existing) as stored:
                     safe = await self._secure(stored.indexed, call.durability)
                     return stored.now() & safe
+
+    async def _pull(self, call: IngestCall, slots: Slots) -> list[Chunk]:
+        """Read the client's memory, until the permit's end. Space may have been waited for since it was permitted."""
+        left_s = call.until_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            raise DeadlineExceeded("its permit ended before the first byte")
+        timeout_s = min(self._config.transfer_timeout_s, left_s)
+        try:
+            async with asyncio.timeout(None if math.isinf(left_s) else left_s):
+                return await pull(
+                    call,
+                    slots,
+                    self._tiers.arena.view,
+                    self._region,
+                    self._transport,
+                    self._produced,
+                    self._threads,
+                    timeout_s,
+                    self._clock.now_ms(),
+                )
+        except TimeoutError:
+            raise DeadlineExceeded("not read within the time of its permit") from None
 
     async def _secure(self, keys: set[bytes], level: Durability) -> set[bytes]:
         """What beyond this node's drives the level asks for; the keys that have it."""

@@ -37,6 +37,7 @@ from quire.model.policy import NamespacePolicy, PolicyList, TenantPolicy, Tenant
 from quire.model.ranges import ChunkRange
 from quire.transport.messages import TRANSFER_ID_BYTES
 from quire.wire import convert
+from quire.wire.index_messages import held_from
 from quire.wire.policies import policies_from, policies_to, policy_from, policy_to
 from quire.wire.v1 import common_pb2, gateway_pb2, images_pb2
 
@@ -259,8 +260,8 @@ _LAYOUT = convert.layout_to(KvLayout(2, 16, 1, 8, Dtype.FP16))
         (lambda: convert.event_from(gateway_pb2.CacheEvent()), InvalidRequest, "kind"),
         (lambda: convert.durability_from(common_pb2.DURABILITY_UNSPECIFIED), InvalidRequest, "durability"),
         (lambda: convert.transfer_id_from(b"short", "transfer_id"), InvalidRequest, "transfer_id"),
-        (lambda: convert.held_from(bytes(PRINT_BYTES), b"", [1]), InvalidRequest, "fingerprints"),
-        (lambda: convert.held_from(bytes(PRINT_BYTES), bytes(PRINT_BYTES), []), InvalidRequest, "fingerprints"),
+        (lambda: held_from(bytes(PRINT_BYTES), b"", [1]), InvalidRequest, "fingerprints"),
+        (lambda: held_from(bytes(PRINT_BYTES), bytes(PRINT_BYTES), []), InvalidRequest, "fingerprints"),
     ],
 )
 def test_what_means_nothing_is_refused(made: Callable[[], object], kind: type[Exception], field: str) -> None:
@@ -274,5 +275,5 @@ def test_what_means_something_is_taken() -> None:
     assert convert.role_from(common_pb2.ROLE_STORAGE) is Role.STORAGE
     whole = bytes(TRANSFER_ID_BYTES)
     assert convert.transfer_id_from(whole, "transfer_id") == whole
-    (held,) = convert.held_from(b"f" * PRINT_BYTES, b"b" * PRINT_BYTES, [7])
+    (held,) = held_from(b"f" * PRINT_BYTES, b"b" * PRINT_BYTES, [7])
     assert (held.fingerprint, held.bucket, held.generation) == (b"f" * PRINT_BYTES, b"b" * PRINT_BYTES, 7)

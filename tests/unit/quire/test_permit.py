@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.model.errors import LeaseExpired, LeaseForged
+from quire.model.errors import LeaseExpired, LeaseForged, TransferRunning
 from quire.model.permit import PermitSigner
 from quire.testing import FakeClock
 from quire.wire.v1 import storage_pb2 as pb
@@ -39,7 +39,7 @@ def test_what_was_signed_is_permitted_once() -> None:
     again = pb.DeliverRequest()
     again.CopyFrom(request)
     assert checker.check(request) == "honest"
-    with pytest.raises(LeaseForged, match="before"):
+    with pytest.raises(TransferRunning, match="before"):
         checker.check(again)
 
 

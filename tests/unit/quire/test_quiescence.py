@@ -40,7 +40,7 @@ class _World:
         self.lent, self.told = True, 0
         transport: Any = self
         loan: Any = self
-        self.quiescence = Quiescence(RANGES, {"storage-0": b"0", "storage-1": b"1"}, transport, loan, self._tell)
+        self.quiescence = Quiescence(RANGES, {"storage-0": b"0", "storage-1": b"1"}, transport, loan, self._tell, 60.0)
 
     def connect(self, address: bytes) -> _Peer:
         return self.peers[address]

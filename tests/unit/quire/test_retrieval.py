@@ -38,6 +38,7 @@ async def _retrieve(error: QuireError, *, answered: bool) -> tuple[Buffer, Deliv
         loan=buffer.lend_range("delivery", 4096),
         transport=transport,
         on_quiesced=lambda: None,
+        transfer_s=60.0,
     )
     found = asyncio.get_running_loop().create_future()
     never: Any = None
@@ -61,7 +62,7 @@ async def test_an_answer_that_was_lost_keeps_the_buffer_lent(
 ) -> None:
     """Nodes may be writing; it comes back when no permit can be used any more."""
     later: list[Callable[[], None]] = []
-    monkeypatch.setattr("quire.client.delivery.when_unheard", later.append)
+    monkeypatch.setattr("quire.client.delivery.when_unheard", lambda transfer_s, then: later.append(then))
     buffer, delivery = await _retrieve(error, answered=False)
     assert buffer.is_busy
     with pytest.raises(DeadlineExceeded):

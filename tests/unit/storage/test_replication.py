@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from quire.client.quiescence import UNHEARD_S
+from quire.client.quiescence import unheard_s
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, NodeUnavailable, QuireError, TooManyRequests
 from quire.model.index import OBJECT_TIER, ChunkRecord
@@ -20,6 +20,7 @@ from quire.model.nodes import Node, StorageInfo
 from quire.testing import FakeClock
 from quire_storage.config import StorageConfig
 from quire_storage.core.chunks import Chunk
+from quire_storage.ports import COPY_S_MAX
 from quire_storage.redundancy import NOT_YET, digest, start_of
 from quire_storage.replication import COPIED, KEPT, LACKED, Replicator, keepers_of
 
@@ -111,7 +112,7 @@ async def test_quarantined_memory_is_bounded() -> None:
     for _ in range(20):
         assert [pair async for pair in replicator._land(source, [chunk])] == []
     assert len(transport.regions) == 16
-    await CLOCK.advance(UNHEARD_S - 1.0)
+    await CLOCK.advance(unheard_s(COPY_S_MAX) - 1.0)
     assert [pair async for pair in replicator._land(source, [chunk])] == []
     assert len(transport.regions) == 16 and not any(region.closed for region in transport.regions)
     await CLOCK.advance(2.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import DIGEST_MODULUS, ChunkRecord, Drop, Listing, ObjectMark, Pin, listing_number, records
+from quire.model.index import DIGEST_MODULUS, ChunkRecord, Listing, ObjectMark, Pin, listing_number, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 
 Index = Any
@@ -33,16 +33,6 @@ async def _evict(index: Index, keys: ChunkKeys, keep: int, now_ms: int) -> list[
 
 async def _register(index: Index, node: str, chunks: list[ChunkRecord]) -> list[bool]:
     return [bool(generation) for generation in await index.register(node, chunks, 0)]
-
-
-async def _drops(index: Index, node: str) -> list[Drop]:
-    """All pages."""
-    page, cursor = await index.drops(node, 0)
-    found = list(page)
-    while cursor:
-        page, cursor = await index.drops(node, cursor)
-        found += page
-    return found
 
 
 async def _listing(index: Index, node: str) -> Listing:
@@ -242,36 +232,6 @@ class IndexContract:
         after = await _listing(index, "a")
         assert after.count == before.count == 3
         assert after.digest != before.digest
-
-    async def test_what_a_node_has_to_drop_is_kept_until_it_has(self, index: Index) -> None:
-        keys = chain(600)
-        chunks = records(keys, 0, 600)
-        generations = await index.register("a", chunks, 0)
-        await index.register("b", chunks[:300], 0)
-        await index.evict(chunks[::-1], 0, 0, asking="b")
-        expected = {
-            Drop(chunk.key, fingerprint(chunk.bucket), generation)
-            for chunk, generation in zip(chunks, generations, strict=True)
-        }
-        for _ in range(2):  # a node that did not get the answer asks again
-            assert set(await _drops(index, "a")) == expected
-        assert await _drops(index, "b") == [], "it asked for the eviction"
-        older = [Drop(drop.key, drop.bucket, drop.generation ^ 2) for drop in expected]
-        await index.settle_drops("a", older)
-        assert set(await _drops(index, "a")) == expected, "another entry's"
-        again = await index.register("a", chunks[:500], 0)
-        assert {drop.key for drop in await _drops(index, "a")} == set(keys.run(500, 100)), "it holds the others again"
-        assert not set(again) & set(generations)
-        await index.settle_drops("a", list(expected))
-        assert await _drops(index, "a") == []
-
-    async def test_new_entries_have_the_generation_that_was_proposed(self, index: Index) -> None:
-        keys = chain(300)
-        chunks = records(keys, 0, 300)
-        before = await index.register("a", chunks[:100], 0)
-        after = await index.register("b", chunks, 0, fresh=12345)
-        assert after == [*before, *[12345] * 200]
-        assert await index.entries(chunks[99:101]) == [(before[99], ("a", "b")), (12345, ("b",))]
 
     async def test_an_object_is_deleted_only_after_a_time_and_only_if_nothing_lists_it(self, index: Index) -> None:
         """Finding 2: an object that was stored again and acknowledged since went with the eviction before."""

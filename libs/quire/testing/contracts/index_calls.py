@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import Listing, Match, ObjectMark, Pin, records
+from quire.model.index import Drop, Listing, Match, ObjectMark, Pin, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.testing.contracts.index import Index, chain, holdings
+
+
+async def _drops(index: Index, node: str) -> list[Drop]:
+    """All pages."""
+    page, cursor = await index.drops(node, 0)
+    found = list(page)
+    while cursor:
+        page, cursor = await index.drops(node, cursor)
+        found += page
+    return found
 
 
 class IndexCallsContract:
@@ -78,3 +88,33 @@ class IndexCallsContract:
         assert await index.listing("never heard of") == Listing()
         assert await holdings(index, "never heard of") == {}
         assert await index.register("a", [], 0) == [] == await index.unregister("a", [], 0)
+
+    async def test_what_a_node_has_to_drop_is_kept_until_it_has(self, index: Index) -> None:
+        keys = chain(600)
+        chunks = records(keys, 0, 600)
+        generations = await index.register("a", chunks, 0)
+        await index.register("b", chunks[:300], 0)
+        await index.evict(chunks[::-1], 0, 0, asking="b")
+        expected = {
+            Drop(chunk.key, fingerprint(chunk.bucket), generation)
+            for chunk, generation in zip(chunks, generations, strict=True)
+        }
+        for _ in range(2):  # a node that did not get the answer asks again
+            assert set(await _drops(index, "a")) == expected
+        assert await _drops(index, "b") == [], "it asked for the eviction"
+        older = [Drop(drop.key, drop.bucket, drop.generation ^ 2) for drop in expected]
+        await index.settle_drops("a", older)
+        assert set(await _drops(index, "a")) == expected, "another entry's"
+        again = await index.register("a", chunks[:500], 0)
+        assert {drop.key for drop in await _drops(index, "a")} == set(keys.run(500, 100)), "it holds the others again"
+        assert not set(again) & set(generations)
+        await index.settle_drops("a", list(expected))
+        assert await _drops(index, "a") == []
+
+    async def test_new_entries_have_the_generation_that_was_proposed(self, index: Index) -> None:
+        keys = chain(300)
+        chunks = records(keys, 0, 300)
+        before = await index.register("a", chunks[:100], 0)
+        after = await index.register("b", chunks, 0, fresh=12345)
+        assert after == [*before, *[12345] * 200]
+        assert await index.entries(chunks[99:101]) == [(before[99], ("a", "b")), (12345, ("b",))]

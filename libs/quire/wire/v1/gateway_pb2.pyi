@@ -1033,6 +1033,7 @@ class FetchRequest(_message.Message):
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
     COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
     LAYERS_IN_STREAM_FIELD_NUMBER: _builtins.int
+    TRANSFER_MS_FIELD_NUMBER: _builtins.int
     lease: _builtins.bytes
     """Lease of the look-up: says which node delivers what."""
     delivery_id: _builtins.bytes
@@ -1041,6 +1042,8 @@ class FetchRequest(_message.Message):
     """Time that the client computes per layer, microseconds (c_i of ObjectCache, Eq. 4); 0 for unknown."""
     layers_in_stream: _builtins.bool
     """Also report each layer in this stream, for clients without UCX messages."""
+    transfer_ms: _builtins.int
+    """For how long the transfer is permitted, at most: nodes stop then, and the client relies on it. 0: the gateway's own."""
     @_builtins.property
     def descriptor(self) -> _common_pb2.Descriptor:
         """What to deliver and where to. Its keys are those that the lease is over."""
@@ -1053,10 +1056,11 @@ class FetchRequest(_message.Message):
         descriptor: _common_pb2.Descriptor | None = ...,
         compute_window_us: _builtins.int = ...,
         layers_in_stream: _builtins.bool = ...,
+        transfer_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lease", b"lease", "transfer_ms", b"transfer_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1071,12 +1075,15 @@ class RetrieveRequest(_message.Message):
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
     COMPUTE_WINDOW_US_FIELD_NUMBER: _builtins.int
     LAYERS_IN_STREAM_FIELD_NUMBER: _builtins.int
+    TRANSFER_MS_FIELD_NUMBER: _builtins.int
     delivery_id: _builtins.bytes
     """Chosen by the client, 16 bytes; tags the UCX messages of this delivery."""
     compute_window_us: _builtins.int
     """Time that the client computes per layer, microseconds; 0 for as advised, or unknown."""
     layers_in_stream: _builtins.bool
     """Also report each layer in this stream."""
+    transfer_ms: _builtins.int
+    """As of `FetchRequest`."""
     @_builtins.property
     def lookup(self) -> Global___LookupRequest:
         """What is wanted, and for how long it is to be leased. Without a lease what is evicted before its node has begun with
@@ -1097,10 +1104,11 @@ class RetrieveRequest(_message.Message):
         descriptor: _common_pb2.Descriptor | None = ...,
         compute_window_us: _builtins.int = ...,
         layers_in_stream: _builtins.bool = ...,
+        transfer_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "lookup", b"lookup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lookup", b"lookup"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_window_us", b"compute_window_us", "delivery_id", b"delivery_id", "descriptor", b"descriptor", "layers_in_stream", b"layers_in_stream", "lookup", b"lookup", "transfer_ms", b"transfer_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1237,6 +1245,7 @@ class StoreRequest(_message.Message):
     ON_EXISTING_FIELD_NUMBER: _builtins.int
     SOURCE_COMPLETE_FIELD_NUMBER: _builtins.int
     UNCHAINED_FIELD_NUMBER: _builtins.int
+    TRANSFER_MS_FIELD_NUMBER: _builtins.int
     chunk_keys: _builtins.bytes
     """Keys of the whole prefix up to the last chunk to store, 32 bytes each, concatenated."""
     first_chunk: _builtins.int
@@ -1251,6 +1260,8 @@ class StoreRequest(_message.Message):
     """Every layer lies in `source` already: none will be announced."""
     unchained: _builtins.bool
     """The keys are no prefix: each chunk stands for itself."""
+    transfer_ms: _builtins.int
+    """As of `FetchRequest`."""
     @_builtins.property
     def namespace(self) -> _common_pb2.Namespace:
         """Whose prefix."""
@@ -1271,10 +1282,11 @@ class StoreRequest(_message.Message):
         on_existing: _common_pb2.OnExisting.ValueType = ...,
         source_complete: _builtins.bool = ...,
         unchained: _builtins.bool = ...,
+        transfer_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["namespace", b"namespace", "source", b"source"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability", "first_chunk", b"first_chunk", "namespace", b"namespace", "on_existing", b"on_existing", "source", b"source", "source_complete", b"source_complete", "store_id", b"store_id", "unchained", b"unchained"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_keys", b"chunk_keys", "durability", b"durability", "first_chunk", b"first_chunk", "namespace", b"namespace", "on_existing", b"on_existing", "source", b"source", "source_complete", b"source_complete", "store_id", b"store_id", "transfer_ms", b"transfer_ms", "unchained", b"unchained"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

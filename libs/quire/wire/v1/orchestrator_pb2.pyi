@@ -17,6 +17,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
@@ -507,12 +512,23 @@ class WithdrawRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     CHUNKS_FIELD_NUMBER: _builtins.int
     ONLY_IN_OBJECT_TIER_FIELD_NUMBER: _builtins.int
+    OTHERS_MIN_FIELD_NUMBER: _builtins.int
     REPORTER_FIELD_NUMBER: _builtins.int
     KEEPERS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that does not hold the chunks."""
     only_in_object_tier: _builtins.bool
     """Only where the object tier is listed too."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def others_min(self) -> _builtins.int:
+        """Of nodes of the release before: how many other nodes had to be listed. Such a node gives up no copy."""
+
+    @others_min.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def others_min(self, value: _builtins.int) -> None:
+        """Of nodes of the release before: how many other nodes had to be listed. Such a node gives up no copy."""
+
     reporter: _builtins.str
     """The node that counts the changes which it has reported."""
     @_builtins.property
@@ -529,12 +545,13 @@ class WithdrawRequest(_message.Message):
         node_id: _builtins.str = ...,
         chunks: _abc.Iterable[Global___ChunkRecord] | None = ...,
         only_in_object_tier: _builtins.bool = ...,
+        others_min: _builtins.int = ...,
         reporter: _builtins.str = ...,
         keepers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "keepers", b"keepers", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier", "reporter", b"reporter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "keepers", b"keepers", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier", "others_min", b"others_min", "reporter", b"reporter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -659,7 +676,9 @@ class GetGenerationsRequest(_message.Message):
     node_id: _builtins.str
     """The node whose listing is meant, alive or not."""
     @_builtins.property
-    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]: ...
+    def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
+        """The chunks."""
+
     def __init__(
         self,
         *,

@@ -223,8 +223,9 @@ class DropRequest(_message.Message):
     permit: _builtins.bytes
     """A member's signature on this request; checked here."""
     node_id: _builtins.str
-    """The node that is meant, and its incarnation. Another one refuses: it asks the index what it is to drop."""
+    """The node that is meant."""
     incarnation: _builtins.str
+    """Its incarnation. Another one refuses: it asks the index what it is to drop."""
     @_builtins.property
     def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each key, in order: generation of the index entry that has ended. A chunk that is listed under another one was

@@ -85,7 +85,7 @@ class GrpcStorageNodes:
             tenant_cap_bytes_per_s=part.tenant.cap_bytes_per_s,
             unchained=part.unchained,
         )
-        self._permit(request, part.tenant.tenant)
+        self._permit(request, part.tenant.tenant, part.transfer_ms)
         method = self._stub(address).Deliver
         async for response in stream(method, request, timeout_s=self._config.transfer_timeout_s):
             if response.WhichOneof("event") == "layer":
@@ -107,7 +107,7 @@ class GrpcStorageNodes:
             on_existing=convert.on_existing_to(part.on_existing),
             source_complete=part.source_complete,
         )
-        self._permit(request, part.tenant)
+        self._permit(request, part.tenant, part.transfer_ms)
         response = await call(
             self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s, again=False
         )
@@ -119,8 +119,10 @@ class GrpcStorageNodes:
         response = await call(self._stub(address).Prefetch, request, timeout_s=self._config.transfer_timeout_s)
         return sum(response.in_memory)
 
-    def _permit(self, request: Any, tenant: str) -> None:
-        permit(self._permits, request, tenant, self._clock.now_ms() + round(self._config.transfer_timeout_s * 1000))
+    def _permit(self, request: Any, tenant: str, transfer_ms: int) -> None:
+        """Until its end nodes may touch the client's memory: no longer than the client has lent it."""
+        most_ms = round(self._config.transfer_timeout_s * 1000)
+        permit(self._permits, request, tenant, self._clock.now_ms() + min(transfer_ms or most_ms, most_ms))
 
     def _stub(self, address: str) -> StorageServiceStub:
         stub: StorageServiceStub = StorageServiceStub(self._channels.get(address))

@@ -197,6 +197,7 @@ class GatewayServicer(GatewayServiceServicer):
             descriptor=convert.descriptor_from(request.descriptor),
             compute_window_us=request.compute_window_us,
             layers_in_stream=request.layers_in_stream,
+            transfer_ms=request.transfer_ms,
         )
         lease.check_fresh(self._clock.now_ms())
         lease.check_keys(fetch.descriptor.keys)
@@ -231,6 +232,7 @@ class GatewayServicer(GatewayServiceServicer):
                 compute_window_us=request.compute_window_us or min(_WINDOW_US_MAX, advised_us),
                 layers_in_stream=request.layers_in_stream,
                 unchained=question.unchained,
+                transfer_ms=request.transfer_ms,
             )
             async with contextlib.aclosing(self._gateway.fetch(fetch)) as events:  # type: ignore[type-var]
                 async for event in events:
@@ -249,6 +251,7 @@ class GatewayServicer(GatewayServiceServicer):
             source_complete=request.source_complete,
             tenant=tenant_name(request.namespace.tenant_salt),
             unchained=request.unchained,
+            transfer_ms=request.transfer_ms,
         )
         payload = store.namespace.layout.payload_bytes(max(0, len(store.keys) - store.first))
         need = Need(write=True, salt=request.namespace.tenant_salt, payload=payload, memory=payload)

@@ -17,6 +17,7 @@ from quire.model.policy import PolicyList
 from quire.model.ranges import ChunkRange
 from quire.wire import convert
 from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.index_messages import drops_from, drops_to, held_from
 from quire.wire.policies import policies_from
 from quire.wire.v1 import common_pb2, gateway_pb2, orchestrator_pb2, scheduler_pb2, storage_pb2
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
@@ -25,13 +26,12 @@ from quire.wire.v1.storage_pb2_grpc import StorageServiceStub
 from quire_server.clock import Clock
 from quire_server.permits import member_permit, permit
 from quire_server.roster import Roster
-from quire_storage.ports import AdmissionRequest, Grant
+from quire_storage.ports import COPY_S_MAX, AdmissionRequest, Grant
 
 _INDEX_TIMEOUT_S = 10.0
 _RATE_TIMEOUT_S = 0.1
 _TOLD_TIMEOUT_S = 2.0
 """Of what a scheduler is told when a delivery has ended: nothing waits for that."""
-_COPY_TIMEOUT_S = 60.0
 
 
 class GrpcClusterIndex:
@@ -95,10 +95,10 @@ class GrpcClusterIndex:
     async def drops(self, node_id: str, cursor: int) -> tuple[list[Drop], int]:
         request = orchestrator_pb2.TakeDropsRequest(node_id=node_id, cursor=cursor)
         answer = await self._call(self._stub.TakeDrops, request)
-        return convert.drops_from(answer.drops), answer.cursor
+        return drops_from(answer.drops), answer.cursor
 
     async def settle_drops(self, node_id: str, drops: Sequence[Drop]) -> None:
-        request = orchestrator_pb2.SettleDropsRequest(node_id=node_id, drops=convert.drops_to(drops))
+        request = orchestrator_pb2.SettleDropsRequest(node_id=node_id, drops=drops_to(drops))
         await self._call(self._stub.SettleDrops, request)
 
     async def listing(self, node_id: str) -> Listing:
@@ -108,7 +108,7 @@ class GrpcClusterIndex:
     async def holdings(self, node_id: str, cursor: int) -> tuple[list[Held], int]:
         request = orchestrator_pb2.ListHoldingsRequest(node_id=node_id, cursor=cursor)
         answer = await self._call(self._stub.ListHoldings, request)
-        return convert.held_from(answer.fingerprints, answer.buckets, answer.generations), answer.cursor
+        return held_from(answer.fingerprints, answer.buckets, answer.generations), answer.cursor
 
     async def withdraw_held(self, node_id: str, held: Sequence[Held]) -> None:
         prints, buckets = b"".join(each.fingerprint for each in held), b"".join(each.bucket for each in held)
@@ -164,10 +164,10 @@ class GrpcPeers:
             ranges=convert.ranges_to([ChunkRange(node.node_id, descriptor.first_chunk, descriptor.chunks)]),
             tenant_weight=1.0,
         )
-        expires_ms = self._clock.now_ms() + round(_COPY_TIMEOUT_S * 1000)
+        expires_ms = self._clock.now_ms() + round(COPY_S_MAX * 1000)
         permit(self._permits, request, "", expires_ms)
         outcome = None
-        async for event in stream(self._stub(node).Deliver, request, timeout_s=_COPY_TIMEOUT_S):
+        async for event in stream(self._stub(node).Deliver, request, timeout_s=COPY_S_MAX):
             if event.HasField("outcome"):
                 outcome = convert.outcome_from(event.outcome)
         if outcome is None:
@@ -177,7 +177,7 @@ class GrpcPeers:
     async def replicate(self, node: Node, keys: ChunkKeys, source: Node, *, hot: bool = False) -> list[int]:
         request = storage_pb2.ReplicateRequest(chunk_keys=keys.packed, source=convert.node_to(source), hot=hot)
         member_permit(self._permits, request, self._clock.now_ms())
-        response = await call(self._stub(node).Replicate, request, timeout_s=_COPY_TIMEOUT_S, again=False)
+        response = await call(self._stub(node).Replicate, request, timeout_s=COPY_S_MAX, again=False)
         return list(response.kept)
 
     def _stub(self, node: Node) -> StorageServiceStub:

@@ -20,10 +20,14 @@ were seen.
 
 
 class FileDrives:
-    """Opens with O_DIRECT where the file system has it (`direct` says so afterwards). One process per file."""
+    """Opens with O_DIRECT where the file system has it (`direct` says so afterwards). One process per file.
 
-    def __init__(self, *, direct: bool = True) -> None:
+    `preallocate`: a new file's space is reserved at once; else the file is sparse.
+    """
+
+    def __init__(self, *, direct: bool = True, preallocate: bool = True) -> None:
         self.direct = direct
+        self._reserve = os.posix_fallocate if preallocate else _extend
         self._open: list[int] = []
 
     def open(self, name: str) -> int | None:
@@ -41,7 +45,7 @@ class FileDrives:
         try:
             file = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
             try:
-                os.posix_fallocate(file, 0, size)
+                self._reserve(file, 0, size)
                 os.pwrite(file, head, 0)
                 os.fsync(file)
             finally:
@@ -59,7 +63,7 @@ class FileDrives:
 
     def grow(self, file: int, size: int, page: bytes, at: int) -> None:
         try:
-            os.posix_fallocate(file, 0, size)
+            self._reserve(file, 0, size)
             os.fsync(file)
             with mmap.mmap(-1, len(page)) as aligned:
                 aligned[:] = page
@@ -98,6 +102,11 @@ class FileDrives:
             raise DriveUnusable(f"{path} {why}") from None
         self._open.append(file)
         return file
+
+
+def _extend(file: int, start: int, size: int) -> None:
+    """Make a file at least so long, and take no space for it."""
+    os.ftruncate(file, max(os.fstat(file).st_size, start + size))
 
 
 def _lock(file: int) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from quire_storage.core.namespaces import NamespaceBook
 from quire_storage.core.pool_map import PoolMap
 from quire_storage.core.slab_victims import SlabVictims
 from quire_storage.core.slots import Shape, SlotAllocator
+from quire_storage.core.under_way import AwaitingFetch, DriveWrite, Goal, PromotedSlots, Question
 from quire_storage.errors import DriveFailed
 
 GROUP: Final = 64
@@ -40,64 +41,6 @@ _CROWDED: Final = 0.8
 _SLABS_TRIED: Final = 64
 _SCANNED: Final = 4096
 _TRIM: Final = ev.EvictionWanted(0, ())
-
-
-@dataclass(slots=True)
-class _Goal:
-    """What a ticket waits for: writes, then answers of the index. `after`: called once `pending` is empty.
-
-    `generation`: proposed for new index entries. `registering`: answers of the index may still come.
-    """
-
-    ticket: int
-    entries: list[Entry]
-    after: Callable[[_Goal], None]
-    level: Durability = Durability.MEMORY
-    fresh: list[Entry] = field(default_factory=list)
-    pending: set[int] = field(default_factory=set)
-    error: QuireError | None = None
-    generation: int = 0
-    registering: bool = False
-
-
-@dataclass(slots=True)
-class _Write:
-    """Chunks of one shape on their way to the drives; `places` are empty while there is no space for them."""
-
-    number: int
-    entries: list[Entry]
-    background: bool
-    places: list[DiskPlace] = field(default_factory=list)
-    headers: list[Header] = field(default_factory=list)
-    goals: list[_Goal] = field(default_factory=list)
-    tries: int = 0
-
-
-@dataclass(slots=True)
-class _Question:
-    """Asked of the index: may these go. `ticket`: of a policy, 0 for none."""
-
-    entries: list[Entry]
-    tier: LeafArc
-    of_object: bool
-    ticket: int = 0
-
-
-@dataclass(slots=True)
-class _Promotion:
-    """Slots that copies on a drive are read into, shared by its holders."""
-
-    places: dict[int, tuple[Entry, MemoryPlace]]
-    holders: set[int]
-
-
-@dataclass(slots=True)
-class _Awaiting:
-    """A holder some of whose chunks come from the object tier."""
-
-    event: ev.Pinned
-    entries: list[Entry]
-    pending: set[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,13 +77,13 @@ class Residency:
         self._offers_may_go = self._space_freed = False
         self._holders: dict[int, list[Entry]] = {}
         self._used: set[int] = set()
-        self._goals: dict[int, _Goal] = {}
-        self._writes: dict[int, _Write] = {}
-        self._rewrites: dict[int, tuple[list[Entry], Sequence[_Goal]]] = {}
+        self._goals: dict[int, Goal] = {}
+        self._writes: dict[int, DriveWrite] = {}
+        self._rewrites: dict[int, tuple[list[Entry], Sequence[Goal]]] = {}
         self._removals: dict[int, Entry] = {}
         self._removal_waits: list[tuple[int, set[int], int]] = []
-        self._unplaced: list[_Write] = []
-        self._questions: dict[int, _Question] = {}
+        self._unplaced: list[DriveWrite] = []
+        self._questions: dict[int, Question] = {}
         self._asking: set[int] = set()
         self._trimming = False
         self._slabs = SlabVictims(self.on_disk, pool)
@@ -148,9 +91,9 @@ class Residency:
         self._flush_at_s = self._trim_at_s = 0.0
         self._stopping = 0
         self._withdrawing: Counter[bytes] = Counter()
-        self._awaiting: dict[int, _Awaiting] = {}
+        self._awaiting: dict[int, AwaitingFetch] = {}
         self._fetching: dict[bytes, list[int]] = {}
-        self._promotions: dict[int, _Promotion] = {}
+        self._promotions: dict[int, PromotedSlots] = {}
         self._read_lately: OrderedDict[bytes, None] = OrderedDict()
         self._off_drives = 0  # entries that lie on none
         self._arriving: set[bytes] | None = None
@@ -376,7 +319,7 @@ class Residency:
             return
         fresh = [entry for entry in entries if entry.phase is Phase.ARRIVING]
         self._pin(event.ticket, entries)
-        goal = _Goal(event.ticket, entries, self._publish, event.level, fresh, generation=event.generation)
+        goal = Goal(event.ticket, entries, self._publish, event.level, fresh, generation=event.generation)
         self._goals[event.ticket] = goal
         self._raise(goal)
 
@@ -406,7 +349,7 @@ class Residency:
             entries.append(entry)
         return entries
 
-    def _raise(self, goal: _Goal) -> None:
+    def _raise(self, goal: Goal) -> None:
         """Bring the goal's chunks to its level: write those that are on no drive, and the headers that change."""
         changed = []
         for entry in goal.entries:
@@ -421,7 +364,7 @@ class Residency:
             self._write_headers(changed, [goal])
         self._advance(goal)
 
-    def _advance(self, goal: _Goal) -> None:
+    def _advance(self, goal: Goal) -> None:
         """Go on with a goal that waits for nothing: write what is on no drive (its drive may just have failed)."""
         if goal.pending or goal.registering or goal.ticket not in self._goals:
             return
@@ -444,7 +387,7 @@ class Residency:
         if not goal.pending:
             goal.after(goal)
 
-    def _fail_goal(self, goal: _Goal, error: QuireError) -> None:
+    def _fail_goal(self, goal: Goal, error: QuireError) -> None:
         """Nothing of it is kept."""
         del self._goals[goal.ticket]
         self._out.append(ev.Fail(goal.ticket, error))
@@ -454,7 +397,7 @@ class Residency:
         self._unpin(goal.ticket)
         self._offers_may_go = True
 
-    def _publish(self, goal: _Goal) -> None:
+    def _publish(self, goal: Goal) -> None:
         """What a store brought is as durable as this node can make it: readable from now on, and registered."""
         for entry in goal.fresh:
             entry.phase, entry.provisional = Phase.RESIDENT, True
@@ -476,7 +419,7 @@ class Residency:
             if self.pool is not None and entry.disk is None and entry.memory is not None:
                 self._dirty[entry.key] = None
 
-    def _register(self, goal: _Goal, *, patient: bool = True) -> None:
+    def _register(self, goal: Goal, *, patient: bool = True) -> None:
         goal.after = self._acknowledge
         goal.entries = [awake for entry in goal.entries if (awake := self._awake(entry)) is not None]
         for entry in goal.entries:
@@ -497,7 +440,7 @@ class Residency:
         for entry in entries:
             self._set_generation(entry, 0)
         self._pin(event.ticket, entries)
-        goal = self._goals[event.ticket] = _Goal(event.ticket, entries, self._acknowledge)
+        goal = self._goals[event.ticket] = Goal(event.ticket, entries, self._acknowledge)
         self._register(goal, patient=event.patient)
 
     def _indexed(self, event: ev.Indexed) -> None:
@@ -562,7 +505,7 @@ class Residency:
             for entry in goal.entries:
                 self._rest(entry)
 
-    def _acknowledge(self, goal: _Goal) -> None:
+    def _acknowledge(self, goal: Goal) -> None:
         """The registration has ended. What a store acknowledges is looked at once more then (`acknowledged`)."""
         del self._goals[goal.ticket]
         if goal.error is not None:
@@ -576,10 +519,10 @@ class Residency:
         found = [entry for key in event.keys if (entry := self._find_resident(key)) is not None]
         entries = [entry for entry in found if not entry.question]  # it may be about to leave: nothing is promised
         self._pin(event.ticket, entries)
-        goal = self._goals[event.ticket] = _Goal(event.ticket, entries, self._raised, event.level)
+        goal = self._goals[event.ticket] = Goal(event.ticket, entries, self._raised, event.level)
         self._raise(goal)
 
-    def _raised(self, goal: _Goal) -> None:
+    def _raised(self, goal: Goal) -> None:
         del self._goals[goal.ticket]
         safe = [e.key for e in goal.entries if e.phase is Phase.RESIDENT and (self.pool is None or e.disk is not None)]
         self._out.append(ev.Complete(goal.ticket, safe))
@@ -605,7 +548,7 @@ class Residency:
             return
         for entry in found:
             entry.awaited += 1
-        self._awaiting[event.ticket] = _Awaiting(event, found, set(missing))
+        self._awaiting[event.ticket] = AwaitingFetch(event, found, set(missing))
         new = [key for key in missing if key not in self._fetching]
         for key in missing:
             self._fetching.setdefault(key, []).append(event.ticket)
@@ -710,7 +653,7 @@ class Residency:
                 entry.promotion = promotion
                 answer[entry.number] = (promotion, place)
             places = {entry.number: (entry, place) for entry, place in chosen}
-            self._promotions[promotion] = _Promotion(places, {event.ticket})
+            self._promotions[promotion] = PromotedSlots(places, {event.ticket})
         self._out.append(ev.Complete(event.ticket, answer))
 
     def _is_wanted(self, entry: Entry) -> bool:
@@ -743,12 +686,12 @@ class Residency:
 
     # ---- drives
 
-    def _start_writes(self, entries: Sequence[Entry], goal: _Goal | None = None) -> None:
+    def _start_writes(self, entries: Sequence[Entry], goal: Goal | None = None) -> None:
         groups: dict[Shape, list[Entry]] = {}
         for entry in entries:
             groups.setdefault(entry.chunk.shape, []).append(entry)
         for group in groups.values():
-            write = _Write(self._number(), group, goal is None)
+            write = DriveWrite(self._number(), group, goal is None)
             self._writes[write.number] = write
             for entry in group:
                 entry.write = write.number
@@ -756,12 +699,12 @@ class Residency:
                 self._join(goal, write)
             self._place(write)
 
-    def _join(self, goal: _Goal, write: _Write) -> None:
+    def _join(self, goal: Goal, write: DriveWrite) -> None:
         if write.number not in goal.pending:
             goal.pending.add(write.number)
             write.goals.append(goal)
 
-    def _place(self, write: _Write) -> None:
+    def _place(self, write: DriveWrite) -> None:
         """Find places for a write and start it; without places it waits for them."""
         assert self.pool is not None, "only drives are written to"
         leaving = [entry for entry in write.entries if entry.phase is Phase.LEAVING]
@@ -781,7 +724,7 @@ class Residency:
         placed = [Placed(header, place) for header, place in zip(headers, write.places, strict=True)]
         self._out.append(ev.Write(write.number, placed, sources))
 
-    def _spare(self, write: _Write, leaving: Sequence[Entry]) -> None:
+    def _spare(self, write: DriveWrite, leaving: Sequence[Entry]) -> None:
         """Take these out of a write that has not begun."""
         write.entries = [entry for entry in write.entries if entry not in leaving]
         for entry in leaving:
@@ -792,7 +735,7 @@ class Residency:
             del self._writes[write.number]
             self._end_write(write.goals, write.number, None)
 
-    def _write_headers(self, entries: Sequence[Entry], goals: Sequence[_Goal] = ()) -> None:
+    def _write_headers(self, entries: Sequence[Entry], goals: Sequence[Goal] = ()) -> None:
         number = self._number()
         for entry in entries:
             entry.rewrites += 1
@@ -826,7 +769,7 @@ class Residency:
             self._rest(entry)
         self._end_write(write.goals, write.number, None)
 
-    def _correct_headers(self, write: _Write) -> None:
+    def _correct_headers(self, write: DriveWrite) -> None:
         """Chunks were raised to a level, or uploaded, while they were written: their headers say what was before.
 
         Goals of a level above `local` wait, because after a restart the header alone says which it is.
@@ -850,7 +793,7 @@ class Residency:
         else:
             self._give_up(write, event.error)
 
-    def _give_up(self, write: _Write, error: QuireError) -> None:
+    def _give_up(self, write: DriveWrite, error: QuireError) -> None:
         del self._writes[write.number]
         for entry in write.entries:
             entry.write = 0
@@ -862,7 +805,7 @@ class Residency:
             self._out.append(ev.WakeAt(self._flush_at_s))
         self._end_write(write.goals, write.number, error)
 
-    def _end_write(self, goals: Sequence[_Goal], number: int, error: QuireError | None) -> None:
+    def _end_write(self, goals: Sequence[Goal], number: int, error: QuireError | None) -> None:
         for goal in goals:
             goal.pending.discard(number)
             goal.error = goal.error or error
@@ -1048,7 +991,7 @@ class Residency:
         number = self._number()
         for entry in entries:
             entry.question = number
-        self._questions[number] = _Question(list(entries), tier, of_object, by.ticket)
+        self._questions[number] = Question(list(entries), tier, of_object, by.ticket)
         records = [entry.chunk.record for entry in entries]
         here = of_object or by.keepers
         self._out.append(ev.AskToWithdraw(number, records, by.keepers) if here else ev.AskToEvict(number, records))
@@ -1085,7 +1028,7 @@ class Residency:
                 self._out.append(ev.WakeAt(self._trim_at_s))
         self._offers_may_go = True
 
-    def _stays(self, entry: Entry, question: _Question) -> None:
+    def _stays(self, entry: Entry, question: Question) -> None:
         """The index keeps it: leased, or extended by others; or the object tier does not have it after all."""
         if question.of_object and entry.in_object:
             entry.in_object = False

@@ -1,0 +1,131 @@
+"""Runs the scripts of the prefix index, and keeps the links from parents to children in other index buckets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+import redis.asyncio as redis
+from redis.asyncio.cluster import RedisCluster
+from redis.exceptions import NoScriptError
+
+from quire.model.fingerprints import PRINT_BYTES
+from quire_server.redis import scripts
+from quire_server.redis.connection import is_cluster, metadata_errors
+from quire_server.redis.slots import LINKS, bucket_key, bucket_keys, bucket_of_page
+
+LINK_BYTES: Final = 8
+LINK_MS: Final = 30_000
+"""For how long a child may be registered once its parent is kept for it."""
+_SCANNED: Final = 16
+"""Pages read at a time, of up to 256 chunks each, so that reading them does not hold up other requests."""
+_LINKS_SCANNED: Final = 1000
+_LINKS_READ: Final = 1024
+_MASTER_SHIFT: Final = 56
+
+
+class BucketScripts:
+    """What `PrefixIndex` stands on. `draw` makes the random bytes of generations and links."""
+
+    def __init__(self, client: redis.Redis, *, draw: Callable[[int], bytes] = os.urandom) -> None:
+        self._client = client
+        self._cluster = is_cluster(client)
+        self._draw = draw
+        self._scripts = {name: client.register_script(text) for name, text in scripts.sources().items()}
+
+    # ---- links
+
+    async def _unlink(self, orphaned: Sequence[bytes], now_ms: int) -> None:
+        """Parents in other buckets have lost a child: (parent, bucket and link's name, child, its leases), flat."""
+        while orphaned:
+            parent, link, child, leases, *rest = orphaned
+            bucket, name = link[:PRINT_BYTES], link[PRINT_BYTES:]
+            orphaned = [*rest, *await self._change("unlink", bucket, [parent, child, name, now_ms, leases])]
+
+    async def repair(self, cursor: int, *, older_ms: int = 4 * LINK_MS) -> tuple[int, int]:
+        """Remove links, of some buckets, to children that are not there: their registration or removal was cut short.
+
+        Args:
+            cursor: 0, or what the call before returned.
+            older_ms: Only links that are so old by Redis' clock; by younger ones a child may still be registered.
+
+        Returns:
+            How many were removed, and the next cursor, 0 at the end.
+        """
+        async with metadata_errors():
+            names, after = await self._scan(cursor, LINKS, "hash", _LINKS_SCANNED)
+            seconds, _ = await self._time()
+            removed = 0
+            for name in names:
+                at = 0
+                while True:
+                    at, links = cast(Any, await self._client.hscan(name, at, count=_LINKS_READ))
+                    old = [
+                        (field, link)
+                        for field, link in links.items()
+                        if int(link[LINK_BYTES:]) + older_ms < seconds * 1000
+                    ]
+                    removed += await self._remove_links(bucket_of_page(name), old)
+                    if not at:
+                        break
+        return removed, after
+
+    async def _remove_links(self, bucket: bytes, links: Sequence[tuple[bytes, bytes]]) -> int:
+        calls = [([bucket_key(field[PRINT_BYTES:])], [field[PRINT_BYTES:]]) for field, _ in links]
+        there = await self._all("holders", calls) if calls else []
+        gone = [link for link, (found,) in zip(links, there, strict=True) if not found]
+        for field, link in gone:
+            parent, child = field[:PRINT_BYTES], field[PRINT_BYTES:]
+            await self._unlink([parent, bucket + link[:LINK_BYTES], child, b""], 0)
+        return len(gone)
+
+    # ---- calls
+
+    async def _change(self, name: str, bucket: bytes, arguments: list[Any]) -> Any:
+        return await self._run(name, bucket_keys(bucket), arguments)
+
+    async def _run(self, name: str, keys: list[bytes], arguments: list[Any]) -> Any:
+        async with metadata_errors():
+            return await self._scripts[name](keys=keys, args=arguments)
+
+    async def _all(self, name: str, calls: Sequence[tuple[list[bytes], list[Any]]]) -> list[Any]:
+        """A script for several sets of keys, in one pipeline."""
+        if len(calls) == 1:
+            return [await self._run(name, *calls[0])]
+        async with metadata_errors():
+            try:
+                return await self._piped(name, calls)
+            except NoScriptError:
+                await self._client.script_load(self._scripts[name].script)
+                return await self._piped(name, calls)
+
+    async def _piped(self, name: str, calls: Sequence[tuple[list[bytes], list[Any]]]) -> list[Any]:
+        pipeline = self._client.pipeline(transaction=False)
+        for keys, arguments in calls:
+            pipeline.execute_command("EVALSHA", self._scripts[name].sha, len(keys), *keys, *arguments)
+        return await pipeline.execute()
+
+    async def _scan(self, cursor: int, pattern: bytes, kind: str, count: int = 0) -> tuple[list[bytes], int]:
+        """Some keys; of a Cluster one master after the other: its number is in the cursor's upper bits."""
+        if not self._cluster:
+            scanned = await self._client.scan(cursor, match=pattern, count=count or _SCANNED, _type=kind)
+            after, names = cast(tuple[int, list[bytes]], scanned)
+            return names, int(after)
+        cluster = await cast(RedisCluster, self._client).initialize()
+        masters = sorted(cluster.get_primaries(), key=lambda node: str(node.name))
+        number, at = cursor >> _MASTER_SHIFT, cursor & ((1 << _MASTER_SHIFT) - 1)
+        if number >= len(masters):
+            return [], 0
+        master = masters[number]
+        scanning: Any = cluster.scan(at, match=pattern, count=count or _SCANNED, _type=kind, target_nodes=master)
+        cursors, names = await scanning
+        if after := int(cursors[master.name]):
+            return names, (number << _MASTER_SHIFT) | after
+        return names, (number + 1) << _MASTER_SHIFT if number + 1 < len(masters) else 0
+
+    async def _time(self) -> tuple[int, int]:
+        if not self._cluster:
+            return await self._client.time()
+        cluster = await cast(RedisCluster, self._client).initialize()
+        return await cluster.time(target_nodes=RedisCluster.RANDOM)
