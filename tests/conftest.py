@@ -55,6 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["QUIRE_LOCAL_PORTS"] = ports()
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A known fault is put back, to see that a test finds it."""
+    if name := os.environ.get("QUIRE_TEST_MUTATION"):
+        from tests.simulation.mutations import MUTATIONS
+
+        MUTATIONS[name].apply()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def services_are_forked() -> Iterator[None]:
     """With `QUIRE_TEST_FORK=1` services of clusters come from a process that has imported them."""

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -156,14 +157,17 @@ def run(
     cwd: Path | None = None,
     kind: str = "plain",
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run(…, capture_output=True, text=True)`, for a command that begins with this interpreter."""
+    """As `subprocess.run(…, capture_output=True, text=True)`, for a command that begins with this interpreter.
+
+    `timeout`: for so many seconds it may print nothing and compute next to nothing. A slow machine costs time only.
+    """
     python, *arguments = map(str, command)
     assert python == sys.executable
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         environment = os.environ if env is None else env
         program = server(kind).fork(arguments, environment, cwd or Path.cwd(), out, err)
         try:
-            status = program.wait(timeout)
+            status = _end_of(program, (out, err), timeout)
         except subprocess.TimeoutExpired:
             program.kill()
             program.wait()
@@ -173,6 +177,31 @@ def run(
             file.seek(0)
             told.append(file.read().decode())
     return subprocess.CompletedProcess([python, *arguments], status, *told)
+
+
+def _end_of(program: Forked, files: Sequence[IO[bytes]], quiet_s: float) -> int:
+    """Its status. Raises `TimeoutExpired` after so many seconds without progress."""
+    known, since_s = _progress(program, files), time.monotonic()
+    while True:
+        try:
+            return program.wait(1.0)
+        except subprocess.TimeoutExpired:
+            now = _progress(program, files)
+            if now != known:
+                known, since_s = now, time.monotonic()
+            elif time.monotonic() - since_s > quiet_s:
+                raise
+
+
+def _progress(program: Forked, files: Sequence[IO[bytes]]) -> tuple[int, ...]:
+    """Bytes printed, and tenths of a second computed, by it and its children that have ended."""
+    sizes = [os.fstat(file.fileno()).st_size for file in files]
+    try:
+        fields = Path(f"/proc/{program.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return (*sizes, -1)
+    ticks = sum(int(field) for field in fields[11:15])
+    return (*sizes, 10 * ticks // os.sysconf("SC_CLK_TCK"))
 
 
 def quire(*arguments: str | Path) -> list[str]:

@@ -291,7 +291,7 @@ class Cluster:
             member_ttl_ms=1500,
             object_grace_ms=3000,
             object_deletion_ms=8000,
-            node_lost_ms=60_000,
+            node_lost_ms=8_000,
             sweep_ms=500,
         )
         channels: Any = SimChannels(self.network, process)

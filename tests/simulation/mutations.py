@@ -5,31 +5,40 @@ from __future__ import annotations
 import inspect
 import sys
 import textwrap
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyucx.stream import Stream
 from quire.model.keys import ChunkKeys
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import Entry
 from quire_gateway.grpc.sessions import Session
 from quire_gateway.s3.backend import ObjectBackend
+from quire_orchestrator.cluster import Cluster
+from quire_server.redis import PrefixIndex
 from quire_storage.arena import Arena
-from quire_storage.core import residency
+from quire_storage.batches import Batches, Promotions
+from quire_storage.core import pool_format, residency
 from quire_storage.core.residency import Residency
 from quire_storage.delivery import Delivery
 from quire_storage.ingest import IngestCall
+from quire_storage.integrity import Integrity
+from quire_storage.pool import Pool
 from quire_storage.reconciler import Reconciler
 from quire_storage.replication import Replicator
 from quire_storage.stores import Stores
+from quire_storage.tiers import Tiers
 from tests.simulation.members import Members
 
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
     """`faults`: the bad days on which it shows; `found_by`: words of the check that finds it. `explored`: the
-    scenario in which the exploration finds it, for one that the simulator need not find. `finding`: 0 for one that the
-    exploration itself has found. `seed`: where the search begins, the seed that found it last.
+    scenario in which the exploration finds it, `tested`: the test that does, for one that the simulator need not find.
+    `finding`: 0 for one that the exploration itself has found. `seed`: where the search begins, the seed that found it
+    last.
     """
 
     finding: int
@@ -38,6 +47,7 @@ class Mutation:
     faults: tuple[str, ...] = ()
     found_by: str = ""
     explored: str = ""
+    tested: str = ""
     reads_only: bool = False
     seed: int = 1
 
@@ -226,6 +236,84 @@ MUTATIONS: dict[str, Mutation] = {
         ("redis",),
         found_by="blob",
         seed=5,
+    ),
+    "errors-are-corruption": Mutation(
+        0,
+        "a chunk that a drive cannot read for a moment is given up, and its header zeroed (D3)",
+        (_edit(Integrity, "_heal", "elif unreadable:", "elif False:"),),
+        tested="tests/integration/engine/test_read_errors.py",
+    ),
+    "one-superblock": Mutation(
+        0,
+        "superblocks are written in turns: if the newer one rots, the older knows of no headers (D5)",
+        (_edit(Pool, "_write_superblock", "for at in (first, 1 - first):", "for at in (first,):"),),
+        tested="tests/integration/engine/test_pool_formats.py",
+    ),
+    "unanswered-is-uncounted": Mutation(
+        0,
+        "reports whose answers were lost are not counted: an index that goes back by as many is not noticed",
+        (_edit(Reconciler, "on_news", " or self._registry.unsure", ""),),
+        tested="tests/unit/storage/test_reconciler.py",
+    ),
+    "old-drops": Mutation(
+        0,
+        "a copy of which no generation is known goes by any drop (D1)",
+        (
+            _edit(Residency, "_dropped", "generation == (entry.generation or entry.recorded)", "not entry.generation"),
+            _edit(Tiers, "drop", "if unknown:", "if False:"),
+        ),
+        tested="tests/integration/engine/test_drops.py",
+    ),
+    "raised-copies-go": Mutation(
+        0,
+        "a copy that was raised is given up for keepers that have less (D2)",
+        (_edit(Residency, "_eviction_wanted", "if event.keepers:", "if False:"),),
+        tested="tests/unit/storage/test_residency_policy.py",
+    ),
+    "any-header": Mutation(
+        0,
+        "headers are as in every other pool, and are looked for at every unit (D4)",
+        (
+            lambda: setattr(pool_format, "_type_of", lambda salt: 0x33435751),
+            lambda: setattr(pool_format, "crc32", lambda raw, salt=0: zlib.crc32(raw)),
+        ),
+        tested="tests/integration/engine/test_pool_formats.py",
+    ),
+    "unlinked-children": Mutation(
+        0,
+        "a child in another bucket is not linked before it is registered (D7)",
+        (_edit(PrefixIndex, "_register_bucket", "parent, child, name, LINK_MS", "parent, parent, name, LINK_MS"),),
+        tested="tests/contract/test_index.py",
+    ),
+    "requests-behind-the-last-word": Mutation(
+        0,
+        "a session that leaves takes requests behind its last word (D8)",
+        (_edit(Session, "take", " or self._closed", ""),),
+        tested="tests/unit/gateway/test_sessions.py",
+    ),
+    "outages-count": Mutation(
+        0,
+        "while Redis is away, nodes count as away (D11)",
+        (
+            _edit(Cluster, "_see", "if now_s - self._read_s > self._blind_s:", "if False:"),
+            _edit(Cluster, "away_s", "if now_s - self._read_s > self._blind_s:", "if False:"),
+        ),
+        tested="tests/unit/orchestrator/test_evictions.py",
+    ),
+    "cancelled-cleanups": Mutation(
+        0,
+        "a promotion whose reader is cancelled keeps its slots (D12)",
+        (
+            _edit(Batches, "close", "await asyncio.shield(closing)", "await closing"),
+            _edit(Promotions, "leave", "await asyncio.shield(leaving)", "await leaving"),
+        ),
+        tested="tests/integration/engine/test_cancelled_cleanups.py",
+    ),
+    "drained-without-a-flush": Mutation(
+        0,
+        "a stopped stream is drained when its puts have completed here (D13)",
+        (_edit(Stream, "stop", "self._stopped = self._flushing = True", "self._stopped = True"),),
+        tested="tests/unit/pyucx/test_transfers.py",
     ),
     "parts-not-compared": Mutation(
         0,

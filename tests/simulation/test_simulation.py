@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.run import days
+from tests.simulation.run import ROOT, days
 
 _SEEDS = int(os.environ.get("QUIRE_SIMULATION_SEEDS", "6"))
 _MUTATION_SEEDS = int(os.environ.get("QUIRE_MUTATION_SEEDS", "200"))
 _STEP = 4
+_SIMULATED = [name for name, mutation in MUTATIONS.items() if not mutation.explored and not mutation.tested]
 
 
 @pytest.mark.timeout(900)
@@ -45,13 +48,24 @@ def test_a_seed_replays() -> None:
     assert first == second != other
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [name for name, mutation in MUTATIONS.items() if mutation.tested])
+def test_a_known_fault_fails_its_test(name: str) -> None:
+    """Put back, it is found by the tests that stand beside its mend."""
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", MUTATIONS[name].tested]
+    environment = {**os.environ, "QUIRE_TEST_MUTATION": name}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "= FAILURES =" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+
+
 def _marked(name: str) -> Any:
     """Faults that take most seeds to find are looked for by `make mutations` alone."""
     return pytest.param(name, marks=pytest.mark.long) if name in ("parts-not-compared", "answers-not-kept") else name
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [_marked(name) for name, mutation in MUTATIONS.items() if not mutation.explored])
+@pytest.mark.parametrize("name", list(map(_marked, _SIMULATED)))
 def test_a_known_fault_is_found(name: str) -> None:
     """Put back, it breaks a promise within so many seeds, and the check that says so is the one that should."""
     mutation = MUTATIONS[name]

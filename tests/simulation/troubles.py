@@ -7,7 +7,9 @@ import errno
 from typing import TYPE_CHECKING
 
 from quire.model.durability import Durability
-from tests.integration.engine.disk import no_fault
+from quire.model.iocb import Op
+from quire_storage.core.pool_format import PAGE_BYTES
+from tests.integration.engine.disk import Fault, no_fault
 
 if TYPE_CHECKING:
     from tests.simulation.world import Day
@@ -19,6 +21,8 @@ ALL_FAULTS = (
     "orchestrator",
     "scheduler",
     "drive",
+    "reads",
+    "answers",
     "pause",
     "cut",
     "reset",
@@ -26,6 +30,7 @@ ALL_FAULTS = (
     "slow client",
     "slow",
     "redis",
+    "redis away",
     "redis emptied",
     "redis rolled back",
     "objects",
@@ -78,6 +83,10 @@ class Troubles:
                 await self._crash(rng.choice(["s3-0", "s3-1"]))
             case "drive":
                 await self._lose_drive(rng.choice(nodes))
+            case "reads":
+                await self._fail_reads(rng.choice(nodes), rng.uniform(0.1, 2.0))
+            case "answers":
+                await self._lose_answers(rng.choice([*nodes, "orchestrator"]), rng.uniform(0.05, 1.5))
             case "pause":
                 await self._pause(rng.choice(nodes), rng.uniform(0.2, 3.0))
             case "cut":
@@ -106,6 +115,11 @@ class Troubles:
                 cluster.network.slow.pop(name, None)
             case "redis":
                 await self._silence(rng.random() < 0.4)
+            case "redis away":
+                self._day.tell("fault: Redis is away for longer than any lease")
+                cluster.metadata.down, cluster.metadata.hears = True, False
+                await asyncio.sleep(rng.uniform(9.0, 13.0))
+                cluster.metadata.down = False
             case "redis emptied":
                 self._day.tell("fault: Redis is emptied")
                 cluster.metadata.empty()
@@ -159,6 +173,12 @@ class Troubles:
         if name.startswith("storage"):
             self._day.history.void(Durability.MEMORY)
         self._day.cluster.crash(name)
+        if member.disk is not None and self._day.rng.random() < 0.3:
+            drive = member.disk.files[self._day.rng.choice("ab")]
+            at = self._day.rng.randrange(2) * PAGE_BYTES + self._day.rng.randrange(256)
+            self._day.tell(f"fault: byte {at} of a pool of {name} rots")
+            for content in drive.now, drive.durable:
+                content[at] ^= 1 << self._day.rng.randrange(8)
         await asyncio.sleep(self._day.rng.uniform(0.1, 3.0))
         await self._day.cluster.restart(name)
         self._day.tell(f"{name} is back")
@@ -177,6 +197,30 @@ class Troubles:
             for level in lost:
                 self._day.history.void(level)
             await asyncio.sleep(2.0)
+
+    async def _fail_reads(self, name: str, seconds: float) -> None:
+        """The path to a drive is down for a moment: what lies there is sound, and costs no promise."""
+        disk = self._day.cluster.members[name].disk
+        assert disk is not None
+        if disk.fault is not no_fault:
+            return
+        self._day.tell(f"fault: a drive of {name} fails reads for {seconds:.1f} s")
+        file = self._day.rng.randrange(2)
+        fails: Fault = lambda op, at, offset, length: -errno.EIO if op is Op.READ and at == file else None  # noqa: E731
+        disk.fault = fails
+        await asyncio.sleep(seconds)
+        if disk.fault is fails:
+            disk.fault = no_fault
+
+    async def _lose_answers(self, name: str, seconds: float) -> None:
+        """What is asked of a process is done, and its answers are lost."""
+        unanswered = self._day.cluster.network.unanswered
+        if name in unanswered:
+            return
+        self._day.tell(f"fault: answers of {name} are lost for {seconds:.1f} s")
+        unanswered.add(name)
+        await asyncio.sleep(seconds)
+        unanswered.discard(name)
 
     async def _pause(self, name: str, seconds: float) -> None:
         process = self._day.cluster.members[name].process

@@ -75,7 +75,7 @@ class Reconciler:
         if news.index_epoch != self._epoch:
             self._epoch = news.index_epoch
             self._start(sure=True)
-        elif self._different >= _DIFFERENT_MAX:
+        elif self._different >= _DIFFERENT_MAX or self._registry.unsure:
             self._different = 0
             self._start(sure=False)
         if news.rebuild and news.rebuild != self._rebuilding and self._tiers.objects is not None:
@@ -112,6 +112,7 @@ class Reconciler:
                 await self._clock.sleep(_AGAIN_S)
             async with self._registry.quiet():
                 listed = await self._registry.listing()
+                self._registry.unsure = False
                 differs = self._is_different(listed)
                 if listed.changes < self._registry.changes:
                     await self._registry.damaged()

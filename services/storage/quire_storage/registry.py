@@ -30,6 +30,8 @@ class Registry:
         self._comparing = False
         self.changes = 0
         """What this node has reported and was answered: the index has no fewer, unless it went back."""
+        self.unsure = False
+        """Whether a report was not answered: the index may have counted it, and would lose as much unnoticed."""
 
     async def registering(
         self, wanted: Sequence[ChunkRecord], *, patient: bool = True, fresh: int = 0
@@ -217,6 +219,9 @@ class Registry:
         self._under_way += 1
         try:
             yield
+        except BaseException:
+            self.unsure = True
+            raise
         finally:
             self._under_way -= 1
             if self._comparing:

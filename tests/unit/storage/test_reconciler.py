@@ -121,6 +121,29 @@ async def test_what_the_node_does_not_know_to_be_answered_is_no_damage() -> None
     assert not index.damages and not tasks
 
 
+async def test_a_report_whose_answer_was_lost_is_lost_with_an_index_that_goes_back() -> None:
+    """Found by the simulator once answers were lost: what the index had counted more hid as many that it lost."""
+    reconciler, registry, index, clock, tasks = _scene()
+    works = index.withdraw
+
+    async def unanswered(node_id: str, records: list[ChunkRecord], *, reporter: str) -> None:
+        await works(node_id, records, reporter=reporter)
+        raise MetadataUnavailable("the connection broke before the answer came")
+
+    index.withdraw = unanswered  # type: ignore[method-assign]
+    await registry.withdraw([ChunkRecord(b"k" * 32, b"", b"k" * 32, b"")])
+    assert index.changes - registry.changes == 1
+    reconciler.on_news(ClusterNews("", listing=await index.listing("a")))
+    await clock.advance(10.0)
+    assert (index.changes, registry.changes) == (1, 1) and not index.damages
+    index.changes = 0
+    for _ in range(9):
+        reconciler.on_news(ClusterNews("", listing=await index.listing("a")))
+    await clock.advance(10.0)
+    await asyncio.gather(*tasks)
+    assert index.damages == 1
+
+
 class _Racing(_Index):
     """Lists nothing, while `lands` comes to the node, or `leaves` it soon after."""
 

@@ -32,6 +32,7 @@ class Network:
     """Who listens where, and between which processes nothing gets through. `latency_s`: bounds of one way.
 
     `stuck`: data does not pass between these, and their connections cannot be torn down: what was posted lands later.
+    `unanswered`: servers whose answers are lost, after the request was carried out: the connection breaks before.
     """
 
     loop: SimulatedLoop
@@ -39,6 +40,7 @@ class Network:
     servers: dict[str, SimServer] = field(default_factory=dict)
     cuts: set[frozenset[str]] = field(default_factory=set)
     stuck: set[frozenset[str]] = field(default_factory=set)
+    unanswered: set[str] = field(default_factory=set)
     slow: dict[str, float] = field(default_factory=dict)
     streams: set[SimDuplex] = field(default_factory=set)
     messages: int = 0
@@ -177,6 +179,8 @@ class SimChannel:
             self._cancel_later(task)
             raise
         await self._network.travel(server.process, self._process)
+        if server.process.name in self._network.unanswered:
+            raise _error(grpc.StatusCode.UNAVAILABLE, f"the connection to {self._address} broke before its answer came")
         return result
 
     async def _reach(self) -> SimServer:
