@@ -137,7 +137,10 @@ class Stream:
         if not self._stopped:
             self._stopped = self._flushing = True
             self._unannounced.clear()
-            self._endpoint.post_flush(self._arrived)
+            try:
+                self._endpoint.post_flush(self._arrived)
+            except UcxError:  # the connection has failed: nothing more arrives by it
+                self._arrived(0)
         self._wake()
 
     # ----

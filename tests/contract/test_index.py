@@ -134,6 +134,19 @@ async def test_a_call_that_is_cut_short_keeps_a_parent_until_the_index_is_repair
     assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
 
 
+async def test_a_refused_registration_leaves_the_link_of_a_child_that_is_there(any_redis: redis.Redis) -> None:
+    """The child's object is being deleted: the object tier is refused, and the child still extends its parent."""
+    index, keys = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1)
+    last, trunk = records(keys, BUCKET_CHUNKS, 1), list(reversed(records(keys, 0, BUCKET_CHUNKS)))
+    await index.register("a", records(keys, 0, len(keys)), 0)
+    await index.expect_objects(last, 10)
+    assert len(await index.claim_objects(10, 100, 10)) == 1
+    assert await index.register("@object", last, 10) == [0]
+    assert not (await index.evict(trunk, 0, 0)).removed
+    assert len((await index.evict(last, 0, 0)).removed) == 1
+    assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
+
+
 async def test_a_repair_leaves_the_links_of_children_that_are_there(any_redis: redis.Redis) -> None:
     index, keys = PrefixIndex(any_redis), chain(2 * BUCKET_CHUNKS + 1)
     await index.register("a", records(keys, 0, len(keys)), 0)

@@ -246,7 +246,7 @@ MUTATIONS: dict[str, Mutation] = {
     "one-superblock": Mutation(
         0,
         "superblocks are written in turns: if the newer one rots, the older knows of no headers (D5)",
-        (_edit(Pool, "_write_superblock", "for at in (first, 1 - first):", "for at in (first,):"),),
+        (_edit(Pool, "_write_superblock", "for at in (1 - newest, newest):", "for at in (1 - newest,):"),),
         tested="tests/integration/engine/test_pool_formats.py",
     ),
     "unanswered-is-uncounted": Mutation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quire.model.durability import Durability
@@ -90,11 +91,7 @@ class Troubles:
             case "pause":
                 await self._pause(rng.choice(nodes), rng.uniform(0.2, 3.0))
             case "cut":
-                pair = frozenset(rng.sample([*nodes, "gateway", "orchestrator", "client-0", "client-1"], 2))
-                self._day.tell(f"fault: cut {sorted(pair)}")
-                cluster.network.cuts.add(pair)
-                await asyncio.sleep(rng.uniform(0.3, 3.0) if rng.random() < 0.7 else rng.uniform(3.0, 12.0))
-                cluster.network.cuts.discard(pair)
+                await self._cut(rng.sample([*nodes, "gateway", "orchestrator", "client-0", "client-1"], 2))
             case "reset":
                 name = rng.choice(["client-0", "client-1", "client-2"])
                 self._day.tell(f"fault: connections of {name} break")
@@ -197,6 +194,13 @@ class Troubles:
             for level in lost:
                 self._day.history.void(level)
             await asyncio.sleep(2.0)
+
+    async def _cut(self, names: Sequence[str]) -> None:
+        pair, rng = frozenset(names), self._day.rng
+        self._day.tell(f"fault: cut {sorted(pair)}")
+        self._day.cluster.network.cuts.add(pair)
+        await asyncio.sleep(rng.uniform(0.3, 3.0) if rng.random() < 0.7 else rng.uniform(3.0, 12.0))
+        self._day.cluster.network.cuts.discard(pair)
 
     async def _fail_reads(self, name: str, seconds: float) -> None:
         """The path to a drive is down for a moment: what lies there is sound, and costs no promise."""

@@ -17,8 +17,10 @@ from quire.model.outcome import NodeOutcome
 from quire.model.ranges import ChunkRange
 from quire.transport import Peer, Transport
 
-MARGIN_S: Final = 60.0
-"""How long after the permit's end a node may need until nothing of a transfer is in flight, and its request to it."""
+MARGIN_S: Final = 120.0
+"""How long after the permit's end something of a transfer may be in flight. A node of the release before may begin just
+before that end, and then takes a minute by default.
+"""
 
 
 def unheard_s(transfer_s: float) -> float:

@@ -410,10 +410,11 @@ class PrefixIndex(BucketScripts):
         arguments = self._registration(node_id, chunks, fresh, elsewhere + name, until_ms)
         answer = await self._change("register", bucket, arguments)
         generations = _generations(answer[: 9 * len(chunks)])
-        if not generations[0]:
-            await self._unlink([parent, elsewhere + name, child, b""], now_ms)
-        elif (known := answer[9 * len(chunks) :]) not in (name, b""):  # it was there, by another link
+        known = answer[9 * len(chunks) :]
+        if known not in (name, b""):  # it is there by another link, whose name this one has overwritten
             await self._change("link", elsewhere, [parent, child, known, LINK_MS])
+        elif not generations[0]:
+            await self._unlink([parent, elsewhere + name, child, b""], now_ms)
         return generations
 
     async def _match_buckets(self, prints: bytes, openers: Sequence[bytes]) -> list[Any]:

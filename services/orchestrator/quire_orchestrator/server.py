@@ -102,7 +102,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def Withdraw(
         self, request: orchestrator_pb2.WithdrawRequest, context: Any
     ) -> orchestrator_pb2.WithdrawResponse:
-        if request.others_min:  # of a node of the release before, which names no keepers: its copies stay
+        if request.others_min and not request.keepers:  # of a node of the release before: its copies stay
             return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(len(request.chunks)))
         withdrawn = await self._reports.withdraw(
             request.node_id,

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from quire.telemetry import counter, logger, names
 from quire_storage.core.checksums import row_checksums
-from quire_storage.core.chunks import Chunk, Copy
+from quire_storage.core.chunks import Chunk, Copy, DiskPlace
 from quire_storage.core.striped import Striped
 from quire_storage.errors import DriveFailed
 from quire_storage.ports import Clock
@@ -45,8 +45,9 @@ class Unsound(Enum):
 
 @dataclass(slots=True)
 class _Quarantine:
-    """A copy that could not be read. `retry_at_s`: monotonic; until then the drive is left alone."""
+    """The copy at a place, which could not be read. `retry_at_s`: monotonic; until then the drive is left alone."""
 
+    place: DiskPlace | None
     retry_at_s: float
     pause_s: float
 
@@ -94,7 +95,8 @@ class Integrity:
         task = self._healing.get(copy.number)
         if task is None:
             waiting = self._quarantined.get(copy.chunk.key)
-            if waiting is not None and self._clock.monotonic_s() < waiting.retry_at_s:
+            early = waiting is not None and self._clock.monotonic_s() < waiting.retry_at_s
+            if waiting is not None and waiting.place == copy.disk and early:
                 return None
             pinned = self._tiers.pin_also(copy)  # its own: the caller may be gone before it is done
             task = self._healing[copy.number] = asyncio.create_task(self._heal(copy, pinned))
@@ -131,11 +133,10 @@ class Integrity:
             async with self._tiers.pinned([key]) as copies:
                 for copy in copies:
                     size = copy.chunk.bytes
-                    if copy.disk is None:
-                        continue
-                    if isinstance(await self._read(copy, from_disk=True), Unsound):
+                    if copy.disk is not None and isinstance(await self._read(copy, from_disk=True), Unsound):
                         await self.heal(copy)
-                    else:
+                    elif key in self._quarantined:
+                        await self._tiers.show(key)
                         self._quarantined.pop(key, None)
         except Exception as error:  # one chunk must not end the scrubber
             logger().warning("a chunk could not be scrubbed", key=key.hex(), error=str(error))
@@ -158,7 +159,8 @@ class Integrity:
             if payload is None:
                 payload = await self._from_others(copy.chunk)
             if payload is not None:
-                self._quarantined.pop(key, None)
+                if key in self._quarantined:  # `retry` tells the index
+                    self._quarantined[key].retry_at_s = 0.0
                 if wrong or unreadable:
                     await self._put_right(copy, payload)
             elif unreadable:
@@ -181,11 +183,17 @@ class Integrity:
         self._quarantined.pop(copy.chunk.key, None)
         self._tiers.lose([copy])
 
+    def is_quarantined(self, key: bytes) -> bool:
+        """Whether the copy of a key could not be read, and was not since."""
+        return key in self._quarantined
+
     def _quarantine(self, copy: Copy) -> None:
-        """Keep it and its header, and try again later, each time after a longer pause."""
+        """Keep it and its header, and try again later, each time after a longer pause. Look-ups do not promise it."""
         before = self._quarantined.get(copy.chunk.key)
+        if before is None:
+            self._tiers.hide(copy)
         pause_s = min(2 * before.pause_s, _RETRY_S_MAX) if before is not None else _RETRY_S
-        self._quarantined[copy.chunk.key] = _Quarantine(self._clock.monotonic_s() + pause_s, pause_s)
+        self._quarantined[copy.chunk.key] = _Quarantine(copy.disk, self._clock.monotonic_s() + pause_s, pause_s)
         drive = copy.disk.drive if copy.disk is not None else None
         logger().warning("a chunk cannot be read", key=copy.chunk.key.hex(), drive=drive, retry_after_s=pause_s)
 

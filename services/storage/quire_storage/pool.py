@@ -24,6 +24,7 @@ from quire_storage.core.pool_format import (
     Geometry,
     Superblock,
     joined,
+    newest_slot,
     pack_superblock,
     read_superblock,
     upgrade,
@@ -86,6 +87,8 @@ class Pool:
         self._budget = ErrorBudget(settings.error_s_max)
         self._files: list[int] = []
         self._superblocks: list[Superblock] = []
+        self._newest: list[int] = []
+        """Of each drive the superblock, 0 or 1, that must not be overwritten first."""
         self._outdated: set[int] = set()
         """Drives that have superblocks to be written before anything else."""
         self._failed: set[int] = set()
@@ -108,7 +111,9 @@ class Pool:
             block = read_superblock(head, self._settings.node_id, name)
             if self._drives.size(file) < block.geometry.file_bytes:
                 raise DriveUnusable(f"{name} was cut short: {block.geometry.file_bytes} bytes were expected")
-            grown = self._grown(name, file, block)
+            newest = newest_slot(head, name)
+            grown = self._grown(name, file, block, 1 - newest)
+            self._newest.append(newest if grown is block else 1 - newest)
             if grown.upgrading and not grown.salt:
                 grown = replace(grown, salt=self._new_salt(), generation=grown.generation + 1)
             if pack_superblock(grown) * 2 != head:  # one is rotten or older, or the pool is of an older format
@@ -299,8 +304,8 @@ class Pool:
         """Write both, one after the other: a sound one is there at any instant, and afterwards either may rot."""
         page = _zeroes(PAGE_BYTES)
         page[:] = np.frombuffer(pack_superblock(block), dtype=np.uint8)
-        first = block.generation % 2
-        for at in (first, 1 - first):
+        newest = self._newest[drive]
+        for at in (1 - newest, newest):
             contexts = _contexts([drive], [at * PAGE_BYTES], [PAGE_BYTES], [int(page.ctypes.data)])
             await self._ring.write(contexts, at_once=True)
             await self._ring.sync([drive])
@@ -324,7 +329,7 @@ class Pool:
             logger().error("a drive is used no more", drive=self._names[drive], error=str(error))
             self._on_lost(drive)
 
-    def _grown(self, name: str, file: int, block: Superblock) -> Superblock:
+    def _grown(self, name: str, file: int, block: Superblock, slot: int) -> Superblock:
         """Slabs are added at the end; there are no more headers than there were."""
         geometry = block.geometry
         wanted = (self._settings.drive_bytes - geometry.data_offset) // geometry.slab_bytes
@@ -337,8 +342,7 @@ class Pool:
         if wanted == geometry.slab_count:
             return block
         grown = replace(block, geometry=replace(geometry, slab_count=wanted), generation=block.generation + 1)
-        page, at = pack_superblock(grown), PAGE_BYTES * (grown.generation % 2)
-        self._drives.grow(file, grown.geometry.file_bytes, page, at)
+        self._drives.grow(file, grown.geometry.file_bytes, pack_superblock(grown), PAGE_BYTES * slot)
         logger().info("a pool has grown", drive=name, before=geometry.file_bytes, now=grown.geometry.file_bytes)
         return grown
 

@@ -51,6 +51,7 @@ class Registry:
                     generations = await self._index.commit(self._node_id, part, reporter=self._node_id, fresh=fresh)
                     self.changes += 1
                 indexed |= {record.key: each for record, each in zip(part, generations, strict=True) if each}
+            fresh = 0  # an entry that ended since must not come back under the same generation
             yield indexed
             waiting = [record for record in waiting if record.key not in indexed]
             if not waiting or not patient or self._clock.monotonic_s() > deadline_s:

@@ -130,6 +130,7 @@ class StorageNode:
             produced=self._produced,
             threads=self._threads,
             clock=self._clock,
+            is_quarantined=self._integrity.is_quarantined,
         )
         reading = Reading(
             tiers=tiers,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
@@ -29,7 +29,7 @@ _GROUPS_AT_ONCE: Final = 3
 
 
 class Stores:
-    """`region`: the arena as the data plane knows it."""
+    """`region`: the arena as the data plane knows it. `is_quarantined`: whether a copy that is here cannot be read."""
 
     def __init__(
         self,
@@ -42,7 +42,9 @@ class Stores:
         produced: ProducedLayers,
         threads: Executor,
         clock: Clock,
+        is_quarantined: Callable[[bytes], bool] = lambda key: False,
     ) -> None:
+        self._is_quarantined = is_quarantined
         self._config = config
         self._tiers = tiers
         self._transport = transport
@@ -136,7 +138,7 @@ class Stores:
             with tracer().start_as_current_span(names.STORAGE_COMMIT):
                 async with self._tiers.storing(slots, chunks, call.durability, call.on_existing) as stored:
                     safe = await self._secure(stored.indexed, call.durability)
-                    return stored.now() & safe
+                    return {key for key in stored.now() & safe if not self._is_quarantined(key)}
 
     async def _pull(self, call: IngestCall, slots: Slots) -> list[Chunk]:
         """Read the client's memory, until the permit's end. Space may have been waited for since it was permitted."""

@@ -278,6 +278,15 @@ class Tiers:
         """Copies without a sound byte anywhere: unreadable from now on, and not promised by the index any more."""
         self._executor.post(ev.Lost([copy.number for copy in copies]))
 
+    def hide(self, copy: Copy) -> None:
+        """A copy cannot be read for now: it stays, and the index does not promise it."""
+        self._executor.post(ev.Hidden(copy.number))
+
+    async def show(self, key: bytes) -> None:
+        """A copy that was hidden can be read again: the index is told, if it is still here. Raises what that raises."""
+        if self.residency.generation(key) == 0:
+            await self.reregister([key], patient=False)
+
     def deny(self, records: Sequence[ChunkRecord]) -> None:
         """Tell the index of those among these, which it lists for this node, that are not here."""
         self._executor.post(ev.Denied(records))

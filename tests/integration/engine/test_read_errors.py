@@ -36,6 +36,7 @@ async def test_reads_that_fail_for_a_moment_cost_no_chunk() -> None:
     """Finding D3: EIO counted as corruption, and the scrubber zeroed the sound headers."""
     disk = SimDisk()
     engine = await _restarted(disk)
+    await engine.tiers.reregister(list(map(key_of, NUMBERS)))
     disk.fault = _fails_reads()
     scrubbing = asyncio.create_task(engine.integrity.scrub(10**9))
     retrying = asyncio.create_task(engine.integrity.retry())
@@ -51,7 +52,9 @@ async def test_reads_that_fail_for_a_moment_cost_no_chunk() -> None:
     for task in (scrubbing, retrying):
         task.cancel()
     assert np.array_equal((await engine.get(NUMBERS))[:, 3], payload_of(3))
-    assert not engine.withdrawn and not engine.integrity.corrupt and not engine.pool.map.failed_drives()
+    assert not engine.integrity.corrupt and not engine.pool.map.failed_drives()
+    assert set(engine.withdrawn) == set(map(key_of, NUMBERS)), "look-ups did not promise them meanwhile"
+    assert engine.listed.keys() == set(map(key_of, NUMBERS)), "and do again"
     await engine.stop()
     engine = await Engine(disk).start()
     assert all(map(engine.has, NUMBERS))

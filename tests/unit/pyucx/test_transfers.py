@@ -19,6 +19,7 @@ from pyucx import (
     Memory,
     MessageTooLong,
     OperationTimeout,
+    PeerDied,
     RemoteMemory,
     TargetOutOfRange,
     Worker,
@@ -137,6 +138,18 @@ async def test_a_stopped_stream_is_drained_when_a_flush_says_so(pair: Pair, monk
     )
     flushes[0](0)
     await stream.drain(10)
+
+
+async def test_a_stream_whose_connection_has_failed_can_be_stopped(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client died: nothing arrives there any more, and what its delivery holds is given back."""
+    stream = pair.endpoint.stream(pair.here, pair.remote, 1)
+
+    def fails(completion: Callable[[int], None]) -> None:
+        raise PeerDied("flush", -80, "the peer is gone")
+
+    monkeypatch.setattr(pair.endpoint, "post_flush", fails)
+    stream.stop()
+    await stream.drain(1)
 
 
 @pytest.mark.parametrize("offset,length", [(_BYTES - 10, 11), (-1, 4), (0, _BYTES + 1)])

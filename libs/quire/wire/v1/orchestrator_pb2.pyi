@@ -17,11 +17,6 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
-if sys.version_info >= (3, 13):
-    from warnings import deprecated as _deprecated
-else:
-    from typing_extensions import deprecated as _deprecated
-
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
@@ -519,16 +514,8 @@ class WithdrawRequest(_message.Message):
     """The storage node that does not hold the chunks."""
     only_in_object_tier: _builtins.bool
     """Only where the object tier is listed too."""
-    @_builtins.property
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def others_min(self) -> _builtins.int:
-        """Of nodes of the release before: how many other nodes had to be listed. Such a node gives up no copy."""
-
-    @others_min.setter
-    @_deprecated("""This field has been marked as deprecated using proto field options.""")
-    def others_min(self, value: _builtins.int) -> None:
-        """Of nodes of the release before: how many other nodes had to be listed. Such a node gives up no copy."""
-
+    others_min: _builtins.int
+    """How many other nodes have to be listed, as the release before asked. Without `keepers` no copy is given up."""
     reporter: _builtins.str
     """The node that counts the changes which it has reported."""
     @_builtins.property

@@ -3,7 +3,7 @@
 -- until when the first one may be made, by its link; 7 the bucket's key.
 -- What the node was to drop of these is obsolete. Returns for each 9 bytes: "1" indexed, "2" indexed and new, "0" refused (its parent is not indexed, its object is
 -- being deleted, another chunk has its fingerprint, or its link is too old); then the generation. At the end the name of
--- the first one's link.
+-- the first one's link, if it is indexed with that parent.
 local node, records, fresh, elsewhere, keys, marks = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], {}
 local none, dropping = string.rep('\0', 8), redis.call('EXISTS', drops .. node) == 1
 for at = 1, #records, 16 do
@@ -32,7 +32,6 @@ for at = 1, #records, 16 do
   end
 end
 save()
-local first = entry_of(sub(records, 1, 8))
-local _, link = '', ''
-if first then _, link = parent_of(first) end
-return table.concat(marks) .. sub(link, 9)
+local first, above, link = entry_of(sub(records, 1, 8)), '', ''
+if first then above, link = parent_of(first) end
+return table.concat(marks) .. (above == sub(records, 9, 16) and sub(link, 9) or '')

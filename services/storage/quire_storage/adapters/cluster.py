@@ -75,7 +75,13 @@ class GrpcClusterIndex:
         self, node_id: str, records: Sequence[ChunkRecord], keepers: Sequence[str]
     ) -> list[bool]:
         chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=chunks, keepers=keepers, reporter=node_id)
+        request = orchestrator_pb2.WithdrawRequest(
+            node_id=node_id,
+            chunks=chunks,
+            keepers=keepers,
+            others_min=len(keepers),  # for an orchestrator of the release before, which knows no keepers
+            reporter=node_id,
+        )
         return [bool(mark) for mark in (await self._call(self._stub.Withdraw, request)).withdrawn]
 
     async def evict(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:

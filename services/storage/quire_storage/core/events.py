@@ -256,6 +256,13 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
+class Hidden:
+    """A copy cannot be read for now. It stays where it is; the index is told that this node does not hold it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """Copies without a sound byte anywhere."""
 
@@ -291,7 +298,7 @@ class Stopping:
 Event = (
     Reserved | ReservationEnded | TransferUnsettled | StoreOffered | Indexed | IndexingEnded | RegistrationWanted
     | LevelRaised | Pinned | PinnedAlso | Unpinned | Fetched | FetchFailed | PromotionWanted | PromotionEnded | Written
-    | WriteFailed | Forgotten | DriveLost | Answered | Denied | Withdrawn | Uploaded | Dropped | Listed | Lost
+    | WriteFailed | Forgotten | DriveLost | Answered | Denied | Withdrawn | Uploaded | Dropped | Listed | Hidden | Lost
     | EvictionWanted | TimePassed | Stopping
 )  # fmt: skip
 

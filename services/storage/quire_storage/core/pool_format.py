@@ -167,6 +167,12 @@ def read_superblock(raw: bytes, node_id: str, name: str) -> Superblock:
     return best
 
 
+def newest_slot(raw: bytes, name: str) -> int:
+    """Which of the two superblocks is the one that `read_superblock` returns: 0 or 1."""
+    blocks = [_superblock(raw[at : at + PAGE_BYTES], name) for at in (0, PAGE_BYTES)]
+    return max((0, 1), key=lambda slot: block.generation if (block := blocks[slot]) is not None else -1)
+
+
 def _superblock(raw: bytes, name: str) -> Superblock | None:
     if len(raw) < PAGE_BYTES or raw[:8] != _MAGIC or int.from_bytes(raw[8:12], "little") != crc32(raw[12:]):
         return None
@@ -254,9 +260,13 @@ def upgrade(region: Bytes, salt: int) -> int:
     """
     units = region.reshape(-1, UNIT_BYTES)
     view, free_from, found = memoryview(region.data), 0, 0
+    upgraded = find_headers(region, salt)
+    sizes = [header_bytes(layers) for layers in upgraded.rows["num_layers"].tolist()]
+    starts = zip(upgraded.offsets.tolist(), sizes, strict=True)
+    taken = {at for start, size in starts for at in range(start, start + size, UNIT_BYTES)}
     for at in (np.flatnonzero(units[:, :4].copy().view("<u4")[:, 0] == HEADER_MAGIC) * UNIT_BYTES).tolist():
-        if at < free_from:
-            continue  # inside the header before it
+        if at < free_from or at in taken:
+            continue  # inside the header before it, of either format
         row = region[at : at + HEADER.itemsize].view(HEADER)[0]
         layers, room = int(row["num_layers"]), PAGE_BYTES - at % PAGE_BYTES
         if HEADER.itemsize + 4 * layers > room or int(row["durability"]) >= len(LEVELS):

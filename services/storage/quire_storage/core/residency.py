@@ -369,7 +369,9 @@ class Residency:
         if goal.pending or goal.registering or goal.ticket not in self._goals:
             return
         if goal.after == self._acknowledge:  # the headers that had to name the index entry do
-            goal.after(goal)
+            self._write_what_lost_its_drive(goal)
+            if not goal.pending:
+                goal.after(goal)
             return
         wanted = []
         if self.pool is not None and goal.level is not Durability.MEMORY and goal.error is None:
@@ -386,6 +388,20 @@ class Residency:
         self._start_writes([entry for entry in wanted if not entry.write], goal)
         if not goal.pending:
             goal.after(goal)
+
+    def _write_what_lost_its_drive(self, goal: Goal) -> None:
+        """A drive has failed since the goal's chunks were written: they have to lie on another one first."""
+        if self.pool is None or goal.level is Durability.MEMORY or goal.error is not None:
+            return
+        here = [entry for entry in goal.entries if entry.phase is Phase.RESIDENT and entry.number in self._copies]
+        wanted = [entry for entry in here if entry.disk is None and entry.memory is not None]
+        if wanted and not self.pool.working:
+            goal.error = DriveFailed("no drive is left", self.pool.failed_drives())
+            return
+        for entry in wanted:
+            if entry.write:
+                self._join(goal, self._writes[entry.write])
+        self._start_writes([entry for entry in wanted if not entry.write], goal)
 
     def _fail_goal(self, goal: Goal, error: QuireError) -> None:
         """Nothing of it is kept."""
@@ -450,7 +466,7 @@ class Residency:
         for key, generation in event.generations.items():
             entry = mine[key]
             if entry.phase is Phase.LEAVING:
-                self._listed_too_late(entry, generation)
+                outdated += self._listed_too_late(entry, generation)
             elif generation not in entry.ended:
                 if entry.disk is not None and entry.recorded != generation:
                     outdated.append(entry)
@@ -458,15 +474,18 @@ class Residency:
         if outdated:  # after a restart the header alone tells which deletions concern the copy
             self._write_headers(outdated, [] if goal.level is Durability.MEMORY else [goal])
 
-    def _listed_too_late(self, entry: Entry, generation: int) -> None:
-        """The copy went while the index was asked to list it."""
+    def _listed_too_late(self, entry: Entry, generation: int) -> list[Entry]:
+        """The copy went while the index was asked to list it. Returns a copy whose header has to name that entry."""
         now = self._entries.get(entry.key)
         if now is None and entry.key not in self:
             self._withdraw([entry])
         elif now is not None and now.phase is Phase.ARRIVING:
             now.promised = True
         elif now is not None and not now.generation and entry.key not in self._withdrawing:
+            outdated = [now] if now.disk is not None and now.recorded != generation else []
             self._list(now, generation)
+            return outdated
+        return []
 
     def _list(self, entry: Entry, generation: int) -> None:
         entry.provisional = False
@@ -497,7 +516,7 @@ class Residency:
                 if entry.provisional and entry.phase is Phase.RESIDENT:
                     self._withdraw([entry])  # an answer that was lost, or of a copy before it, may have listed it
                     self._leave(entry)
-        goal.error = event.error
+        goal.error = goal.error or event.error
         goal.registering = False
         self._offers_may_go = True
         self._advance(goal)
@@ -954,6 +973,11 @@ class Residency:
         if entry.phase is Phase.LEAVING and entry.disk is not None:
             self._leaving_bytes += sign * entry.chunk.shape.slot_bytes
 
+    def _hidden(self, event: ev.Hidden) -> None:
+        entry = self._copies.get(event.number)
+        if entry is not None and entry.phase is Phase.RESIDENT and entry.generation and not self._is_busy(entry.key):
+            self._withdraw([entry])
+
     def _lost(self, event: ev.Lost) -> None:
         mine = [e for n in event.numbers if (e := self._copies.get(n)) is not None and e.phase is Phase.RESIDENT]
         self._withdraw(mine)
@@ -1320,6 +1344,7 @@ _HANDLERS: Final[dict[type, Callable[[Residency, Any], None]]] = {
     ev.Uploaded: Residency._uploaded,
     ev.Dropped: Residency._dropped,
     ev.Listed: Residency._listed,
+    ev.Hidden: Residency._hidden,
     ev.Lost: Residency._lost,
     ev.EvictionWanted: Residency._eviction_wanted,
     ev.TimePassed: lambda machine, event: None,  # what waits for a time looks at it
