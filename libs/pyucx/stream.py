@@ -130,7 +130,7 @@ class Stream:
             self._raise()
 
     def stop(self) -> None:
-        """Post and announce nothing more; `drain` then waits for what is in flight, and for its arrival.
+        """Post and announce nothing more; `drain` then waits until the puts in flight have arrived.
 
         A put that has completed here may still be on its way: only a flush behind it says that it is not.
         """

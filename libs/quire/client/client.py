@@ -310,7 +310,7 @@ class QuireClient:
 
     @property
     def _transfer_ms(self) -> int:
-        """For how long transfers are to be permitted: no longer than their requests run."""
+        """Return how long transfers are permitted, in milliseconds: as long as their requests run."""
         return max(1, round(1000 * self._timeout_s))
 
     def _check_room(self) -> None:

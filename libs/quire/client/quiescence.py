@@ -24,7 +24,7 @@ before that end, and then takes a minute by default.
 
 
 def unheard_s(transfer_s: float) -> float:
-    """Seconds after which no node can be at a transfer any more, of which nothing was heard.
+    """Return after how many seconds no node can still run a transfer for which no outcome was received.
 
     Args:
         transfer_s: For how long the client has asked to have the transfer permitted.

@@ -176,7 +176,7 @@ class PartlyStored(Unavailable):
 
 
 class TransferRunning(Unavailable):
-    """A transfer of that id was begun before. Whoever asks must not take its memory for quiet: the first may run."""
+    """A transfer with that id exists already. It may still run, so the caller must not reuse the memory."""
 
 
 class DeadlineExceeded(QuireError):

@@ -75,7 +75,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """What a node is to forget: its copy of a chunk under the index entry of a generation, which has ended.
+    """An order to a node to drop its copy of a chunk, decided on the index entry of one generation, which has ended.
 
     `bucket`: fingerprint of the chunk's index bucket.
     """

@@ -16,7 +16,7 @@ def drops_to(drops: Iterable[Drop]) -> list[orchestrator_pb2.Drop]:
 
 
 def drops_from(messages: Iterable[orchestrator_pb2.Drop]) -> list[Drop]:
-    """Raises `InvalidRequest` for keys or buckets of other lengths."""
+    """Convert drops from the wire. Raises `InvalidRequest` for keys or buckets of other lengths."""
     drops = [Drop(message.chunk_key, message.bucket, message.generation) for message in messages]
     if any(len(drop.key) != KEY_BYTES or len(drop.bucket) != PRINT_BYTES for drop in drops):
         raise InvalidRequest("a drop has a key of 32 bytes and a bucket of 8", field="drops")
@@ -24,7 +24,7 @@ def drops_from(messages: Iterable[orchestrator_pb2.Drop]) -> list[Drop]:
 
 
 def held_from(fingerprints: bytes, buckets: bytes, generations: Sequence[int]) -> list[Held]:
-    """Raises `InvalidRequest`."""
+    """Convert listings from the wire. Raises `InvalidRequest` if their counts differ."""
     if len(fingerprints) != len(buckets) or len(fingerprints) != PRINT_BYTES * len(generations):
         raise InvalidRequest(f"{len(fingerprints)} and {len(buckets)} bytes of fingerprints", field="fingerprints")
     each = range(0, len(fingerprints), PRINT_BYTES)

@@ -26,7 +26,7 @@ _MASTER_SHIFT: Final = 56
 
 
 class BucketScripts:
-    """What `PrefixIndex` stands on. `draw` makes the random bytes of generations and links."""
+    """The scripts on single index buckets. `draw` makes the random bytes of generations and links."""
 
     def __init__(self, client: redis.Redis, *, draw: Callable[[int], bytes] = os.urandom) -> None:
         self._client = client
@@ -107,7 +107,7 @@ class BucketScripts:
         return await pipeline.execute()
 
     async def _scan(self, cursor: int, pattern: bytes, kind: str, count: int = 0) -> tuple[list[bytes], int]:
-        """Some keys; of a Cluster one master after the other: its number is in the cursor's upper bits."""
+        """Return a page of keys. A Cluster's masters are scanned in turn; the cursor's upper bits number the master."""
         if not self._cluster:
             scanned = await self._client.scan(cursor, match=pattern, count=count or _SCANNED, _type=kind)
             after, names = cast(tuple[int, list[bytes]], scanned)

@@ -169,7 +169,7 @@ class PrefixIndex(BucketScripts):
         return [nodes for _, nodes in await self.entries(chunks)]
 
     async def entries(self, chunks: Sequence[ChunkRecord]) -> list[tuple[int, tuple[str, ...]]]:
-        """Of each chunk the generation of its entry, 0 for none, and the nodes that hold it."""
+        """Return for each chunk the generation of its entry, 0 for none, and the nodes that hold it."""
         found: list[bytes] = []
         if not self._cluster:
             for at in range(0, len(chunks), _HELD_AT_ONCE):

@@ -11,13 +11,13 @@ from quire.testing.contracts.index import Index, chain, holdings
 
 
 async def _drops(index: Index, node: str) -> list[Drop]:
-    """All pages."""
+    """Return the drops on all pages."""
     page, cursor = await index.drops(node, 0)
-    found = list(page)
+    drops = list(page)
     while cursor:
         page, cursor = await index.drops(node, cursor)
-        found += page
-    return found
+        drops += page
+    return drops
 
 
 class IndexCallsContract:

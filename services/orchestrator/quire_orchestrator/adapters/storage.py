@@ -50,7 +50,7 @@ class GrpcChunkHolder:
         return [bool(mark) for mark in response.raised]
 
     def _asked(self, node: Node, request: Any) -> StorageServiceStub:
-        """Of whom a request is asked, signed."""
+        """Sign a request and return the stub of the node that it goes to."""
         member_permit(self._permits, request, self._clock.now_ms())
         stub: StorageServiceStub = StorageServiceStub(self._channels.get(node.grpc_address))
         return stub
