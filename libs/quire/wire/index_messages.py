@@ -27,8 +27,8 @@ def held_from(fingerprints: bytes, buckets: bytes, generations: Sequence[int]) -
     """Convert listings from the wire. Raises `InvalidRequest` if their counts differ."""
     if len(fingerprints) != len(buckets) or len(fingerprints) != PRINT_BYTES * len(generations):
         raise InvalidRequest(f"{len(fingerprints)} and {len(buckets)} bytes of fingerprints", field="fingerprints")
-    each = range(0, len(fingerprints), PRINT_BYTES)
+    offsets = range(0, len(fingerprints), PRINT_BYTES)
     return [
         Held(fingerprints[at : at + PRINT_BYTES], buckets[at : at + PRINT_BYTES], generation)
-        for at, generation in zip(each, generations, strict=True)
+        for at, generation in zip(offsets, generations, strict=True)
     ]

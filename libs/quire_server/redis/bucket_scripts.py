@@ -44,17 +44,17 @@ class BucketScripts:
             orphaned = [*rest, *await self._change("unlink", bucket, [parent, child, name, now_ms, leases])]
 
     async def repair(self, cursor: int, *, older_ms: int = 4 * LINK_MS) -> tuple[int, int]:
-        """Remove links, of some buckets, to children that are not there: their registration or removal was cut short.
+        """Remove links, of a page of buckets, to absent children, whose registration or removal was cut short.
 
         Args:
-            cursor: 0, or what the call before returned.
-            older_ms: Only links that are so old by Redis' clock; by younger ones a child may still be registered.
+            cursor: 0, or the cursor that the previous call returned.
+            older_ms: Age in ms, by Redis' clock, from which a link is removed. A younger one may await its child.
 
         Returns:
             How many were removed, and the next cursor, 0 at the end.
         """
         async with metadata_errors():
-            names, after = await self._scan(cursor, LINKS, "hash", _LINKS_SCANNED)
+            names, next_cursor = await self._scan(cursor, LINKS, "hash", _LINKS_SCANNED)
             seconds, _ = await self._time()
             removed = 0
             for name in names:
@@ -69,16 +69,16 @@ class BucketScripts:
                     removed += await self._remove_links(bucket_of_page(name), old)
                     if not at:
                         break
-        return removed, after
+        return removed, next_cursor
 
     async def _remove_links(self, bucket: bytes, links: Sequence[tuple[bytes, bytes]]) -> int:
         calls = [([bucket_key(field[PRINT_BYTES:])], [field[PRINT_BYTES:]]) for field, _ in links]
-        there = await self._all("holders", calls) if calls else []
-        gone = [link for link, (found,) in zip(links, there, strict=True) if not found]
-        for field, link in gone:
+        answers = await self._all("holders", calls) if calls else []
+        dangling = [link for link, (entry,) in zip(links, answers, strict=True) if not entry]
+        for field, link in dangling:
             parent, child = field[:PRINT_BYTES], field[PRINT_BYTES:]
             await self._unlink([parent, bucket + link[:LINK_BYTES], child, b""], 0)
-        return len(gone)
+        return len(dangling)
 
     # ---- calls
 
@@ -110,8 +110,8 @@ class BucketScripts:
         """Return a page of keys. A Cluster's masters are scanned in turn; the cursor's upper bits number the master."""
         if not self._cluster:
             scanned = await self._client.scan(cursor, match=pattern, count=count or _SCANNED, _type=kind)
-            after, names = cast(tuple[int, list[bytes]], scanned)
-            return names, int(after)
+            next_cursor, names = cast(tuple[int, list[bytes]], scanned)
+            return names, int(next_cursor)
         cluster = await cast(RedisCluster, self._client).initialize()
         masters = sorted(cluster.get_primaries(), key=lambda node: str(node.name))
         number, at = cursor >> _MASTER_SHIFT, cursor & ((1 << _MASTER_SHIFT) - 1)
@@ -120,8 +120,8 @@ class BucketScripts:
         master = masters[number]
         scanning: Any = cluster.scan(at, match=pattern, count=count or _SCANNED, _type=kind, target_nodes=master)
         cursors, names = await scanning
-        if after := int(cursors[master.name]):
-            return names, (number << _MASTER_SHIFT) | after
+        if next_cursor := int(cursors[master.name]):
+            return names, (number << _MASTER_SHIFT) | next_cursor
         return names, (number + 1) << _MASTER_SHIFT if number + 1 < len(masters) else 0
 
     async def _time(self) -> tuple[int, int]:

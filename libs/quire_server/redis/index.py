@@ -256,10 +256,11 @@ class PrefixIndex(BucketScripts):
                 if not any(there):
                     return [], 0
                 number += there.index(1)
-            after, found = await self._client.hscan(drops_key(node_id, TAGS[number]), at, count=_DROPS_PAGE)
-        after = int(after) | number << _TAG_SHIFT if int(after) else (number + 1) << _TAG_SHIFT
-        page = [Drop(value[8:40], value[40:], int.from_bytes(value[:8], "big")) for value in cast(Any, found).values()]
-        return page, after if after >> _TAG_SHIFT < len(TAGS) else 0
+            page_cursor, fields = await self._client.hscan(drops_key(node_id, TAGS[number]), at, count=_DROPS_PAGE)
+        in_tag = int(page_cursor)
+        next_cursor = in_tag | number << _TAG_SHIFT if in_tag else (number + 1) << _TAG_SHIFT
+        page = [Drop(value[8:40], value[40:], int.from_bytes(value[:8], "big")) for value in cast(Any, fields).values()]
+        return page, next_cursor if next_cursor >> _TAG_SHIFT < len(TAGS) else 0
 
     async def settle_drops(self, node_id: str, drops: Sequence[Drop]) -> None:
         """`node_id` has carried these out."""
@@ -410,9 +411,9 @@ class PrefixIndex(BucketScripts):
         arguments = self._registration(node_id, chunks, fresh, elsewhere + name, until_ms)
         answer = await self._change("register", bucket, arguments)
         generations = _generations(answer[: 9 * len(chunks)])
-        known = answer[9 * len(chunks) :]
-        if known not in (name, b""):  # it is there by another link, whose name this one has overwritten
-            await self._change("link", elsewhere, [parent, child, known, LINK_MS])
+        listed_link = answer[9 * len(chunks) :]
+        if listed_link not in (name, b""):  # it is there by another link, whose name this one has overwritten
+            await self._change("link", elsewhere, [parent, child, listed_link, LINK_MS])
         elif not generations[0]:
             await self._unlink([parent, elsewhere + name, child, b""], now_ms)
         return generations
