@@ -15,6 +15,7 @@ from quire.wire.convert import node_from, node_to
 from quire.wire.credentials import proof
 from quire.wire.v1 import orchestrator_pb2 as pb
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
+from quire_server.clock import ClusterClock
 from quire_server.roster import Changes, Roster
 
 _TIMEOUT_S = 2.0
@@ -38,7 +39,8 @@ class ClusterNews:
 class Heartbeat:
     """Announces `describe()` to the orchestrator at the interval that it asks for.
 
-    `on_news` hears what every answer says of the cluster, `roster` of the other storage nodes. `secret`: the cluster's.
+    `on_news` hears what every answer says of the cluster, `roster` of the other storage nodes, and `clock` what time
+    it is. `secret`: the cluster's.
     """
 
     def __init__(
@@ -50,7 +52,9 @@ class Heartbeat:
         roster: Roster | None = None,
         *,
         secret: bytes,
+        clock: ClusterClock,
     ) -> None:
+        self._clock = clock
         self._stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(orchestrator_address))
         self._describe = describe
         self._on_news = on_news
@@ -87,6 +91,7 @@ class Heartbeat:
             node = self._describe()
             shown = proof(node.node_id, node.incarnation, self._secret)
             request = pb.HeartbeatRequest(node=node_to(node), members_version=known, proof=shown)
+            asked_s = self._clock.monotonic_s()
             try:
                 response = await call(self._stub.Heartbeat, request, timeout_s=_TIMEOUT_S)
             except QuireError as error:
@@ -99,6 +104,7 @@ class Heartbeat:
                 await asyncio.sleep(_RETRY_S)
                 continue
             failing = False
+            self._clock.follow(response.now_ms, asked_s)
             self._joined.set()
             if self._roster is not None:
                 self._roster.update(

@@ -26,6 +26,7 @@ from quire.wire.tls import MEMBER_NAME, Tls
 from quire_server import tasks
 from quire_server.config import ServiceConfig, read, variable_name
 from quire_server.grpc_server import Server, until_signalled
+from quire_server.clock import ClusterClock
 from quire_server.heartbeat import ClusterNews, Heartbeat
 from quire_server.preflight import preflight
 from quire_server.roster import Roster
@@ -148,6 +149,7 @@ async def serve_member(
     describe: Callable[[], Node],
     on_news: Callable[[ClusterNews], None] = lambda news: None,
     *,
+    clock: ClusterClock,
     roster: Roster | None = None,
     stopping: Callable[[], None] = lambda: None,
     frontends: Sequence[Closing] = (),
@@ -157,11 +159,11 @@ async def serve_member(
 
     What was looked up before it left can be had for `config.drain_s`. Then `frontends` are closed, whose requests need
     this service's parts, then the service (`stopping`: when it takes nothing more), then `last`, which still calls
-    others. `roster` hears who the storage nodes are.
+    others. `roster` hears who the storage nodes are, `clock` what time it is.
     """
     publish(lambda: describe().all_stats)
     address, secret, grace_s = config.orchestrator_address, config.secrets[0], config.stop_grace_s
-    heartbeat = Heartbeat(channels, address, describe, on_news, roster, secret=secret)
+    heartbeat = Heartbeat(channels, address, describe, on_news, roster, secret=secret, clock=clock)
     await server.start()
     heartbeat.start()
     node = describe()

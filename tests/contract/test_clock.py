@@ -9,11 +9,11 @@ import pytest
 from quire.testing import FakeClock
 from quire.testing.contracts import ClockContract
 from quire.testing.contracts.clock import Elapse
-from quire_server.clock import Clock, SystemClock
+from quire_server.clock import Clock, ClusterClock, SystemClock
 
 
 class TestClock(ClockContract):
-    @pytest.fixture(params=[SystemClock, FakeClock])
+    @pytest.fixture(params=[SystemClock, FakeClock, lambda: ClusterClock(SystemClock())])
     def clock(self, request: pytest.FixtureRequest) -> Clock:
         made: Clock = request.param()
         return made

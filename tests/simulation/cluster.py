@@ -47,7 +47,7 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.leadership import Leadership
 from quire_scheduler.runtime import Scheduler
 from quire_scheduler.server import SchedulerServicer
-from quire_server.clock import Clock
+from quire_server.clock import ClusterClock
 from quire_server.heartbeat import Heartbeat
 from quire_server.lookups import Lookups, LookupSettings
 from quire_server.permits import PermitChecker
@@ -59,9 +59,8 @@ from quire_storage.ports import Ports
 from quire_storage.runtime import StorageNode
 from quire_storage.server import StorageServicer
 from tests.integration.engine.disk import SimDisk, no_fault
-from tests.simulation.members import Members
+from tests.simulation.members import EPOCH_MS, Members
 
-EPOCH_MS = 1_700_000_000_000
 SECRET = "simulated"
 
 
@@ -295,8 +294,8 @@ class Cluster:
             sweep_ms=500,
         )
         channels: Any = SimChannels(self.network, process)
-        clock = SimClock(self.loop, process)
-        holders = SimHolders(channels, PermitSigner(SECRET.encode()), cast(Clock, clock))
+        clock = ClusterClock(SimClock(self.loop, process))
+        holders = SimHolders(channels, PermitSigner(SECRET.encode()), clock)
         index: Any = InRedis(self.metadata, self.metadata.index)
         orchestrator = Orchestrator(
             config=config,
@@ -318,7 +317,7 @@ class Cluster:
 
     async def _start_scheduler(self, process: Process) -> Scheduler:
         config = SchedulerConfig(links="default=40000000", policy="stall-opt")
-        clock = SimClock(self.loop, process)
+        clock = ClusterClock(SimClock(self.loop, process))
         leadership = Leadership("scheduler", None, config.lease_ms, clock)
         scheduler = Scheduler(config, clock, leadership)
         server: Any = SimServer(self.network, "scheduler", process)
@@ -333,7 +332,7 @@ class Cluster:
                 protocol_version=PROTOCOL_VERSION,
             )
 
-        self._announce(process, describe, lambda news: None)
+        self._announce(process, describe, lambda news: None, clock)
         return scheduler
 
     async def _start_gateway(self, process: Process) -> Gateway:
@@ -345,7 +344,7 @@ class Cluster:
             tenant_requests_max=64,
         )
         channels: Any = SimChannels(self.network, process)
-        clock = SimClock(self.loop, process)
+        clock = ClusterClock(SimClock(self.loop, process))
         gateway = Gateway(
             config=config,
             allocator=GrpcAllocator(config, channels),
@@ -412,14 +411,14 @@ class Cluster:
         settings: Any = {**STORAGE, **self.settings, "node_id": node_id, "orchestrator_address": "orchestrator"}
         config = StorageConfig(**settings)
         channels: Any = SimChannels(self.network, process)
-        clock = SimClock(self.loop, process)
+        clock = ClusterClock(SimClock(self.loop, process))
         permits = PermitSigner(SECRET.encode())
         transport = member.transport = SimTransport(self.fabric, process)
         disk, incarnation, roster = member.disk, f"{process.name}/{self._starts}", Roster()
         ports = Ports(
             index=GrpcClusterIndex(channels, "orchestrator"),
             rates=GrpcRateSource(channels, ["scheduler"], "default"),
-            peers=GrpcPeers(channels, "orchestrator", roster, permits, cast(Clock, clock)),
+            peers=GrpcPeers(channels, "orchestrator", roster, permits, clock),
             objects=self.objects if self.objects_on else None,
             drives=lambda: disk,
             block_io=cast(Any, disk),
@@ -440,9 +439,9 @@ class Cluster:
 
         node = StorageNode(config, transport, ports, describe, checked=self.checked)
         await node.start()
-        servicer = StorageServicer(node, node_id, PermitChecker(permits, cast(Clock, clock)), clock, incarnation)
+        servicer = StorageServicer(node, node_id, PermitChecker(permits, clock), clock, incarnation)
         add_StorageServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, process.name, process)))
-        self._announce(process, describe, node.on_news, roster)
+        self._announce(process, describe, node.on_news, clock, roster)
         return node
 
     def _announce(
@@ -450,10 +449,11 @@ class Cluster:
         process: Process,
         describe: Callable[[], Node],
         on_news: Callable[[Any], None],
+        clock: ClusterClock,
         roster: Roster | None = None,
     ) -> None:
         channels: Any = SimChannels(self.network, process)
-        Heartbeat(channels, "orchestrator", describe, on_news, roster, secret=SECRET.encode()).start()
+        Heartbeat(channels, "orchestrator", describe, on_news, roster, secret=SECRET.encode(), clock=clock).start()
 
 
 class _NoThreads:

@@ -14,7 +14,7 @@ from quire.model.index import OBJECT_TIER
 from quire.testing.simulation import Process
 from quire.testing.simulation.network import unexpected
 from quire_storage.core.invariants import under_way
-from tests.simulation.cluster import EPOCH_MS
+from tests.simulation.members import EPOCH_MS
 from tests.simulation.prefixes import Prefix
 
 if TYPE_CHECKING:

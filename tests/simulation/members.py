@@ -10,6 +10,8 @@ from quire.model.errors import MetadataUnavailable, NameTaken
 from quire.model.nodes import Node
 from quire.testing.simulation.loop import SimulatedLoop
 
+EPOCH_MS = 1_700_000_000_000
+
 
 class Delay(Protocol):
     """Redis, as far as members need it."""
@@ -73,6 +75,10 @@ class Members:
         return [node for node, until_s in self._members.values() if until_s > self._loop.time()]
 
     described = live
+
+    async def now_ms(self) -> int:
+        self._check()
+        return EPOCH_MS + int(1000 * self._loop.time())
 
     def _check(self) -> None:
         if self._metadata.down:

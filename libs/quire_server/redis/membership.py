@@ -68,6 +68,9 @@ return done
 """
 _TOGETHER_MAX: Final = 256
 
+# KEYS: members, so that a Cluster asks the Redis that keeps them.
+_TIME = "return redis.call('TIME')"
+
 
 # KEYS: members, expiries, bytes used; of all at one moment, and what time it is.
 _LIVE = """
@@ -92,6 +95,7 @@ class Membership:
         self._leave = client.register_script(_LEAVE)
         self._renew = client.register_script(_RENEW)
         self._live = client.register_script(_LIVE)
+        self._time = client.register_script(_TIME)
         self._known: dict[bytes, tuple[bytes, bytes, Node]] = {}  # entry, bytes used, and what they mean
         self._renewals: list[_Renewal] = []
         self._writing: set[asyncio.Task[None]] = set()
@@ -181,6 +185,12 @@ class Membership:
                     known[name] = raw, size, _with_used(node, int(size))
         self._known = known
         return [node for _, _, node in sorted(known.values(), key=lambda each: each[2].node_id)]
+
+    async def now_ms(self) -> int:
+        """What the clock says that members' times are judged by, in ms since the Unix epoch."""
+        async with metadata_errors():
+            seconds, microseconds = await self._time(keys=[_KEY], args=[])
+        return int(seconds) * 1000 + int(microseconds) // 1000
 
     async def described(self) -> list[Node]:
         """Members whose time is not over, by name, with all that they tell of themselves."""

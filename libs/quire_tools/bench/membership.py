@@ -25,7 +25,7 @@ from quire import PROTOCOL_VERSION
 from quire.model.nodes import Location, Node, StorageInfo
 from quire.model.permit import PermitSigner
 from quire.wire.channels import ChannelPool
-from quire_server.clock import SystemClock
+from quire_server.clock import ClusterClock, SystemClock
 from quire_server.heartbeat import Heartbeat
 from quire_server.roster import Roster
 from quire_storage.adapters.cluster import GrpcPeers
@@ -53,9 +53,11 @@ class _Member:
             stats=_STATS,
             notes={"io": "io_uring", "data plane": "ucx"},
         )
-        roster = Roster()
-        self._heartbeat = Heartbeat(self.channels, orchestrator, lambda: self._node, roster=roster, secret=secret)
-        self._peers = GrpcPeers(self.channels, orchestrator, roster, PermitSigner(secret), SystemClock())
+        roster, clock = Roster(), ClusterClock(SystemClock())
+        self._heartbeat = Heartbeat(
+            self.channels, orchestrator, lambda: self._node, roster=roster, secret=secret, clock=clock
+        )
+        self._peers = GrpcPeers(self.channels, orchestrator, roster, PermitSigner(secret), clock)
 
     async def start(self) -> None:
         self._heartbeat.start()

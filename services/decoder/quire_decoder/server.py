@@ -28,7 +28,7 @@ from quire_decoder.adapters.provenance import C2paProvenance
 from quire_decoder.adapters.vae import DEMO_FOLDER, DiffusersVaes
 from quire_decoder.config import PREFIX, DecoderConfig
 from quire_decoder.runtime import Decoder, Served
-from quire_server.clock import SystemClock
+from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.service import member_tls, run_service, serve_member
 
@@ -109,7 +109,7 @@ async def serve(config: DecoderConfig) -> None:
     tls, incarnation = member_tls(config), os.urandom(8).hex()
     if config.warm:
         await asyncio.to_thread(vaes.warm)
-    channels, transport, clock = ChannelPool(tls), data_plane(OFF), SystemClock()
+    channels, transport, clock = ChannelPool(tls), data_plane(OFF), ClusterClock(SystemClock())
     await transport.start()
     memory = RemoteMemory(transport)
     records = StoredRecords(channels=channels, transport=transport, memory=memory, secrets=config.secrets, clock=clock)
@@ -145,7 +145,7 @@ async def serve(config: DecoderConfig) -> None:
             notes={"build": decoder.build, "models": str(len(vaes.known))},
         )
 
-    await serve_member(server, channels, config, describe)
+    await serve_member(server, channels, config, describe, clock=clock)
     decoder.close()
     await transport.close()
 

@@ -59,7 +59,7 @@ from quire_gateway.single import SingleReads
 from quire_gateway.vaes import KnownVaes
 from quire_gateway.warming import Warming
 from quire_gateway.watching import Watching
-from quire_server.clock import Clock, SystemClock
+from quire_server.clock import Clock, ClusterClock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.lookups import Lookups, LookupSettings
 from quire_server.picture import View
@@ -91,8 +91,8 @@ def _s3_frontend(
     leases: Leases,
     images: OwnMemory,
     memory: RemoteMemory,
+    clock: Clock,
 ) -> S3Frontend:
-    clock = SystemClock()
     authenticator = Authenticator(keys, clock)
     chunks = ObstoreChunks(config.object_url, config.object_timeout_s)
     whole_bodies = asyncio.Semaphore(WHOLE_BODIES)
@@ -125,6 +125,7 @@ def _listeners(
     retention: Retention,
     watching: Watching,
     channels: ChannelPool,
+    clock: Clock,
 ) -> tuple[Server, list[Server], Sessions]:
     """The members' frontend; others: clients' over TLS, the operators'; and the sessions at these."""
     orchestrator: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
@@ -138,7 +139,7 @@ def _listeners(
         lookups=lookups,
         orchestrator=orchestrator,
         retention=retention,
-        clock=SystemClock(),
+        clock=clock,
     )
     requests_max = config.requests_max + config.sessions_max
     tls, service = member_tls(config), ["quire.v1.GatewayService"]
@@ -231,6 +232,7 @@ async def _live(
     describe: Callable[[], Node],
     sessions: Sessions,
     watching: Watching,
+    clock: ClusterClock,
     last: Sequence[Closing],
 ) -> None:
     """Open the other frontends, then the members', until SIGTERM; close them in that order."""
@@ -241,12 +243,14 @@ async def _live(
         await asyncio.gather(*stopping, *(each.close() for each in frontends))
 
     await asyncio.gather(*(each.start() for each in frontends), *(each.start() for each in others))
-    await serve_member(server, channels, config, describe, frontends=(stop,), stopping=sessions.leave, last=last)
+    await serve_member(
+        server, channels, config, describe, clock=clock, frontends=(stop,), stopping=sessions.leave, last=last
+    )
 
 
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
-    channels, clock, incarnation = ChannelPool(member_tls(config)), SystemClock(), os.urandom(8).hex()
+    channels, clock, incarnation = ChannelPool(member_tls(config)), ClusterClock(SystemClock()), os.urandom(8).hex()
     allocator, nodes = GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock)
     gateway, members = Gateway(config=config, allocator=allocator, nodes=nodes), GrpcMembers(config, channels)
     catalogue, redis = GrpcCatalogue(config, channels), connect(config.redis_url)
@@ -281,6 +285,7 @@ async def serve(config: GatewayConfig) -> None:
         retention=Retention(PrefixIndex(redis), clock, config.retention_s_max),
         watching=watching,
         channels=channels,
+        clock=clock,
     )
     frontends = (
         ImagesFrontend(config, own, Pictures(owners, decoders, vaes, memory), vaes, admission),
@@ -296,6 +301,7 @@ async def serve(config: GatewayConfig) -> None:
             leases=leases,
             images=own,
             memory=memory,
+            clock=clock,
         ),
         PageFrontend(config, members.nodes, lambda: lookups.asked, own),
     )
@@ -311,6 +317,7 @@ async def serve(config: GatewayConfig) -> None:
         describe=partial(_described, config, incarnation, gateway, lookups, sessions, admission),
         sessions=sessions,
         watching=watching,
+        clock=clock,
         last=(warming.close, sessions.close, leases.close, admission.close, probe.close, view.close),
     )
     await asyncio.gather(transport.close(), redis.aclose())

@@ -17,8 +17,9 @@ from quire.wire.credentials import check_proof
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.eviction import has_objects, rebuilder
 from quire_orchestrator.policies import Policies
-from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members
+from quire_orchestrator.ports import ChunkHolder, Index, Members
 from quire_server import tasks
+from quire_server.clock import ClusterClock
 from quire_server.core.placement import link_rates_of
 from quire_server.heartbeat import ClusterNews
 from quire_server.roster import Changes, RosterLog
@@ -44,7 +45,7 @@ class Cluster:
         members: Members,
         policies: Policies,
         holders: ChunkHolder,
-        clock: Clock,
+        clock: ClusterClock,
     ) -> None:
         self._config = config
         self._index = index
@@ -130,6 +131,11 @@ class Cluster:
             self._unusable[node.node_id] = node.incarnation
             raise
 
+    @property
+    def now_ms(self) -> int:
+        """What time it is in the cluster: by Redis' clock."""
+        return self._clock.now_ms()
+
     async def leave(self, node_id: str, incarnation: str) -> None:
         """A node stops; one that has restarted since stays."""
         await self._members.leave(node_id, incarnation)
@@ -157,6 +163,8 @@ class Cluster:
 
     async def refresh(self) -> None:
         """Look again, now."""
+        asked_s = self._clock.monotonic_s()
+        self._clock.follow(await self._members.now_ms(), asked_s)
         # A node accepted by an orchestrator of another release is not used by this one.
         members = await self._members.live()
         self.live = {node.node_id: node for node in members if version.understood(node.protocol_version)}

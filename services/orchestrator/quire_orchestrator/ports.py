@@ -63,6 +63,9 @@ class Members(Protocol):
     async def leave(self, node_id: str, incarnation: str) -> bool: ...
     async def live(self) -> list[Node]: ...
     async def described(self) -> list[Node]: ...
+    async def now_ms(self) -> int:
+        """Redis' clock, ms since the Unix epoch."""
+
 
 
 class PolicyBook(Protocol):

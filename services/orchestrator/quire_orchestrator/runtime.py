@@ -13,8 +13,9 @@ from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.core.placement import Placement
 from quire_orchestrator.evictions import Evictions
 from quire_orchestrator.policies import Policies
-from quire_orchestrator.ports import ChunkHolder, Clock, Index, Members, PolicyBook
+from quire_orchestrator.ports import ChunkHolder, Index, Members, PolicyBook
 from quire_orchestrator.reports import Reports
+from quire_server.clock import ClusterClock
 from quire_server.lookups import Lookups, LookupSettings
 
 
@@ -29,7 +30,7 @@ class Orchestrator:
         members: Members,
         policies: PolicyBook,
         holders: ChunkHolder,
-        clock: Clock,
+        clock: ClusterClock,
         events: EventLog | None = None,
     ) -> None:
         """`events`: where it is said what comes and goes; None for nowhere."""

@@ -26,7 +26,7 @@ from quire_orchestrator.core.routing import ImageRouter, build_of
 from quire_orchestrator.images import ImageDesk
 from quire_orchestrator.ports import TenantQuotas
 from quire_orchestrator.runtime import Orchestrator
-from quire_server.clock import SystemClock
+from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server, check_role
 from quire_server.lookups import Found, Question
 from quire_server.quotas import Quotas
@@ -179,6 +179,7 @@ class OrchestratorServicer(OrchestratorServiceServicer):
             gone=changes.gone,
             all_members=changes.all,
             members_version=changes.version,
+            now_ms=self._cluster.now_ms,
         )
 
     async def EvictChunks(
@@ -304,7 +305,7 @@ def _records(chunks: Iterable[orchestrator_pb2.ChunkRecord]) -> list[ChunkRecord
 async def serve(config: OrchestratorConfig) -> None:
     """Run until SIGTERM."""
     tls = member_tls(config)
-    redis, clock = connect(config.redis_url), SystemClock()
+    redis, clock = connect(config.redis_url), ClusterClock(SystemClock())
     channels, permits = ChannelPool(tls), PermitSigner(*config.secrets)
     orchestrator = Orchestrator(
         config=config,

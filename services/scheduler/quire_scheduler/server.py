@@ -17,7 +17,7 @@ from quire_scheduler.core.policy import Demand, Observation
 from quire_scheduler.leadership import Leadership
 from quire_scheduler.memory import Memory
 from quire_scheduler.runtime import Scheduler
-from quire_server.clock import SystemClock
+from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.redis import Kept, RedisLeaderLease, RedisProbe, connect
 from quire_server.service import member_tls, run_service, serve_member
@@ -76,7 +76,7 @@ def _message(grant: Grant) -> pb.Grant:
 async def serve(config: SchedulerConfig) -> None:
     """Run until SIGTERM."""
     tls = member_tls(config)
-    clock = SystemClock()
+    clock = ClusterClock(SystemClock())
     redis = connect(config.redis_url) if config.redis_url else None
     lease = RedisLeaderLease(redis, "scheduler") if redis is not None else None
     address, incarnation = config.advertise or config.listen, os.urandom(8).hex()
@@ -111,7 +111,7 @@ async def serve(config: SchedulerConfig) -> None:
         await memory.start()
         probe.start()
     try:
-        await serve_member(server, channels, config, describe)
+        await serve_member(server, channels, config, describe, clock=clock)
     finally:
         if memory is not None:
             await memory.close()

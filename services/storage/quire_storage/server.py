@@ -26,7 +26,7 @@ from quire.wire.v1 import gateway_pb2
 from quire.wire.v1 import storage_pb2 as pb
 from quire.wire.v1.storage_pb2_grpc import StorageServiceServicer, add_StorageServiceServicer_to_server
 from quire_server import tasks
-from quire_server.clock import Clock, SystemClock
+from quire_server.clock import Clock, ClusterClock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.permits import PermitChecker
 from quire_server.roster import Roster
@@ -139,7 +139,7 @@ async def serve(config: StorageConfig) -> None:
     """Run until SIGTERM."""
     tls = member_tls(config)
     channels, incarnation = ChannelPool(tls), os.urandom(8).hex()
-    clock, permits = SystemClock(), PermitSigner(*config.secrets)
+    clock, permits = ClusterClock(SystemClock()), PermitSigner(*config.secrets)
     transport = data_plane(config.shared_memory, config.shared_memory_users, ucx_tls=config.ucx_tls)
     address, roster = config.orchestrator_address, Roster()
     ports = Ports(
@@ -184,7 +184,7 @@ async def serve(config: StorageConfig) -> None:
     redundancy.why = "not compared with the index yet"
     opening = open_when_redundant(redundancy, config.node_id, ports.peers, node, clock)
     rolling = asyncio.create_task(opening)
-    await serve_member(server, channels, config, describe, node.on_news, roster=roster)
+    await serve_member(server, channels, config, describe, node.on_news, clock=clock, roster=roster)
     await tasks.end([rolling])
     await node.close()
 

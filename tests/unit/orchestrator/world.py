@@ -20,6 +20,7 @@ from quire.testing import FakeClock
 from quire.testing.index import MemoryIndex
 from quire_orchestrator.config import OrchestratorConfig
 from quire_orchestrator.runtime import Orchestrator
+from quire_server.clock import ClusterClock
 
 SPACE = Namespace("Llama-3.1-8B", "v1", KvLayout(32, 16, 8, 128, Dtype.BF16), b"salt")
 CHUNK = SPACE.layout.chunk_bytes
@@ -58,7 +59,7 @@ class World:
             members=this,
             policies=this,
             holders=this,
-            clock=self.clock,
+            clock=ClusterClock(self.clock),
         )
         await orchestrator.cluster.refresh()
         return orchestrator
@@ -78,6 +79,9 @@ class World:
         ]
 
     described = live
+
+    async def now_ms(self) -> int:
+        return self.clock.now_ms()
 
     async def all(self) -> list[NamespacePolicy]:
         return []

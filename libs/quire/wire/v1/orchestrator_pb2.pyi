@@ -869,6 +869,7 @@ class HeartbeatResponse(_message.Message):
     GONE_FIELD_NUMBER: _builtins.int
     ALL_MEMBERS_FIELD_NUMBER: _builtins.int
     MEMBERS_VERSION_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
     interval_ms: _builtins.int
     """When to send the next one, milliseconds."""
     index_epoch: _builtins.str
@@ -889,6 +890,8 @@ class HeartbeatResponse(_message.Message):
     """`members` are all."""
     members_version: _builtins.str
     """Of what the node knows with this answer."""
+    now_ms: _builtins.int
+    """What time it is by Redis' clock, Unix epoch in milliseconds."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Node]:
         """To storage nodes: storage nodes that joined or changed since the request's version, or all."""
@@ -912,10 +915,11 @@ class HeartbeatResponse(_message.Message):
         gone: _abc.Iterable[_builtins.str] | None = ...,
         all_members: _builtins.bool = ...,
         members_version: _builtins.str = ...,
+        now_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_members", b"all_members", "changes", b"changes", "gone", b"gone", "has_listing", b"has_listing", "index_epoch", b"index_epoch", "interval_ms", b"interval_ms", "listed_chunks", b"listed_chunks", "listed_digest", b"listed_digest", "members", b"members", "members_version", b"members_version", "rebuild", b"rebuild", "theta_bytes", b"theta_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_members", b"all_members", "changes", b"changes", "gone", b"gone", "has_listing", b"has_listing", "index_epoch", b"index_epoch", "interval_ms", b"interval_ms", "listed_chunks", b"listed_chunks", "listed_digest", b"listed_digest", "members", b"members", "members_version", b"members_version", "now_ms", b"now_ms", "rebuild", b"rebuild", "theta_bytes", b"theta_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,7 +27,7 @@ from quire.wire.v1.decoder_pb2_grpc import DecoderServiceServicer, add_DecoderSe
 from quire.wire.v1.orchestrator_pb2_grpc import OrchestratorServiceStub
 from quire_decoder.adapters.cluster import StoredRecords
 from quire_decoder.config import PREFIX, DecoderConfig
-from quire_server.clock import SystemClock
+from quire_server.clock import ClusterClock, SystemClock
 from quire_server.grpc_server import Server
 from quire_server.service import run_service, serve_member
 from quire_tools.bench.decoder.latentbox.tiers import LruTier
@@ -38,7 +38,7 @@ _TAIL_SHARE: Final = 0.1
 class ImageStore(DecoderServiceServicer):
     """A cache of PNGs before the store. Requests for one image that come while it is fetched wait for it."""
 
-    def __init__(self, config: DecoderConfig, channels: ChannelPool, transport: Transport) -> None:
+    def __init__(self, config: DecoderConfig, channels: ChannelPool, transport: Transport, clock: ClusterClock) -> None:
         self._delay_s = config.fetch_delay_ms / 1e3
         self._remote_memory = RemoteMemory(transport)
         self._records = StoredRecords(
@@ -46,7 +46,7 @@ class ImageStore(DecoderServiceServicer):
             transport=transport,
             memory=self._remote_memory,
             secrets=config.secrets,
-            clock=SystemClock(),
+            clock=clock,
         )
         self._tier: LruTier[bytes] = LruTier(config.cache_bytes, _TAIL_SHARE)
         self._held: dict[bytes, bytes] = {}
@@ -121,8 +121,9 @@ async def put_png(client: QuireClient, orchestrator_address: str, name: str, png
 async def serve(config: DecoderConfig) -> None:
     """Run until SIGTERM."""
     channels, transport, incarnation = ChannelPool(), data_plane(OFF), os.urandom(8).hex()
+    clock = ClusterClock(SystemClock())
     await transport.start()
-    store = ImageStore(config, channels, transport)
+    store = ImageStore(config, channels, transport, clock)
     server = Server(config.listen, ["quire.v1.DecoderService"], requests_max=config.requests_max)
     add_DecoderServiceServicer_to_server(store, server.grpc)
 
@@ -136,7 +137,7 @@ async def serve(config: DecoderConfig) -> None:
             stats={"requests": store.requests, "hits.image": store.hits},
         )
 
-    await serve_member(server, channels, config, describe)
+    await serve_member(server, channels, config, describe, clock=clock)
     await transport.close()
 
 
