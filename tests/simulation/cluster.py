@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from quire import PROTOCOL_VERSION
-from quire.model.errors import MetadataUnavailable, QuireError
-from quire.model.nodes import Location, Node
+from quire.model.errors import QuireError
+from quire.model.nodes import GatewayInfo, Location, Node
 from quire.model.permit import PermitSigner
 from quire.model.policy import NamespacePolicy, TenantPolicy
 from quire.model.profile import Profiles
-from quire.testing.buckets import MemoryBuckets
-from quire.testing.index import IndexState, MemoryIndex
 from quire.testing.simulation import (
     Fabric,
     Network,
@@ -52,6 +50,8 @@ from quire_server.heartbeat import Heartbeat
 from quire_server.lookups import Lookups, LookupSettings
 from quire_server.permits import PermitChecker
 from quire_server.picture import View
+from quire_server.redis import Membership
+from quire_server.redis.connection import metadata_errors
 from quire_server.roster import Roster
 from quire_storage.adapters.cluster import GrpcClusterIndex, GrpcPeers, GrpcRateSource
 from quire_storage.config import StorageConfig
@@ -59,9 +59,10 @@ from quire_storage.ports import Ports
 from quire_storage.runtime import StorageNode
 from quire_storage.server import StorageServicer
 from tests.integration.engine.disk import SimDisk, no_fault
-from tests.simulation.members import EPOCH_MS, Members
+from tests.simulation.metadata import EPOCH_MS, Metadata
 
 SECRET = "simulated"
+ORCHESTRATORS = GATEWAYS = S3_FRONTENDS = 2
 
 
 class SimClock:
@@ -82,7 +83,7 @@ class SimClock:
 
 
 class InRedis:
-    """Something that lies in Redis, behind a delay."""
+    """Buckets behind Redis' delay."""
 
     def __init__(self, metadata: Metadata, inner: Any) -> None:
         self._metadata = metadata
@@ -92,48 +93,13 @@ class InRedis:
         method = getattr(self._inner, name)
 
         async def call(*arguments: Any, **options: Any) -> Any:
-            await self._metadata.wait(asking=True)
-            answer = await method(*arguments, **options)
-            await self._metadata.wait()
+            async with metadata_errors():
+                await self._metadata.wait(asking=True)
+                answer = await method(*arguments, **options)
+                await self._metadata.wait()
             return answer
 
         return call
-
-
-class Metadata:
-    """Redis: the index, and the buckets of the S3 frontend. `down`: no answer comes; `hears`: it does what it is asked.
-
-    Keeps snapshots of the index, to which it can be rolled back.
-    """
-
-    def __init__(self, loop: SimulatedLoop) -> None:
-        self.index = MemoryIndex(loop.random.getrandbits(32))
-        self.buckets = MemoryBuckets()
-        self.down = False
-        self.hears = False
-        self._loop = loop
-        self._snapshots: list[tuple[float, IndexState]] = []
-
-    async def wait(self, *, asking: bool = False) -> None:
-        """Half a round trip. Raises `MetadataUnavailable`."""
-        await asyncio.sleep(self._loop.random.uniform(50e-6, 300e-6))
-        if self.down and not (asking and self.hears):
-            await asyncio.sleep(0.05)
-            raise MetadataUnavailable("Redis does not answer")
-
-    def snapshot(self) -> None:
-        self._snapshots = [*self._snapshots[-40:], (self._loop.time(), self.index.state.copy())]
-
-    def empty(self) -> None:
-        """All that it knew is gone."""
-        self.index.state = IndexState()
-
-    def roll_back(self, seconds: float) -> None:
-        """A failover to a replica that had not heard the last seconds."""
-        old = [each for each in self._snapshots if each[0] <= self._loop.time() - seconds]
-        if old:
-            self._snapshots = old  # what came after them has never been
-            self.index.state = old[-1][1].copy()
 
 
 class Policies:
@@ -219,7 +185,6 @@ class Cluster:
     metadata: Metadata = field(init=False)
     objects: SimObjects = field(init=False)
     blobs: SimBlobs = field(init=False)
-    _members: Members = field(init=False)
     _starts: int = 0
 
     def __post_init__(self) -> None:
@@ -228,16 +193,17 @@ class Cluster:
         self.metadata = Metadata(self.loop)
         self.objects = SimObjects(self.loop)
         self.blobs = SimBlobs(self.objects, self.loop)
-        self._members = Members(self.metadata, self.loop)
 
     # ---- life
 
     async def start(self) -> None:
         """Everything up, and known to everything else."""
-        self._add("orchestrator", self._start_orchestrator)
+        for number in range(ORCHESTRATORS):
+            self._add(f"orchestrator-{number}", self._start_orchestrator)
         self._add("scheduler", self._start_scheduler)
-        self._add("gateway", self._start_gateway)
-        for number in range(2):
+        for number in range(GATEWAYS):
+            self._add(f"gateway-{number}", self._start_gateway)
+        for number in range(S3_FRONTENDS):
             self._add(f"s3-{number}", self._start_s3)
         for number in range(self.storage_nodes):
             disk = SimDisk(self.loop.random.getrandbits(32))
@@ -245,7 +211,8 @@ class Cluster:
             self._add(f"storage-{number}", self._start_storage, disk)
         for member in self.members.values():
             await self.restart(member.name)
-        while len(await self._members.live()) < self.storage_nodes + 1:
+        members = Membership(cast(Any, self.metadata.client()))
+        while len(await members.live()) < len(self.members) - S3_FRONTENDS - ORCHESTRATORS:
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)
 
@@ -296,18 +263,17 @@ class Cluster:
         channels: Any = SimChannels(self.network, process)
         clock = ClusterClock(SimClock(self.loop, process))
         holders = SimHolders(channels, PermitSigner(SECRET.encode()), clock)
-        index: Any = InRedis(self.metadata, self.metadata.index)
         orchestrator = Orchestrator(
             config=config,
-            index=index,
-            members=self._members,
+            index=self.metadata.new_index(),
+            members=Membership(cast(Any, self.metadata.client())),
             policies=Policies(),
             holders=holders,
             clock=clock,
         )
         nothing: Any = None
         servicer = OrchestratorServicer(orchestrator, nothing, Unlimited(), [SECRET.encode()])
-        add_OrchestratorServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "orchestrator", process)))
+        add_OrchestratorServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, process.name, process)))
         while True:
             try:
                 await orchestrator.start()
@@ -338,7 +304,8 @@ class Cluster:
     async def _start_gateway(self, process: Process) -> Gateway:
         config = GatewayConfig(
             cluster_secret=SECRET,
-            orchestrator_address="orchestrator",
+            node_id=process.name,
+            orchestrator_address=_orchestrator_of(process),
             control_timeout_s=2.0,
             transfer_timeout_s=8.0,
             tenant_requests_max=64,
@@ -351,14 +318,14 @@ class Cluster:
             nodes=GrpcStorageNodes(config, channels, clock),
         )
         nothing: Any = None
-        index: Any = InRedis(self.metadata, self.metadata.index)
-        view = View(members=self._members, tenants=Policies(), clock=clock, refresh_s=0.125)
+        index = self.metadata.new_index()
+        view = View(members=Membership(cast(Any, self.metadata.client())), tenants=Policies(), clock=clock, refresh_s=0.125)
         await view.start()
         settings = LookupSettings(secrets=(SECRET.encode(),))
         lookups = Lookups(settings=settings, index=index, picture=view, profiles=Profiles(None), clock=clock)
         admission = Admission(config, nothing, clock)
         admission.start()
-        stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get("orchestrator"))
+        stub: OrchestratorServiceStub = OrchestratorServiceStub(channels.get(config.orchestrator_address))
         servicer = GatewayServicer(
             config=config,
             gateway=gateway,
@@ -371,7 +338,19 @@ class Cluster:
             retention=Retention(index, clock, config.retention_s_max),
             clock=clock,
         )
-        add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, "gateway", process)))
+        add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, process.name, process)))
+        incarnation = f"{process.name}/{self._starts}"
+
+        def describe() -> Node:
+            return Node(
+                node_id=process.name,
+                about=GatewayInfo(),
+                grpc_address=process.name,
+                incarnation=incarnation,
+                protocol_version=PROTOCOL_VERSION,
+            )
+
+        self._announce(process, describe, lambda news: None, clock)
         return gateway
 
     async def _start_s3(self, process: Process) -> Backends:
@@ -408,7 +387,7 @@ class Cluster:
         member = self.members[process.name]
         assert member.disk is not None
         node_id = node_id or process.name
-        settings: Any = {**STORAGE, **self.settings, "node_id": node_id, "orchestrator_address": "orchestrator"}
+        settings: Any = {**STORAGE, **self.settings, "node_id": node_id, "orchestrator_address": _orchestrator_of(process)}
         config = StorageConfig(**settings)
         channels: Any = SimChannels(self.network, process)
         clock = ClusterClock(SimClock(self.loop, process))
@@ -416,9 +395,9 @@ class Cluster:
         transport = member.transport = SimTransport(self.fabric, process)
         disk, incarnation, roster = member.disk, f"{process.name}/{self._starts}", Roster()
         ports = Ports(
-            index=GrpcClusterIndex(channels, "orchestrator"),
+            index=GrpcClusterIndex(channels, config.orchestrator_address),
             rates=GrpcRateSource(channels, ["scheduler"], "default"),
-            peers=GrpcPeers(channels, "orchestrator", roster, permits, clock),
+            peers=GrpcPeers(channels, config.orchestrator_address, roster, permits, clock),
             objects=self.objects if self.objects_on else None,
             drives=lambda: disk,
             block_io=cast(Any, disk),
@@ -453,7 +432,13 @@ class Cluster:
         roster: Roster | None = None,
     ) -> None:
         channels: Any = SimChannels(self.network, process)
-        Heartbeat(channels, "orchestrator", describe, on_news, roster, secret=SECRET.encode(), clock=clock).start()
+        Heartbeat(channels, _orchestrator_of(process), describe, on_news, roster, secret=SECRET.encode(), clock=clock).start()
+
+
+def _orchestrator_of(process: Process) -> str:
+    """The one that a process knows."""
+    number = int(process.name.removesuffix("-twin").rpartition("-")[2]) if "-" in process.name else 0
+    return f"orchestrator-{number % ORCHESTRATORS}"
 
 
 class _NoThreads:

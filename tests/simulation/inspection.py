@@ -10,11 +10,11 @@ import grpc
 
 from quire.client import QuireClient
 from quire.model.errors import QuireError
+from quire.model.fingerprints import fingerprint
 from quire.model.index import OBJECT_TIER
 from quire.testing.simulation import Process
 from quire.testing.simulation.network import unexpected
 from quire_storage.core.invariants import under_way
-from tests.simulation.members import EPOCH_MS
 from tests.simulation.prefixes import Prefix
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Inspection:
         self._day = day
 
     def readable(self, key: bytes, what: str) -> None:
-        entry = self._day.cluster.metadata.index.state.entries.get(key)
+        entry = self._day.cluster.metadata.entries().get(fingerprint(key))
         if entry is None:
             raise self._day.history.fail(f"{what}: the index does not know it", key)
         alive = self._day.cluster.storage
@@ -83,7 +83,7 @@ class Inspection:
                 else node.listed[0] == 0
                 for name, node in self._day.cluster.storage.items()
             )
-            rebuilt = not self._day.cluster.metadata.index.state.rebuild or not self._day.cluster.objects_on
+            rebuilt = not await self._day.cluster.metadata.index.rebuild() or not self._day.cluster.objects_on
             nodes = self._day.cluster.storage.values()
             uploaded = all(not node._write_behind or not node._write_behind.lag_chunks for node in nodes)
             if agree and rebuilt and uploaded:
@@ -105,14 +105,13 @@ class Inspection:
             assert not node.deliveries.running and not node.requests.ingests, (
                 f"{name}: transfers are counted that have ended"
             )
-        entries = self._day.cluster.metadata.index.state.entries.values()
-        hollow = [entry.record.key for entry in entries if not entry.nodes and not entry.children]
+        entries = self._day.cluster.metadata.entries()
+        hollow = [print_ for print_, entry in entries.items() if not entry.nodes and not entry.extended]
         if hollow:
-            raise self._day.history.fail("an entry that nothing holds or extends pins its parents", hollow[0])
-        # Clocks are off by two seconds; every lease was for eight.
-        now_ms = EPOCH_MS + int(self._day.loop.time() * 1000) + 3000
-        pins = [until for pins in self._day.cluster.metadata.index.state.pins.values() for until in pins.values()]
-        assert not [until for until in pins if until > now_ms], "leases that nothing ends"
+            keys = [key for prefix in self._day.prefixes for key in prefix.keys if fingerprint(key) in hollow]
+            raise self._day.history.fail("an entry that nothing holds or extends pins its parents", keys[0])
+        metadata = self._day.cluster.metadata
+        assert not [until for until in metadata.leases() if until > metadata.now_ms], "leases that nothing ends"
         scheduler = self._day.cluster.members["scheduler"].service
         scheduler._advance()
         left = [name for link in scheduler._links.values() for name in link.rates]

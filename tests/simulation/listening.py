@@ -2,61 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from quire.model.fingerprints import PRINT_BYTES, fingerprint
+from quire.model.keys import KEY_BYTES
 
 if TYPE_CHECKING:
     from tests.simulation.world import Day
 
 
 def listen(day: Day) -> None:
-    """Follow what the index is told."""
-    index = day.cluster.metadata.index
-    plain = {name: getattr(index, name) for name in ("register", "unregister", "evict", "add_objects")}
+    """Follow what Redis is told, in the moment in which a script has run."""
+    known = {fingerprint(key): key for prefix in day.prefixes for key in prefix.keys}
 
-    async def register(node_id: str, chunks: Any, now_ms: int, **options: Any) -> Any:
-        answer = await plain["register"](node_id, chunks, now_ms, **options)
-        for chunk, generation in zip(chunks, answer, strict=True):
-            if generation:
-                day.tell(f"index: {node_id} registers: {generation:x}", [chunk.key])
-        return answer
+    def keys_of(packed: bytes, step: int = PRINT_BYTES) -> Iterator[bytes]:
+        for at in range(0, len(packed), step):
+            print_ = packed[at : at + PRINT_BYTES]
+            yield known.get(print_, print_)
 
-    async def unregister(node_id: str, chunks: Any, now_ms: int, **options: Any) -> Any:
-        answer = await plain["unregister"](node_id, chunks, now_ms, **options)
-        for chunk, out in zip(chunks, answer, strict=True):
-            day.tell(f"index: {node_id} withdraws: {out}", [chunk.key])
-        return answer
+    def executed(name: str, arguments: list[Any], answer: Any) -> None:
+        match name:
+            case "register":
+                for at, key in enumerate(keys_of(arguments[1], 2 * PRINT_BYTES)):
+                    mark = answer[9 * at : 9 * at + 9]
+                    if mark[:1] != b"0":
+                        day.tell(f"index: {arguments[0]} registers: {mark[1:].hex()}", [key])
+            case "unregister":
+                for mark, key in zip(answer[0], keys_of(arguments[1]), strict=True):
+                    day.tell(f"index: {arguments[0]} withdraws: {mark == ord('1')}", [key])
+            case "add_objects":
+                for mark, key in zip(answer, keys_of(arguments[0]), strict=True):
+                    day.tell(f"index: object {chr(mark)}", [key])
+            case "evict":
+                packed, answers = arguments[3], answer[1 + answer[0] :]
+                asked = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
+                gone = [key for key, each in zip(asked, answers, strict=True) if each != b"kept"]
+                for key in cut_off(day, gone):
+                    day.history.ended(key, day.loop.time())
+                if gone:
+                    day.tell("index: evicted", gone)
 
-    async def evict(chunks: Any, now_ms: int, delete_ms: int, **options: Any) -> Any:
-        lost = [chunk.key for chunk in chunks if chunk.key not in index.state.entries]
-        answer = await plain["evict"](chunks, now_ms, delete_ms, **options)
-        keys = lost + [gone.record.key for gone in answer.removed]
-        for key in cut_off(day, keys):
-            day.history.ended(key, day.loop.time())
-        if keys:
-            day.tell("index: evicted", keys)
-        return answer
-
-    async def add_objects(chunks: Any, generations: Any) -> Any:
-        answer = await plain["add_objects"](chunks, generations)
-        for chunk, mark in zip(chunks, answer, strict=True):
-            day.tell(f"index: object {mark.name}", [chunk.key])
-        return answer
-
-    changed: Any = index
-    changed.register, changed.unregister, changed.evict, changed.add_objects = (
-        register,
-        unregister,
-        evict,
-        add_objects,
-    )
+    day.cluster.metadata.executed = executed
 
 
 def cut_off(day: Day, evicted: Sequence[bytes]) -> set[bytes]:
     """What was evicted, and what extends it unknown to an index that has just lost its last seconds."""
-    gone, known = set(evicted), day.cluster.metadata.index.state.entries
+    gone, known = set(evicted), day.cluster.metadata.entries()
     for prefix in day.prefixes:
         keys = list(prefix.keys)
         first = next((at for at, key in enumerate(keys) if key in gone), len(keys))
-        gone.update(key for key in keys[first:] if key not in known)
+        gone.update(key for key in keys[first:] if fingerprint(key) not in known)
     return gone

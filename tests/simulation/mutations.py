@@ -17,7 +17,7 @@ from quire.testing.index import Entry
 from quire_gateway.grpc.sessions import Session
 from quire_gateway.s3.backend import ObjectBackend
 from quire_orchestrator.cluster import Cluster
-from quire_server.redis import PrefixIndex
+from quire_server.redis import PrefixIndex, membership
 from quire_storage.arena import Arena
 from quire_storage.batches import Batches, Promotions
 from quire_storage.core import pool_format, residency
@@ -30,7 +30,6 @@ from quire_storage.reconciler import Reconciler
 from quire_storage.replication import Replicator
 from quire_storage.stores import Stores
 from quire_storage.tiers import Tiers
-from tests.simulation.members import Members
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +73,17 @@ def _edit(kind: type, method: str, old: str, new: str) -> Callable[[], None]:
         for event, handler in list(handlers.items()):
             if handler is plain:
                 handlers[event] = names[method]
+
+    return apply
+
+
+def _edit_script(module: Any, name: str, old: str, new: str) -> Callable[[], None]:
+    """Replace a piece of a script of Redis."""
+
+    def apply() -> None:
+        source = vars(module)[name]
+        assert old in source, f"{name} has no {old!r} any more"
+        vars(module)[name] = source.replace(old, new)
 
     return apply
 
@@ -130,7 +140,7 @@ MUTATIONS: dict[str, Mutation] = {
     "two-of-a-name": Mutation(
         7,
         "a second live process of one name is let into the cluster",
-        (lambda: setattr(Members, "_is_taken", lambda self, node: False),),
+        (_edit_script(membership, "_RENEW", "if alive and not same then return 0 end", ""),),
         ("twin",),
         found_by="acknowledged",
         seed=44,

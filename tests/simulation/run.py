@@ -23,6 +23,7 @@ import structlog
 
 from quire.testing.simulation import SimulatedLoop, simulate
 from tests import fork_server
+from tests.simulation.metadata import close_server
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.troubles import ALL_FAULTS
 from tests.simulation.world import Day
@@ -106,6 +107,7 @@ def _work(arguments: argparse.Namespace, seeds: Sequence[int]) -> None:
     for seed in seeds:
         result = day(seed, arguments.seconds, faults, reads_only=arguments.reads_only)
         print(json.dumps(asdict(result)), flush=True)
+    close_server()
     os._exit(0)
 
 

@@ -24,7 +24,7 @@ async def _loss(loop: SimulatedLoop) -> float:
     await cluster.start()
     process = Process("client")
     channels: Any = SimChannels(cluster.network, process)
-    client = QuireClient("gateway", transport=SimTransport(cluster.fabric, process), channels=channels)
+    client = QuireClient("gateway-0", transport=SimTransport(cluster.fabric, process), channels=channels)
     task: asyncio.Task[float] = process.start(_until_found_elsewhere(cluster, client))
     return await task
 

@@ -11,6 +11,7 @@ from quire.model.durability import Durability
 from quire.model.iocb import Op
 from quire_storage.core.pool_format import PAGE_BYTES
 from tests.integration.engine.disk import Fault, no_fault
+from tests.simulation.cluster import ORCHESTRATORS
 
 if TYPE_CHECKING:
     from tests.simulation.world import Day
@@ -50,11 +51,6 @@ class Troubles:
         self.healers: list[asyncio.Task[None]] = []
         self._drives_lost = 0
 
-    async def snapshots(self) -> None:
-        while True:
-            self._day.cluster.metadata.snapshot()
-            await asyncio.sleep(0.25)
-
     async def troubles(self) -> None:
         kinds = [kind for kind in self._day.faults if kind != "client"]
         while kinds and self._day.loop.time() < self._day.seconds - 1.0:
@@ -75,10 +71,13 @@ class Troubles:
     async def _trouble(self, kind: str) -> None:
         rng, cluster = self._day.rng, self._day.cluster
         nodes = [f"storage-{number}" for number in range(self._day.storage_nodes)]
+        orchestrators = [f"orchestrator-{number}" for number in range(ORCHESTRATORS)]
         match kind:
             case "crash":
                 await self._crash(rng.choice(nodes))
-            case "gateway" | "orchestrator" | "scheduler":
+            case "gateway" | "orchestrator":
+                await self._crash(f"{kind}-{rng.randrange(2)}")
+            case "scheduler":
                 await self._crash(kind)
             case "s3":
                 await self._crash(rng.choice(["s3-0", "s3-1"]))
@@ -87,11 +86,11 @@ class Troubles:
             case "reads":
                 await self._fail_reads(rng.choice(nodes), rng.uniform(0.1, 2.0))
             case "answers":
-                await self._lose_answers(rng.choice([*nodes, "orchestrator"]), rng.uniform(0.05, 1.5))
+                await self._lose_answers(rng.choice([*nodes, *orchestrators]), rng.uniform(0.05, 1.5))
             case "pause":
                 await self._pause(rng.choice(nodes), rng.uniform(0.2, 3.0))
             case "cut":
-                await self._cut(rng.sample([*nodes, "gateway", "orchestrator", "client-0", "client-1"], 2))
+                await self._cut(rng.sample([*nodes, "gateway-0", *orchestrators, "client-0", "client-1"], 2))
             case "reset":
                 name = rng.choice(["client-0", "client-1", "client-2"])
                 self._day.tell(f"fault: connections of {name} break")
@@ -106,7 +105,7 @@ class Troubles:
                 await asyncio.sleep(rng.uniform(7.5, 11.0))
                 cluster.network.stuck.discard(pair)
             case "slow":
-                name = rng.choice([*nodes, "gateway", "client-0"])
+                name = rng.choice([*nodes, "gateway-0", "client-0"])
                 cluster.network.slow[name] = rng.uniform(0.01, 0.2)
                 await asyncio.sleep(rng.uniform(0.5, 3.0))
                 cluster.network.slow.pop(name, None)
@@ -121,8 +120,10 @@ class Troubles:
                 self._day.tell("fault: Redis is emptied")
                 cluster.metadata.empty()
             case "redis rolled back":
+                replica = cluster.metadata.snapshot()
+                await asyncio.sleep(rng.uniform(0.3, 2.0))
                 self._day.tell("fault: Redis loses its last seconds")
-                cluster.metadata.roll_back(rng.uniform(0.3, 2.0))
+                cluster.metadata.restore(replica)
             case "objects":
                 self._day.tell("fault: the object tier fails")
                 cluster.objects.failing = True
@@ -138,7 +139,7 @@ class Troubles:
                 await asyncio.sleep(rng.uniform(1.0, 4.0))
                 twin.crash()
             case "clock":
-                member = cluster.members[rng.choice([*nodes, "gateway", "s3-0"])]
+                member = cluster.members[rng.choice([*nodes, *orchestrators, "gateway-0", "s3-0"])]
                 member.process.skew_ms = rng.randrange(-2000, 2000)
         self._day.disturbed += 1
 

@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 import quire.client.delivery as delivery_module
 import quire.client.quiescence as quiescence_module
+import quire.model.keys as keys_module
+import quire_server.redis.bucket_scripts as scripts_module
+import quire_server.redis.index as index_module
 from quire.client import QuireClient
 from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
@@ -31,7 +34,7 @@ from quire_storage import replication as replication_at_node
 from quire_storage.adapters import cluster as cluster_at_node
 from quire_storage.core.invariants import under_way
 from tests.simulation.buckets import BucketLoad
-from tests.simulation.cluster import Cluster
+from tests.simulation.cluster import GATEWAYS, Cluster
 from tests.simulation.history import History
 from tests.simulation.inspection import LEASE_MS, Inspection
 from tests.simulation.listening import listen
@@ -41,6 +44,7 @@ from tests.simulation.troubles import Troubles
 _OPERATION_S = 60.0
 _UNDISTURBED_S = 3.0  # longer than a store waits for memory
 _UNUSED = 0xEE
+_BUCKET_CHUNKS = 4  # so that prefixes cross buckets of the index
 _FINE = ("done", "KeysInvalid", "TargetInvalid")
 _KINDS = (
     *("store",) * 3,
@@ -102,6 +106,8 @@ class Day:
         quiescence_module.MARGIN_S = 5.0  # type: ignore[misc]
         vars(delivery_at_node)["_QUIESCE_TIMEOUT_S"] = 0.4
         vars(cluster_at_node)["COPY_S_MAX"] = vars(replication_at_node)["COPY_S_MAX"] = 7.0
+        vars(keys_module)["BUCKET_CHUNKS"] = vars(index_module)["BUCKET_CHUNKS"] = _BUCKET_CHUNKS
+        vars(index_module)["LINK_MS"] = vars(scripts_module)["LINK_MS"] = 2_000
         unexpected.clear()
 
     # ---- the run
@@ -117,13 +123,11 @@ class Day:
             loads.append(asyncio.create_task(buckets.run()))
         trouble = Troubles(self)
         troubles = asyncio.create_task(trouble.troubles())
-        snapshots = asyncio.create_task(trouble.snapshots())
         try:
             await asyncio.gather(*loads)
         finally:
-            for task in (troubles, snapshots):
-                task.cancel()
-            await asyncio.gather(troubles, snapshots, return_exceptions=True)
+            troubles.cancel()
+            await asyncio.gather(troubles, return_exceptions=True)
         await asyncio.gather(*trouble.healers)
         inspection = Inspection(self)
         await inspection.quiet()
@@ -159,7 +163,8 @@ class Day:
     def client_of(self, process: Process, timeout_s: float = 20.0) -> QuireClient:
         channels: Any = SimChannels(self.cluster.network, process)
         transport = SimTransport(self.cluster.fabric, process)
-        return QuireClient("gateway", transport=transport, timeout_s=timeout_s, channels=channels)
+        gateway = f"gateway-{int(process.name.rpartition('-')[2] or 0) % GATEWAYS}" if "-" in process.name else "gateway-0"
+        return QuireClient(gateway, transport=transport, timeout_s=timeout_s, channels=channels)
 
     def tell(self, text: str, keys: Sequence[bytes] = ()) -> None:
         self.history.tell(self.loop.time(), text, keys)

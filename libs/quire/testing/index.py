@@ -229,7 +229,7 @@ class MemoryIndex:
             if waiting.get(drop.key) == drop:
                 del waiting[drop.key]
 
-    async def repair(self, cursor: int, *, older_ms: int = 0) -> tuple[int, int]:
+    async def repair(self, cursor: int, *, older_ms: int | None = None) -> tuple[int, int]:
         """Children are counted with their entries here."""
         return 0, 0
 

@@ -43,12 +43,13 @@ class BucketScripts:
             bucket, name = link[:PRINT_BYTES], link[PRINT_BYTES:]
             orphaned = [*rest, *await self._change("unlink", bucket, [parent, child, name, now_ms, leases])]
 
-    async def repair(self, cursor: int, *, older_ms: int = 4 * LINK_MS) -> tuple[int, int]:
+    async def repair(self, cursor: int, *, older_ms: int | None = None) -> tuple[int, int]:
         """Remove links, of a page of buckets, to absent children, whose registration or removal was cut short.
 
         Args:
             cursor: 0, or the cursor that the previous call returned.
-            older_ms: Age in ms, by Redis' clock, from which a link is removed. A younger one may await its child.
+            older_ms: Age in ms, by Redis' clock, from which a link is removed. A younger one may await its child. By default
+                two minutes.
 
         Returns:
             How many were removed, and the next cursor, 0 at the end.
@@ -56,6 +57,7 @@ class BucketScripts:
         async with metadata_errors():
             names, next_cursor = await self._scan(cursor, LINKS, "hash", _LINKS_SCANNED)
             seconds, _ = await self._time()
+            oldest_ms = seconds * 1000 - (4 * LINK_MS if older_ms is None else older_ms)
             removed = 0
             for name in names:
                 at = 0
@@ -64,7 +66,7 @@ class BucketScripts:
                     old = [
                         (field, link)
                         for field, link in links.items()
-                        if int(link[LINK_BYTES:]) + older_ms < seconds * 1000
+                        if int(link[LINK_BYTES:]) < oldest_ms
                     ]
                     removed += await self._remove_links(bucket_of_page(name), old)
                     if not at:

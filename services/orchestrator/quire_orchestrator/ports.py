@@ -67,7 +67,6 @@ class Members(Protocol):
         """Redis' clock, ms since the Unix epoch."""
 
 
-
 class PolicyBook(Protocol):
     """What operators set; see `quire_server.redis.Policies`."""
 

@@ -1,0 +1,356 @@
+"""Redis of a simulated cluster: a real redis-server runs the real scripts, on the simulation's time and at its delays.
+
+Each call of a client is a round trip of its own, so that the calls of an operation interleave with those of others. Two
+things are replaced: the clock, and what Redis does by its own clock (expiries, which leave what has expired for later,
+and messages to subscribers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+
+from quire.model.fingerprints import PRINT_BYTES
+from quire.testing.buckets import MemoryBuckets
+from quire.testing.simulation.loop import SimulatedLoop
+from quire_server.redis import PrefixIndex
+from quire_server.redis.scripts import sources
+from quire_server.redis.slots import PAGES, tagged
+from quire_tools.local.embedded_redis import redis_command
+
+EPOCH_MS: Final = 1_700_000_000_000
+_PUBLISHED: Final = "simulated:published"
+_START_S: Final = 30.0
+_PDEATHSIG: Final = 1
+_ON_VIRTUAL_TIME: Final = f"""
+local simulated_ms = tonumber(table.remove(ARGV))
+local real_redis = redis
+local redis = {{call = function(command, ...)
+  if command == 'TIME' then
+    return {{string.format('%.0f', math.floor(simulated_ms / 1000)), string.format('%.0f', simulated_ms % 1000 * 1000)}}
+  end
+  if command == 'PEXPIRE' then return 1 end
+  if command == 'PTTL' then return 4294967296 end
+  if command == 'PUBLISH' then return real_redis.call('RPUSH', '{_PUBLISHED}', ...) end
+  return real_redis.call(command, ...)
+end}}
+"""
+# KEYS: pages of buckets. Returns for each chunk: fingerprint, generation, holders, whether an indexed chunk extends it.
+_ENTRIES: Final = """
+local found = {}
+for _, key in ipairs(KEYS) do
+  local page = redis.call('GET', key)
+  for row = 1, count_of(page) do
+    each_run(page, row, row, function(_, placement, generation)
+      local extended = is_extended(page, row) and 1 or 0
+      found[#found + 1] = {sub(page, 8 * row - 5, 8 * row + 2), generation, placement, extended}
+    end)
+  end
+end
+return found
+"""
+# In the order in which they were made, whatever the seed of the server's hashes.
+_ORDERED: Final = {
+    "hash-max-ziplist-entries": 1 << 20,
+    "hash-max-ziplist-value": 1 << 20,
+    "zset-max-ziplist-entries": 1 << 20,
+    "zset-max-ziplist-value": 1 << 20,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A chunk's entry as Redis has it. `extended`: an indexed chunk extends it."""
+
+    generation: int
+    nodes: tuple[str, ...]
+    extended: bool
+
+
+class _Server:
+    """The redis-server of this process, for one simulated day after the other."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="quire-simulation-")
+        path = f"{self._folder.name}/redis"
+        command = [*redis_command(Path(self._folder.name), path), "--appendonly", "no"]
+        ends_with_parent = ctypes.CDLL(None, use_errno=True).prctl
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, preexec_fn=lambda: ends_with_parent(_PDEATHSIG, signal.SIGKILL)
+        )
+        self.client = redis.Redis(unix_socket_path=path)
+        started_s = time.monotonic()
+        while True:
+            try:
+                self.client.ping()
+                break
+            except redis.RedisError:
+                if self._process.poll() is not None or time.monotonic() - started_s > _START_S:
+                    raise
+                time.sleep(0.01)
+        self.connection: Any = self.client.connection_pool.get_connection()
+        for name, value in _ORDERED.items():
+            self.client.config_set(name, value)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+_servers: dict[int, _Server] = {}
+
+
+def close_server() -> None:
+    """Stop the redis-server of this process, if there is one."""
+    if server := _servers.pop(os.getpid(), None):
+        server.close()
+
+
+class Metadata:
+    """Redis, and the buckets of the S3 frontend. `down`: no answer comes; `hears`: it does what it is asked.
+
+    `executed` is called with the name of each script of the index, its arguments and its answer, in the moment in which
+    it has run.
+    """
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self.buckets = MemoryBuckets()
+        self.down = False
+        self.hears = False
+        self.executed: Callable[[str, list[Any], Any], None] = lambda name, arguments, answer: None
+        self.loop = loop
+        if os.getpid() not in _servers:
+            _servers[os.getpid()] = _Server()
+        self.server, self._connection = _servers[os.getpid()].client, _servers[os.getpid()].connection
+        self.server.flushall()
+        self.scripts: dict[str, str] = {}
+        self.subscribers: list[asyncio.Event] = []
+        self._names = {text: name for name, text in sources().items()}
+        pages = (files("quire_server.redis") / "lua" / "pages.lua").read_text()
+        self._entries = self.server.register_script(pages + _ENTRIES)
+        self.index = self.new_index()
+
+    def client(self) -> SimRedis:
+        """A connection of a process."""
+        return SimRedis(self)
+
+    def new_index(self) -> PrefixIndex:
+        """The index, as a process knows it."""
+        client: Any = self.client()
+        return PrefixIndex(client, draw=self.loop.random.randbytes)
+
+    async def wait(self, *, asking: bool = False) -> None:
+        """Half a round trip. Raises redis-py's error."""
+        await asyncio.sleep(self.loop.random.uniform(50e-6, 300e-6))
+        if self.down and not (asking and self.hears):
+            await asyncio.sleep(0.05)
+            raise RedisConnectionError("Redis does not answer")
+
+    @property
+    def now_ms(self) -> int:
+        return EPOCH_MS + int(1000 * self.loop.time())
+
+    # ---- scripts
+
+    def register(self, text: str) -> str:
+        """Load a script; its name for `EVALSHA`."""
+        sha = str(self.server.script_load(_ON_VIRTUAL_TIME + text))
+        self.scripts[sha] = self._names.get(text, "PUBLISH" if "PUBLISH" in text else "")
+        return sha
+
+    def run(self, sha: str, count: int, *arguments: Any) -> Any:
+        """Run a script at once."""
+        self._connection.send_command("EVALSHA", sha, count, *arguments, self.now_ms)
+        answer = self._connection.read_response()
+        name = self.scripts[sha]
+        if name == "PUBLISH":
+            self._publish()
+        elif name:
+            self.executed(name, list(arguments[count:]), answer)
+        return answer
+
+    def _publish(self) -> None:
+        if self.server.delete(_PUBLISHED):
+            for subscriber in self.subscribers:
+                self.loop.call_later(self.loop.random.uniform(50e-6, 300e-6), subscriber.set)
+
+    # ---- what it has
+
+    def entries(self) -> dict[bytes, Listed]:
+        """All entries of the index, by fingerprint."""
+        pages = sorted(self.server.scan_iter(match=PAGES, count=10_000, _type="string"))
+        found: Any = self._entries(keys=pages)
+        return {
+            print_: Listed(int.from_bytes(generation, "big"), tuple(filter(None, names.decode().split(","))), bool(more))
+            for print_, generation, names, more in found
+        }
+
+    def leases(self) -> list[int]:
+        """When each lease ends, in ms since the Unix epoch; also of some that have ended."""
+        pattern = tagged(b"p", b"*") + b"*"
+        return [
+            int(until)
+            for name in self.server.scan_iter(match=pattern, count=10_000)
+            for field, until in dict(self.server.hgetall(name)).items()  # type: ignore[arg-type]
+            if len(field) > PRINT_BYTES
+        ]
+
+    def empty(self) -> None:
+        """All that it knew is gone."""
+        self.server.flushdb()
+
+    def snapshot(self) -> dict[bytes, bytes]:
+        """All that it knows, as a backup or a replica has it."""
+        names: list[bytes] = sorted(self.server.scan_iter(count=10_000))
+        return {name: self.server.dump(name) for name in names}  # type: ignore[misc]
+
+    def restore(self, snapshot: dict[bytes, bytes]) -> None:
+        """It knows that again, and nothing since."""
+        self.server.flushdb()
+        for name, value in snapshot.items():
+            self.server.restore(name, 0, value)
+
+
+class SimRedis:
+    """What `quire_server.redis` needs of an asyncio client of Redis."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self.metadata = metadata
+        self._scans: dict[int, bytes] = {}
+
+    def register_script(self, text: str) -> _Script:
+        return _Script(self, text)
+
+    def pipeline(self, *, transaction: bool) -> _Pipeline:
+        assert not transaction
+        return _Pipeline(self)
+
+    def pubsub(self) -> _Subscription:
+        return _Subscription(self.metadata)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        async def call(*arguments: Any, **options: Any) -> Any:
+            await self.metadata.wait(asking=True)
+            answer = self.at_once(name, *arguments, **options)
+            await self.metadata.wait()
+            return answer
+
+        return call
+
+    def at_once(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Have one command carried out."""
+        match name:
+            case "execute_command":
+                assert arguments[0] == "EVALSHA"
+                return self.metadata.run(*arguments[1:])
+            case "time":
+                return divmod(1000 * self.metadata.now_ms, 1_000_000)
+            case "expire":
+                return 0
+            case "scan":
+                return self._scan(*arguments, **options)
+            case "hscan":
+                return self._hscan(*arguments, **options)
+            case _:
+                return getattr(self.metadata.server, name)(*arguments, **options)
+
+    def _scan(self, cursor: int, *, match: bytes, count: int, _type: str) -> tuple[int, list[bytes]]:
+        """In an order that does not depend on the server's seed."""
+        names = self.metadata.server.scan_iter(match=match, count=10_000, _type=_type)
+        return self._page(sorted(names), cursor, count)
+
+    def _hscan(self, name: bytes, cursor: int, *, count: int) -> tuple[int, dict[bytes, bytes]]:
+        fields: Any = self.metadata.server.hgetall(name)
+        after, page = self._page(sorted(fields), cursor, count)
+        return after, {field: fields[field] for field in page}
+
+    def _page(self, names: list[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
+        """Those behind what a cursor stands for: one that is there all the while is in one page."""
+        behind = self._scans.get(cursor, b"")
+        page = [name for name in names if name > behind][: max(1, count // 8)]
+        if not page or page[-1] == names[-1]:
+            return 0, page
+        after = len(self._scans) + 1
+        self._scans[after] = page[-1]
+        return after, page
+
+
+class _Script:
+    """As redis-py's: called with keys and arguments."""
+
+    def __init__(self, client: SimRedis, text: str) -> None:
+        self._client = client
+        self.sha = client.metadata.register(text)
+
+    async def __call__(self, *, keys: Sequence[Any], args: Sequence[Any] = ()) -> Any:
+        return await self._client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
+
+
+class _Pipeline:
+    """Commands that go out together. Those of other clients come in between scripts."""
+
+    def __init__(self, client: SimRedis) -> None:
+        self._client = client
+        self._commands: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments, **options: self._commands.append((name, arguments, options))
+
+    async def execute(self) -> list[Any]:
+        metadata, commands, self._commands = self._client.metadata, self._commands, []
+        await metadata.wait(asking=True)
+        if all(name == "execute_command" for name, _, _ in commands):
+            answers = []
+            for name, arguments, _ in commands:
+                if metadata.loop.random.random() < 0.1:
+                    await asyncio.sleep(100e-6)
+                answers.append(self._client.at_once(name, *arguments))
+        else:
+            together = metadata.server.pipeline(transaction=False)
+            for name, arguments, options in commands:
+                getattr(together, name)(*arguments, **options)
+            answers = together.execute()
+        await metadata.wait()
+        return answers
+
+
+class _Subscription:
+    """To the one channel that there is."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._heard = asyncio.Event()
+
+    async def subscribe(self, channel: str) -> None:
+        await self._metadata.wait()
+        self._metadata.subscribers.append(self._heard)
+
+    async def get_message(self, *, ignore_subscribe_messages: bool, timeout: float) -> Any:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._heard.wait()
+        except TimeoutError:
+            return None
+        self._heard.clear()
+        await self._metadata.wait()
+        return {}
+
+    async def aclose(self) -> None:
+        if self._heard in self._metadata.subscribers:
+            self._metadata.subscribers.remove(self._heard)
