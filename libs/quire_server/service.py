@@ -24,9 +24,9 @@ from quire.telemetry import be_background, logger
 from quire.wire.channels import ChannelPool
 from quire.wire.tls import MEMBER_NAME, Tls
 from quire_server import tasks
+from quire_server.clock import ClusterClock
 from quire_server.config import ServiceConfig, read, variable_name
 from quire_server.grpc_server import Server, until_signalled
-from quire_server.clock import ClusterClock
 from quire_server.heartbeat import ClusterNews, Heartbeat
 from quire_server.preflight import preflight
 from quire_server.roster import Roster

@@ -319,7 +319,9 @@ class Cluster:
         )
         nothing: Any = None
         index = self.metadata.new_index()
-        view = View(members=Membership(cast(Any, self.metadata.client())), tenants=Policies(), clock=clock, refresh_s=0.125)
+        view = View(
+            members=Membership(cast(Any, self.metadata.client())), tenants=Policies(), clock=clock, refresh_s=0.125
+        )
         await view.start()
         settings = LookupSettings(secrets=(SECRET.encode(),))
         lookups = Lookups(settings=settings, index=index, picture=view, profiles=Profiles(None), clock=clock)
@@ -387,7 +389,12 @@ class Cluster:
         member = self.members[process.name]
         assert member.disk is not None
         node_id = node_id or process.name
-        settings: Any = {**STORAGE, **self.settings, "node_id": node_id, "orchestrator_address": _orchestrator_of(process)}
+        settings: Any = {
+            **STORAGE,
+            **self.settings,
+            "node_id": node_id,
+            "orchestrator_address": _orchestrator_of(process),
+        }
         config = StorageConfig(**settings)
         channels: Any = SimChannels(self.network, process)
         clock = ClusterClock(SimClock(self.loop, process))
@@ -432,7 +439,9 @@ class Cluster:
         roster: Roster | None = None,
     ) -> None:
         channels: Any = SimChannels(self.network, process)
-        Heartbeat(channels, _orchestrator_of(process), describe, on_news, roster, secret=SECRET.encode(), clock=clock).start()
+        Heartbeat(
+            channels, _orchestrator_of(process), describe, on_news, roster, secret=SECRET.encode(), clock=clock
+        ).start()
 
 
 def _orchestrator_of(process: Process) -> str:

@@ -197,7 +197,9 @@ class Metadata:
         pages = sorted(self.server.scan_iter(match=PAGES, count=10_000, _type="string"))
         found: Any = self._entries(keys=pages)
         return {
-            print_: Listed(int.from_bytes(generation, "big"), tuple(filter(None, names.decode().split(","))), bool(more))
+            print_: Listed(
+                int.from_bytes(generation, "big"), tuple(filter(None, names.decode().split(","))), bool(more)
+            )
             for print_, generation, names, more in found
         }
 
@@ -207,7 +209,7 @@ class Metadata:
         return [
             int(until)
             for name in self.server.scan_iter(match=pattern, count=10_000)
-            for field, until in dict(self.server.hgetall(name)).items()  # type: ignore[arg-type]
+            for field, until in dict(self.server.hgetall(name)).items()
             if len(field) > PRINT_BYTES
         ]
 

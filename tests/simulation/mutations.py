@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyucx.stream import Stream
+from quire.model.errors import NodeUnavailable
 from quire.model.keys import ChunkKeys
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import Entry
 from quire_gateway.grpc.sessions import Session
+from quire_gateway.runtime import Gateway
 from quire_gateway.s3.backend import ObjectBackend
 from quire_orchestrator.cluster import Cluster
 from quire_server.redis import PrefixIndex, membership
@@ -227,6 +229,20 @@ MUTATIONS: dict[str, Mutation] = {
         found_by="with nothing wrong but broken connections",
         seed=5,
     ),
+    "unstopped-nodes": Mutation(
+        0,
+        "a node is not asked to stop a transfer that its client has aborted before it began there",
+        (_edit(Gateway, "_stop", "await self._nodes.stop(", "await _no_stop("),),
+        found_by="stays lent although all nodes are well",
+        seed=2,
+    ),
+    "stops-unanswered": Mutation(
+        0,
+        "a client that aborts a transfer is not told which nodes had been asked",
+        (_edit(Session, "is_unwanted", "request in self._unwanted", "False"),),
+        found_by="stays lent although all nodes are well",
+        seed=2,
+    ),
     "groups-mixed": Mutation(
         0,
         "the second group of a store is read where the first one lies",
@@ -333,6 +349,13 @@ MUTATIONS: dict[str, Mutation] = {
         seed=455,
     ),
 }
+
+
+async def _no_stop(*arguments: Any) -> None:
+    raise NodeUnavailable("not asked")
+
+
+vars(sys.modules[Gateway.__module__])["_no_stop"] = _no_stop
 
 
 async def _none() -> Any:

@@ -40,6 +40,13 @@ def test_connections_that_break_cost_nothing() -> None:
     assert not failed, f"seed {failed[0].seed}: {failed[0].failure}"
 
 
+@pytest.mark.timeout(300)
+def test_aborted_transfers_give_their_memory_back_within_a_second() -> None:
+    """Where nothing else goes wrong: not when their permits end, minutes later."""
+    failed = [result for result in days(range(1, _SEEDS // 2 + 1), seconds=5.0, faults=[]) if result.failure]
+    assert not failed, f"seed {failed[0].seed}: {failed[0].failure}"
+
+
 @pytest.mark.timeout(120)
 def test_a_seed_replays() -> None:
     """The same seed is the same history, in another process too."""

@@ -42,6 +42,7 @@ from tests.simulation.prefixes import LAYOUT, Prefix, content, prefixes
 from tests.simulation.troubles import Troubles
 
 _OPERATION_S = 60.0
+_ABORTED_S = 1.0  # in which nodes that are well give an aborted transfer's memory back
 _UNDISTURBED_S = 3.0  # longer than a store waits for memory
 _UNUSED = 0xEE
 _BUCKET_CHUNKS = 4  # so that prefixes cross buckets of the index
@@ -163,7 +164,9 @@ class Day:
     def client_of(self, process: Process, timeout_s: float = 20.0) -> QuireClient:
         channels: Any = SimChannels(self.cluster.network, process)
         transport = SimTransport(self.cluster.fabric, process)
-        gateway = f"gateway-{int(process.name.rpartition('-')[2] or 0) % GATEWAYS}" if "-" in process.name else "gateway-0"
+        gateway = (
+            f"gateway-{int(process.name.rpartition('-')[2] or 0) % GATEWAYS}" if "-" in process.name else "gateway-0"
+        )
         return QuireClient(gateway, transport=transport, timeout_s=timeout_s, channels=channels)
 
     def tell(self, text: str, keys: Sequence[bytes] = ()) -> None:
@@ -360,7 +363,7 @@ class Day:
                     return "done"
                 return await self._receive(delivery, buffer, prefix, count)
             finally:
-                await delivery.quiesced(35.0)
+                await delivery.quiesced(35.0 if self.faults else _ABORTED_S)
                 with contextlib.suppress(QuireError):
                     await client.release(found)
 
@@ -404,7 +407,7 @@ class Day:
                     return "done"
                 return await self._receive(delivery, buffer, prefix, count - first, first)
             finally:
-                await delivery.quiesced(35.0)
+                await delivery.quiesced(35.0 if self.faults else _ABORTED_S)
                 with contextlib.suppress(QuireError):
                     await client.release(retrieval.found)
 
@@ -433,9 +436,19 @@ class Day:
         try:
             yield buffer
         finally:
+            if not self.faults:
+                await self._returned(buffer)
             if not buffer.is_busy:
                 buffer.view[:] = _UNUSED
                 self.loop.call_later(15.0, self._check_unused, buffer)
+
+    async def _returned(self, buffer: Buffer) -> None:
+        """Where every node is well, its memory is a client's again at once, whatever became of the transfer."""
+        until_s = self.loop.time() + _ABORTED_S
+        while buffer.is_busy:
+            if self.loop.time() > until_s:
+                raise self.history.fail("memory stays lent although all nodes are well")
+            await asyncio.sleep(0.01)
 
     def _check_unused(self, buffer: Buffer) -> None:
         if buffer.view is not None and not bool((buffer.view == _UNUSED).all()):

@@ -33,7 +33,7 @@ from quire.model.ranges import clip
 from quire.telemetry import names, tracer
 from quire.transport import Transport, data_plane_of_environment, decode_message
 from quire.wire import convert
-from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.channels import ChannelPool, Stop, call, stream
 from quire.wire.session import SessionChannel
 from quire.wire.tls import Tls, tls_of_environment
 from quire.wire.v1 import gateway_pb2 as pb
@@ -237,7 +237,8 @@ class QuireClient:
             delivery.unwatch()
             loan.end()
             raise
-        delivery.start(stream(self._stub.Fetch, request, timeout_s=self._timeout_s))
+        stop = Stop()
+        delivery.start(stream(self._stub.Fetch, request, timeout_s=self._timeout_s, stop=stop), stop)
         return delivery
 
     async def retrieve(
@@ -292,8 +293,9 @@ class QuireClient:
         delivery = self._begin(transfer_id, descriptor, buffer, loan)
         found = asyncio.get_running_loop().create_future()
         read = partial(lookup_of, namespace, keys)
-        answers = stream(self._stub.Retrieve, request, timeout_s=self._timeout_s)
-        delivery.start(retrieved(answers, delivery, first_chunk, read, found))
+        stop = Stop()
+        answers = stream(self._stub.Retrieve, request, timeout_s=self._timeout_s, stop=stop)
+        delivery.start(retrieved(answers, delivery, first_chunk, read, found), stop)
         return await first_of(found, delivery, first_chunk)
 
     def _begin(self, transfer_id: bytes, descriptor: Descriptor, buffer: Buffer, loan: Loan) -> Delivery:
@@ -379,7 +381,8 @@ class QuireClient:
             complete=request.source_complete,
         )
         self._transfers[transfer_id] = session
-        await session.start(stream(self._stub.Store, request, timeout_s=self._timeout_s))
+        stop = Stop()
+        await session.start(stream(self._stub.Store, request, timeout_s=self._timeout_s, stop=stop), stop)
         return session
 
     async def reach(self) -> None:

@@ -19,6 +19,7 @@ from quire.model.ranges import ChunkRange
 from quire.telemetry import names, tracer
 from quire.transport import LayerReady, Message, Peer, Quiesced, Stalled, Transport
 from quire.transport.messages import ALL_LAYERS, encode_message
+from quire.wire.channels import Stop
 from quire.wire.convert import outcome_from
 from quire.wire.v1 import gateway_pb2 as pb
 
@@ -66,7 +67,7 @@ class Delivery:
         self._on_quiesced = on_quiesced
         self._quiescence: Quiescence | None = None
         self._early: list[Message] = []
-        self._abandoned = self._empty = False
+        self._abandoned = self._empty = self._told = False
         self._missing: list[int] = []
         self._stripe_ns: list[list[int]] = []
         self._wanted_ns = [0] * num_layers
@@ -75,6 +76,8 @@ class Delivery:
         loop = asyncio.get_running_loop()
         self._ready: list[asyncio.Future[None]] = [loop.create_future() for _ in range(num_layers)]
         self._outcomes: list[NodeOutcome] = []
+        self._stop: Stop | None = None
+        self._cancelled = loop.create_future()
         self._task: asyncio.Task[FetchSummary] | None = None
         self._asked = False
         self._span: trace.Span = trace.INVALID_SPAN
@@ -97,7 +100,7 @@ class Delivery:
     async def summary(self) -> FetchSummary:
         """Wait for the end, good or bad. Raises if the gateway could not be asked, and `PeerLost` after `cancel`."""
         assert self._task is not None, "start() comes first"
-        return await end_of(self._task, "delivery")
+        return await end_of(self._task, "delivery", self._cancelled)
 
     async def quiesced(self, timeout_s: float) -> None:
         """Return when no storage node touches the buffer any more. Raises `DeadlineExceeded`: then do not reuse it."""
@@ -123,13 +126,16 @@ class Delivery:
 
     def abandon(self) -> None:
         """Stop the delivery; the buffer stays lent until every node has said that it is quiet."""
+        if self._abandoned:
+            return
         self._abandoned = True
+        self._cancelled.set_result(None)
+        if self._stop is not None:
+            self._stop.now()  # the gateway answers which nodes it had asked
         if self._quiescence is not None:
-            if self._task is not None:
-                self._task.cancel()
             if not self._asked:
                 self._quiescence.all_quiet()
-            else:  # the request may have got nowhere: then no node will ever say that it is quiet
+            else:  # that answer may be lost
                 self._quiescence.give_up()
         self._fail(PeerLost("the delivery was cancelled"))
 
@@ -156,15 +162,11 @@ class Delivery:
         self._empty = True
         self._end_loan()
 
-    def start(self, responses: AsyncGenerator[Any, None]) -> None:
-        """Follow the gateway's answers."""
+    def start(self, responses: AsyncGenerator[Any, None], stop: Stop) -> None:
+        """Follow the gateway's answers. `stop` ends them."""
+        self._stop = stop
         self._task = asyncio.create_task(self._follow(responses))
         self._task.add_done_callback(seen)
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether its caller has given it up."""
-        return self._abandoned
 
     def unwatch(self) -> None:
         """Let go of the nodes' connections."""
@@ -194,6 +196,9 @@ class Delivery:
             with tracer().start_as_current_span(names.CLIENT_FETCH) as self._span, self._transport.expecting():
                 async with contextlib.aclosing(responses):
                     async for response in responses:
+                        if isinstance(response, pb.SessionStopped):
+                            self._stopped(response.nodes)
+                            raise PeerLost("the delivery was cancelled")
                         kind = response.WhichOneof("event")
                         if kind == "node":
                             self._node_ended(outcome_from(response.node))
@@ -204,6 +209,8 @@ class Delivery:
             raise InternalError("the gateway's answers ended without a summary")
         except QuireError as error:
             self._fail(error)
+            if self._told:
+                raise
             answered = not self._outcomes and error.answered and not isinstance(error, InternalError)
             turned_down = answered or error.unsent
             if self._quiescence is None:
@@ -217,6 +224,14 @@ class Delivery:
             if self._quiescence is None:
                 self._end_unplaced(turned_down=False)
             raise
+
+    def _stopped(self, touching: Sequence[str]) -> None:
+        """The gateway had asked these nodes, which have not said their end yet."""
+        self._told = True
+        if self._quiescence is None:
+            self._end_loan()
+        else:
+            self._quiescence.only(touching)
 
     def _end_unplaced(self, turned_down: bool) -> None:
         """The gateway tells its client of the nodes before it asks them. Where that was lost, they may be writing."""
@@ -282,10 +297,11 @@ def _waited_ns(wanted_ns: Sequence[int], arrived_ns: Sequence[int]) -> int:
     return waited
 
 
-async def end_of(task: asyncio.Task[Result], what: str) -> Result:
+async def end_of(task: asyncio.Task[Result], what: str, cancelled: asyncio.Future[None]) -> Result:
     """Wait for a transfer's task; one that stops waiting does not stop it. Raises `PeerLost` if it was cancelled."""
-    await asyncio.wait([task])
-    if task.cancelled():
+    either: list[asyncio.Future[Any]] = [task, cancelled]
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if not task.done() or task.cancelled():
         raise PeerLost(f"the {what} was cancelled")
     return task.result()
 

@@ -98,6 +98,13 @@ class Quiescence:
             self._loan.end()
             self._on_quiet()
 
+    def only(self, touching: Sequence[str]) -> None:
+        """No other node than these may touch the buffer still. They will say when they do not, unless they die."""
+        for index, node_id in enumerate(self.nodes):
+            if node_id not in touching:
+                self.node(index)
+        self.give_up()
+
     def ended(self, outcome: NodeOutcome) -> None:
         """A node's last word through the gateway; where it is the gateway's, the node may never have been asked."""
         if not outcome.quiesced:

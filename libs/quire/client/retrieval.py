@@ -33,10 +33,13 @@ async def retrieved(
     first_chunk: int,
     read: Callable[[pb.LookupResponse], Lookup],
     found: asyncio.Future[Lookup],
-) -> AsyncGenerator[pb.FetchResponse, None]:
+) -> AsyncGenerator[pb.FetchResponse | pb.SessionStopped, None]:
     """The gateway's answers as those to a fetch. The first one says which nodes deliver; `found` is then known."""
     async with contextlib.aclosing(answers):
         async for answer in answers:
+            if isinstance(answer, pb.SessionStopped):
+                yield answer
+                return
             if answer.WhichOneof("event") == "delivery":
                 yield answer.delivery
                 continue
@@ -48,8 +51,6 @@ async def retrieved(
                 delivery.nothing_comes()
             if not found.done():
                 found.set_result(seen)
-            if delivery.abandoned:
-                raise PeerLost("the retrieval was cancelled")
 
 
 async def first_of(found: asyncio.Future[Lookup], delivery: Delivery, first_chunk: int) -> Retrieval:

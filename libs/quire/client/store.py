@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -18,7 +18,9 @@ from quire.model.outcome import NodeOutcome
 from quire.telemetry import binary_context, names, tracer
 from quire.transport import LayerProduced, Message, Peer, Quiesced, Transport
 from quire.transport.messages import encode_message
+from quire.wire.channels import Stop
 from quire.wire.convert import addresses_from, outcome_from, ranges_from
+from quire.wire.v1 import gateway_pb2 as pb
 
 _TOLD_S: Final = 2.0
 """For how long a gateway may take to tell what became of a node that cannot be told of a layer."""
@@ -64,22 +66,25 @@ class StoreSession:
         self._placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outcomes: list[NodeOutcome] = []
         self._task: asyncio.Task[StoreSummary] | None = None
+        self._stop: Stop | None = None
+        self._cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._complete = self._announced = complete
         self.known_chunks = 0
 
-    async def start(self, responses: AsyncGenerator[Any, None]) -> None:
-        """Returns when the placement is known. Raises what the gateway answered."""
+    async def start(self, responses: AsyncGenerator[Any, None], stop: Stop) -> None:
+        """Returns when the placement is known. Raises what the gateway answered. `stop` ends its answers."""
+        self._stop = stop
         self._task = asyncio.create_task(self._follow(responses))
         self._task.add_done_callback(seen)
         try:
             await self._placed
         except asyncio.CancelledError:
-            self._task.cancel()
+            self.abandon()
             raise
 
     def layer_produced(self, layer: int) -> None:
         """The layer of all chunks is in the buffer: storage nodes may read it now. Nothing after the store's end."""
-        if self._task is None or self._task.done() or self._complete:
+        if self._task is None or self._task.done() or self._cancelled.done() or self._complete:
             return
         self._announced = True
         message = encode_message(LayerProduced(self._transfer_id, layer, binary_context()))
@@ -96,7 +101,7 @@ class StoreSession:
         the store was cancelled meanwhile, or a node cannot be told of layers.
         """
         assert self._task is not None, "start() comes first"
-        summary = await end_of(self._task, "store")
+        summary = await end_of(self._task, "store", self._cancelled)
         for outcome in summary.outcomes:
             if outcome.error_code:
                 raise by_code(outcome.error_code)(outcome.error_message)
@@ -117,18 +122,25 @@ class StoreSession:
 
         Raises `DeadlineExceeded` if a node stays silent; the buffer then stays lent.
         """
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self.abandon()
         await self.quiesced(timeout_s)
 
     def abandon(self) -> None:
-        """Stop the store because its client closes."""
-        if self._task is not None:
-            self._task.cancel()
+        """Stop the store; the buffer stays lent until every node has said that it reads nothing any more."""
+        if not self._cancelled.done():
+            self._cancelled.set_result(None)
+            if self._stop is not None:
+                self._stop.now()  # the gateway answers which nodes it had asked
+            if self._quiescence is not None and self._quiescence.nodes:
+                if self._announced:  # that answer may be lost
+                    self._quiescence.give_up()
+                else:
+                    self._quiescence.all_quiet()
 
     async def quiesced(self, timeout_s: float) -> None:
         """Return when no storage node reads the buffer any more."""
+        if self._quiescence is None and self._task is not None:  # where the chunks were placed is not known yet
+            await asyncio.wait([self._task], timeout=timeout_s)
         if self._quiescence is not None and self._quiescence.nodes:
             await self._quiescence.wait(timeout_s)
         elif self._loan.is_open:
@@ -170,6 +182,9 @@ class StoreSession:
     async def _follow_answers(self, responses: AsyncGenerator[Any, None]) -> StoreSummary:
         async with contextlib.aclosing(responses):
             async for response in responses:
+                if isinstance(response, pb.SessionStopped):
+                    self._stopped(response.nodes)
+                    raise PeerLost("the store was cancelled")
                 kind = response.WhichOneof("event")
                 if kind == "placement":
                     self.known_chunks = response.placement.known_chunks
@@ -187,8 +202,17 @@ class StoreSession:
                     )
         raise InternalError("the gateway's answers ended without a summary")
 
+    def _stopped(self, touching: Sequence[str]) -> None:
+        """The gateway had asked these nodes, which have not said their end yet."""
+        if self._quiescence is None or not self._quiescence.nodes:
+            self._return_buffer()
+        else:
+            self._quiescence.only(touching)
+
     def _end_loan(self, complete: bool, turned_down: bool) -> None:
         """No node reads the buffer before it is told of a layer, or that all of them are there."""
+        if not self._loan.is_open:
+            return
         if self._quiescence is None and self._announced and not turned_down:
             when_unheard(self._transfer_s, self._return_buffer)
         elif self._quiescence is None or not self._quiescence.nodes:

@@ -94,10 +94,37 @@ async def call(method: Any, request: Any, *, timeout_s: float, again: bool = Tru
         span.end()
 
 
-async def stream(method: Any, request: Any, *, timeout_s: float | None) -> AsyncGenerator[Any, None]:
+class Stop:
+    """Ends a stream from outside: `now`. In a session its answers go on until the gateway has said how it ended."""
+
+    def __init__(self) -> None:
+        self._responses: Any = None
+        self._wanted = False
+
+    def now(self) -> None:
+        """Ask for the end, once."""
+        if not self._wanted:
+            self._wanted = True
+            self._ask()
+
+    def of(self, responses: Any) -> None:
+        """It is about these."""
+        self._responses = responses
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._wanted and self._responses is not None:
+            getattr(self._responses, "stop", self._responses.cancel)()
+
+
+async def stream(
+    method: Any, request: Any, *, timeout_s: float | None, stop: Stop | None = None
+) -> AsyncGenerator[Any, None]:
     """A server-streaming call, with a deadline or for ever. Closing the generator early cancels it."""
     span, metadata = _begin(method)
     responses = method(request, timeout=timeout_s, metadata=metadata)
+    if stop is not None:
+        stop.of(responses)
     try:
         async for response in responses:
             yield response

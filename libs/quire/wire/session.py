@@ -124,24 +124,33 @@ class _Answers:
         self._find = session
         self._asked = field, request, timeout, metadata
         self._cancel: Callable[[], None] = lambda: None
+        self._stop: Callable[[], None] = lambda: None
+        self._stopped = False
 
     def cancel(self) -> None:
         self._cancel()
 
+    def stop(self) -> None:
+        """Ask the gateway to stop. What it answers still comes: at the end a `SessionStopped`, unless it was done."""
+        self._stopped = True
+        self._stop()
+
     async def __aiter__(self) -> AsyncIterator[Any]:
         timeout, loop = self._asked[2], asyncio.get_running_loop()
         until_s = loop.time() + timeout if timeout is not None else None
-        while True:
+        while not self._stopped:
             with contextlib.suppress(_NotHeard):
                 async with contextlib.aclosing(self._answers(self._find(), until_s)) as answers:
                     async for answer in answers:
                         yield answer
                 return
+        yield pb.SessionStopped()  # no gateway has taken it
 
     async def _answers(self, session: _Session, until_s: float | None) -> AsyncGenerator[Any, None]:
         field, request, timeout, metadata = self._asked
         number, coming = session.begin(field, request, timeout, metadata)
         self._cancel = lambda: session.forget(number)
+        self._stop = lambda: session.stop(number)
         try:
             while True:
                 async with asyncio.timeout_at(until_s):
@@ -150,6 +159,8 @@ class _Answers:
                     raise response
                 if response.HasField(field):
                     yield getattr(response, field)
+                elif response.HasField("stopped"):
+                    yield response.stopped
                 if response.last:
                     return
         except TimeoutError:
@@ -224,19 +235,36 @@ class _Session:
         error = _error(grpc.StatusCode.DEADLINE_EXCEEDED, why)
         return error if number in self._written else unsent(error)
 
+    def stop(self, number: int) -> None:
+        """It is to end; the gateway's last answer says how it did. One that it was not sent has asked no node."""
+        coming = self._waiting.get(number)
+        if coming is None:
+            return
+        if self._take_back(number):
+            del self._waiting[number]
+            coming.put_nowait(pb.SessionResponse(id=number, last=True, stopped=pb.SessionStopped()))
+        else:
+            self._cancel(number)
+
     def forget(self, number: int) -> None:
         """Its answers are not wanted any more; where there was none yet, the gateway is told."""
         self._written.discard(number)
-        if self._waiting.pop(number, None) is None:
-            return
-        self._unheard = deque(each for each in self._unheard if each.id != number)
+        if self._waiting.pop(number, None) is not None and not self._take_back(number):
+            self._unheard = deque(each for each in self._unheard if each.id != number)
+            self._cancel(number)
+
+    def _take_back(self, number: int) -> bool:
+        """Whether a request had not been sent to this gateway; it will not be then."""
         unsent = [each for each in self._outgoing if each.id == number]
-        if unsent:
-            self._outgoing.remove(unsent[0])
-        else:
-            cancel = pb.SessionRequest(id=next(self._ids), cancel=number)
-            self._unheard.append(cancel)
-            self._say(cancel)
+        for each in unsent:
+            self._outgoing.remove(each)
+            self._unheard.remove(each)
+        return bool(unsent)
+
+    def _cancel(self, number: int) -> None:
+        cancel = pb.SessionRequest(id=next(self._ids), cancel=number)
+        self._unheard.append(cancel)
+        self._say(cancel)
 
     async def _send(self) -> None:
         """What is queued, in order. In a task of its own: a write that is cancelled would end the stream."""

@@ -48,8 +48,8 @@ class BucketScripts:
 
         Args:
             cursor: 0, or the cursor that the previous call returned.
-            older_ms: Age in ms, by Redis' clock, from which a link is removed. A younger one may await its child. By default
-                two minutes.
+            older_ms: Age in ms, by Redis' clock, from which a link is removed; two minutes by default. A younger one
+                may await its child.
 
         Returns:
             How many were removed, and the next cursor, 0 at the end.
@@ -63,11 +63,7 @@ class BucketScripts:
                 at = 0
                 while True:
                     at, links = cast(Any, await self._client.hscan(name, at, count=_LINKS_READ))
-                    old = [
-                        (field, link)
-                        for field, link in links.items()
-                        if int(link[LINK_BYTES:]) < oldest_ms
-                    ]
+                    old = [(field, link) for field, link in links.items() if int(link[LINK_BYTES:]) < oldest_ms]
                     removed += await self._remove_links(bucket_of_page(name), old)
                     if not at:
                         break

@@ -29,6 +29,7 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted
 from quire_gateway.ports import Allocator, DeliverPart, IngestPart, LayerArrived, StorageNodes
+from quire_gateway.touching import asked, is_touching, quiet
 
 Summary = TypeVar("Summary")
 _RETRY_S: Final = 0.1
@@ -215,11 +216,19 @@ class Gateway:
             unchained=fetch.unchained,
             transfer_ms=fetch.transfer_ms,
         )
+        asked(share.node_id)
         try:
             async for event in self._nodes.deliver(share.grpc_address, part):
+                if isinstance(event, NodeOutcome):
+                    _note(event)
                 yield event
         except QuireError as error:
-            yield _failed(share, error)
+            outcome = _failed(share, error)
+            _note(outcome)
+            yield outcome
+        except (asyncio.CancelledError, GeneratorExit):
+            await self._stop(share, fetch.delivery_id)
+            raise
 
     async def _ingest(self, store: StoreCall, share: NodeShare) -> AsyncIterator[NodeOutcome]:
         chunks = [
@@ -241,10 +250,23 @@ class Gateway:
             tenant=store.tenant,
             transfer_ms=store.transfer_ms,
         )
+        asked(share.node_id)
         try:
-            yield await self._nodes.ingest(share.grpc_address, part)
+            outcome = await self._nodes.ingest(share.grpc_address, part)
         except QuireError as error:
-            yield _failed(share, error)
+            outcome = _failed(share, error)
+        except (asyncio.CancelledError, GeneratorExit):
+            await self._stop(share, store.store_id)
+            raise
+        _note(outcome)
+        yield outcome
+
+    async def _stop(self, share: NodeShare, transfer_id: bytes) -> None:
+        """Its client has aborted it. Without an answer of the node it waits for that one's word on the data plane."""
+        if is_touching(share.node_id):
+            with contextlib.suppress(QuireError):
+                await self._nodes.stop(share.grpc_address, transfer_id, share.index)
+                quiet(share.node_id)
 
 
 async def _to_the_end(transfer: AsyncIterator[Any], summary: type[Summary]) -> Summary:
@@ -258,6 +280,11 @@ async def _to_the_end(transfer: AsyncIterator[Any], summary: type[Summary]) -> S
         failed.check()
     assert isinstance(last, summary), "the last event"
     return last
+
+
+def _note(outcome: NodeOutcome) -> None:
+    if outcome.quiesced:
+        quiet(outcome.node_id)
 
 
 def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:

@@ -14,7 +14,6 @@ from quire.model.errors import (
     PeerLost,
     QuireError,
     TooManyRequests,
-    TransferRunning,
 )
 from quire.model.index import OBJECT_TIER, ChunkRecord, records
 from quire.model.keys import ChunkKeys
@@ -29,6 +28,7 @@ from quire_storage.object_store import ObjectStore
 from quire_storage.ports import ClusterIndex, Spawn
 from quire_storage.registry import Registry
 from quire_storage.tiers import Pinned, Tiers
+from quire_storage.transfers import Transfers
 
 _DEATH_SEEN_S = 60.0
 _SHOWN_MAX, _SHOWN_FROM_MS = 8, 100
@@ -49,7 +49,9 @@ class Deliveries:
         index: ClusterIndex,
         spawn: Spawn,
         on_read: Callable[[ChunkKeys, Sequence[ChunkRange], int], None],
+        transfers: Transfers,
     ) -> None:
+        self._transfers = transfers
         self._config = config
         self._parts = parts
         self._tiers = tiers
@@ -57,7 +59,7 @@ class Deliveries:
         self._index = index
         self._spawn = spawn
         self._on_read = on_read
-        self._delivering: set[str] = set()
+        self._delivering = 0
         self.running: dict[str, Delivery] = {}
         self.delivered_bytes = 0
         self._delivered = meter().create_counter(names.DELIVERED_BYTES, "By", "written into clients' memory")
@@ -74,13 +76,11 @@ class Deliveries:
         Raises `ChunkMissing`, `DescriptorInvalid`, `TargetInvalid`: nothing was written.
         """
         keys = self._keys_of(call)
-        if len(self._delivering) >= self._config.deliveries_max:
-            raise TooManyRequests(f"{len(self._delivering)} deliveries are running; retry later")
-        name = delivery_name(self._config.node_id, call.delivery_id, call.node_index)
-        if name in self._delivering:
-            raise TransferRunning("a delivery of this id is running", field="delivery_id")
-        self._delivering.add(name)
-        async for event in self._deliver(call, keys, name):
+        if self._delivering >= self._config.deliveries_max:
+            raise TooManyRequests(f"{self._delivering} deliveries are running; retry later")
+        self._transfers.begin((call.delivery_id, call.node_index), "delivery")
+        self._delivering += 1
+        async for event in self._deliver(call, keys):
             yield event
 
     def longest_running(self) -> tuple[RunningDelivery, ...]:
@@ -105,18 +105,19 @@ class Deliveries:
             raise DescriptorInvalid("names no chunk", field="ranges")
         return ChunkKeys(b"".join(descriptor.keys.run(each.first, each.count).packed for each in call.ranges))
 
-    async def _deliver(self, call: DeliverCall, keys: ChunkKeys, name: str) -> AsyncIterator[int | NodeOutcome]:
-        """`name` is taken until nothing of the delivery is in flight: another of its id would write beside it."""
+    async def _deliver(self, call: DeliverCall, keys: ChunkKeys) -> AsyncIterator[int | NodeOutcome]:
+        """Its name is taken until nothing of it is in flight: another of its id would write beside it."""
         task, delivery, pinned = None, None, None
         try:
             pinned = await self._pin(call, keys)
             if pinned.missing:
                 call = replace(call, ranges=_without(call, frozenset(pinned.missing)))
             delivery = Delivery(self._parts, call, pinned.copies)
-            task = self._spawn(self._run(delivery, call, pinned, name), traced=True)
+            task = self._spawn(self._run(delivery, call, pinned), traced=True)
+            self._transfers.stop_by((call.delivery_id, call.node_index), delivery.cancel)
         finally:
             if task is None:
-                self._delivering.discard(name)
+                self._ended(call)
                 if pinned is not None:
                     self._tiers.unpin(pinned)
         try:
@@ -160,17 +161,22 @@ class Deliveries:
             absent = await objects.still_absent(record.key for record in missing)
             await self._registry.withdraw([record for record in missing if record.key in absent], OBJECT_TIER)
 
-    async def _run(self, delivery: Delivery, call: DeliverCall, pinned: Pinned, name: str) -> NodeOutcome:
+    def _ended(self, call: DeliverCall) -> None:
+        self._delivering -= 1
+        self._transfers.end((call.delivery_id, call.node_index))
+
+    async def _run(self, delivery: Delivery, call: DeliverCall, pinned: Pinned) -> NodeOutcome:
+        name = delivery_name(self._config.node_id, call.delivery_id, call.node_index)
         self.running[name] = delivery
         try:
             outcome = await delivery.run()
         finally:
             del self.running[name]
             if delivery.settled:
-                self._delivering.discard(name)
+                self._ended(call)
                 self._tiers.unpin(pinned)
             else:
-                self._spawn(self._linger(delivery, pinned, name))
+                self._spawn(self._linger(delivery, call, pinned))
         if outcome.bytes_moved:
             self._on_read(call.descriptor.keys, call.ranges, call.descriptor.num_layers * call.descriptor.slice_bytes)
         self.delivered_bytes += outcome.bytes_moved
@@ -179,9 +185,9 @@ class Deliveries:
             self._spawn(self._release_if_gone(delivery.peer, call.lease))
         return outcome
 
-    async def _linger(self, delivery: Delivery, pinned: Pinned, name: str) -> None:
+    async def _linger(self, delivery: Delivery, call: DeliverCall, pinned: Pinned) -> None:
         await delivery.linger()
-        self._delivering.discard(name)
+        self._ended(call)
         self._tiers.unpin(pinned)
 
     async def _release_if_gone(self, peer: Peer, lease: bytes) -> None:

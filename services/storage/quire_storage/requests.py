@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from quire.model.durability import Durability
-from quire.model.errors import InvalidRequest, TooManyRequests, TransferRunning
+from quire.model.errors import InvalidRequest, TooManyRequests
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
@@ -19,6 +19,7 @@ from quire_storage.ports import Spawn
 from quire_storage.replication import Replicator
 from quire_storage.stores import Stores
 from quire_storage.tiers import Tiers
+from quire_storage.transfers import Transfers
 
 
 class Requests:
@@ -33,7 +34,9 @@ class Requests:
         replicator: Replicator,
         hot_copies: HotCopies,
         spawn: Spawn,
+        transfers: Transfers,
     ) -> None:
+        self._transfers = transfers
         self._config = config
         self._tiers = tiers
         self._stores = stores
@@ -41,7 +44,6 @@ class Requests:
         self._hot_copies = hot_copies
         self._spawn = spawn
         self.ingests = 0
-        self._storing: set[tuple[bytes, int]] = set()
 
     async def ingest(self, call: IngestCall) -> NodeOutcome:
         """Store chunks. Acknowledged means readable, and durable as asked."""
@@ -49,13 +51,12 @@ class Requests:
         if self.ingests >= self._config.ingests_max:
             raise TooManyRequests(f"{self.ingests} stores are running; retry later")
         name = (call.store_id, call.node_index)
-        if name in self._storing:
-            raise TransferRunning("a store of this id is running", field="store_id")
-        self._storing.add(name)
+        self._transfers.begin(name, "store")
+        self._transfers.stop_by(name, lambda: self._stores.abandon(call.store_id))
         self.ingests += 1
         task = self._spawn(self._stores.ingest(call), traced=True)
         task.add_done_callback(self._ingested)
-        task.add_done_callback(lambda _: self._storing.discard(name))
+        task.add_done_callback(lambda _: self._transfers.end(name))
         try:
             # A task of its own: a caller that goes away must not leave slots half-written and half-committed.
             return cast(NodeOutcome, await asyncio.shield(task))
@@ -68,6 +69,10 @@ class Requests:
         self.ingests -= 1
         if not task.cancelled():
             task.exception()  # seen: the caller may be gone
+
+    async def stop(self, transfer_id: bytes, node_index: int, refuse_s: float) -> None:
+        """End a delivery or store; one of that name that comes later is refused for so long."""
+        await self._transfers.stop((transfer_id, node_index), refuse_s)
 
     async def drop(self, generations: Mapping[bytes, int]) -> int:
         """Forget copies that were listed under index entries of these generations, which have ended; how many went."""

@@ -37,6 +37,7 @@ from quire_storage.requests import Requests
 from quire_storage.ring import Ring
 from quire_storage.stores import Stores
 from quire_storage.tiers import Tiers
+from quire_storage.transfers import Transfers
 from quire_storage.write_behind import WriteBehind
 
 _CLEANED_UP_S = 10.0
@@ -150,6 +151,7 @@ class StorageNode:
             chunkwise=FairQueue(config.chunkwise_max),
             theta_bytes=lambda: self._theta_bytes,
         )
+        transfers = Transfers(self._clock)
         self.deliveries = Deliveries(
             config=config,
             parts=self._parts,
@@ -158,6 +160,7 @@ class StorageNode:
             index=self._ports.index,
             spawn=self._spawn,
             on_read=self._hot_copies.read,
+            transfers=transfers,
         )
         self.prefetches = Prefetches(reading, self._parts.promotions, self._clock)
         self.requests = Requests(
@@ -167,6 +170,7 @@ class StorageNode:
             replicator=self._replicator,
             hot_copies=self._hot_copies,
             spawn=self._spawn,
+            transfers=transfers,
         )
         self._start_background()
 

@@ -96,6 +96,12 @@ class StorageServicer(StorageServiceServicer):
         )
         return pb.IngestResponse(outcome=convert.outcome_to(await self._node.requests.ingest(call)))
 
+    async def Stop(self, request: pb.StopRequest, context: Any) -> pb.StopResponse:
+        self._permits.check(request, again=True)
+        transfer_id = convert.transfer_id_from(request.transfer_id, "transfer_id")
+        await self._node.requests.stop(transfer_id, request.node_index, request.refuse_ms / 1000)
+        return pb.StopResponse()
+
     async def Drop(self, request: pb.DropRequest, context: Any) -> pb.DropResponse:
         self._permits.check(request, again=True)
         keys = list(ChunkKeys(request.chunk_keys))

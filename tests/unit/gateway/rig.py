@@ -12,7 +12,7 @@ from quire.model.errors import (
     InvalidRequest,
     Unauthenticated,
 )
-from quire.wire.channels import ChannelPool, call, stream
+from quire.wire.channels import ChannelPool, Stop, call, stream
 from quire.wire.session import METHODS, SessionChannel
 from quire.wire.v1 import gateway_pb2 as pb
 from quire.wire.v1.gateway_pb2_grpc import (
@@ -22,6 +22,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
 from quire_gateway.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.sessions import Sessions
+from quire_gateway.touching import asked, quiet
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 
@@ -37,7 +38,10 @@ class Admits(Admission):
 
 @dataclass
 class SessionGateway:
-    """Answers, and remembers what became of it. `gate`: a fetch waits for it before each event."""
+    """Answers, and remembers what became of it. `gate`: a fetch waits for it before each event.
+
+    A fetch asks as many nodes as it has chunks; one of them is quiet with each event.
+    """
 
     settings: dict[str, Any] = field(default_factory=dict)
     released: list[bytes] = field(default_factory=list)
@@ -81,9 +85,12 @@ class SessionGateway:
         return pb.ReleaseResponse(released=True)
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
+        for node in range(request.descriptor.chunk_count):
+            asked(f"storage-{node}")
         try:
             for layer in range(request.compute_window_us):
                 await self.gate.acquire()
+                quiet(f"storage-{layer}")
                 yield pb.FetchResponse(layer=pb.LayerArrived(layer=layer))
         finally:
             self.stopped.append("fetch")
@@ -170,8 +177,12 @@ async def lookup(stub: GatewayServiceStub, ttl_ms: int, host: str = "", timeout_
     return answer
 
 
-def fetch(stub: GatewayServiceStub, layers: int, timeout_s: float = 10.0) -> AsyncIterator[pb.FetchResponse]:
-    return stream(stub.Fetch, pb.FetchRequest(compute_window_us=layers), timeout_s=timeout_s)
+def fetch(
+    stub: GatewayServiceStub, layers: int, timeout_s: float = 10.0, *, nodes: int = 0, stop: Stop | None = None
+) -> AsyncIterator[Any]:
+    request = pb.FetchRequest(compute_window_us=layers)
+    request.descriptor.chunk_count = nodes
+    return stream(stub.Fetch, request, timeout_s=timeout_s, stop=stop)
 
 
 async def until(condition: Any) -> None:

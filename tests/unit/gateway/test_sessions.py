@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
@@ -18,7 +19,7 @@ from quire.model.errors import (
     Unauthenticated,
 )
 from quire.testing import FakeClock
-from quire.wire.channels import ChannelPool, call
+from quire.wire.channels import ChannelPool, Stop, call, stream
 from quire.wire.session import NAME_HEADER, _failure
 from quire.wire.status import error_of
 from quire.wire.v1 import gateway_pb2 as pb
@@ -106,6 +107,68 @@ async def test_a_request_that_is_given_up_is_stopped() -> None:
         assert gateway.stopped == ["fetch"]
 
 
+async def test_a_request_that_is_stopped_is_answered_with_the_nodes_that_may_go_on() -> None:
+    """Not with one that has said its end, nor with one that was not asked."""
+    gateway, stop = SessionGateway(), Stop()
+    async with serving(gateway) as port, session_client(port) as stub:
+        events = aiter(fetch(stub, 5, nodes=3, stop=stop))
+        gateway.gate.release()
+        assert (await anext(events)).layer.layer == 0
+        stop.now()
+        answer = await anext(events)
+        assert isinstance(answer, pb.SessionStopped) and list(answer.nodes) == ["storage-1", "storage-2"]
+        assert [event async for event in events] == [] and gateway.stopped == ["fetch"]
+
+
+async def test_a_request_that_is_stopped_survives_a_stream_that_breaks() -> None:
+    gateway, stop = SessionGateway(settings={"session_grace_ms": 60_000}), Stop()
+    async with serving(gateway) as port, Wire(port) as wire, session_client(wire.port) as stub:
+        events = aiter(fetch(stub, 5, nodes=1, stop=stop))
+        gateway.gate.release()
+        await anext(events)
+        wire.cut()
+        stop.now()
+        assert list((await anext(events)).nodes) == []
+        await until(lambda: gateway.stopped == ["fetch"])
+
+
+async def test_a_request_that_was_not_sent_has_asked_nobody() -> None:
+    gateway, stop = SessionGateway(), Stop()
+    async with serving(gateway) as port, Wire(port) as wire, session_client(wire.port) as stub:
+        await lookup(stub, 1)
+        wire.flowing.clear()
+        large = pb.FetchRequest(lease=bytes(8 << 20))  # more than the connection takes
+        filling = asyncio.create_task(_first(stream(stub.Fetch, large, timeout_s=30)))
+        await asyncio.sleep(0.05)
+        waiting = asyncio.create_task(_first(fetch(stub, 5, nodes=3, stop=stop)))
+        await asyncio.sleep(0.05)
+        stop.now()
+        answer = await waiting
+        assert isinstance(answer, pb.SessionStopped) and not answer.nodes
+        wire.flowing.set()
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
+
+
+async def test_a_request_that_no_gateway_took_is_asked_of_no_other_once_it_is_stopped() -> None:
+    first, second, stop = SessionGateway(), SessionGateway(), Stop()
+    async with (
+        serving(second) as port_2,
+        serving(first) as port_1,
+        session_client(f"127.0.0.1:{port_1},127.0.0.1:{port_2}") as stub,
+    ):
+        await lookup(stub, 1)
+        (session,) = first.sessions._sessions.values()
+        session.take = lambda message: None  # type: ignore[method-assign]
+        waiting = asyncio.create_task(_first(fetch(stub, 5, nodes=3, stop=stop)))
+        await asyncio.sleep(0.05)
+        stop.now()
+        first.sessions.leave()
+        answer = await waiting
+        assert isinstance(answer, pb.SessionStopped) and not answer.nodes
+        assert second.sessions.stats == {"sessions": 0}
+
+
 async def test_a_request_that_ends_with_its_time_was_not_answered() -> None:
     """Told so as an answer, a client would take it for refused before any node was asked, and use its memory again."""
     gateway = SessionGateway()
@@ -176,6 +239,10 @@ async def test_a_client_that_stays_away_loses_its_session() -> None:
             await lookup(stub, 2)
         wire.target = port
         assert (await _again(stub, 3)).lease == b"3"
+
+
+async def _first(answers: AsyncIterator[Any]) -> Any:
+    return await anext(answers)
 
 
 async def _again(stub: GatewayServiceStub, ttl_ms: int) -> pb.LookupResponse:

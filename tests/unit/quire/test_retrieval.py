@@ -17,6 +17,7 @@ from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 from quire.transport.memory import MemoryTransport
+from quire.wire.channels import Stop
 from quire_tools.local.ports import free_ports
 
 
@@ -42,7 +43,7 @@ async def _retrieve(error: QuireError, *, answered: bool) -> tuple[Buffer, Deliv
     )
     found = asyncio.get_running_loop().create_future()
     never: Any = None
-    delivery.start(retrieved(answers(), delivery, 0, never, found))
+    delivery.start(retrieved(answers(), delivery, 0, never, found), Stop())
     with pytest.raises(type(error)):
         await first_of(found, delivery, 0)
     return buffer, delivery

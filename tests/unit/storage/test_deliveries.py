@@ -21,6 +21,7 @@ from quire_storage.config import StorageConfig
 from quire_storage.deliveries import Deliveries
 from quire_storage.delivery import DeliverCall
 from quire_storage.object_store import ObjectStore
+from quire_storage.transfers import Transfers
 
 
 class _Tiers:
@@ -86,6 +87,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> tuple[Deliveries, _Tiers]:
     config = StorageConfig(cluster_secret="s", node_id="storage-0", deliveries_max=2)
     spawn: Any = lambda work, traced=False: asyncio.get_running_loop().create_task(work)  # noqa: E731
     parts: Any = {"config": config, "parts": None, "tiers": tiers, "registry": None, "index": None, "on_read": None}
+    parts["transfers"] = Transfers(FakeClock())
     return Deliveries(spawn=spawn, **parts), tiers
 
 

@@ -85,7 +85,9 @@ class SessionRequest(_message.Message):
     traceparent: _builtins.str
     """Trace that the request belongs to, as in W3C's header `traceparent`. Empty for none."""
     cancel: _builtins.int
-    """The client does not want the answer of the request with this id any more. Has an id of its own."""
+    """The client does not want the answer of the request with this id any more. Has an id of its own. Unless it was
+    answered before, the answer is `stopped`.
+    """
     @_builtins.property
     def renew(self) -> Global___SessionRenew:
         """Credentials, shown again."""
@@ -203,6 +205,7 @@ class SessionResponse(_message.Message):
     OPENED_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
     LOOKUP_FIELD_NUMBER: _builtins.int
     FETCH_FIELD_NUMBER: _builtins.int
     STORE_FIELD_NUMBER: _builtins.int
@@ -237,6 +240,10 @@ class SessionResponse(_message.Message):
     @_builtins.property
     def error(self) -> Global___SessionError:
         """The request failed."""
+
+    @_builtins.property
+    def stopped(self) -> Global___SessionStopped:
+        """The request was cancelled."""
 
     @_builtins.property
     def lookup(self) -> Global___LookupResponse:
@@ -308,6 +315,7 @@ class SessionResponse(_message.Message):
         opened: Global___SessionOpened | None = ...,
         leaving: Global___SessionLeaving | None = ...,
         error: Global___SessionError | None = ...,
+        stopped: Global___SessionStopped | None = ...,
         lookup: Global___LookupResponse | None = ...,
         fetch: Global___FetchResponse | None = ...,
         store: Global___StoreResponse | None = ...,
@@ -324,15 +332,41 @@ class SessionResponse(_message.Message):
         retain: Global___RetainResponse | None = ...,
         prefetch: Global___PrefetchResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "opened", b"opened", "prefetch", b"prefetch", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "opened", b"opened", "prefetch", b"prefetch", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "stopped", b"stopped", "store", b"store"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "heard", b"heard", "id", b"id", "last", b"last", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "number", b"number", "opened", b"opened", "prefetch", b"prefetch", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "store", b"store"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delete_image", b"delete_image", "error", b"error", "evict", b"evict", "fetch", b"fetch", "get_image", b"get_image", "get_latent", b"get_latent", "head_image", b"head_image", "heard", b"heard", "id", b"id", "last", b"last", "leaving", b"leaving", "list_images", b"list_images", "lookup", b"lookup", "number", b"number", "opened", b"opened", "prefetch", b"prefetch", "put_latent", b"put_latent", "release", b"release", "response", b"response", "retain", b"retain", "retrieve", b"retrieve", "status", b"status", "stopped", b"stopped", "store", b"store"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "leaving", "error", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["opened", "leaving", "error", "stopped", "lookup", "fetch", "store", "release", "evict", "put_latent", "get_latent", "head_image", "get_image", "delete_image", "list_images", "status", "retrieve", "retain", "prefetch"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
 Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class SessionStopped(_message.Message):
+    """A request has ended because its client wanted it to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The storage nodes that may still touch the client's memory for it, until they say on the data plane that they do
+        not. No other node was asked, or will be, or it has said the same here.
+        """
+
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionStopped: _TypeAlias = SessionStopped  # noqa: Y015
 
 @_typing.final
 class SessionOpened(_message.Message):

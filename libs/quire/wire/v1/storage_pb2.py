@@ -27,7 +27,7 @@ from quire.wire.v1 import gateway_pb2 as quire_dot_v1_dot_gateway__pb2
 from quire.wire.v1 import orchestrator_pb2 as quire_dot_v1_dot_orchestrator__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/storage.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x16quire/v1/gateway.proto\x1a\x1bquire/v1/orchestrator.proto\"\xa7\x02\n\x0e\x44\x65liverRequest\x12\r\n\x05lease\x18\x01 \x01(\x0c\x12\x13\n\x0b\x64\x65livery_id\x18\x02 \x01(\x0c\x12(\n\ndescriptor\x18\x03 \x01(\x0b\x32\x14.quire.v1.Descriptor\x12$\n\x06ranges\x18\x04 \x03(\x0b\x32\x14.quire.v1.ChunkRange\x12\x12\n\nnode_index\x18\x05 \x01(\r\x12\x19\n\x11\x63ompute_window_us\x18\x06 \x01(\r\x12\x18\n\x10layers_in_stream\x18\x07 \x01(\x08\x12\x0e\n\x06permit\x18\x08 \x01(\x0c\x12\x15\n\rtenant_weight\x18\t \x01(\x01\x12\x1e\n\x16tenant_cap_bytes_per_s\x18\n \x01(\x04\x12\x11\n\tunchained\x18\x0b \x01(\x08\"m\n\x0f\x44\x65liverResponse\x12\'\n\x05layer\x18\x01 \x01(\x0b\x32\x16.quire.v1.LayerArrivedH\x00\x12(\n\x07outcome\x18\x02 \x01(\x0b\x32\x15.quire.v1.NodeOutcomeH\x00\x42\x07\n\x05\x65vent\"\x87\x03\n\rIngestRequest\x12\"\n\x06layout\x18\x01 \x01(\x0b\x32\x12.quire.v1.KvLayout\x12\x18\n\x10namespace_digest\x18\x02 \x01(\x0c\x12%\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\x12\x10\n\x08store_id\x18\x04 \x01(\x0c\x12$\n\x06source\x18\x05 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12+\n\rsource_ranges\x18\x06 \x03(\x0b\x32\x14.quire.v1.ChunkRange\x12\x1a\n\x12source_chunk_count\x18\x07 \x01(\r\x12\x12\n\nnode_index\x18\x08 \x01(\r\x12(\n\ndurability\x18\t \x01(\x0e\x32\x14.quire.v1.Durability\x12)\n\x0bon_existing\x18\n \x01(\x0e\x32\x14.quire.v1.OnExisting\x12\x17\n\x0fsource_complete\x18\x0b \x01(\x08\x12\x0e\n\x06permit\x18\x0c \x01(\x0c\"8\n\x0eIngestResponse\x12&\n\x07outcome\x18\x01 \x01(\x0b\x32\x15.quire.v1.NodeOutcome\"l\n\x0b\x44ropRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\x12\x0e\n\x06permit\x18\x03 \x01(\x0c\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\"&\n\x0c\x44ropResponse\x12\x16\n\x0e\x64ropped_chunks\x18\x01 \x01(\r\"L\n\x14\x44\x65leteObjectsRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x10\n\x08until_ms\x18\x02 \x01(\x04\x12\x0e\n\x06permit\x18\x03 \x01(\x0c\"\x17\n\x15\x44\x65leteObjectsResponse\"\\\n\x0cRaiseRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12(\n\ndurability\x18\x02 \x01(\x0e\x32\x14.quire.v1.Durability\x12\x0e\n\x06permit\x18\x03 \x01(\x0c\"\x1f\n\rRaiseResponse\x12\x0e\n\x06raised\x18\x01 \x01(\x0c\"5\n\x0f\x44\x65scribeRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x0e\n\x06permit\x18\x02 \x01(\x0c\"#\n\x10\x44\x65scribeResponse\x12\x0f\n\x07headers\x18\x01 \x03(\x0c\"N\n\x15PrefetchChunksRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x11\n\twithin_ms\x18\x02 \x01(\r\x12\x0e\n\x06permit\x18\x03 \x01(\x0c\"+\n\x16PrefetchChunksResponse\x12\x11\n\tin_memory\x18\x01 \x01(\x0c\"c\n\x10ReplicateRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x1e\n\x06source\x18\x02 \x01(\x0b\x32\x0e.quire.v1.Node\x12\x0b\n\x03hot\x18\x03 \x01(\x08\x12\x0e\n\x06permit\x18\x04 \x01(\x0c\"!\n\x11ReplicateResponse\x12\x0c\n\x04kept\x18\x01 \x01(\x0c\x32\xaa\x04\n\x0eStorageService\x12@\n\x07\x44\x65liver\x12\x18.quire.v1.DeliverRequest\x1a\x19.quire.v1.DeliverResponse0\x01\x12;\n\x06Ingest\x12\x17.quire.v1.IngestRequest\x1a\x18.quire.v1.IngestResponse\x12\x35\n\x04\x44rop\x12\x15.quire.v1.DropRequest\x1a\x16.quire.v1.DropResponse\x12P\n\rDeleteObjects\x12\x1e.quire.v1.DeleteObjectsRequest\x1a\x1f.quire.v1.DeleteObjectsResponse\x12\x38\n\x05Raise\x12\x16.quire.v1.RaiseRequest\x1a\x17.quire.v1.RaiseResponse\x12\x41\n\x08\x44\x65scribe\x12\x19.quire.v1.DescribeRequest\x1a\x1a.quire.v1.DescribeResponse\x12M\n\x08Prefetch\x12\x1f.quire.v1.PrefetchChunksRequest\x1a .quire.v1.PrefetchChunksResponse\x12\x44\n\tReplicate\x12\x1a.quire.v1.ReplicateRequest\x1a\x1b.quire.v1.ReplicateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16quire/v1/storage.proto\x12\x08quire.v1\x1a\x15quire/v1/common.proto\x1a\x16quire/v1/gateway.proto\x1a\x1bquire/v1/orchestrator.proto\"\xa7\x02\n\x0e\x44\x65liverRequest\x12\r\n\x05lease\x18\x01 \x01(\x0c\x12\x13\n\x0b\x64\x65livery_id\x18\x02 \x01(\x0c\x12(\n\ndescriptor\x18\x03 \x01(\x0b\x32\x14.quire.v1.Descriptor\x12$\n\x06ranges\x18\x04 \x03(\x0b\x32\x14.quire.v1.ChunkRange\x12\x12\n\nnode_index\x18\x05 \x01(\r\x12\x19\n\x11\x63ompute_window_us\x18\x06 \x01(\r\x12\x18\n\x10layers_in_stream\x18\x07 \x01(\x08\x12\x0e\n\x06permit\x18\x08 \x01(\x0c\x12\x15\n\rtenant_weight\x18\t \x01(\x01\x12\x1e\n\x16tenant_cap_bytes_per_s\x18\n \x01(\x04\x12\x11\n\tunchained\x18\x0b \x01(\x08\"m\n\x0f\x44\x65liverResponse\x12\'\n\x05layer\x18\x01 \x01(\x0b\x32\x16.quire.v1.LayerArrivedH\x00\x12(\n\x07outcome\x18\x02 \x01(\x0b\x32\x15.quire.v1.NodeOutcomeH\x00\x42\x07\n\x05\x65vent\"\x87\x03\n\rIngestRequest\x12\"\n\x06layout\x18\x01 \x01(\x0b\x32\x12.quire.v1.KvLayout\x12\x18\n\x10namespace_digest\x18\x02 \x01(\x0c\x12%\n\x06\x63hunks\x18\x03 \x03(\x0b\x32\x15.quire.v1.ChunkRecord\x12\x10\n\x08store_id\x18\x04 \x01(\x0c\x12$\n\x06source\x18\x05 \x01(\x0b\x32\x14.quire.v1.RdmaTarget\x12+\n\rsource_ranges\x18\x06 \x03(\x0b\x32\x14.quire.v1.ChunkRange\x12\x1a\n\x12source_chunk_count\x18\x07 \x01(\r\x12\x12\n\nnode_index\x18\x08 \x01(\r\x12(\n\ndurability\x18\t \x01(\x0e\x32\x14.quire.v1.Durability\x12)\n\x0bon_existing\x18\n \x01(\x0e\x32\x14.quire.v1.OnExisting\x12\x17\n\x0fsource_complete\x18\x0b \x01(\x08\x12\x0e\n\x06permit\x18\x0c \x01(\x0c\"8\n\x0eIngestResponse\x12&\n\x07outcome\x18\x01 \x01(\x0b\x32\x15.quire.v1.NodeOutcome\"Y\n\x0bStopRequest\x12\x13\n\x0btransfer_id\x18\x01 \x01(\x0c\x12\x12\n\nnode_index\x18\x02 \x01(\r\x12\x11\n\trefuse_ms\x18\x03 \x01(\r\x12\x0e\n\x06permit\x18\x04 \x01(\x0c\"\x0e\n\x0cStopResponse\"l\n\x0b\x44ropRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x13\n\x0bgenerations\x18\x02 \x03(\x04\x12\x0e\n\x06permit\x18\x03 \x01(\x0c\x12\x0f\n\x07node_id\x18\x04 \x01(\t\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\"&\n\x0c\x44ropResponse\x12\x16\n\x0e\x64ropped_chunks\x18\x01 \x01(\r\"L\n\x14\x44\x65leteObjectsRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x10\n\x08until_ms\x18\x02 \x01(\x04\x12\x0e\n\x06permit\x18\x03 \x01(\x0c\"\x17\n\x15\x44\x65leteObjectsResponse\"\\\n\x0cRaiseRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12(\n\ndurability\x18\x02 \x01(\x0e\x32\x14.quire.v1.Durability\x12\x0e\n\x06permit\x18\x03 \x01(\x0c\"\x1f\n\rRaiseResponse\x12\x0e\n\x06raised\x18\x01 \x01(\x0c\"5\n\x0f\x44\x65scribeRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x0e\n\x06permit\x18\x02 \x01(\x0c\"#\n\x10\x44\x65scribeResponse\x12\x0f\n\x07headers\x18\x01 \x03(\x0c\"N\n\x15PrefetchChunksRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x11\n\twithin_ms\x18\x02 \x01(\r\x12\x0e\n\x06permit\x18\x03 \x01(\x0c\"+\n\x16PrefetchChunksResponse\x12\x11\n\tin_memory\x18\x01 \x01(\x0c\"c\n\x10ReplicateRequest\x12\x12\n\nchunk_keys\x18\x01 \x01(\x0c\x12\x1e\n\x06source\x18\x02 \x01(\x0b\x32\x0e.quire.v1.Node\x12\x0b\n\x03hot\x18\x03 \x01(\x08\x12\x0e\n\x06permit\x18\x04 \x01(\x0c\"!\n\x11ReplicateResponse\x12\x0c\n\x04kept\x18\x01 \x01(\x0c\x32\xe1\x04\n\x0eStorageService\x12@\n\x07\x44\x65liver\x12\x18.quire.v1.DeliverRequest\x1a\x19.quire.v1.DeliverResponse0\x01\x12;\n\x06Ingest\x12\x17.quire.v1.IngestRequest\x1a\x18.quire.v1.IngestResponse\x12\x35\n\x04Stop\x12\x15.quire.v1.StopRequest\x1a\x16.quire.v1.StopResponse\x12\x35\n\x04\x44rop\x12\x15.quire.v1.DropRequest\x1a\x16.quire.v1.DropResponse\x12P\n\rDeleteObjects\x12\x1e.quire.v1.DeleteObjectsRequest\x1a\x1f.quire.v1.DeleteObjectsResponse\x12\x38\n\x05Raise\x12\x16.quire.v1.RaiseRequest\x1a\x17.quire.v1.RaiseResponse\x12\x41\n\x08\x44\x65scribe\x12\x19.quire.v1.DescribeRequest\x1a\x1a.quire.v1.DescribeResponse\x12M\n\x08Prefetch\x12\x1f.quire.v1.PrefetchChunksRequest\x1a .quire.v1.PrefetchChunksResponse\x12\x44\n\tReplicate\x12\x1a.quire.v1.ReplicateRequest\x1a\x1b.quire.v1.ReplicateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,30 +42,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INGESTREQUEST']._serialized_end=913
   _globals['_INGESTRESPONSE']._serialized_start=915
   _globals['_INGESTRESPONSE']._serialized_end=971
-  _globals['_DROPREQUEST']._serialized_start=973
-  _globals['_DROPREQUEST']._serialized_end=1081
-  _globals['_DROPRESPONSE']._serialized_start=1083
-  _globals['_DROPRESPONSE']._serialized_end=1121
-  _globals['_DELETEOBJECTSREQUEST']._serialized_start=1123
-  _globals['_DELETEOBJECTSREQUEST']._serialized_end=1199
-  _globals['_DELETEOBJECTSRESPONSE']._serialized_start=1201
-  _globals['_DELETEOBJECTSRESPONSE']._serialized_end=1224
-  _globals['_RAISEREQUEST']._serialized_start=1226
-  _globals['_RAISEREQUEST']._serialized_end=1318
-  _globals['_RAISERESPONSE']._serialized_start=1320
-  _globals['_RAISERESPONSE']._serialized_end=1351
-  _globals['_DESCRIBEREQUEST']._serialized_start=1353
-  _globals['_DESCRIBEREQUEST']._serialized_end=1406
-  _globals['_DESCRIBERESPONSE']._serialized_start=1408
-  _globals['_DESCRIBERESPONSE']._serialized_end=1443
-  _globals['_PREFETCHCHUNKSREQUEST']._serialized_start=1445
-  _globals['_PREFETCHCHUNKSREQUEST']._serialized_end=1523
-  _globals['_PREFETCHCHUNKSRESPONSE']._serialized_start=1525
-  _globals['_PREFETCHCHUNKSRESPONSE']._serialized_end=1568
-  _globals['_REPLICATEREQUEST']._serialized_start=1570
-  _globals['_REPLICATEREQUEST']._serialized_end=1669
-  _globals['_REPLICATERESPONSE']._serialized_start=1671
-  _globals['_REPLICATERESPONSE']._serialized_end=1704
-  _globals['_STORAGESERVICE']._serialized_start=1707
-  _globals['_STORAGESERVICE']._serialized_end=2261
+  _globals['_STOPREQUEST']._serialized_start=973
+  _globals['_STOPREQUEST']._serialized_end=1062
+  _globals['_STOPRESPONSE']._serialized_start=1064
+  _globals['_STOPRESPONSE']._serialized_end=1078
+  _globals['_DROPREQUEST']._serialized_start=1080
+  _globals['_DROPREQUEST']._serialized_end=1188
+  _globals['_DROPRESPONSE']._serialized_start=1190
+  _globals['_DROPRESPONSE']._serialized_end=1228
+  _globals['_DELETEOBJECTSREQUEST']._serialized_start=1230
+  _globals['_DELETEOBJECTSREQUEST']._serialized_end=1306
+  _globals['_DELETEOBJECTSRESPONSE']._serialized_start=1308
+  _globals['_DELETEOBJECTSRESPONSE']._serialized_end=1331
+  _globals['_RAISEREQUEST']._serialized_start=1333
+  _globals['_RAISEREQUEST']._serialized_end=1425
+  _globals['_RAISERESPONSE']._serialized_start=1427
+  _globals['_RAISERESPONSE']._serialized_end=1458
+  _globals['_DESCRIBEREQUEST']._serialized_start=1460
+  _globals['_DESCRIBEREQUEST']._serialized_end=1513
+  _globals['_DESCRIBERESPONSE']._serialized_start=1515
+  _globals['_DESCRIBERESPONSE']._serialized_end=1550
+  _globals['_PREFETCHCHUNKSREQUEST']._serialized_start=1552
+  _globals['_PREFETCHCHUNKSREQUEST']._serialized_end=1630
+  _globals['_PREFETCHCHUNKSRESPONSE']._serialized_start=1632
+  _globals['_PREFETCHCHUNKSRESPONSE']._serialized_end=1675
+  _globals['_REPLICATEREQUEST']._serialized_start=1677
+  _globals['_REPLICATEREQUEST']._serialized_end=1776
+  _globals['_REPLICATERESPONSE']._serialized_start=1778
+  _globals['_REPLICATERESPONSE']._serialized_end=1811
+  _globals['_STORAGESERVICE']._serialized_start=1814
+  _globals['_STORAGESERVICE']._serialized_end=2423
 # @@protoc_insertion_point(module_scope)

@@ -210,6 +210,53 @@ class IngestResponse(_message.Message):
 Global___IngestResponse: _TypeAlias = IngestResponse  # noqa: Y015
 
 @_typing.final
+class StopRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_ID_FIELD_NUMBER: _builtins.int
+    NODE_INDEX_FIELD_NUMBER: _builtins.int
+    REFUSE_MS_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
+    transfer_id: _builtins.bytes
+    """The client's id of the delivery or store, 16 bytes."""
+    node_index: _builtins.int
+    """Which of the request's nodes this is."""
+    refuse_ms: _builtins.int
+    """For how long a transfer of this name is refused, milliseconds: until its permit has ended."""
+    permit: _builtins.bytes
+    """A member's signature on this request; checked here."""
+    def __init__(
+        self,
+        *,
+        transfer_id: _builtins.bytes = ...,
+        node_index: _builtins.int = ...,
+        refuse_ms: _builtins.int = ...,
+        permit: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_index", b"node_index", "permit", b"permit", "refuse_ms", b"refuse_ms", "transfer_id", b"transfer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopRequest: _TypeAlias = StopRequest  # noqa: Y015
+
+@_typing.final
+class StopResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopResponse: _TypeAlias = StopResponse  # noqa: Y015
+
+@_typing.final
 class DropRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

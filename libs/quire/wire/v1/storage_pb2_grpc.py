@@ -45,6 +45,11 @@ class StorageServiceStub:
                 request_serializer=quire_dot_v1_dot_storage__pb2.IngestRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_storage__pb2.IngestResponse.FromString,
                 _registered_method=True)
+        self.Stop = channel.unary_unary(
+                '/quire.v1.StorageService/Stop',
+                request_serializer=quire_dot_v1_dot_storage__pb2.StopRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.StopResponse.FromString,
+                _registered_method=True)
         self.Drop = channel.unary_unary(
                 '/quire.v1.StorageService/Drop',
                 request_serializer=quire_dot_v1_dot_storage__pb2.DropRequest.SerializeToString,
@@ -91,6 +96,14 @@ class StorageServiceServicer:
 
     def Ingest(self, request, context):
         """Read chunks out of the client's memory as it produces layers, and keep them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stop(self, request, context):
+        """End a transfer whose client has aborted it, or see to it that it never begins. Answered when nothing of it is in
+        flight here. For gateways.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,6 +163,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.Ingest,
                     request_deserializer=quire_dot_v1_dot_storage__pb2.IngestRequest.FromString,
                     response_serializer=quire_dot_v1_dot_storage__pb2.IngestResponse.SerializeToString,
+            ),
+            'Stop': grpc.unary_unary_rpc_method_handler(
+                    servicer.Stop,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.StopRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.StopResponse.SerializeToString,
             ),
             'Drop': grpc.unary_unary_rpc_method_handler(
                     servicer.Drop,
@@ -237,6 +255,33 @@ class StorageService:
             '/quire.v1.StorageService/Ingest',
             quire_dot_v1_dot_storage__pb2.IngestRequest.SerializeToString,
             quire_dot_v1_dot_storage__pb2.IngestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stop(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.StorageService/Stop',
+            quire_dot_v1_dot_storage__pb2.StopRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.StopResponse.FromString,
             options,
             channel_credentials,
             insecure,

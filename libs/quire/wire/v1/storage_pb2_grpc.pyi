@@ -39,6 +39,10 @@ class StorageServiceStub:
     """
     Ingest: _grpc.UnaryUnaryMultiCallable[_storage_pb2.IngestRequest, _storage_pb2.IngestResponse]
     """Read chunks out of the client's memory as it produces layers, and keep them."""
+    Stop: _grpc.UnaryUnaryMultiCallable[_storage_pb2.StopRequest, _storage_pb2.StopResponse]
+    """End a transfer whose client has aborted it, or see to it that it never begins. Answered when nothing of it is in
+    flight here. For gateways.
+    """
     Drop: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DropRequest, _storage_pb2.DropResponse]
     """Forget chunks and free their slots."""
     DeleteObjects: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DeleteObjectsRequest, _storage_pb2.DeleteObjectsResponse]
@@ -63,6 +67,10 @@ class StorageServiceAsyncStub(StorageServiceStub):
     """
     Ingest: _aio.UnaryUnaryMultiCallable[_storage_pb2.IngestRequest, _storage_pb2.IngestResponse]  # type: ignore[assignment]
     """Read chunks out of the client's memory as it produces layers, and keep them."""
+    Stop: _aio.UnaryUnaryMultiCallable[_storage_pb2.StopRequest, _storage_pb2.StopResponse]  # type: ignore[assignment]
+    """End a transfer whose client has aborted it, or see to it that it never begins. Answered when nothing of it is in
+    flight here. For gateways.
+    """
     Drop: _aio.UnaryUnaryMultiCallable[_storage_pb2.DropRequest, _storage_pb2.DropResponse]  # type: ignore[assignment]
     """Forget chunks and free their slots."""
     DeleteObjects: _aio.UnaryUnaryMultiCallable[_storage_pb2.DeleteObjectsRequest, _storage_pb2.DeleteObjectsResponse]  # type: ignore[assignment]
@@ -96,6 +104,16 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.IngestResponse, _abc.Awaitable[_storage_pb2.IngestResponse]]:
         """Read chunks out of the client's memory as it produces layers, and keep them."""
+
+    @_abc_1.abstractmethod
+    def Stop(
+        self,
+        request: _storage_pb2.StopRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.StopResponse, _abc.Awaitable[_storage_pb2.StopResponse]]:
+        """End a transfer whose client has aborted it, or see to it that it never begins. Answered when nothing of it is in
+        flight here. For gateways.
+        """
 
     @_abc_1.abstractmethod
     def Drop(

@@ -32,6 +32,8 @@ from quire_server.permits import member_permit, permit
 
 _ABANDON_TIMEOUT_S: Final = 5.0
 _WARM_TIMEOUT_S: Final = 5.0
+_STOP_TIMEOUT_S: Final = 2.0
+"""After which an aborted transfer's client waits for what the node says on the data plane."""
 
 
 class GrpcAllocator:
@@ -112,6 +114,12 @@ class GrpcStorageNodes:
             self._stub(address).Ingest, request, timeout_s=self._config.transfer_timeout_s, again=False
         )
         return convert.outcome_from(response.outcome)
+
+    async def stop(self, address: str, transfer_id: bytes, node_index: int) -> None:
+        refuse_ms = round(self._config.transfer_timeout_s * 1000)
+        request = storage_pb2.StopRequest(transfer_id=transfer_id, node_index=node_index, refuse_ms=refuse_ms)
+        member_permit(self._permits, request, self._clock.now_ms())
+        await call(self._stub(address).Stop, request, timeout_s=_STOP_TIMEOUT_S)
 
     async def prefetch(self, address: str, keys: ChunkKeys, within_ms: int) -> int:
         request = storage_pb2.PrefetchChunksRequest(chunk_keys=keys.packed, within_ms=within_ms)

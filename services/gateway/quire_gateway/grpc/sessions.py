@@ -31,6 +31,7 @@ from quire.wire.v1 import gateway_pb2 as pb
 from quire_gateway.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.errors import RequestsExhausted, SessionsExhausted
+from quire_gateway.touching import touching
 from quire_server.clock import Clock
 from quire_server.grpc_server import Served
 
@@ -91,6 +92,7 @@ class Session:
         self._kept: deque[pb.SessionResponse] = deque()
         self._room = asyncio.Event()
         self._requests: dict[int, asyncio.Task[None]] = {}
+        self._unwanted: set[int] = set()
         self._leases: dict[bytes, int] = {}
         self._leases_max = _LEASES_LOOKED
 
@@ -120,6 +122,7 @@ class Session:
         if message.HasField("cancel"):
             task = self._requests.get(message.cancel)
             if task is not None:
+                self._unwanted.add(message.cancel)
                 task.cancel()
             return
         task = asyncio.create_task(self._answer(self, message))
@@ -135,8 +138,13 @@ class Session:
             self._kept.popleft()
         self._room.set()
 
+    def is_unwanted(self, request: int) -> bool:
+        """Whether its client has cancelled it."""
+        return request in self._unwanted
+
     def _ended(self, request: int) -> None:
         del self._requests[request]
+        self._unwanted.discard(request)
         self._end_if_left()
 
     # ---- what goes out
@@ -378,7 +386,7 @@ class Sessions:
         field = message.WhichOneof("request") or ""
         path = f"/{METHODS[field].containing_service.full_name}/{METHODS[field].name}" if field in METHODS else SESSION
         carrier = {"traceparent": message.traceparent} if message.traceparent else {}
-        with self._served.request(path, carrier) as served:
+        with self._served.request(path, carrier) as served, touching() as nodes:
             try:
                 if field not in METHODS:
                     raise InvalidRequest("nothing that this version knows is asked", field="request")
@@ -386,6 +394,11 @@ class Sessions:
                     raise RequestsExhausted(f"{session.requests} requests of this session run", retry_after_s=_RETRY_S)
                 async with asyncio.timeout(message.timeout_ms / 1000 or None):
                     await self._ask(session, message, field)
+            except asyncio.CancelledError:
+                if session.is_unwanted(message.id):
+                    stopped = pb.SessionStopped(nodes=sorted(nodes))
+                    await session.put(pb.SessionResponse(id=message.id, last=True, stopped=stopped))
+                raise
             except TimeoutError as error:
                 served.failed(DeadlineExceeded(str(error)))
                 await session.put(_late(message.id))
