@@ -212,6 +212,22 @@ async def test_an_index_has_a_name_until_it_is_lost(any_redis: redis.Redis) -> N
     assert await PrefixIndex(any_redis).epoch() != name
 
 
+async def test_an_index_that_is_lost_while_its_name_is_asked_for_has_another(
+    redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the simulator: an orchestrator looked at the cluster no more."""
+    index, get = PrefixIndex(redis_client), redis_client.get
+
+    async def lost_once(name: str) -> object:
+        monkeypatch.setattr(redis_client, "get", get)
+        await redis_client.flushdb()
+        return await get(name)
+
+    monkeypatch.setattr(redis_client, "get", lost_once)
+    name = await index.epoch()
+    assert len(bytes.fromhex(name)) == 8 and await index.epoch() == name
+
+
 async def test_holders_are_asked_for_in_parts(redis_client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire_server.redis.index._HELD_AT_ONCE", 2)
     index, chunks = PrefixIndex(redis_client), records(chain(5), 0, 5)

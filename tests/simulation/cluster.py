@@ -147,6 +147,7 @@ class Member:
     service: Any = None
     disk: SimDisk | None = None
     transport: SimTransport | None = None
+    heartbeat: Heartbeat | None = None
 
 
 STORAGE = {
@@ -227,11 +228,29 @@ class Cluster:
         member.process = Process(name, skew_ms=member.process.skew_ms)
         if member.disk is not None and member.disk.fault is not no_fault:
             member.disk.fault = no_fault
-            del member.disk.files[next(iter(member.disk.files))]
+            for lost in list(member.disk.files)[:1]:
+                del member.disk.files[lost]
         self._starts += 1
         done = member.process.start(member.start(member.process))
         with contextlib.suppress(QuireError):
             member.service = await done
+
+    async def stop(self, name: str) -> None:
+        """A storage node is asked to end, and ends: nothing that it had written is lost."""
+        member = self.members[name]
+
+        async def end() -> None:
+            assert member.heartbeat is not None
+            await member.heartbeat.leave()
+            await member.service.close()
+
+        with contextlib.suppress(QuireError):
+            await member.process.start(end())
+        member.process.crash()
+        if member.disk is not None:
+            for file in member.disk.files.values():
+                file.sync()
+            member.disk.crash()
 
     def crash(self, name: str) -> None:
         """Power off: what drives had not synced is lost in part."""
@@ -439,9 +458,11 @@ class Cluster:
         roster: Roster | None = None,
     ) -> None:
         channels: Any = SimChannels(self.network, process)
-        Heartbeat(
+        heartbeat = Heartbeat(
             channels, _orchestrator_of(process), describe, on_news, roster, secret=SECRET.encode(), clock=clock
-        ).start()
+        )
+        self.members[process.name].heartbeat = heartbeat
+        heartbeat.start()
 
 
 def _orchestrator_of(process: Process) -> str:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from quire.model.durability import Durability
+
+STORED_WITHIN_S: Final = 12.0
+"""After which a store has ended, whether its client has heard of that or not."""
 
 
 class Violation(AssertionError):
@@ -28,6 +32,9 @@ class History:
     promises: dict[bytes, Promise] = field(default_factory=dict)
     written: dict[bytes, set[int]] = field(default_factory=dict)
     ended_s: dict[bytes, float] = field(default_factory=dict)
+    leases: dict[object, tuple[frozenset[bytes], float, int | None]] = field(default_factory=dict)
+    evicted: dict[bytes, float] = field(default_factory=dict)
+    store_began_s: dict[bytes, float] = field(default_factory=dict)
     log: deque[tuple[float, str, frozenset[bytes]]] = field(default_factory=lambda: deque(maxlen=20_000))
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -59,6 +66,47 @@ class History:
     def void(self, level: Durability) -> None:
         """Something happened that chunks of this level need not survive."""
         self.promises = {key: each for key, each in self.promises.items() if each.level is not level}
+
+    def void_chunk(self, key: bytes, levels: Sequence[Durability]) -> None:
+        """Something happened that this chunk need not survive at these levels."""
+        if (known := self.promises.get(key)) is not None and known.level in levels:
+            del self.promises[key]
+
+    def index_lost(self) -> None:
+        """The index does not know any more who has leases, and what was evicted."""
+        self.leases.clear()
+        self.evicted.clear()
+
+    # ---- leases and evictions
+
+    def stores(self, keys: Sequence[bytes], now_s: float) -> None:
+        """Somebody begins to store these: they may come back from then on."""
+        for key in keys:
+            self.evicted.pop(key, None)
+            self.store_began_s[key] = now_s
+
+    def evicts(self, keys: Sequence[bytes], now_s: float) -> None:
+        """The index has taken these out. They stay out, unless a store was under way or comes."""
+        for key in keys:
+            if self.store_began_s.get(key, -STORED_WITHIN_S) + STORED_WITHIN_S <= now_s:
+                self.evicted[key] = now_s
+
+    def leased(self, lease: object, keys: Sequence[bytes], until_s: float, disturbed: int | None = None) -> None:
+        """A lease was given on these chunks. `disturbed`: it is sure until another thing goes wrong, as its gateway may
+        take its client for gone then.
+        """
+        self.leases[lease] = (frozenset(keys), until_s, disturbed)
+
+    def unleased(self, lease: object) -> None:
+        """It is about to be given back."""
+        self.leases.pop(lease, None)
+
+    def is_leased(self, key: bytes, now_s: float, disturbed: int) -> bool:
+        """Whether a client has a lease on it."""
+        return any(
+            key in keys and now_s < until_s and since in (None, disturbed)
+            for keys, until_s, since in self.leases.values()
+        )
 
     def story(self, key: bytes) -> str:
         """Everything that was told of a chunk, and of all."""

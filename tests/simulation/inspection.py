@@ -14,6 +14,7 @@ from quire.model.fingerprints import fingerprint
 from quire.model.index import OBJECT_TIER
 from quire.testing.simulation import Process
 from quire.testing.simulation.network import unexpected
+from quire_gateway.core.s3_errors import S3Error
 from quire_storage.core.invariants import under_way
 from tests.simulation.prefixes import Prefix
 
@@ -39,6 +40,10 @@ class Inspection:
             raise self._day.history.fail(f"{what}: it is listed for {entry.nodes}, none of them has it", key)
 
     async def promises(self) -> None:
+        listed = self._day.cluster.metadata.entries()
+        back = [key for key in self._day.history.evicted if fingerprint(key) in listed]
+        if back:
+            raise self._day.history.fail("evicted, stored by nobody since, and listed", back[0])
         for key in list(self._day.history.promises):
             self.readable(key, "acknowledged, and lost")
         process = Process("inspector")
@@ -102,6 +107,8 @@ class Inspection:
             assert not left, f"{name}: {left}"
             arena = tiers.arena
             assert arena.free_blocks == arena._blocks, f"{name}: staging blocks are missing"
+            assert not node.requests._transfers._running, f"{name}: transfers are in flight that nobody waits for"
+            assert not node._parts.promotions._running, f"{name}: promotions of readers that have gone"
             assert not node.deliveries.running and not node.requests.ingests, (
                 f"{name}: transfers are counted that have ended"
             )
@@ -116,7 +123,7 @@ class Inspection:
         scheduler._advance()
         left = [name for link in scheduler._links.values() for name in link.rates]
         assert not left, f"rates are granted to deliveries that have ended: {left}"
-        expected = (QuireError, grpc.aio.AioRpcError, asyncio.CancelledError, TimeoutError)
+        expected = (QuireError, S3Error, grpc.aio.AioRpcError, asyncio.CancelledError, TimeoutError)
         for failure in self._day.loop.failures:
             error = failure.get("exception")
             if isinstance(error, BaseException) and not isinstance(error, expected):

@@ -38,6 +38,11 @@ def listen(day: Day) -> None:
                 packed, answers = arguments[3], answer[1 + answer[0] :]
                 asked = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
                 gone = [key for key, each in zip(asked, answers, strict=True) if each != b"kept"]
+                removed = [key for key, each in zip(asked, answers, strict=True) if each not in (b"kept", b"absent")]
+                for key in removed:
+                    if day.history.is_leased(key, day.loop.time(), day.disturbed):
+                        day.loop.failures.append({"exception": day.history.fail("evicted under a lease", key)})
+                day.history.evicts(removed, day.loop.time())
                 for key in cut_off(day, gone):
                     day.history.ended(key, day.loop.time())
                 if gone:

@@ -14,6 +14,8 @@ from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
 
 LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
+SHAPES = (LAYOUT, KvLayout(200, 16, 1, 2, Dtype.FP16), KvLayout(9, 16, 1, 16, Dtype.FP16))
+"""Of the second tenant's chunks. The headers of those with 200 layers take several units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,17 @@ class Prefix:
     namespace: Namespace
     keys: ChunkKeys
 
+    @property
+    def layout(self) -> KvLayout:
+        return self.namespace.layout
+
 
 def prefixes(rng: random.Random, tenants: int = 2, roots: int = 5, length: int = 10) -> list[Prefix]:
-    """Chains that share their beginnings; none of two tenants."""
+    """Chains that share their beginnings; none of two tenants, whose chunks may have other shapes."""
     found = []
     for tenant in range(tenants):
-        namespace = Namespace("model", "v1", LAYOUT, f"tenant-{tenant}".encode())
+        layout = rng.choice(SHAPES) if tenant else LAYOUT
+        namespace = Namespace("model", "v1", layout, f"tenant-{tenant}".encode())
         for root in range(roots):
             for branch in range(2):
                 packed, parent = [], namespace.digest()
@@ -41,8 +48,8 @@ def prefixes(rng: random.Random, tenants: int = 2, roots: int = 5, length: int =
     return found
 
 
-def content(key: bytes, version: int) -> npt.NDArray[np.uint8]:
+def content(key: bytes, version: int, layout: KvLayout) -> npt.NDArray[np.uint8]:
     """(layers, slice bytes) of a chunk, as one engine computes it; another version is another engine's."""
     row = np.frombuffer(hashlib.sha256(key + bytes([version])).digest(), dtype=np.uint8)
-    size = LAYOUT.num_layers * LAYOUT.slice_bytes
-    return np.tile(row, -(-size // len(row)))[:size].reshape(LAYOUT.num_layers, LAYOUT.slice_bytes)
+    size = layout.num_layers * layout.slice_bytes
+    return np.tile(row, -(-size // len(row)))[:size].reshape(layout.num_layers, layout.slice_bytes)

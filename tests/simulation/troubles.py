@@ -4,43 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from quire.model.durability import Durability
 from quire.model.iocb import Op
 from quire_storage.core.pool_format import PAGE_BYTES
 from tests.integration.engine.disk import Fault, no_fault
-from tests.simulation.cluster import ORCHESTRATORS
+from tests.simulation.cluster import GATEWAYS, ORCHESTRATORS, S3_FRONTENDS
+from tests.simulation.prefixes import content
 
 if TYPE_CHECKING:
     from tests.simulation.world import Day
 
-ALL_FAULTS = (
-    "crash",
-    "gateway",
-    "s3",
-    "orchestrator",
-    "scheduler",
-    "drive",
-    "reads",
-    "answers",
-    "pause",
-    "cut",
-    "reset",
-    "stuck",
-    "slow client",
-    "slow",
-    "redis",
-    "redis away",
-    "redis emptied",
-    "redis rolled back",
-    "objects",
-    "objects full",
-    "clock",
-    "client",
-    "twin",
-)
+_SKEW_MS: Final = 300_000
 
 
 class Troubles:
@@ -49,7 +26,11 @@ class Troubles:
     def __init__(self, day: Day) -> None:
         self._day = day
         self.healers: list[asyncio.Task[None]] = []
-        self._drives_lost = 0
+        self._copies_lost = 0
+        self._rotten: set[bytes] = set()
+        self._nodes = [f"storage-{number}" for number in range(day.storage_nodes)]
+        self._orchestrators = [f"orchestrator-{number}" for number in range(ORCHESTRATORS)]
+        self._gateways = [f"gateway-{number}" for number in range(GATEWAYS)]
 
     async def troubles(self) -> None:
         kinds = [kind for kind in self._day.faults if kind != "client"]
@@ -62,106 +43,31 @@ class Troubles:
             elif kind == "twin":  # while the one of that name is well: else the second one would be the one
                 await asyncio.wait([*self.healers, asyncio.create_task(asyncio.sleep(1.5))])
                 await asyncio.sleep(1.5)
-                self._day.disturbed += 1
-                await self._trouble(kind)
+                await self._strike(kind)
             else:
-                self._day.disturbed += 1
-                self.healers.append(asyncio.create_task(self._trouble(kind)))
+                self.healers.append(asyncio.create_task(self._strike(kind)))
 
-    async def _trouble(self, kind: str) -> None:
-        rng, cluster = self._day.rng, self._day.cluster
-        nodes = [f"storage-{number}" for number in range(self._day.storage_nodes)]
-        orchestrators = [f"orchestrator-{number}" for number in range(ORCHESTRATORS)]
-        match kind:
-            case "crash":
-                await self._crash(rng.choice(nodes))
-            case "gateway" | "orchestrator":
-                await self._crash(f"{kind}-{rng.randrange(2)}")
-            case "scheduler":
-                await self._crash(kind)
-            case "s3":
-                await self._crash(rng.choice(["s3-0", "s3-1"]))
-            case "drive":
-                await self._lose_drive(rng.choice(nodes))
-            case "reads":
-                await self._fail_reads(rng.choice(nodes), rng.uniform(0.1, 2.0))
-            case "answers":
-                await self._lose_answers(rng.choice([*nodes, *orchestrators]), rng.uniform(0.05, 1.5))
-            case "pause":
-                await self._pause(rng.choice(nodes), rng.uniform(0.2, 3.0))
-            case "cut":
-                await self._cut(rng.sample([*nodes, "gateway-0", *orchestrators, "client-0", "client-1"], 2))
-            case "reset":
-                name = rng.choice(["client-0", "client-1", "client-2"])
-                self._day.tell(f"fault: connections of {name} break")
-                for _ in range(rng.choice([1, 1, 4])):
-                    cluster.network.reset(name)
-                    await asyncio.sleep(rng.uniform(0.0, 0.3))
-            case "stuck":
-                peer = rng.choice([*nodes, "client-0", "client-1", "client-2"])
-                pair = frozenset((peer, rng.choice([name for name in nodes if name != peer])))
-                self._day.tell(f"fault: stuck {sorted(pair)}")
-                cluster.network.stuck.add(pair)
-                await asyncio.sleep(rng.uniform(7.5, 11.0))
-                cluster.network.stuck.discard(pair)
-            case "slow":
-                name = rng.choice([*nodes, "gateway-0", "client-0"])
-                cluster.network.slow[name] = rng.uniform(0.01, 0.2)
-                await asyncio.sleep(rng.uniform(0.5, 3.0))
-                cluster.network.slow.pop(name, None)
-            case "redis":
-                await self._silence(rng.random() < 0.4)
-            case "redis away":
-                self._day.tell("fault: Redis is away for longer than any lease")
-                cluster.metadata.down, cluster.metadata.hears = True, False
-                await asyncio.sleep(rng.uniform(9.0, 13.0))
-                cluster.metadata.down = False
-            case "redis emptied":
-                self._day.tell("fault: Redis is emptied")
-                cluster.metadata.empty()
-            case "redis rolled back":
-                replica = cluster.metadata.snapshot()
-                await asyncio.sleep(rng.uniform(0.3, 2.0))
-                self._day.tell("fault: Redis loses its last seconds")
-                cluster.metadata.restore(replica)
-            case "objects":
-                self._day.tell("fault: the object tier fails")
-                cluster.objects.failing = True
-                await asyncio.sleep(rng.uniform(0.2, 3.0))
-                cluster.objects.failing = False
-            case "objects full":
-                cluster.objects.full = True
-                await asyncio.sleep(rng.uniform(0.2, 3.0))
-                cluster.objects.full = False
-            case "twin":
-                self._day.tell("fault: a second storage-0")
-                twin = await cluster.twin("storage-0")
-                await asyncio.sleep(rng.uniform(1.0, 4.0))
-                twin.crash()
-            case "clock":
-                member = cluster.members[rng.choice([*nodes, *orchestrators, "gateway-0", "s3-0"])]
-                member.process.skew_ms = rng.randrange(-2000, 2000)
+    async def _strike(self, kind: str) -> None:
+        self._day.disturbed += 1
+        await _STRIKES[kind](self)
         self._day.disturbed += 1
 
-    async def _silence(self, hears: bool) -> None:
-        """Redis answers nothing for a while; or it does what it is asked, and now and then its answers are lost."""
-        metadata, rng = self._day.cluster.metadata, self._day.rng
-        self._day.tell(f"fault: Redis does not answer{', and hears' if hears else ''}")
-        for _ in range(10 if hears else 1):
-            metadata.down, metadata.hears = True, hears
-            await asyncio.sleep(rng.uniform(0.005, 0.1) if hears else rng.uniform(0.2, 2.0))
-            metadata.down = False
-            await asyncio.sleep(rng.uniform(0.02, 0.2))
+    # ---- processes
 
-    async def _slow_client(self) -> None:
-        """Nothing reaches its memory, or comes from there: that costs its own requests only."""
-        name = f"client-{self._day.rng.randrange(self._day.clients)}"
-        self._day.tell(f"fault: {name} is slow")
-        self._day.slow.add(name)
-        pairs = {frozenset((name, f"storage-{number}")) for number in range(self._day.storage_nodes)}
-        self._day.cluster.network.stuck |= pairs
-        await asyncio.sleep(self._day.rng.uniform(2.0, 5.0))
-        self._day.cluster.network.stuck -= pairs
+    async def _crash_node(self) -> None:
+        await self._crash(self._day.rng.choice(self._nodes))
+
+    async def _crash_gateway(self) -> None:
+        await self._crash(self._day.rng.choice(self._gateways))
+
+    async def _crash_orchestrator(self) -> None:
+        await self._crash(self._day.rng.choice(self._orchestrators))
+
+    async def _crash_scheduler(self) -> None:
+        await self._crash("scheduler")
+
+    async def _crash_s3(self) -> None:
+        await self._crash(f"s3-{self._day.rng.randrange(S3_FRONTENDS)}")
 
     async def _crash(self, name: str) -> None:
         member = self._day.cluster.members[name]
@@ -175,57 +81,42 @@ class Troubles:
             drive = member.disk.files[self._day.rng.choice("ab")]
             at = self._day.rng.randrange(2) * PAGE_BYTES + self._day.rng.randrange(256)
             self._day.tell(f"fault: byte {at} of a pool of {name} rots")
-            for content in drive.now, drive.durable:
-                content[at] ^= 1 << self._day.rng.randrange(8)
+            for bytes_ in drive.now, drive.durable:
+                bytes_[at] ^= 1 << self._day.rng.randrange(8)
+        await self._start_again(name)
+
+    async def _start_again(self, name: str) -> None:
         await asyncio.sleep(self._day.rng.uniform(0.1, 3.0))
         await self._day.cluster.restart(name)
         self._day.tell(f"{name} is back")
 
-    async def _lose_drive(self, name: str) -> None:
-        """One of a node's two drives fails for good; after the node's next start there is a new one in its place."""
+    async def _stop_node(self) -> None:
+        """One is stopped as an upgrade does it, and started again."""
+        name = self._day.rng.choice(self._nodes)
+        if self._day.cluster.members[name].process.dead or self._day.cluster.members[name].process.paused:
+            return
+        self._day.tell(f"fault: {name} is stopped")
+        self._day.history.void(Durability.MEMORY)
+        await self._day.cluster.stop(name)
+        self._day.history.void(Durability.MEMORY)
+        await self._start_again(name)
+
+    async def _lose_node(self) -> None:
+        """One is gone for good with its drives; a new one takes its name."""
+        name = self._day.rng.choice(self._nodes)
         member = self._day.cluster.members[name]
+        if member.process.dead:
+            return
         assert member.disk is not None
-        if member.process.dead or member.disk.fault is not no_fault:
-            return
-        self._day.tell(f"fault: a drive of {name} fails")
-        member.disk.fault = lambda op, file, offset, length: -errno.EIO if file == 0 else None
-        lost = [Durability.MEMORY, Durability.LOCAL] + [Durability.REPLICATED] * (self._drives_lost > 0)
-        self._drives_lost += 1
-        for _ in range(2):  # again for what was being acknowledged then
-            for level in lost:
-                self._day.history.void(level)
-            await asyncio.sleep(2.0)
+        self._day.tell(f"fault: {name} is lost for good")
+        self._day.cluster.crash(name)
+        member.disk.files.clear()
+        self._lose_copies()
+        await self._start_again(name)
+        self._void_lost()
 
-    async def _cut(self, names: Sequence[str]) -> None:
-        pair, rng = frozenset(names), self._day.rng
-        self._day.tell(f"fault: cut {sorted(pair)}")
-        self._day.cluster.network.cuts.add(pair)
-        await asyncio.sleep(rng.uniform(0.3, 3.0) if rng.random() < 0.7 else rng.uniform(3.0, 12.0))
-        self._day.cluster.network.cuts.discard(pair)
-
-    async def _fail_reads(self, name: str, seconds: float) -> None:
-        """The path to a drive is down for a moment: what lies there is sound, and costs no promise."""
-        disk = self._day.cluster.members[name].disk
-        assert disk is not None
-        if disk.fault is not no_fault:
-            return
-        self._day.tell(f"fault: a drive of {name} fails reads for {seconds:.1f} s")
-        file = self._day.rng.randrange(2)
-        fails: Fault = lambda op, at, offset, length: -errno.EIO if op is Op.READ and at == file else None  # noqa: E731
-        disk.fault = fails
-        await asyncio.sleep(seconds)
-        if disk.fault is fails:
-            disk.fault = no_fault
-
-    async def _lose_answers(self, name: str, seconds: float) -> None:
-        """What is asked of a process is done, and its answers are lost."""
-        unanswered = self._day.cluster.network.unanswered
-        if name in unanswered:
-            return
-        self._day.tell(f"fault: answers of {name} are lost for {seconds:.1f} s")
-        unanswered.add(name)
-        await asyncio.sleep(seconds)
-        unanswered.discard(name)
+    async def _pause_node(self) -> None:
+        await self._pause(self._day.rng.choice(self._nodes), self._day.rng.uniform(0.2, 3.0))
 
     async def _pause(self, name: str, seconds: float) -> None:
         process = self._day.cluster.members[name].process
@@ -235,3 +126,258 @@ class Troubles:
         process.paused = True
         await asyncio.sleep(seconds)
         process.go_on()
+
+    async def _second_of_a_name(self) -> None:
+        self._day.tell("fault: a second storage-0")
+        twin = await self._day.cluster.twin("storage-0")
+        await asyncio.sleep(self._day.rng.uniform(1.0, 4.0))
+        twin.crash()
+
+    async def _wrong_clock(self) -> None:
+        rng = self._day.rng
+        name = rng.choice([*self._nodes, *self._orchestrators, *self._gateways, "s3-0"])
+        most_ms = 2000 if name == "s3-0" else _SKEW_MS  # the frontend has no heartbeat here
+        self._day.cluster.members[name].process.skew_ms = rng.randrange(-most_ms, most_ms)
+
+    # ---- drives
+
+    async def _lose_drive(self) -> None:
+        """One of a node's two drives fails for good; after the node's next start there is a new one in its place."""
+        name = self._day.rng.choice(self._nodes)
+        member = self._day.cluster.members[name]
+        assert member.disk is not None
+        if member.process.dead or member.disk.fault is not no_fault:
+            return
+        self._day.tell(f"fault: a drive of {name} fails")
+        member.disk.fault = lambda op, file, offset, length: -errno.EIO if file == 0 else None
+        self._lose_copies()
+        await asyncio.sleep(2.0)
+        self._void_lost()  # what was being acknowledged then
+
+    def _lose_copies(self) -> None:
+        self._copies_lost += 1
+        self._void_lost()
+
+    def _void_lost(self) -> None:
+        """What need not survive the copies that were lost: of `replicated` chunks the second ones, or rotten ones."""
+        for level in (Durability.MEMORY, Durability.LOCAL):
+            self._day.history.void(level)
+        if self._copies_lost > 1:
+            self._day.history.void(Durability.REPLICATED)
+        for key in self._rotten:
+            self._day.history.void_chunk(key, (Durability.REPLICATED,))
+
+    async def _fail_reads(self) -> None:
+        """The path to a drive is down for a moment: what lies there is sound, and costs no promise."""
+        seconds = self._day.rng.uniform(0.1, 2.0)
+        await self._fail_for_a_while(
+            f"fails reads for {seconds:.1f} s", lambda op: -errno.EIO if op is Op.READ else None, seconds
+        )
+
+    async def _fail_writes(self) -> None:
+        """A drive takes nothing for a moment, as one that was mounted anew read-only."""
+        seconds = self._day.rng.uniform(0.1, 2.0)
+        await self._fail_for_a_while(
+            f"is read-only for {seconds:.1f} s", lambda op: None if op is Op.READ else -errno.EROFS, seconds
+        )
+
+    async def _fail_for_a_while(self, what: str, outcome: Callable[[Op], int | None], seconds: float) -> None:
+        name, file = self._day.rng.choice(self._nodes), self._day.rng.randrange(2)
+        disk = self._day.cluster.members[name].disk
+        assert disk is not None
+        if disk.fault is not no_fault:
+            return
+        self._day.tell(f"fault: a drive of {name} {what}")
+        fails: Fault = lambda op, at, offset, length: outcome(op) if at == file else None  # noqa: E731
+        disk.fault = fails
+        await asyncio.sleep(seconds)
+        if disk.fault is fails:
+            disk.fault = no_fault
+
+    async def _rot(self) -> None:
+        """A byte of a chunk on a drive changes: that copy is lost, and no other."""
+        name = self._day.rng.choice(self._nodes)
+        member, rng = self._day.cluster.members[name], self._day.rng
+        if member.process.dead or member.service is None or member.disk is None:
+            return
+        pool = member.service._tiers.pool.map
+        prefix = rng.choice(self._day.prefixes)
+        key = prefix.keys.at(rng.randrange(len(prefix.keys)))
+        placed = pool.get(key)
+        if placed is None:
+            return
+        layer = rng.randrange(prefix.layout.num_layers)
+        at = pool.data_offset(placed.place.drive) + placed.place.offset + layer * placed.place.layer_stride
+        file = member.disk._open[placed.place.drive] if placed.place.drive < len(member.disk._open) else None
+        found = bytes(file.now[at : at + prefix.layout.slice_bytes]) if file is not None else b""
+        if not any(found == content(key, version, prefix.layout)[layer].tobytes() for version in (0, 1)):
+            return  # it lies elsewhere by now
+        assert file is not None
+        self._day.tell(f"fault: a chunk on a drive of {name} rots", [key])
+        file.sync()
+        for bytes_ in file.now, file.durable:
+            bytes_[at + rng.randrange(prefix.layout.slice_bytes)] ^= 1 << rng.randrange(8)
+        lost = [Durability.MEMORY, Durability.LOCAL]
+        if key in self._rotten or self._copies_lost:
+            lost.append(Durability.REPLICATED)
+        self._rotten.add(key)
+        self._day.history.void_chunk(key, lost)
+
+    async def _misdirect(self) -> None:
+        """A write lands elsewhere on its drive: what it should have changed is as it was, something else is lost."""
+        name = self._day.rng.choice(self._nodes)
+        disk = self._day.cluster.members[name].disk
+        assert disk is not None
+        if disk.fault is not no_fault or disk.redirect is not None:
+            return
+
+        def elsewhere(file: int, offset: int, length: int, size: int) -> int:
+            where = self._day.rng.randrange(2, (size - length) // PAGE_BYTES) * PAGE_BYTES
+            self._day.tell(f"fault: a write of {name} to {offset} of drive {file} lands at {where}")
+            self._lose_copies()
+            return where
+
+        disk.redirect = elsewhere
+        await asyncio.sleep(2.0)
+        disk.redirect = None
+        self._void_lost()
+
+    # ---- network
+
+    async def _lose_answers(self) -> None:
+        """What is asked of a process is done, and its answers are lost."""
+        name, seconds = self._day.rng.choice([*self._nodes, *self._orchestrators]), self._day.rng.uniform(0.05, 1.5)
+        unanswered = self._day.cluster.network.unanswered
+        if name in unanswered:
+            return
+        self._day.tell(f"fault: answers of {name} are lost for {seconds:.1f} s")
+        unanswered.add(name)
+        await asyncio.sleep(seconds)
+        unanswered.discard(name)
+
+    async def _cut(self) -> None:
+        rng, network = self._day.rng, self._day.cluster.network
+        names = [*self._nodes, *self._gateways, *self._orchestrators, "client-0", "client-1"]
+        pair = frozenset(rng.sample(names, 2))
+        self._day.tell(f"fault: cut {sorted(pair)}")
+        network.cuts.add(pair)
+        await asyncio.sleep(rng.uniform(0.3, 3.0) if rng.random() < 0.7 else rng.uniform(3.0, 12.0))
+        network.cuts.discard(pair)
+
+    async def _reset(self) -> None:
+        name = self._day.rng.choice(["client-0", "client-1", "client-2"])
+        self._day.tell(f"fault: connections of {name} break")
+        for _ in range(self._day.rng.choice([1, 1, 4])):
+            self._day.cluster.network.reset(name)
+            await asyncio.sleep(self._day.rng.uniform(0.0, 0.3))
+
+    async def _stick(self) -> None:
+        """What was posted lands later, whatever is torn down meanwhile."""
+        rng, network = self._day.rng, self._day.cluster.network
+        peer = rng.choice([*self._nodes, "client-0", "client-1", "client-2"])
+        pair = frozenset((peer, rng.choice([name for name in self._nodes if name != peer])))
+        self._day.tell(f"fault: stuck {sorted(pair)}")
+        network.stuck.add(pair)
+        await asyncio.sleep(rng.uniform(7.5, 11.0))
+        network.stuck.discard(pair)
+
+    async def _slow_down(self) -> None:
+        rng, network = self._day.rng, self._day.cluster.network
+        name = rng.choice([*self._nodes, *self._gateways, "client-0"])
+        network.slow[name] = rng.uniform(0.01, 0.2)
+        await asyncio.sleep(rng.uniform(0.5, 3.0))
+        network.slow.pop(name, None)
+
+    async def _slow_client(self) -> None:
+        """Nothing reaches its memory, or comes from there: that costs its own requests only."""
+        name = f"client-{self._day.rng.randrange(self._day.clients)}"
+        self._day.tell(f"fault: {name} is slow")
+        self._day.slow.add(name)
+        pairs = {frozenset((name, node)) for node in self._nodes}
+        self._day.cluster.network.stuck |= pairs
+        await asyncio.sleep(self._day.rng.uniform(2.0, 5.0))
+        self._day.cluster.network.stuck -= pairs
+
+    # ---- Redis and the object tier
+
+    async def _silence(self) -> None:
+        """Redis answers nothing for a while; or it does what it is asked, and now and then its answers are lost."""
+        metadata, rng = self._day.cluster.metadata, self._day.rng
+        hears = rng.random() < 0.4
+        self._day.tell(f"fault: Redis does not answer{', and hears' if hears else ''}")
+        for _ in range(10 if hears else 1):
+            metadata.down, metadata.hears = True, hears
+            await asyncio.sleep(rng.uniform(0.005, 0.1) if hears else rng.uniform(0.2, 2.0))
+            metadata.down = False
+            await asyncio.sleep(rng.uniform(0.02, 0.2))
+
+    async def _silence_long(self) -> None:
+        metadata = self._day.cluster.metadata
+        self._day.tell("fault: Redis is away for longer than any lease")
+        metadata.down, metadata.hears = True, False
+        await asyncio.sleep(self._day.rng.uniform(9.0, 13.0))
+        metadata.down = False
+
+    async def _empty(self) -> None:
+        self._day.tell("fault: Redis is emptied")
+        self._day.cluster.metadata.empty()
+        self._day.history.index_lost()
+
+    async def _roll_back(self) -> None:
+        """A failover to a replica that had not heard the last seconds."""
+        await self._restore(self._day.rng.uniform(0.3, 2.0), "loses its last seconds")
+
+    async def _restore_backup(self) -> None:
+        await self._restore(self._day.rng.uniform(3.0, 9.0), "is restored from a backup")
+
+    async def _restore(self, age_s: float, what: str) -> None:
+        metadata = self._day.cluster.metadata
+        backup = metadata.snapshot()
+        await asyncio.sleep(age_s)
+        self._day.tell(f"fault: Redis {what}")
+        metadata.restore(backup)
+        self._day.history.index_lost()
+
+    async def _fail_objects(self) -> None:
+        self._day.tell("fault: the object tier fails")
+        self._day.cluster.objects.failing = True
+        await asyncio.sleep(self._day.rng.uniform(0.2, 3.0))
+        self._day.cluster.objects.failing = False
+
+    async def _fill_objects(self) -> None:
+        self._day.cluster.objects.full = True
+        await asyncio.sleep(self._day.rng.uniform(0.2, 3.0))
+        self._day.cluster.objects.full = False
+
+
+_STRIKES: Final[dict[str, Callable[[Troubles], Coroutine[Any, Any, None]]]] = {
+    "crash": Troubles._crash_node,
+    "stop": Troubles._stop_node,
+    "loss": Troubles._lose_node,
+    "gateway": Troubles._crash_gateway,
+    "s3": Troubles._crash_s3,
+    "orchestrator": Troubles._crash_orchestrator,
+    "scheduler": Troubles._crash_scheduler,
+    "drive": Troubles._lose_drive,
+    "reads": Troubles._fail_reads,
+    "writes": Troubles._fail_writes,
+    "rot": Troubles._rot,
+    "misdirected": Troubles._misdirect,
+    "answers": Troubles._lose_answers,
+    "pause": Troubles._pause_node,
+    "cut": Troubles._cut,
+    "reset": Troubles._reset,
+    "stuck": Troubles._stick,
+    "slow": Troubles._slow_down,
+    "redis": Troubles._silence,
+    "redis away": Troubles._silence_long,
+    "redis emptied": Troubles._empty,
+    "redis rolled back": Troubles._roll_back,
+    "redis restored": Troubles._restore_backup,
+    "objects": Troubles._fail_objects,
+    "objects full": Troubles._fill_objects,
+    "clock": Troubles._wrong_clock,
+    "twin": Troubles._second_of_a_name,
+}
+
+ALL_FAULTS: Final[Sequence[str]] = (*_STRIKES, "slow client", "client")

@@ -26,6 +26,7 @@ from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import KeysInvalid, QuireError
 from quire.model.keys import ChunkKeys
+from quire.model.layout import KvLayout
 from quire.testing.simulation import Process, SimChannels, SimTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
@@ -38,7 +39,7 @@ from tests.simulation.cluster import GATEWAYS, Cluster
 from tests.simulation.history import History
 from tests.simulation.inspection import LEASE_MS, Inspection
 from tests.simulation.listening import listen
-from tests.simulation.prefixes import LAYOUT, Prefix, content, prefixes
+from tests.simulation.prefixes import Prefix, content, prefixes
 from tests.simulation.troubles import Troubles
 
 _OPERATION_S = 60.0
@@ -48,6 +49,8 @@ _UNUSED = 0xEE
 _BUCKET_CHUNKS = 4  # so that prefixes cross buckets of the index
 _FINE = ("done", "KeysInvalid", "TargetInvalid")
 _KINDS = (
+    "retain",
+    "prefetch",
     *("store",) * 3,
     *("fetch",) * 4,
     "evict",
@@ -151,13 +154,13 @@ class Day:
         await client.start()
         for prefix in self.prefixes:
             count = len(prefix.keys)
-            async with self._buffer(client, count) as buffer:
-                rows = buffer.layers(LAYOUT.num_layers, count, LAYOUT.slice_bytes)
+            async with self._buffer(client, prefix, count) as buffer:
+                rows = buffer.layers(prefix.layout.num_layers, count, prefix.layout.slice_bytes)
                 for at, key in enumerate(prefix.keys):
-                    rows[:, at] = content(key, 0)
+                    rows[:, at] = content(key, 0, prefix.layout)
                     self.history.sent(key, 0)
                 session = await client.store(prefix.namespace, prefix.keys, 0, buffer, durability=Durability.LOCAL)
-                for layer in range(LAYOUT.num_layers):
+                for layer in range(prefix.layout.num_layers):
                     session.layer_produced(layer)
                 await self._finish(session)
 
@@ -194,6 +197,7 @@ class Day:
             await asyncio.sleep(rng.expovariate(self.rate))
             if self.loop.time() > crash_s:
                 self.tell(f"fault: client-{number} crashes")
+                self.history.leases.clear()  # with its session its leases end
                 process.crash()
                 await asyncio.sleep(1)
             many = f"client-{number}" in self.slow and rng.random() < 0.2
@@ -260,18 +264,30 @@ class Day:
                 return await self.fetch(client, prefix, rng, cancel=False, order=DeliveryOrder.LAYERWISE)
             case "cancel fetch":
                 return await self.fetch(client, prefix, rng, cancel=True)
+            case "retain":
+                return await self._retain(client, prefix, rng)
+            case "prefetch":
+                return f"done, {await client.prefetch(prefix.namespace, prefix.keys)} in memory"
             case "evict":
                 gone = await client.evict(prefix.namespace, prefix.keys, keep_chunks=rng.randrange(len(prefix.keys)))
                 return f"done, {gone} went"
             case _:
                 return await self._garbage(client, prefix, rng)
 
+    async def _retain(self, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
+        """Kept for a while, whatever needs room or is evicted. A later one of the same chunks replaces the time."""
+        asked_s, seconds, name = self.loop.time(), rng.uniform(0.5, 6.0), ("retention", prefix.keys.packed)
+        self.history.unleased(name)
+        kept = await client.retain(prefix.namespace, prefix.keys, seconds)
+        self.history.leased(name, list(prefix.keys)[:kept], asked_s + seconds)
+        return f"done, {kept} kept"
+
     async def _garbage(self, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
         """Keys that no engine sends: repeated ones are refused, unknown ones in between cost a miss."""
         keys = list(prefix.keys)
         if rng.random() < 0.5:
             repeated = ChunkKeys(b"".join([keys[0], *keys]))
-            buffer = client.allocate(LAYOUT.payload_bytes(len(repeated)))
+            buffer = client.allocate(prefix.layout.payload_bytes(len(repeated)))
             try:
                 if rng.random() < 0.5:
                     await client.lookup(prefix.namespace, repeated)
@@ -295,16 +311,17 @@ class Day:
         version = int(rng.random() < 0.1) if version is None else version
         on_existing = OnExisting.VERIFY if rng.random() < 0.2 else OnExisting.SKIP
         began_s, disturbed = self.loop.time(), self.disturbed
-        async with self._buffer(client, count) as buffer:
-            rows = buffer.layers(LAYOUT.num_layers, count, LAYOUT.slice_bytes)
+        self.history.stores(list(keys), self.loop.time())
+        async with self._buffer(client, prefix, count) as buffer:
+            rows = buffer.layers(prefix.layout.num_layers, count, prefix.layout.slice_bytes)
             for at, key in enumerate(keys):
-                rows[:, at] = content(key, version)
+                rows[:, at] = content(key, version, prefix.layout)
                 self.history.sent(key, version)
             complete = rng.random() < 0.4
             session = await client.store(
                 prefix.namespace, keys, 0, buffer, durability=level, on_existing=on_existing, complete=complete
             )
-            for layer in range(0 if complete else LAYOUT.num_layers):
+            for layer in range(0 if complete else prefix.layout.num_layers):
                 await asyncio.sleep(rng.uniform(0, 0.004))
                 session.layer_produced(layer)
             if cancel:
@@ -350,20 +367,23 @@ class Day:
         window_us = rng.choice([None, 500, 3000])
         if rng.random() < 0.5:
             return await self._retrieve(client, prefix, rng, order, window_us, cancel=cancel)
+        asked_s = self.loop.time()
         found = await client.lookup(prefix.namespace, prefix.keys, lease_ttl_ms=LEASE_MS)
         if not found.matched_chunks:
             return "done"
         count = found.matched_chunks
-        async with self._buffer(client, count) as buffer:
+        self.history.leased(found.lease, list(prefix.keys)[:count], asked_s + LEASE_MS / 1000, self.disturbed)
+        async with self._buffer(client, prefix, count) as buffer:
             delivery = await client.fetch(found, buffer, order=order, compute_window_us=window_us)
             try:
                 if cancel:
                     await asyncio.sleep(rng.uniform(0, 0.01))
                     delivery.abandon()
                     return "done"
-                return await self._receive(delivery, buffer, prefix, count)
+                return await self._receive(delivery, buffer, prefix, count, found.take_chunks)
             finally:
                 await delivery.quiesced(35.0 if self.faults else _ABORTED_S)
+                self.history.unleased(found.lease)
                 with contextlib.suppress(QuireError):
                     await client.release(found)
 
@@ -379,7 +399,8 @@ class Day:
     ) -> str:
         """In one exchange. One that is given up may not know yet which nodes are at it."""
         first, count = rng.randrange(len(prefix.keys)), len(prefix.keys)
-        async with self._buffer(client, count - first) as buffer:
+        async with self._buffer(client, prefix, count - first) as buffer:
+            asked_s = self.loop.time()
             retrieving = asyncio.ensure_future(
                 client.retrieve(
                     prefix.namespace,
@@ -398,6 +419,8 @@ class Day:
                     await asyncio.wait([retrieving])
                     return "done"
             retrieval = await retrieving
+            leased = list(prefix.keys)[: retrieval.found.matched_chunks]
+            self.history.leased(retrieval.found.lease, leased, asked_s + LEASE_MS / 1000, self.disturbed)
             delivery = retrieval.delivery
             if delivery is None:
                 return "done"
@@ -405,32 +428,49 @@ class Day:
                 if cancel:
                     delivery.abandon()
                     return "done"
-                return await self._receive(delivery, buffer, prefix, count - first, first)
+                delivered = retrieval.found.take_chunks - first
+                return await self._receive(delivery, buffer, prefix, count - first, delivered, first)
             finally:
                 await delivery.quiesced(35.0 if self.faults else _ABORTED_S)
+                self.history.unleased(retrieval.found.lease)
                 with contextlib.suppress(QuireError):
                     await client.release(retrieval.found)
 
-    async def _receive(self, delivery: Delivery, buffer: Buffer, prefix: Prefix, count: int, first: int = 0) -> str:
+    async def _receive(
+        self, delivery: Delivery, buffer: Buffer, prefix: Prefix, count: int, delivered: int, first: int = 0
+    ) -> str:
+        """Follow a delivery of so many chunks into a buffer for `count`, and look at all that comes."""
+        rows = buffer.layers(prefix.layout.num_layers, count, prefix.layout.slice_bytes)
+        with contextlib.suppress(QuireError):  # `summary` says it
+            for layer in range(prefix.layout.num_layers):
+                await delivery.layer(layer)
+                self._check_layer(layer, rows[layer, :delivered], prefix, first)
         summary = await delivery.summary()
-        rows = buffer.layers(LAYOUT.num_layers, count, LAYOUT.slice_bytes)
         for outcome in summary.outcomes:
             for run, marks in _marks(outcome):
                 for index, mark in enumerate(marks):
                     key = prefix.keys.at(run.first + index)
                     if mark:
-                        self._check_bytes(key, rows[:, run.first + index - first])
+                        self._check_bytes(key, rows[:, run.first + index - first], prefix.layout)
         failed = [outcome.error_code for outcome in summary.outcomes if outcome.error_code]
         return failed[0] if failed else "done"
 
-    def _check_bytes(self, key: bytes, got: npt.NDArray[np.uint8]) -> None:
-        if not any(np.array_equal(got, content(key, version)) for version in self.history.written.get(key, ())):
+    def _check_layer(self, layer: int, got: npt.NDArray[np.uint8], prefix: Prefix, first: int) -> None:
+        """A layer is announced once all of it is there, whatever becomes of those behind it."""
+        for index, slice_ in enumerate(got):
+            key = prefix.keys.at(first + index)
+            versions = self.history.written.get(key, ())
+            if not any(np.array_equal(slice_, content(key, each, prefix.layout)[layer]) for each in versions):
+                raise self.history.fail(f"layer {layer} was announced, and is not there", key)
+
+    def _check_bytes(self, key: bytes, got: npt.NDArray[np.uint8], layout: KvLayout) -> None:
+        if not any(np.array_equal(got, content(key, version, layout)) for version in self.history.written.get(key, ())):
             raise self.history.fail("wrong bytes were delivered", key)
 
     @contextlib.asynccontextmanager
-    async def _buffer(self, client: QuireClient, chunks: int) -> AsyncIterator[Buffer]:
+    async def _buffer(self, client: QuireClient, prefix: Prefix, chunks: int) -> AsyncIterator[Buffer]:
         """Memory of one transfer, looked at once more when it is the caller's again: nothing may be written then."""
-        buffer = client.allocate(LAYOUT.payload_bytes(chunks))
+        buffer = client.allocate(prefix.layout.payload_bytes(chunks))
         assert buffer.view is not None
         buffer.view[:] = _UNUSED
         try:

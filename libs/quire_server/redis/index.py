@@ -191,10 +191,13 @@ class PrefixIndex(BucketScripts):
         A new one does not know what lies in the object tier.
         """
         async with metadata_errors():
-            if await self._client.set(_EPOCH_KEY, self._draw(8).hex(), nx=True):
-                await let_old_format_expire(self._client)
-                await self.damaged()
-            return str(cast(bytes, await self._client.get(_EPOCH_KEY)).decode())
+            while True:
+                if await self._client.set(_EPOCH_KEY, self._draw(8).hex(), nx=True):
+                    await let_old_format_expire(self._client)
+                    await self.damaged()
+                name = cast(bytes | None, await self._client.get(_EPOCH_KEY))
+                if name is not None:  # else it was lost in between
+                    return name.decode()
 
     # ---- what nodes are listed for
 

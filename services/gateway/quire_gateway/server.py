@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,7 +75,7 @@ from quire_server.redis import (
     RedisProbe,
     connect,
 )
-from quire_server.service import Closing, member_tls, run_service, serve_member
+from quire_server.service import member_tls, run_service, serve_member
 
 
 def _s3_frontend(
@@ -223,17 +223,13 @@ class _HttpFrontend(Protocol):
 
 
 async def _live(
-    *,
     config: GatewayConfig,
-    channels: ChannelPool,
-    server: Server,
+    member: Callable[..., Awaitable[None]],
+    *,
     others: Sequence[Server],
     frontends: Sequence[_HttpFrontend],
-    describe: Callable[[], Node],
     sessions: Sessions,
     watching: Watching,
-    clock: ClusterClock,
-    last: Sequence[Closing],
 ) -> None:
     """Open the other frontends, then the members', until SIGTERM; close them in that order."""
 
@@ -243,9 +239,7 @@ async def _live(
         await asyncio.gather(*stopping, *(each.close() for each in frontends))
 
     await asyncio.gather(*(each.start() for each in frontends), *(each.start() for each in others))
-    await serve_member(
-        server, channels, config, describe, clock=clock, frontends=(stop,), stopping=sessions.leave, last=last
-    )
+    await member(frontends=(stop,), stopping=sessions.leave)
 
 
 async def serve(config: GatewayConfig) -> None:
@@ -308,18 +302,10 @@ async def serve(config: GatewayConfig) -> None:
     probe.start()
     admission.start()
     await view.start()
-    await _live(
-        config=config,
-        channels=channels,
-        server=server,
-        others=others,
-        frontends=frontends,
-        describe=partial(_described, config, incarnation, gateway, lookups, sessions, admission),
-        sessions=sessions,
-        watching=watching,
-        clock=clock,
-        last=(warming.close, sessions.close, leases.close, admission.close, probe.close, view.close),
-    )
+    describe = partial(_described, config, incarnation, gateway, lookups, sessions, admission)
+    last = (warming.close, sessions.close, leases.close, admission.close, probe.close, view.close)
+    member = partial(serve_member, server, channels, config, describe, clock=clock, last=last)
+    await _live(config, member, others=others, frontends=frontends, sessions=sessions, watching=watching)
     await asyncio.gather(transport.close(), redis.aclose())
 
 

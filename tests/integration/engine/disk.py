@@ -73,8 +73,12 @@ def no_fault(op: Op, file: int, offset: int, length: int) -> int | None:
     return None
 
 
+Redirect = Callable[[int, int, int, int], int]
+"""(file, offset, length, size of the file) → where a write lands instead of at its offset."""
+
+
 class SimDisk:
-    """Files by drive name. `delay_s`: how long each batch takes.
+    """Files by drive name. `delay_s`: how long each batch takes. `redirect`: sends the next write elsewhere.
 
     `fail_at`: the machine dies at that operation (write, sync, rename), counted from 1.
     """
@@ -86,6 +90,7 @@ class SimDisk:
     def __init__(self, seed: int = 0) -> None:
         self.files: dict[str, _File] = {}
         self.fault: Fault = no_fault
+        self.redirect: Redirect | None = None
         self.fail_at: int | None = None
         self.delay_s = 0.0
         self.operations = 0
@@ -224,5 +229,7 @@ class SimDisk:
         if op is Op.READ:
             ctypes.memmove(address, bytes(each.now[offset : offset + size]), size)
         else:
+            if self.redirect is not None:
+                offset, self.redirect = self.redirect(file, offset, length, len(each.now)), None
             each.write(offset, ctypes.string_at(address, size))
         return size

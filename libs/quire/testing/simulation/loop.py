@@ -154,8 +154,14 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         if process is not None:
             process.tasks.add(task)
             task.add_done_callback(process.tasks.discard)
+            task.add_done_callback(self._note_failure)
             self.graves.add(process)
         return task
+
+    def _note_failure(self, task: asyncio.Task[Any]) -> None:
+        """Whether anybody waits for the task or not: one that runs in the background would end unseen."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append({"exception": error})
 
     def time(self) -> float:
         return self._virtual.now_s
