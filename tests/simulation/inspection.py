@@ -118,6 +118,7 @@ class Inspection:
             keys = [key for prefix in self._day.prefixes for key in prefix.keys if fingerprint(key) in hollow]
             raise self._day.history.fail("an entry that nothing holds or extends pins its parents", keys[0])
         metadata = self._day.cluster.metadata
+        assert not metadata.dangling(), "parents are kept for children that are not there"
         assert not [until for until in metadata.leases() if until > metadata.now_ms], "leases that nothing ends"
         scheduler = self._day.cluster.members["scheduler"].service
         scheduler._advance()

@@ -29,7 +29,7 @@ from quire.testing.buckets import MemoryBuckets
 from quire.testing.simulation.loop import SimulatedLoop
 from quire_server.redis import PrefixIndex
 from quire_server.redis.scripts import sources
-from quire_server.redis.slots import PAGES, tagged
+from quire_server.redis.slots import LINKS, PAGES, tagged
 from quire_tools.local.embedded_redis import redis_command
 
 EPOCH_MS: Final = 1_700_000_000_000
@@ -202,6 +202,14 @@ class Metadata:
             )
             for print_, generation, names, more in found
         }
+
+    def dangling(self) -> list[bytes]:
+        """Children that links keep their parents for, and that are not indexed; fingerprints."""
+        listed = self.entries()
+        names = self.server.scan_iter(match=LINKS, count=10_000, _type="hash")
+        fields: Any = [field for name in names for field in self.server.hgetall(name)]
+        children = [field[PRINT_BYTES:] for field in fields]
+        return [child for child in children if child not in listed]
 
     def leases(self) -> list[int]:
         """When each lease ends, in ms since the Unix epoch; also of some that have ended."""

@@ -19,6 +19,7 @@ from quire_gateway.grpc.sessions import Session
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.backend import ObjectBackend
 from quire_orchestrator.cluster import Cluster
+from quire_orchestrator.evictions import Evictions
 from quire_server.redis import PrefixIndex, membership
 from quire_storage.arena import Arena
 from quire_storage.batches import Batches, Promotions
@@ -29,6 +30,7 @@ from quire_storage.ingest import IngestCall
 from quire_storage.integrity import Integrity
 from quire_storage.pool import Pool
 from quire_storage.reconciler import Reconciler
+from quire_storage.registry import Registry
 from quire_storage.replication import Replicator
 from quire_storage.stores import Stores
 from quire_storage.tiers import Tiers
@@ -101,6 +103,10 @@ _PUT_UNHEARD = f"""try:
         await self._clock.sleep(2.5)
         await self._abandon(entry.blobs)
         raise"""
+
+_TAKEN_AT_ONCE = """page = await self._index.drops(node_id, cursor)
+    await self.settle_drops(node_id, page[0])
+    return page"""
 
 MUTATIONS: dict[str, Mutation] = {
     "repeated-keys": Mutation(
@@ -228,6 +234,71 @@ MUTATIONS: dict[str, Mutation] = {
         ("reset",),
         found_by="with nothing wrong but broken connections",
         seed=5,
+    ),
+    "children-for-ever": Mutation(
+        0,
+        "a link whose child's registration was cut short is never removed (D6)",
+        (_edit(PrefixIndex, "_remove_links", "dangling = [", "dangling = [] and ["),),
+        ("crash", "orchestrator", "answers", "redis"),
+        found_by="kept for children that are not there",
+    ),
+    "drops-forgotten": Mutation(
+        0,
+        "drops are deleted when a node asks for them, before it has them (D9)",
+        (
+            _edit(
+                Evictions,
+                "drops",
+                "return await self._index.drops(node_id, cursor)",
+                _TAKEN_AT_ONCE,
+            ),
+        ),
+        ("crash", "answers", "cut"),
+        found_by="stored by nobody since, and listed",
+    ),
+    "unsaid-lingering": Mutation(
+        0,
+        "a delivery that was not settled in time never says that it is (D10)",
+        (_edit(Delivery, "linger", "self._say_quiesced(complete=False)", "pass"),),
+        tested="tests/unit/storage/test_delivery.py",
+    ),
+    "any-upload-counts": Mutation(
+        0,
+        "an object counts for an index entry of another generation",
+        (_edit(Residency, "_uploaded", "if entry.generation == event.generation:", "if True:"),),
+        found_by="acknowledged",
+    ),
+    "unverified-copies": Mutation(
+        0,
+        "what another node has delivered is kept without a look at it",
+        (_edit(Replicator, "_land", "if np.array_equal(row_checksums(payload), chunk.checksums):", "if True:"),),
+        ("noise", "loss", "drive"),
+        found_by="wrong bytes",
+    ),
+    "announced-early": Mutation(
+        0,
+        "a layer is announced after its first batch",
+        (_edit(Delivery, "_write_layers", "if batch is batches.batches[-1]:", "if batch is batches.batches[0]:"),),
+        found_by="was announced, and is not there",
+    ),
+    "compared-at-work": Mutation(
+        0,
+        "a node is compared with the index while its reports are under way",
+        (_edit(Registry, "quiet", "await self._changed.wait_for(lambda: not self._under_way)", "pass"),),
+        found_by="acknowledged",
+    ),
+    "generations-forgotten": Mutation(
+        0,
+        "a start does not recover which index entry a copy is listed under",
+        (
+            _edit(
+                Residency,
+                "_find",
+                "entry.written, entry.recorded = placed.header.in_object, placed.header.generation",
+                "entry.written, entry.recorded = placed.header.in_object, 0",
+            ),
+        ),
+        tested="tests/integration/engine/test_drops.py",
     ),
     "unstopped-nodes": Mutation(
         0,

@@ -178,7 +178,7 @@ class Troubles:
         """A drive takes nothing for a moment, as one that was mounted anew read-only."""
         seconds = self._day.rng.uniform(0.1, 2.0)
         await self._fail_for_a_while(
-            f"is read-only for {seconds:.1f} s", lambda op: None if op is Op.READ else -errno.EROFS, seconds
+            f"is read-only for {seconds:.1f} s", lambda op: -errno.EROFS if op is Op.WRITE else None, seconds
         )
 
     async def _fail_for_a_while(self, what: str, outcome: Callable[[Op], int | None], seconds: float) -> None:
@@ -281,6 +281,15 @@ class Troubles:
         await asyncio.sleep(rng.uniform(7.5, 11.0))
         network.stuck.discard(pair)
 
+    async def _noise(self) -> None:
+        """What a node copies to another one is not what it sent."""
+        rng, network = self._day.rng, self._day.cluster.network
+        pair = frozenset(rng.sample(self._nodes, 2))
+        self._day.tell(f"fault: noise between {sorted(pair)}")
+        network.noisy.add(pair)
+        await asyncio.sleep(rng.uniform(1.0, 4.0))
+        network.noisy.discard(pair)
+
     async def _slow_down(self) -> None:
         rng, network = self._day.rng, self._day.cluster.network
         name = rng.choice([*self._nodes, *self._gateways, "client-0"])
@@ -368,6 +377,7 @@ _STRIKES: Final[dict[str, Callable[[Troubles], Coroutine[Any, Any, None]]]] = {
     "cut": Troubles._cut,
     "reset": Troubles._reset,
     "stuck": Troubles._stick,
+    "noise": Troubles._noise,
     "slow": Troubles._slow_down,
     "redis": Troubles._silence,
     "redis away": Troubles._silence_long,

@@ -55,6 +55,7 @@ class IndexState:
     changes: dict[str, int] = field(default_factory=dict)
     epoch: str = ""
     rebuild: str = ""
+    rebuilt: str = ""
 
     def copy(self) -> IndexState:
         """A snapshot."""
@@ -66,6 +67,7 @@ class IndexState:
             dict(self.changes),
             self.epoch,
             self.rebuild,
+            self.rebuilt,
         )
 
 
@@ -278,17 +280,26 @@ class MemoryIndex:
             if self.state.objects.get(chunk.key) == (True, until_ms, chunk.bucket):
                 del self.state.objects[chunk.key]
 
+    async def unclaim_objects(self, chunks: Sequence[ChunkRecord], until_ms: int, delete_ms: int) -> None:
+        for chunk in chunks:
+            if self.state.objects.get(chunk.key) == (True, until_ms, chunk.bucket):
+                self.state.objects[chunk.key] = (False, delete_ms, chunk.bucket)
+
     # ---- rebuilding
 
-    async def damaged(self) -> None:
-        self.state.rebuild = self.state.rebuild or f"{self._random.getrandbits(64):016x}"
+    async def damaged(self, *, anew: bool = False) -> None:
+        if anew or not self.state.rebuild:
+            self.state.rebuild = f"{self._random.getrandbits(64):016x}"
 
     async def rebuild(self) -> str:
         return self.state.rebuild
 
     async def rebuilt(self, token: str) -> None:
         if self.state.rebuild == token:
-            self.state.rebuild = ""
+            self.state.rebuild, self.state.rebuilt = "", token
+
+    async def last_rebuild(self) -> str:
+        return self.state.rebuilt
 
     # ---- pins
 

@@ -48,7 +48,8 @@ from quire_server.redis.slots import (
 _NO_PARENT: Final = bytes(PRINT_BYTES)
 _EPOCH_KEY: Final = "quire:index-epoch"
 _CHANGES_KEY: Final = "quire:changes"
-_REBUILD_KEY: Final = "quire:rebuild"
+_REBUILD_KEY: Final = b"quire:rebuild"
+_REBUILT_KEY: Final = b"{quire:rebuild}:done"
 _AT_ONCE: Final = 64
 _HELD_AT_ONCE: Final = 4096
 _DROPS_TTL_MS: Final = 30 * 24 * 3_600_000
@@ -328,12 +329,21 @@ class PrefixIndex(BucketScripts):
             keys = [objects_key(opener), tagged(b"due", tag_of(opener))]
             await self._run("deleted", keys, [_keys(part), until_ms, bucket])
 
+    async def unclaim_objects(self, chunks: Sequence[ChunkRecord], until_ms: int, delete_ms: int) -> None:
+        """What was claimed until then is not deleted after all, but at `delete_ms` at the earliest."""
+        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
+            part, opener = list(group), fingerprint(bucket)
+            keys = [objects_key(opener), tagged(b"due", tag_of(opener))]
+            await self._run("unclaim", keys, [_keys(part), until_ms, bucket, delete_ms])
+
     # ---- rebuilding
 
-    async def damaged(self) -> None:
-        """Entries were lost: what lies in the object tier has to be registered again."""
+    async def damaged(self, *, anew: bool = False) -> None:
+        """Entries were lost: what lies in the object tier has to be registered again. `anew`: a rebuilding that is
+        under way does not do.
+        """
         async with metadata_errors():
-            await self._client.set(_REBUILD_KEY, self._draw(8).hex(), nx=True)
+            await self._client.set(_REBUILD_KEY, self._draw(8).hex(), nx=not anew)
 
     async def rebuild(self) -> str:
         """The rebuilding that is wanted, "" for none."""
@@ -342,9 +352,12 @@ class PrefixIndex(BucketScripts):
 
     async def rebuilt(self, token: str) -> None:
         """That one is done."""
+        await self._run("rebuilt", [_REBUILD_KEY, _REBUILT_KEY], [token])
+
+    async def last_rebuild(self) -> str:
+        """The last rebuilding that was done, "" for none."""
         async with metadata_errors():
-            if await self.rebuild() == token:
-                await self._client.delete(_REBUILD_KEY)
+            return (cast(bytes, await self._client.get(_REBUILT_KEY)) or b"").decode()
 
     # ---- pins
 

@@ -47,6 +47,8 @@ _SHARED: Final = {
     "expect": ("pages", "bucket"),
     "claim": ("pages", "bucket"),
     "deleted": (),
+    "unclaim": (),
+    "rebuilt": (),
     "settle": (),
     "listings": (),
 }

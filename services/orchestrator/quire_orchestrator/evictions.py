@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from quire.model.errors import InvalidRequest, QuireError
-from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Evicted, records
+from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Evicted, Listing, records
 from quire.model.keys import ChunkKeys
 from quire.telemetry import logger
 from quire_orchestrator.announcements import Announcements
@@ -97,16 +97,42 @@ class Evictions:
     async def sweep_objects(self) -> int:
         """Have objects deleted whose time of grace is over and that no entry lists; how many."""
         nodes = [node for node in self._cluster.storage_nodes().values() if has_objects(node)]
-        if not nodes or self._cluster.rebuild:  # an index that went back may not know what was stored again since
+        if not nodes or await self._index.rebuild():
             return 0
-        now_ms = self._clock.now_ms()
+        last_rebuild, now_ms = await self._index.last_rebuild(), self._clock.now_ms()
         until_ms = now_ms + self._config.object_deletion_ms
         claimed = await self._index.claim_objects(now_ms, until_ms, _SWEEP_MAX)
-        if claimed:
-            keys = ChunkKeys(b"".join(record.key for record in claimed))
-            await self._holders.delete_objects(nodes[now_ms % len(nodes)], keys, until_ms)
-            await self._index.objects_deleted(claimed, until_ms)
+        if not claimed:
+            return 0
+        try:
+            current = await self._is_current()
+        except QuireError as error:  # a node may know what the index does not
+            logger().warning("objects are not deleted while a storage node does not answer", error=str(error))
+            current = None
+        if await self._index.rebuild() or await self._index.last_rebuild() != last_rebuild:
+            current = False  # what was claimed meanwhile was not listed
+        if not current:
+            await self._index.unclaim_objects(claimed, until_ms, now_ms + self._config.object_grace_ms)
+            if current is False:
+                await self._index.damaged(anew=True)
+            return 0
+        keys = ChunkKeys(b"".join(record.key for record in claimed))
+        await self._holders.delete_objects(nodes[now_ms % len(nodes)], keys, until_ms)
+        await self._index.objects_deleted(claimed, until_ms)
         return len(claimed)
+
+    async def _is_current(self) -> bool:
+        """Whether every storage node finds all that it has reported counted in the index.
+
+        An index that went back, restored from a backup or lost in part, may not know what was stored again since.
+        Raises what a node that cannot be asked raises.
+        """
+        listings = await self._index.listings()
+        asked = (
+            self._holders.knows_more(node, listings.get(name, Listing()).changes)
+            for name, node in self._cluster.storage_nodes().items()
+        )
+        return not any(await asyncio.gather(*asked))
 
     async def forget_lost_nodes(self) -> int:
         """Withdraw what is listed for nodes that were not seen for long; how many chunks. One that returns registers

@@ -53,6 +53,9 @@ class StorageConfig(MemberConfig):
     drive_error_s_max: int = setting(
         30, "a drive is retired that fails reads in more seconds of ten minutes", minimum=1
     )
+    drive_write_error_s_max: float = setting(
+        3.0, "a drive is retired that goes on failing a write for longer", minimum=0
+    )
     scrub_bytes_per_s: int = setting(20_000_000, "pace of the scrubber", minimum=1)
     replication_bytes_per_s: int = setting(200_000_000, "pace of re-replication after a node was lost", minimum=1)
     hot_share: float = setting(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import mmap
 import os
 import time
@@ -38,6 +39,7 @@ from quire_storage.ring import Ring
 
 Bytes = npt.NDArray[np.uint8]
 _PAGES_STEP = 1024
+_RETRY_S = 0.05
 _GENERATIONS_STEP = 1 << 20
 
 
@@ -45,7 +47,8 @@ _GENERATIONS_STEP = 1 << 20
 class PoolSettings:
     """`drive_bytes`: size of the file on each drive; `stripe_bytes`: what of a layer lies together on one drive.
 
-    `error_s_max`: a drive is retired that failed reads in more seconds of ten minutes.
+    `error_s_max`: a drive is retired that failed reads in more seconds of ten minutes, `write_error_s_max`: one that
+    goes on failing a write for so long.
     """
 
     node_id: str
@@ -54,6 +57,7 @@ class PoolSettings:
     chunk_bytes_min: int
     stripe_bytes: int
     error_s_max: int = 30
+    write_error_s_max: float = 3.0
 
 
 @dataclass(slots=True)
@@ -152,7 +156,7 @@ class Pool:
         block, image = self._superblocks[drive], self.map.image(drive)
         found = upgrade(image[: block.header_pages_used * PAGE_BYTES], block.salt)
         if found:
-            await self._ring.write(_region(drive, 0, block.header_pages_used, image), at_once=True)
+            await self._write(_region(drive, 0, block.header_pages_used, image), at_once=True)
             await self._ring.sync([drive])
         await self._write_superblock(drive, replace(block, upgrading=False, generation=block.generation + 1))
         logger().info("pool upgraded", drive=self._names[drive], headers=found)
@@ -190,7 +194,7 @@ class Pool:
         shape = placed[0].header.chunk.shape
         source = self._striped([each.place for each in placed], shape.slice_bytes, addresses, strides)
         try:
-            await self._ring.write(source.layers(0, shape.num_layers))
+            await self._write(source.layers(0, shape.num_layers))
             await self._change(placed, commit=True)
         except DriveFailed as error:
             self.lose(error)
@@ -223,6 +227,24 @@ class Pool:
     ) -> Striped:
         offsets = [self.map.data_offset(drive) for drive in range(len(self._files))]
         return Striped(places, offsets, Shape(1, slice_bytes).slice_room, addresses, memory_strides)
+
+    async def _write(self, contexts: Contexts, *, at_once: bool = False) -> None:
+        """Raises `DriveFailed` if it goes on failing. A path to a drive that is back soon costs a wait only.
+
+        A sync that fails is not tried again: the drive may have dropped what it had taken before.
+        """
+        pause_s, until_s = _RETRY_S, math.inf
+        while True:
+            try:
+                await self._ring.write(contexts, at_once=at_once)
+                return
+            except DriveFailed as error:
+                now_s = self._monotonic_s()
+                until_s = min(until_s, now_s + self._settings.write_error_s_max)
+                if error.drives & self._failed or now_s + pause_s > until_s:
+                    raise
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
 
     # ---- group commit
 
@@ -307,7 +329,7 @@ class Pool:
         newest = self._newest[drive]
         for at in (1 - newest, newest):
             contexts = _contexts([drive], [at * PAGE_BYTES], [PAGE_BYTES], [int(page.ctypes.data)])
-            await self._ring.write(contexts, at_once=True)
+            await self._write(contexts, at_once=True)
             await self._ring.sync([drive])
         self._superblocks[drive] = block
 
@@ -320,7 +342,7 @@ class Pool:
             for drive, mine in pages.items()
             for first, count in joined(mine)
         ]
-        await self._ring.write(Contexts.join(parts), at_once=True)
+        await self._write(Contexts.join(parts), at_once=True)
 
     def lose(self, error: DriveFailed) -> None:
         """Use the drives no more that `error` names, and tell of it."""

@@ -16,6 +16,7 @@ from quire_storage.core.pool_format import pack_header
 from quire_storage.hot_copies import HotCopies
 from quire_storage.ingest import IngestCall
 from quire_storage.ports import Spawn
+from quire_storage.registry import Registry
 from quire_storage.replication import Replicator
 from quire_storage.stores import Stores
 from quire_storage.tiers import Tiers
@@ -35,7 +36,9 @@ class Requests:
         hot_copies: HotCopies,
         spawn: Spawn,
         transfers: Transfers,
+        registry: Registry,
     ) -> None:
+        self._registry = registry
         self._transfers = transfers
         self._config = config
         self._tiers = tiers
@@ -69,6 +72,11 @@ class Requests:
         self.ingests -= 1
         if not task.cancelled():
             task.exception()  # seen: the caller may be gone
+
+    @property
+    def changes(self) -> int:
+        """How many of this node's reports the index has acknowledged."""
+        return self._registry.changes
 
     async def stop(self, transfer_id: bytes, node_index: int, refuse_s: float) -> None:
         """End a delivery or store; one of that name that comes later is refused for so long."""

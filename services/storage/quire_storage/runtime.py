@@ -171,6 +171,7 @@ class StorageNode:
             hot_copies=self._hot_copies,
             spawn=self._spawn,
             transfers=transfers,
+            registry=self._registry,
         )
         self._start_background()
 
@@ -317,6 +318,7 @@ class StorageNode:
             chunk_bytes_min=config.chunk_bytes_min,
             stripe_bytes=config.stripe_bytes,
             error_s_max=config.drive_error_s_max,
+            write_error_s_max=config.drive_write_error_s_max,
         )
         drives, clock, draw = self._ports.drives(), self._clock, self._ports.draw
         self._pool = Pool(settings, config.drive_folders, drives, monotonic_s=clock.monotonic_s, draw=draw)

@@ -118,6 +118,10 @@ class StorageServicer(StorageServiceServicer):
         await self._node.requests.delete_objects(ChunkKeys(request.chunk_keys), request.until_ms)
         return pb.DeleteObjectsResponse()
 
+    async def CompareChanges(self, request: pb.CompareChangesRequest, context: Any) -> pb.CompareChangesResponse:
+        self._permits.check(request, again=True)
+        return pb.CompareChangesResponse(more=self._node.requests.changes > request.changes)
+
     async def Raise(self, request: pb.RaiseRequest, context: Any) -> pb.RaiseResponse:
         self._permits.check(request, again=True)
         durability = convert.durability_from(request.durability)

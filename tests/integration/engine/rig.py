@@ -44,6 +44,7 @@ CONFIG = StorageConfig(
     stripe_bytes=8192,
     chunk_bytes_min=8192,
     room_timeout_s=5.0,
+    drive_write_error_s_max=0.0,
 )
 Bytes = npt.NDArray[np.uint8]
 
@@ -119,6 +120,7 @@ class Engine:
             chunk_bytes_min=config.chunk_bytes_min,
             stripe_bytes=config.stripe_bytes,
             error_s_max=config.drive_error_s_max,
+            write_error_s_max=config.drive_write_error_s_max,
         )
         self.pool = Pool(settings, self.drives, self.disk)
         files = self.pool.open()

@@ -5,7 +5,10 @@ from __future__ import annotations
 from quire.model.durability import Durability, OnExisting
 from quire.model.fingerprints import fingerprint
 from quire.model.index import Drop, records
+from quire.model.keys import ChunkKeys
+from quire.model.nodes import Node
 from quire_orchestrator.config import OrchestratorConfig
+from quire_orchestrator.runtime import Orchestrator
 from tests.unit.orchestrator.world import CHUNK, World
 
 
@@ -50,10 +53,63 @@ async def test_objects_stay_while_an_index_is_to_be_rebuilt() -> None:
     await orchestrator.cluster.refresh()
     assert orchestrator.cluster.rebuild and await orchestrator.evictions.sweep_objects() == 0
     await world.index.rebuilt(orchestrator.cluster.rebuild)
-    await orchestrator.cluster.refresh()
     assert await orchestrator.evictions.sweep_objects() == 1
     assert world.deleted == [keys.at(0)]
     await orchestrator.close()
+
+
+async def test_objects_stay_while_a_storage_node_knows_of_more_than_the_index() -> None:
+    """A backup was restored: the object may have been stored and acknowledged again since. It is listed anew first."""
+    world = World()
+    orchestrator, keys = await _with_an_object_to_delete(world)
+    world.changes["a"] = 1
+    assert await orchestrator.evictions.sweep_objects() == 0
+    assert await world.index.rebuild() and not world.deleted
+    assert all(await world.index.register("@object", records(keys, 0, 1), 0)), "it is not claimed any more"
+    await orchestrator.close()
+
+
+async def test_objects_stay_while_a_storage_node_does_not_answer() -> None:
+    world = World()
+    orchestrator, keys = await _with_an_object_to_delete(world)
+    world.away.add("a")
+    assert await orchestrator.evictions.sweep_objects() == 0
+    assert not await world.index.rebuild() and not world.deleted
+    world.away.clear()
+    assert await orchestrator.evictions.sweep_objects() == 0, "it has its time of grace anew"
+    await world.clock.advance(61.0)
+    assert await orchestrator.evictions.sweep_objects() == 1 and world.deleted == [keys.at(0)]
+    await orchestrator.close()
+
+
+async def test_objects_stay_if_the_index_was_rebuilt_while_they_were_claimed() -> None:
+    """What lay in the object tier could not be listed then."""
+    world = World()
+    orchestrator, _ = await _with_an_object_to_delete(world)
+    knows_more = world.knows_more
+
+    async def meanwhile(node: Node, changes: int) -> bool:
+        await world.index.damaged()
+        await world.index.rebuilt(await world.index.rebuild())
+        return await knows_more(node, changes)
+
+    world.knows_more = meanwhile  # type: ignore[method-assign]
+    assert await orchestrator.evictions.sweep_objects() == 0
+    assert await world.index.rebuild() and not world.deleted
+    await orchestrator.close()
+
+
+async def _with_an_object_to_delete(world: World) -> tuple[Orchestrator, ChunkKeys]:
+    """Nothing lists it, and its time of grace is over."""
+    orchestrator = await world.start()
+    keys = await world.stored(1)
+    await world.index.add_objects(records(keys, 0, 1), await world.index.register("a", records(keys, 0, 1), 0))
+    await world.index.evict(records(keys, 0, 1), 0, 0)
+    world.infos = {name: info for name, info in world.infos.items() if name == "leader"} | world.with_objects()
+    await world.index.rebuilt(await world.index.rebuild())
+    await orchestrator.cluster.refresh()
+    await world.index.rebuilt(await world.index.rebuild())
+    return orchestrator, keys
 
 
 async def test_no_node_is_withdrawn_for_an_outage_of_redis() -> None:

@@ -46,6 +46,8 @@ class World:
     tenants_: dict[str, TenantPolicy] = field(default_factory=dict)
 
     deleted: list[bytes] = field(default_factory=list)
+    away: set[str] = field(default_factory=set)
+    changes: dict[str, int] = field(default_factory=dict)
 
     def with_objects(self) -> dict[str, Info]:
         """A storage node that reaches the object tier."""
@@ -98,6 +100,11 @@ class World:
 
     async def drop(self, node: Node, generations: Mapping[bytes, int]) -> None:
         raise NodeUnavailable("it is away")
+
+    async def knows_more(self, node: Node, changes: int) -> bool:
+        if node.node_id in self.away:
+            raise NodeUnavailable("it is away")
+        return self.changes.get(node.node_id, 0) > changes
 
     async def delete_objects(self, node: Node, keys: ChunkKeys, until_ms: int) -> None:
         self.deleted += list(keys)

@@ -32,6 +32,7 @@ class Network:
     """Who listens where, and between which processes nothing gets through. `latency_s`: bounds of one way.
 
     `stuck`: data does not pass between these, and their connections cannot be torn down: what was posted lands later.
+    `noisy`: what one of these writes into the other's memory arrives changed, in one byte.
     `unanswered`: servers whose answers are lost, after the request was carried out: the connection breaks before.
     """
 
@@ -40,6 +41,7 @@ class Network:
     servers: dict[str, SimServer] = field(default_factory=dict)
     cuts: set[frozenset[str]] = field(default_factory=set)
     stuck: set[frozenset[str]] = field(default_factory=set)
+    noisy: set[frozenset[str]] = field(default_factory=set)
     unanswered: set[str] = field(default_factory=set)
     slow: dict[str, float] = field(default_factory=dict)
     streams: set[SimDuplex] = field(default_factory=set)

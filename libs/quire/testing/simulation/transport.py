@@ -241,8 +241,13 @@ class SimPeer:
         loop.call_at(at_s, arrive, context=_of_the_network())
         return done
 
+    @property
+    def between(self) -> frozenset[str]:
+        """The names of both processes."""
+        return frozenset((self.mine.process.name, self.other.process.name))
+
     def _is_stuck(self) -> bool:
-        return frozenset((self.mine.process.name, self.other.process.name)) in self.mine.fabric.network.stuck
+        return self.between in self.mine.fabric.network.stuck
 
     def stream(self, region: Region, remote: Remote) -> PayloadStream:
         assert isinstance(remote, SimRemote) and isinstance(region, SimRegion)
@@ -299,6 +304,8 @@ class SimStreamOfPuts:
                 fabric.late.append(f"a write from {self._peer.mine.process.name} landed in unregistered memory")
             for index, source in enumerate(sources):
                 window[index * length : (index + 1) * length] = source
+            if self._peer.between in fabric.network.noisy:
+                window[fabric.network.loop.random.randrange(len(window))] ^= 1
 
         self._flying.append(self._peer.post(window.nbytes, move))
         self.bytes_posted += window.nbytes

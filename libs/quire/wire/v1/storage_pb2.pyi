@@ -360,6 +360,50 @@ class DeleteObjectsResponse(_message.Message):
 Global___DeleteObjectsResponse: _TypeAlias = DeleteObjectsResponse  # noqa: Y015
 
 @_typing.final
+class CompareChangesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    PERMIT_FIELD_NUMBER: _builtins.int
+    changes: _builtins.int
+    """Changes that this node has reported, as the index knows."""
+    permit: _builtins.bytes
+    """A member's signature on this request; checked here."""
+    def __init__(
+        self,
+        *,
+        changes: _builtins.int = ...,
+        permit: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "permit", b"permit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareChangesRequest: _TypeAlias = CompareChangesRequest  # noqa: Y015
+
+@_typing.final
+class CompareChangesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """It had acknowledged more."""
+    def __init__(
+        self,
+        *,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompareChangesResponse: _TypeAlias = CompareChangesResponse  # noqa: Y015
+
+@_typing.final
 class RaiseRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

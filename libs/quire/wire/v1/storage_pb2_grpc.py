@@ -60,6 +60,11 @@ class StorageServiceStub:
                 request_serializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsResponse.FromString,
                 _registered_method=True)
+        self.CompareChanges = channel.unary_unary(
+                '/quire.v1.StorageService/CompareChanges',
+                request_serializer=quire_dot_v1_dot_storage__pb2.CompareChangesRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.CompareChangesResponse.FromString,
+                _registered_method=True)
         self.Raise = channel.unary_unary(
                 '/quire.v1.StorageService/Raise',
                 request_serializer=quire_dot_v1_dot_storage__pb2.RaiseRequest.SerializeToString,
@@ -123,6 +128,14 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CompareChanges(self, request, context):
+        """Whether the index has acknowledged more changes of this node than it knows of now. For orchestrators, before they
+        have objects deleted: an index that went back may not know what was stored since.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Raise(self, request, context):
         """Make chunks that are here durable at a level, without their bytes being sent again.
         """
@@ -178,6 +191,11 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     servicer.DeleteObjects,
                     request_deserializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsResponse.SerializeToString,
+            ),
+            'CompareChanges': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompareChanges,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.CompareChangesRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.CompareChangesResponse.SerializeToString,
             ),
             'Raise': grpc.unary_unary_rpc_method_handler(
                     servicer.Raise,
@@ -336,6 +354,33 @@ class StorageService:
             '/quire.v1.StorageService/DeleteObjects',
             quire_dot_v1_dot_storage__pb2.DeleteObjectsRequest.SerializeToString,
             quire_dot_v1_dot_storage__pb2.DeleteObjectsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompareChanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/quire.v1.StorageService/CompareChanges',
+            quire_dot_v1_dot_storage__pb2.CompareChangesRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.CompareChangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,10 @@ class StorageServiceStub:
     """Forget chunks and free their slots."""
     DeleteObjects: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DeleteObjectsRequest, _storage_pb2.DeleteObjectsResponse]
     """Delete chunk objects that no index entry lists, which the caller has claimed."""
+    CompareChanges: _grpc.UnaryUnaryMultiCallable[_storage_pb2.CompareChangesRequest, _storage_pb2.CompareChangesResponse]
+    """Whether the index has acknowledged more changes of this node than it knows of now. For orchestrators, before they
+    have objects deleted: an index that went back may not know what was stored since.
+    """
     Raise: _grpc.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
     Describe: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]
@@ -75,6 +79,10 @@ class StorageServiceAsyncStub(StorageServiceStub):
     """Forget chunks and free their slots."""
     DeleteObjects: _aio.UnaryUnaryMultiCallable[_storage_pb2.DeleteObjectsRequest, _storage_pb2.DeleteObjectsResponse]  # type: ignore[assignment]
     """Delete chunk objects that no index entry lists, which the caller has claimed."""
+    CompareChanges: _aio.UnaryUnaryMultiCallable[_storage_pb2.CompareChangesRequest, _storage_pb2.CompareChangesResponse]  # type: ignore[assignment]
+    """Whether the index has acknowledged more changes of this node than it knows of now. For orchestrators, before they
+    have objects deleted: an index that went back may not know what was stored since.
+    """
     Raise: _aio.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]  # type: ignore[assignment]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
     Describe: _aio.UnaryUnaryMultiCallable[_storage_pb2.DescribeRequest, _storage_pb2.DescribeResponse]  # type: ignore[assignment]
@@ -130,6 +138,16 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.DeleteObjectsResponse, _abc.Awaitable[_storage_pb2.DeleteObjectsResponse]]:
         """Delete chunk objects that no index entry lists, which the caller has claimed."""
+
+    @_abc_1.abstractmethod
+    def CompareChanges(
+        self,
+        request: _storage_pb2.CompareChangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_storage_pb2.CompareChangesResponse, _abc.Awaitable[_storage_pb2.CompareChangesResponse]]:
+        """Whether the index has acknowledged more changes of this node than it knows of now. For orchestrators, before they
+        have objects deleted: an index that went back may not know what was stored since.
+        """
 
     @_abc_1.abstractmethod
     def Raise(

@@ -1,0 +1,10 @@
+-- KEYS: objects, objects that are due. ARGV: 1 keys packed, 2 the claim, 3 the bucket's key, 4 when to delete them. They are not deleted
+-- after all. Not if another one has claimed them since.
+for at = 1, #ARGV[1], 32 do
+  local key = string.sub(ARGV[1], at, at + 31)
+  if redis.call('HGET', KEYS[1], key) == '!' .. ARGV[2] then
+    redis.call('HSET', KEYS[1], key, ARGV[4])
+    redis.call('ZADD', KEYS[2], ARGV[4], ARGV[3] .. key)
+  end
+end
+return 1
