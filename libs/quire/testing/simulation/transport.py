@@ -316,15 +316,26 @@ class SimStreamOfPuts:
 
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
         other, loop = self._peer.other, asyncio.get_running_loop()
-        before = list(self._flying)
+        sent: asyncio.Future[None] = loop.create_future()
+        awaited = [*self._flying, self._peer.post(len(message), lambda: None)]
+        left = len(awaited)
 
-        def arrived() -> None:
-            if any(each.done() and each.exception() is not None for each in before):
+        def landed(each: asyncio.Future[None]) -> None:
+            nonlocal left
+            left -= 1
+            if left:
+                return
+            failures = [error for each in awaited if (error := each.exception()) is not None]
+            if failures:
+                sent.set_exception(failures[0])
+                sent.exception()
                 return
             if message:
                 _hand_over(other, message)
+            sent.set_result(None)
 
-        sent = self._peer.post(len(message), arrived)
+        for each in awaited:
+            each.add_done_callback(landed, context=_of_the_network())
         if then is not None:
             sent.add_done_callback(lambda done: loop.call_soon(then) if done.exception() is None else None)
         self._flying.append(sent)
