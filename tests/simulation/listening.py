@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.model.fingerprints import PRINT_BYTES, fingerprint
+from quire.model.index import OBJECT_TIER
 from quire.model.keys import KEY_BYTES
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ def listen(day: Day) -> None:
     def executed(name: str, arguments: list[Any], answer: Any) -> None:
         match name:
             case "register":
+                if arguments[0] == OBJECT_TIER:  # a rebuilding lists what it finds, evicted or not
+                    for key in keys_of(arguments[1], 2 * PRINT_BYTES):
+                        day.history.evicted.pop(key, None)
                 for at, key in enumerate(keys_of(arguments[1], 2 * PRINT_BYTES)):
                     mark = answer[9 * at : 9 * at + 9]
                     if mark[:1] != b"0":

@@ -56,6 +56,7 @@ class IndexState:
     epoch: str = ""
     rebuild: str = ""
     rebuilt: str = ""
+    ticks: int = 0
 
     def copy(self) -> IndexState:
         """A snapshot."""
@@ -68,6 +69,7 @@ class IndexState:
             self.epoch,
             self.rebuild,
             self.rebuilt,
+            self.ticks,
         )
 
 
@@ -183,6 +185,10 @@ class MemoryIndex:
 
     def _draw(self) -> int:
         return self._random.getrandbits(64) | 1
+
+    async def tick(self) -> int:
+        self.state.ticks += 1
+        return self.state.ticks
 
     # ---- what nodes are listed for
 

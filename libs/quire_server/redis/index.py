@@ -47,6 +47,7 @@ from quire_server.redis.slots import (
 
 _NO_PARENT: Final = bytes(PRINT_BYTES)
 _EPOCH_KEY: Final = "quire:index-epoch"
+_TICKS_KEY: Final = "quire:ticks"
 _CHANGES_KEY: Final = "quire:changes"
 _REBUILD_KEY: Final = b"quire:rebuild"
 _REBUILT_KEY: Final = b"{quire:rebuild}:done"
@@ -199,6 +200,11 @@ class PrefixIndex(BucketScripts):
                 name = cast(bytes | None, await self._client.get(_EPOCH_KEY))
                 if name is not None:  # else it was lost in between
                     return name.decode()
+
+    async def tick(self) -> int:
+        """A greater number than any that was returned before: one that is not comes from an index that went back."""
+        async with metadata_errors():
+            return int(await self._client.incr(_TICKS_KEY))
 
     # ---- what nodes are listed for
 

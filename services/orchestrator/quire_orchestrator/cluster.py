@@ -58,6 +58,7 @@ class Cluster:
         self._read_s = -math.inf
         self.link_rates: dict[str, int] = {}
         self._epoch = self.rebuild = self._rebuilder = ""
+        self._tick = 0
         self._storage: dict[str, Node] = {}
         self._roster = RosterLog()
         self._listing_due_s: dict[str, float] = {}
@@ -169,7 +170,7 @@ class Cluster:
         members = await self._members.live()
         self.live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
         self.link_rates = link_rates_of(self.live.values())
-        self._epoch, self.rebuild = await self._index.epoch(), await self._index.rebuild()
+        await self._look_at_index()
         self._storage = self._of(Role.STORAGE)
         self._roster.look(self._storage)
         self._rebuilder = rebuilder(self.rebuild, self._storage) if self.rebuild else ""
@@ -177,6 +178,15 @@ class Cluster:
         await self._policies.refresh(self._epoch)
         for node in self.storage_nodes().values():
             self._watch(node)
+
+    async def _look_at_index(self) -> None:
+        """One that went back, or was restored, may not know what lies in the object tier alone by now."""
+        epoch, tick = await self._index.epoch(), await self._index.tick()
+        if self._epoch not in ("", epoch) or tick <= self._tick:
+            logger().error("the index went back", epoch=epoch, tick=tick, before=self._tick)
+            await self._index.damaged()
+        self._epoch, self._tick = epoch, tick
+        self.rebuild = await self._index.rebuild()
 
     def away_s(self, node_id: str) -> float:
         """For how long a node was away while it could have been heard: 0 while membership cannot be read."""

@@ -104,16 +104,12 @@ class Evictions:
         claimed = await self._index.claim_objects(now_ms, until_ms, _SWEEP_MAX)
         if not claimed:
             return 0
-        try:
-            current = await self._is_current()
-        except QuireError as error:  # a node may know what the index does not
-            logger().warning("objects are not deleted while a storage node does not answer", error=str(error))
-            current = None
-        if await self._index.rebuild() or await self._index.last_rebuild() != last_rebuild:
-            current = False  # what was claimed meanwhile was not listed
-        if not current:
+        await self._cluster.refresh()  # notices an index that has gone back by itself
+        current = await self._is_current()
+        rebuilt = await self._index.rebuild() or await self._index.last_rebuild() != last_rebuild
+        if rebuilt or not current:
             await self._index.unclaim_objects(claimed, until_ms, now_ms + self._config.object_grace_ms)
-            if current is False:
+            if rebuilt:  # what was claimed meanwhile could not be listed
                 await self._index.damaged(anew=True)
             return 0
         keys = ChunkKeys(b"".join(record.key for record in claimed))
@@ -122,17 +118,21 @@ class Evictions:
         return len(claimed)
 
     async def _is_current(self) -> bool:
-        """Whether every storage node finds all that it has reported counted in the index.
+        """Whether this is the index that every storage node reports to, with all that the nodes have reported.
 
-        An index that went back, restored from a backup or lost in part, may not know what was stored again since.
-        Raises what a node that cannot be asked raises.
+        One that went back, restored from a backup or lost in part, may not know what was stored again since. Nor is it
+        known while a node does not answer.
         """
-        listings = await self._index.listings()
+        epoch, listings = await self._index.epoch(), await self._index.listings()
         asked = (
-            self._holders.knows_more(node, listings.get(name, Listing()).changes)
+            self._holders.is_current(node, epoch, listings.get(name, Listing()).changes)
             for name, node in self._cluster.storage_nodes().items()
         )
-        return not any(await asyncio.gather(*asked))
+        try:
+            return all(await asyncio.gather(*asked))
+        except QuireError as error:
+            logger().warning("objects are not deleted while a storage node does not answer", error=str(error))
+            return False
 
     async def forget_lost_nodes(self) -> int:
         """Withdraw what is listed for nodes that were not seen for long; how many chunks. One that returns registers

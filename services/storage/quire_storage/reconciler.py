@@ -90,6 +90,9 @@ class Reconciler:
 
     async def _run(self) -> None:
         try:
+            if self._registry.epoch not in ("", self._epoch):  # it was lost, or a backup of it was restored
+                await self._registry.damaged()
+            self._registry.epoch = self._epoch
             different = await self._differs()
             while different or self._again:
                 different = self._again = False

@@ -73,10 +73,11 @@ class Requests:
         if not task.cancelled():
             task.exception()  # seen: the caller may be gone
 
-    @property
-    def changes(self) -> int:
-        """How many of this node's reports the index has acknowledged."""
-        return self._registry.changes
+    def is_current(self, epoch: str, changes: int) -> bool:
+        """Whether an index of that name, which knows of so many changes of this node, is the one that the node reports
+        to, and has not gone back.
+        """
+        return epoch == self._registry.epoch and changes >= self._registry.changes
 
     async def stop(self, transfer_id: bytes, node_index: int, refuse_s: float) -> None:
         """End a delivery or store; one of that name that comes later is refused for so long."""

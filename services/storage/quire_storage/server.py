@@ -118,9 +118,9 @@ class StorageServicer(StorageServiceServicer):
         await self._node.requests.delete_objects(ChunkKeys(request.chunk_keys), request.until_ms)
         return pb.DeleteObjectsResponse()
 
-    async def CompareChanges(self, request: pb.CompareChangesRequest, context: Any) -> pb.CompareChangesResponse:
+    async def CompareIndex(self, request: pb.CompareIndexRequest, context: Any) -> pb.CompareIndexResponse:
         self._permits.check(request, again=True)
-        return pb.CompareChangesResponse(more=self._node.requests.changes > request.changes)
+        return pb.CompareIndexResponse(current=self._node.requests.is_current(request.index_epoch, request.changes))
 
     async def Raise(self, request: pb.RaiseRequest, context: Any) -> pb.RaiseResponse:
         self._permits.check(request, again=True)

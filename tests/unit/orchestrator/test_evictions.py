@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from quire.model.durability import Durability, OnExisting
 from quire.model.fingerprints import fingerprint
 from quire.model.index import Drop, records
@@ -58,14 +62,28 @@ async def test_objects_stay_while_an_index_is_to_be_rebuilt() -> None:
     await orchestrator.close()
 
 
-async def test_objects_stay_while_a_storage_node_knows_of_more_than_the_index() -> None:
-    """A backup was restored: the object may have been stored and acknowledged again since. It is listed anew first."""
+@pytest.mark.parametrize("known", [{"changes": {"a": 1}}, {"epoch": "another"}], ids=["changes", "epoch"])
+async def test_objects_stay_while_a_storage_node_knows_of_more_than_the_index(known: dict[str, Any]) -> None:
+    """A backup was restored: the object may have been stored and acknowledged again since."""
     world = World()
     orchestrator, keys = await _with_an_object_to_delete(world)
-    world.changes["a"] = 1
+    vars(world).update(known)
+    assert await orchestrator.evictions.sweep_objects() == 0
+    assert not world.deleted
+    assert all(await world.index.register("@object", records(keys, 0, 1), 0)), "it is not claimed any more"
+    await orchestrator.close()
+
+
+async def test_an_orchestrator_notices_an_index_that_went_back() -> None:
+    """Though the node that had reported what is lost is lost too."""
+    world = World()
+    orchestrator, _ = await _with_an_object_to_delete(world)
+    backup = world.index.state.copy()
+    await orchestrator.cluster.refresh()
+    assert not await world.index.rebuild()
+    world.index.state = backup
     assert await orchestrator.evictions.sweep_objects() == 0
     assert await world.index.rebuild() and not world.deleted
-    assert all(await world.index.register("@object", records(keys, 0, 1), 0)), "it is not claimed any more"
     await orchestrator.close()
 
 
@@ -86,14 +104,14 @@ async def test_objects_stay_if_the_index_was_rebuilt_while_they_were_claimed() -
     """What lay in the object tier could not be listed then."""
     world = World()
     orchestrator, _ = await _with_an_object_to_delete(world)
-    knows_more = world.knows_more
+    is_current = world.is_current
 
-    async def meanwhile(node: Node, changes: int) -> bool:
+    async def meanwhile(node: Node, epoch: str, changes: int) -> bool:
         await world.index.damaged()
         await world.index.rebuilt(await world.index.rebuild())
-        return await knows_more(node, changes)
+        return await is_current(node, epoch, changes)
 
-    world.knows_more = meanwhile  # type: ignore[method-assign]
+    world.is_current = meanwhile  # type: ignore[method-assign]
     assert await orchestrator.evictions.sweep_objects() == 0
     assert await world.index.rebuild() and not world.deleted
     await orchestrator.close()

@@ -47,6 +47,7 @@ class World:
 
     deleted: list[bytes] = field(default_factory=list)
     away: set[str] = field(default_factory=set)
+    epoch: str = ""
     changes: dict[str, int] = field(default_factory=dict)
 
     def with_objects(self) -> dict[str, Info]:
@@ -101,10 +102,10 @@ class World:
     async def drop(self, node: Node, generations: Mapping[bytes, int]) -> None:
         raise NodeUnavailable("it is away")
 
-    async def knows_more(self, node: Node, changes: int) -> bool:
+    async def is_current(self, node: Node, epoch: str, changes: int) -> bool:
         if node.node_id in self.away:
             raise NodeUnavailable("it is away")
-        return self.changes.get(node.node_id, 0) > changes
+        return self.epoch in ("", epoch) and self.changes.get(node.node_id, 0) <= changes
 
     async def delete_objects(self, node: Node, keys: ChunkKeys, until_ms: int) -> None:
         self.deleted += list(keys)

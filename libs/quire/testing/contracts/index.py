@@ -279,6 +279,9 @@ class IndexContract:
         assert all(await index.register("@object", chunks, 61))
         assert await index.claim_objects(200, 300, 10) == []
 
+    async def test_ticks_grow(self, index: Index) -> None:
+        assert [await index.tick() for _ in range(3)] == [1, 2, 3]
+
     async def test_a_rebuilding_may_be_wanted_once_more(self, index: Index) -> None:
         """Then the one that is under way does not end it."""
         await index.damaged()

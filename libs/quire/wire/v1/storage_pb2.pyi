@@ -360,11 +360,14 @@ class DeleteObjectsResponse(_message.Message):
 Global___DeleteObjectsResponse: _TypeAlias = DeleteObjectsResponse  # noqa: Y015
 
 @_typing.final
-class CompareChangesRequest(_message.Message):
+class CompareIndexRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    INDEX_EPOCH_FIELD_NUMBER: _builtins.int
     CHANGES_FIELD_NUMBER: _builtins.int
     PERMIT_FIELD_NUMBER: _builtins.int
+    index_epoch: _builtins.str
+    """The index's random name."""
     changes: _builtins.int
     """Changes that this node has reported, as the index knows."""
     permit: _builtins.bytes
@@ -372,36 +375,37 @@ class CompareChangesRequest(_message.Message):
     def __init__(
         self,
         *,
+        index_epoch: _builtins.str = ...,
         changes: _builtins.int = ...,
         permit: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "permit", b"permit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "index_epoch", b"index_epoch", "permit", b"permit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CompareChangesRequest: _TypeAlias = CompareChangesRequest  # noqa: Y015
+Global___CompareIndexRequest: _TypeAlias = CompareIndexRequest  # noqa: Y015
 
 @_typing.final
-class CompareChangesResponse(_message.Message):
+class CompareIndexResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    MORE_FIELD_NUMBER: _builtins.int
-    more: _builtins.bool
-    """It had acknowledged more."""
+    CURRENT_FIELD_NUMBER: _builtins.int
+    current: _builtins.bool
+    """It is, and does."""
     def __init__(
         self,
         *,
-        more: _builtins.bool = ...,
+        current: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["current", b"current"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CompareChangesResponse: _TypeAlias = CompareChangesResponse  # noqa: Y015
+Global___CompareIndexResponse: _TypeAlias = CompareIndexResponse  # noqa: Y015
 
 @_typing.final
 class RaiseRequest(_message.Message):

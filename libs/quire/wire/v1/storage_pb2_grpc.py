@@ -60,10 +60,10 @@ class StorageServiceStub:
                 request_serializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsRequest.SerializeToString,
                 response_deserializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsResponse.FromString,
                 _registered_method=True)
-        self.CompareChanges = channel.unary_unary(
-                '/quire.v1.StorageService/CompareChanges',
-                request_serializer=quire_dot_v1_dot_storage__pb2.CompareChangesRequest.SerializeToString,
-                response_deserializer=quire_dot_v1_dot_storage__pb2.CompareChangesResponse.FromString,
+        self.CompareIndex = channel.unary_unary(
+                '/quire.v1.StorageService/CompareIndex',
+                request_serializer=quire_dot_v1_dot_storage__pb2.CompareIndexRequest.SerializeToString,
+                response_deserializer=quire_dot_v1_dot_storage__pb2.CompareIndexResponse.FromString,
                 _registered_method=True)
         self.Raise = channel.unary_unary(
                 '/quire.v1.StorageService/Raise',
@@ -128,9 +128,9 @@ class StorageServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def CompareChanges(self, request, context):
-        """Whether the index has acknowledged more changes of this node than it knows of now. For orchestrators, before they
-        have objects deleted: an index that went back may not know what was stored since.
+    def CompareIndex(self, request, context):
+        """Whether the index is the one that this node reports to, and knows of all that it has acknowledged to the node. For
+        orchestrators, before they have objects deleted: an index that went back may not know what was stored since.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -192,10 +192,10 @@ def add_StorageServiceServicer_to_server(servicer, server):
                     request_deserializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsRequest.FromString,
                     response_serializer=quire_dot_v1_dot_storage__pb2.DeleteObjectsResponse.SerializeToString,
             ),
-            'CompareChanges': grpc.unary_unary_rpc_method_handler(
-                    servicer.CompareChanges,
-                    request_deserializer=quire_dot_v1_dot_storage__pb2.CompareChangesRequest.FromString,
-                    response_serializer=quire_dot_v1_dot_storage__pb2.CompareChangesResponse.SerializeToString,
+            'CompareIndex': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompareIndex,
+                    request_deserializer=quire_dot_v1_dot_storage__pb2.CompareIndexRequest.FromString,
+                    response_serializer=quire_dot_v1_dot_storage__pb2.CompareIndexResponse.SerializeToString,
             ),
             'Raise': grpc.unary_unary_rpc_method_handler(
                     servicer.Raise,
@@ -365,7 +365,7 @@ class StorageService:
             _registered_method=True)
 
     @staticmethod
-    def CompareChanges(request,
+    def CompareIndex(request,
             target,
             options=(),
             channel_credentials=None,
@@ -378,9 +378,9 @@ class StorageService:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/quire.v1.StorageService/CompareChanges',
-            quire_dot_v1_dot_storage__pb2.CompareChangesRequest.SerializeToString,
-            quire_dot_v1_dot_storage__pb2.CompareChangesResponse.FromString,
+            '/quire.v1.StorageService/CompareIndex',
+            quire_dot_v1_dot_storage__pb2.CompareIndexRequest.SerializeToString,
+            quire_dot_v1_dot_storage__pb2.CompareIndexResponse.FromString,
             options,
             channel_credentials,
             insecure,

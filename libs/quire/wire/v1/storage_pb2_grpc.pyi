@@ -47,9 +47,9 @@ class StorageServiceStub:
     """Forget chunks and free their slots."""
     DeleteObjects: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DeleteObjectsRequest, _storage_pb2.DeleteObjectsResponse]
     """Delete chunk objects that no index entry lists, which the caller has claimed."""
-    CompareChanges: _grpc.UnaryUnaryMultiCallable[_storage_pb2.CompareChangesRequest, _storage_pb2.CompareChangesResponse]
-    """Whether the index has acknowledged more changes of this node than it knows of now. For orchestrators, before they
-    have objects deleted: an index that went back may not know what was stored since.
+    CompareIndex: _grpc.UnaryUnaryMultiCallable[_storage_pb2.CompareIndexRequest, _storage_pb2.CompareIndexResponse]
+    """Whether the index is the one that this node reports to, and knows of all that it has acknowledged to the node. For
+    orchestrators, before they have objects deleted: an index that went back may not know what was stored since.
     """
     Raise: _grpc.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
@@ -79,9 +79,9 @@ class StorageServiceAsyncStub(StorageServiceStub):
     """Forget chunks and free their slots."""
     DeleteObjects: _aio.UnaryUnaryMultiCallable[_storage_pb2.DeleteObjectsRequest, _storage_pb2.DeleteObjectsResponse]  # type: ignore[assignment]
     """Delete chunk objects that no index entry lists, which the caller has claimed."""
-    CompareChanges: _aio.UnaryUnaryMultiCallable[_storage_pb2.CompareChangesRequest, _storage_pb2.CompareChangesResponse]  # type: ignore[assignment]
-    """Whether the index has acknowledged more changes of this node than it knows of now. For orchestrators, before they
-    have objects deleted: an index that went back may not know what was stored since.
+    CompareIndex: _aio.UnaryUnaryMultiCallable[_storage_pb2.CompareIndexRequest, _storage_pb2.CompareIndexResponse]  # type: ignore[assignment]
+    """Whether the index is the one that this node reports to, and knows of all that it has acknowledged to the node. For
+    orchestrators, before they have objects deleted: an index that went back may not know what was stored since.
     """
     Raise: _aio.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]  # type: ignore[assignment]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
@@ -140,13 +140,13 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         """Delete chunk objects that no index entry lists, which the caller has claimed."""
 
     @_abc_1.abstractmethod
-    def CompareChanges(
+    def CompareIndex(
         self,
-        request: _storage_pb2.CompareChangesRequest,
+        request: _storage_pb2.CompareIndexRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_storage_pb2.CompareChangesResponse, _abc.Awaitable[_storage_pb2.CompareChangesResponse]]:
-        """Whether the index has acknowledged more changes of this node than it knows of now. For orchestrators, before they
-        have objects deleted: an index that went back may not know what was stored since.
+    ) -> _typing.Union[_storage_pb2.CompareIndexResponse, _abc.Awaitable[_storage_pb2.CompareIndexResponse]]:
+        """Whether the index is the one that this node reports to, and knows of all that it has acknowledged to the node. For
+        orchestrators, before they have objects deleted: an index that went back may not know what was stored since.
         """
 
     @_abc_1.abstractmethod

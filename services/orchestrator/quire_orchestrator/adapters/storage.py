@@ -44,10 +44,10 @@ class GrpcChunkHolder:
         request = pb.DeleteObjectsRequest(chunk_keys=keys.packed, until_ms=until_ms)
         await call(self._asked(node, request).DeleteObjects, request, timeout_s=_RAISE_TIMEOUT_S, again=False)
 
-    async def knows_more(self, node: Node, changes: int) -> bool:
-        request = pb.CompareChangesRequest(changes=changes)
-        response = await call(self._asked(node, request).CompareChanges, request, timeout_s=_TIMEOUT_S)
-        return bool(response.more)
+    async def is_current(self, node: Node, epoch: str, changes: int) -> bool:
+        request = pb.CompareIndexRequest(index_epoch=epoch, changes=changes)
+        response = await call(self._asked(node, request).CompareIndex, request, timeout_s=_TIMEOUT_S)
+        return bool(response.current)
 
     async def raise_level(self, node: Node, keys: ChunkKeys, durability: Durability) -> list[bool]:
         request = pb.RaiseRequest(chunk_keys=keys.packed, durability=convert.durability_to(durability))
