@@ -21,6 +21,7 @@ from tests.chaos.world import World
 _FAKETIME: Final = next(
     iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), Path("/usr/lib/faketime/libfaketimeMT.so.1")
 )
+_BACKUP_S: Final = 600.0
 _FAILOVER_S: Final = 2.5
 """More than a replica needs to be elected."""
 
@@ -36,7 +37,9 @@ class Fault:
 
 
 class Faults:
-    """Faults that this machine can do, drawn by the seed. With `lossy` Redis may be emptied."""
+    """Faults that this machine can do, drawn by the seed. With `lossy` Redis may be emptied, or restored from a backup
+    of up to ten minutes ago.
+    """
 
     def __init__(self, world: World, seed: int, *, lossy: bool) -> None:
         self._world = world
@@ -52,10 +55,14 @@ class Faults:
             self._makers += [self._cut, self._cut, self._slowed, self._disk_full]
         if _FAKETIME.exists():
             self._makers += [self._clock_skewed]
+        self._backups: list[tuple[float, dict[bytes, bytes]]] | None = None
         if lossy and world.shards is None:
-            self._makers += [self._redis_emptied]
+            self._makers += [self._redis_emptied, self._redis_restored]
+            self._backups = []
 
     def draw(self) -> Fault:
+        if self._backups is not None:
+            self._backups.append((time.monotonic(), self._backup()))
         return self._random.choice(self._makers)()
 
     def hold_s(self) -> float:
@@ -115,6 +122,33 @@ class Faults:
                 client.flushall()
 
         return Fault("empty", "redis", empty, lambda: None)
+
+    def _backup(self) -> dict[bytes, bytes]:
+        """All that Redis has now."""
+        with contextlib.closing(Redis.from_url(self._world.redis_url)) as client:
+            names = [bytes(name) for name in client.scan_iter(count=10_000)]
+            dumped = client.pipeline(transaction=True)
+            for name in names:
+                dumped.dump(name)
+            return {name: value for name, value in zip(names, dumped.execute(), strict=True) if value is not None}
+
+    def _redis_restored(self) -> Fault:
+        assert self._backups is not None, "it may lose something"
+        age_s, backup = next(
+            (time.monotonic() - since_s, each)
+            for since_s, each in self._backups
+            if time.monotonic() - since_s < _BACKUP_S
+        )
+
+        def restore() -> None:
+            with contextlib.closing(Redis.from_url(self._world.redis_url)) as client:
+                back = client.pipeline(transaction=True)
+                back.flushall()
+                for name, value in backup.items():
+                    back.restore(name, 0, value)
+                back.execute()
+
+        return Fault(f"{age_s:.0f} s back", "redis", restore, lambda: None)
 
     def _cut(self) -> Fault:
         name = self._service()

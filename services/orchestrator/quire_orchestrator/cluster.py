@@ -181,11 +181,13 @@ class Cluster:
 
     async def _look_at_index(self) -> None:
         """One that went back, or was restored, may not know what lies in the object tier alone by now."""
+        known = self._tick  # of before the question: answers to several may come in any order
         epoch, tick = await self._index.epoch(), await self._index.tick()
-        if self._epoch not in ("", epoch) or tick <= self._tick:
-            logger().error("the index went back", epoch=epoch, tick=tick, before=self._tick)
+        if self._epoch not in ("", epoch) or tick <= known:
+            logger().error("the index went back", epoch=epoch, tick=tick, before=known)
             await self._index.damaged()
-        self._epoch, self._tick = epoch, tick
+            self._tick = tick
+        self._epoch, self._tick = epoch, max(self._tick, tick)
         self.rebuild = await self._index.rebuild()
 
     def away_s(self, node_id: str) -> float:

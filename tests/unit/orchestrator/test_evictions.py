@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -84,6 +85,30 @@ async def test_an_orchestrator_notices_an_index_that_went_back() -> None:
     world.index.state = backup
     assert await orchestrator.evictions.sweep_objects() == 0
     assert await world.index.rebuild() and not world.deleted
+    await orchestrator.close()
+
+
+async def test_looks_at_the_same_time_notice_nothing() -> None:
+    """Their answers come in any order."""
+    world = World()
+    orchestrator = await world.start()
+    await world.index.rebuilt(await world.index.rebuild())
+    tick, answered = world.index.tick, asyncio.Event()
+
+    async def late() -> int:
+        world.index.tick = tick  # type: ignore[method-assign]
+        number = await tick()
+        await answered.wait()
+        return number
+
+    world.index.tick = late  # type: ignore[method-assign]
+    first = asyncio.create_task(orchestrator.cluster.refresh())
+    await asyncio.sleep(0)
+    await orchestrator.cluster.refresh()
+    answered.set()
+    await first
+    await orchestrator.cluster.refresh()
+    assert not await world.index.rebuild()
     await orchestrator.close()
 
 
