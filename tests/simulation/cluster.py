@@ -277,7 +277,7 @@ class Cluster:
             object_grace_ms=3000,
             object_deletion_ms=8000,
             node_lost_ms=8_000,
-            sweep_ms=500,
+            sweep_ms=1000,
         )
         channels: Any = SimChannels(self.network, process)
         clock = ClusterClock(SimClock(self.loop, process))

@@ -34,6 +34,7 @@ class History:
     ended_s: dict[bytes, float] = field(default_factory=dict)
     leases: dict[object, tuple[frozenset[bytes], float, int | None]] = field(default_factory=dict)
     evicted: dict[bytes, float] = field(default_factory=dict)
+    seen: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     store_began_s: dict[bytes, float] = field(default_factory=dict)
     log: deque[tuple[float, str, frozenset[bytes]]] = field(default_factory=lambda: deque(maxlen=20_000))
     counts: dict[str, int] = field(default_factory=dict)
@@ -62,6 +63,18 @@ class History:
         """A chunk left the index by eviction."""
         self.promises.pop(key, None)
         self.ended_s[key] = now_s
+
+    def read(self, key: bytes, version: int, began_s: float, now_s: float) -> bool:
+        """A read has returned this content; whether the one before returned it too. Not counted are reads that may have
+        begun before the chunk was evicted, or before the one that is compared had ended.
+        """
+        if self.ended_s.get(key, -1.0) >= began_s:
+            return True
+        known, at_s = self.seen.get(key, (version, now_s))
+        if known != version and at_s < began_s and self.ended_s.get(key, -1.0) < at_s:
+            return False
+        self.seen[key] = (version, now_s)
+        return True
 
     def void(self, level: Durability) -> None:
         """Something happened that chunks of this level need not survive."""

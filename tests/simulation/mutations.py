@@ -300,6 +300,13 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         tested="tests/integration/engine/test_drops.py",
     ),
+    "compared-with-nothing": Mutation(
+        0,
+        "a store that is to be compared is taken where the object tier alone has the chunk",
+        (_edit(Stores, "_compared", "if call.on_existing is not OnExisting.VERIFY or", "if True or"),),
+        found_by="are others than before",
+        seed=6,
+    ),
     "unstopped-nodes": Mutation(
         0,
         "a node is not asked to stop a transfer that its client has aborted before it began there",

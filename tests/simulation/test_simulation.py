@@ -41,8 +41,10 @@ def test_connections_that_break_cost_nothing() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_aborted_transfers_give_their_memory_back_within_a_second() -> None:
-    """Where nothing else goes wrong: not when their permits end, minutes later."""
+def test_a_day_without_faults() -> None:
+    """Aborted transfers give their memory back within a second, not when their permits end; and the first bytes under a
+    key are kept.
+    """
     failed = [result for result in days(range(1, _SEEDS // 2 + 1), seconds=5.0, faults=[]) if result.failure]
     assert not failed, f"seed {failed[0].seed}: {failed[0].failure}"
 

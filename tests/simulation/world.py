@@ -440,6 +440,7 @@ class Day:
         self, delivery: Delivery, buffer: Buffer, prefix: Prefix, count: int, delivered: int, first: int = 0
     ) -> str:
         """Follow a delivery of so many chunks into a buffer for `count`, and look at all that comes."""
+        began_s = self.loop.time()
         rows = buffer.layers(prefix.layout.num_layers, count, prefix.layout.slice_bytes)
         with contextlib.suppress(QuireError):  # `summary` says it
             for layer in range(prefix.layout.num_layers):
@@ -451,7 +452,7 @@ class Day:
                 for index, mark in enumerate(marks):
                     key = prefix.keys.at(run.first + index)
                     if mark:
-                        self._check_bytes(key, rows[:, run.first + index - first], prefix.layout)
+                        self._check_bytes(key, rows[:, run.first + index - first], prefix.layout, began_s)
         failed = [outcome.error_code for outcome in summary.outcomes if outcome.error_code]
         return failed[0] if failed else "done"
 
@@ -463,9 +464,14 @@ class Day:
             if not any(np.array_equal(slice_, content(key, each, prefix.layout)[layer]) for each in versions):
                 raise self.history.fail(f"layer {layer} was announced, and is not there", key)
 
-    def _check_bytes(self, key: bytes, got: npt.NDArray[np.uint8], layout: KvLayout) -> None:
-        if not any(np.array_equal(got, content(key, version, layout)) for version in self.history.written.get(key, ())):
+    def _check_bytes(self, key: bytes, got: npt.NDArray[np.uint8], layout: KvLayout, began_s: float) -> None:
+        for version in self.history.written.get(key, ()):
+            if np.array_equal(got, content(key, version, layout)):
+                break
+        else:
             raise self.history.fail("wrong bytes were delivered", key)
+        if not self.faults and not self.history.read(key, version, began_s, self.loop.time()):
+            raise self.history.fail("the bytes under a key are others than before, and it was not evicted", key)
 
     @contextlib.asynccontextmanager
     async def _buffer(self, client: QuireClient, prefix: Prefix, chunks: int) -> AsyncIterator[Buffer]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from typing import Final
 
-from quire.model.durability import Durability
+from quire.model.durability import Durability, OnExisting
 from quire.model.errors import DeadlineExceeded, NotImplementedHere, PeerLost, QuireError
 from quire.model.outcome import NodeOutcome
 from quire.telemetry import binary_context, counter, logger, names, tracer
@@ -92,12 +92,25 @@ class Stores:
     async def _pull_and_keep(self, call: IngestCall) -> NodeOutcome:
         if self._tiers.write_behind is not None and self._tiers.pool is not None:
             await self._tiers.write_behind.wait_for_room()
-        acknowledged = await self._keep_all(call)
+        async with self._compared(call):
+            acknowledged = await self._keep_all(call)
         moved = call.layout.payload_bytes(len(call.records))
         self.ingested_bytes += moved
         self._counter.add(moved)
         present = bytes(record.key in acknowledged for record in call.records)
         return NodeOutcome(self._config.node_id, call.source_ranges, present, moved, quiesced=True)
+
+    @contextlib.asynccontextmanager
+    async def _compared(self, call: IngestCall) -> AsyncIterator[None]:
+        """Have chunks here that lie in the object tier alone while their bytes are compared with those of a store."""
+        if call.on_existing is not OnExisting.VERIFY or self._tiers.objects is None:
+            yield
+            return
+        pinned = await self._tiers.pin([record.key for record in call.records], used=False)
+        try:
+            yield
+        finally:
+            self._tiers.unpin(pinned)
 
     async def _keep_all(self, call: IngestCall) -> set[bytes]:
         """What goes to drives is written there while what comes behind it is read, where all of it can be read by now.
