@@ -129,7 +129,7 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("redis emptied",),
         found_by="acknowledged",
-        seed=46,
+        seed=49,
     ),
     "unmapped-landing": Mutation(
         4,
@@ -266,26 +266,26 @@ MUTATIONS: dict[str, Mutation] = {
         0,
         "an object counts for an index entry of another generation",
         (_edit(Residency, "_uploaded", "if entry.generation == event.generation:", "if True:"),),
-        found_by="acknowledged",
+        tested="tests/unit/storage/test_residency_levels.py",
     ),
     "unverified-copies": Mutation(
         0,
         "what another node has delivered is kept without a look at it",
         (_edit(Replicator, "_land", "if np.array_equal(row_checksums(payload), chunk.checksums):", "if True:"),),
-        ("noise", "loss", "drive"),
-        found_by="wrong bytes",
+        tested="tests/unit/storage/test_replication.py",
     ),
     "announced-early": Mutation(
         0,
         "a layer is announced after its first batch",
         (_edit(Delivery, "_write_layers", "if batch is batches.batches[-1]:", "if batch is batches.batches[0]:"),),
         found_by="was announced, and is not there",
+        seed=5,
     ),
     "compared-at-work": Mutation(
         0,
         "a node is compared with the index while its reports are under way",
         (_edit(Registry, "quiet", "await self._changed.wait_for(lambda: not self._under_way)", "pass"),),
-        found_by="acknowledged",
+        tested="tests/unit/storage/test_registry.py",
     ),
     "generations-forgotten": Mutation(
         0,
@@ -305,7 +305,7 @@ MUTATIONS: dict[str, Mutation] = {
         "a store that is to be compared is taken where the object tier alone has the chunk",
         (_edit(Stores, "_compared", "if call.on_existing is not OnExisting.VERIFY or", "if True or"),),
         found_by="are others than before",
-        seed=6,
+        seed=26,
     ),
     "unstopped-nodes": Mutation(
         0,

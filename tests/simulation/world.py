@@ -276,10 +276,12 @@ class Day:
 
     async def _retain(self, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
         """Kept for a while, whatever needs room or is evicted. A later one of the same chunks replaces the time."""
-        asked_s, seconds, name = self.loop.time(), rng.uniform(0.5, 6.0), ("retention", prefix.keys.packed)
-        self.history.unleased(name)
+        asked_s, seconds, keys = self.loop.time(), rng.uniform(0.5, 6.0), list(prefix.keys)
+        for key in keys:  # one of a tenant on a chunk replaces the one before
+            self.history.unleased(("retention", key))
         kept = await client.retain(prefix.namespace, prefix.keys, seconds)
-        self.history.leased(name, list(prefix.keys)[:kept], asked_s + seconds)
+        if kept:
+            self.history.leased(("retention", keys[kept - 1]), keys[:kept], asked_s + seconds)
         return f"done, {kept} kept"
 
     async def _garbage(self, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:

@@ -28,9 +28,9 @@ class Registry:
         self._under_way = 0
         self._changed = asyncio.Condition()
         self._comparing = False
-        self.changes = 0
         self.epoch = ""
         """Name of the index that this node was compared with last."""
+        self.changes = 0
         """What this node has reported and was answered: the index has no fewer, unless it went back."""
         self.unsure = False
         """Whether a report was not answered: the index may have counted it, and would lose as much unnoticed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from quire.model.index import ChunkRecord, records
 from quire.model.keys import ChunkKeys
@@ -47,6 +47,41 @@ async def test_only_what_waits_for_another_node_is_asked_for_again() -> None:
     assert (await waiting, await other) == (20, 20)
     assert (await index.index.match(KEYS)).count == 40
     assert sum(index.asked["a"]) <= 60
+
+
+async def test_a_comparison_waits_for_reports_under_way() -> None:
+    """And those that come during it wait for its end."""
+    index: Any = _Index()
+    registry = Registry("a", index, FakeClock(), 1.0)
+    commit, answered, steps = index.commit, asyncio.Event(), list[str]()
+
+    async def slow(*arguments: Any, **options: Any) -> list[int]:
+        steps.append("asked")
+        await answered.wait()
+        return cast(list[int], await commit(*arguments, **options))
+
+    index.commit = slow
+
+    async def register() -> None:
+        async for _ in registry.registering(records(KEYS, 0, 1)):
+            steps.append("registered")
+
+    async def compare() -> None:
+        async with registry.quiet():
+            steps.append("compared")
+
+    first = asyncio.create_task(register())
+    await asyncio.sleep(0)
+    comparing = asyncio.create_task(compare())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    second = asyncio.create_task(register())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert steps == ["asked"]
+    answered.set()
+    await asyncio.gather(first, comparing, second)
+    assert steps == ["asked", "registered", "compared", "asked", "registered"]
 
 
 async def test_what_never_comes_is_waited_for_for_a_time() -> None:

@@ -6,19 +6,23 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Coroutine, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from quire.client.quiescence import unheard_s
+from quire.model.descriptor import Descriptor
 from quire.model.durability import Durability
 from quire.model.errors import ChunkMissing, NodeUnavailable, QuireError, TooManyRequests
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node, StorageInfo
+from quire.model.outcome import NodeOutcome
 from quire.testing import FakeClock
 from quire_storage.config import StorageConfig
+from quire_storage.core.checksums import row_checksums
 from quire_storage.core.chunks import Chunk
 from quire_storage.ports import COPY_S_MAX
 from quire_storage.redundancy import NOT_YET, digest, start_of
@@ -101,6 +105,24 @@ async def test_memory_of_a_copy_that_a_silent_node_may_still_write_stays_mapped(
     gc.collect()
     assert not transport.regions[0].closed
     assert transport.memories[0]() is not None
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_what_has_landed_is_kept_only_if_it_is_what_was_announced(changed: bool) -> None:
+    transport = _Transport()
+    replicator = _replicator(transport)
+    payload = np.arange(128, dtype=np.uint8).reshape(2, 64)
+    chunk = Chunk(ChunkRecord(b"k" * 32, b"", b"k" * 32, b""), 2, 64, row_checksums(payload))
+
+    async def deliver(source: Node, descriptor: Descriptor) -> NodeOutcome:
+        landed = np.frombuffer(cast(Any, transport.memories[-1]()), dtype=np.uint8)
+        landed[:128] = payload.reshape(-1)
+        landed[70] ^= changed
+        return NodeOutcome("storage-1", (), b"\1", 128, quiesced=True)
+
+    replicator._peers = cast(Any, SimpleNamespace(deliver=deliver))
+    kept = [pair async for pair in replicator._land(Node(node_id="storage-1", about=StorageInfo()), [chunk])]
+    assert len(kept) == (not changed)
 
 
 async def test_quarantined_memory_is_bounded() -> None:

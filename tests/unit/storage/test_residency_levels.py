@@ -41,6 +41,18 @@ def test_what_is_uploaded_while_it_is_written_is_said_in_its_header() -> None:
     assert found is not None and found.header.in_object
 
 
+def test_an_object_counts_for_the_index_entry_that_it_was_written_for_alone() -> None:
+    """An object that was written for an entry which has ended will be deleted."""
+    world = World(drives=1, objects=True)
+    stored_in_memory(world, [chunk_of(0)])
+    known = world.residency.look(KEY)
+    assert known is not None and not known[0].in_object
+    world.post(ev.Uploaded(chunk_of(0), known[1] - 1))
+    assert not world.residency.in_object(KEY)
+    world.post(ev.Uploaded(chunk_of(0), known[1]))
+    assert world.residency.in_object(KEY)
+
+
 def test_a_level_that_is_there_is_not_written_again() -> None:
     world = World(drives=1, objects=False)
     stored(world, [chunk_of(0)])
