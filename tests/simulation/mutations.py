@@ -241,6 +241,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(PrefixIndex, "_remove_links", "dangling = [", "dangling = [] and ["),),
         ("crash", "orchestrator", "answers", "redis"),
         found_by="kept for children that are not there",
+        seed=16,
     ),
     "drops-forgotten": Mutation(
         0,
@@ -253,14 +254,13 @@ MUTATIONS: dict[str, Mutation] = {
                 _TAKEN_AT_ONCE,
             ),
         ),
-        ("crash", "answers", "cut"),
-        found_by="stored by nobody since, and listed",
+        tested="tests/unit/orchestrator/test_evictions.py",
     ),
     "unsaid-lingering": Mutation(
         0,
         "a delivery that was not settled in time never says that it is (D10)",
         (_edit(Delivery, "linger", "self._say_quiesced(complete=False)", "pass"),),
-        tested="tests/unit/storage/test_delivery.py",
+        tested="tests/unit/storage/test_lingering.py",
     ),
     "any-upload-counts": Mutation(
         0,
