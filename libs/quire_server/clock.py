@@ -40,10 +40,10 @@ class SystemClock:
 
 
 class ClusterClock:
-    """The clock of Redis, as a member of the cluster knows it: no member's own clock decides what members compare.
+    """An estimate of Redis' clock, which decides wherever members of the cluster compare times.
 
-    The orchestrator asks Redis, and tells the others with each heartbeat's answer. Until the first answer it is the
-    clock of this machine; from then on a step of that one changes nothing.
+    The orchestrator reads the clock of Redis; heartbeat responses carry it to the other members. Before the first
+    response this is the machine's clock. Later steps of the machine's clock change nothing.
     """
 
     def __init__(self, own: Clock) -> None:
@@ -53,9 +53,11 @@ class ClusterClock:
         self._set_s = 0.0
 
     def follow(self, now_ms: int, asked_s: float) -> None:
-        """Redis' clock was at `now_ms` (ms since the Unix epoch) at some time since `asked_s` (monotonic).
+        """Update the estimate, unless the current one is more certain: a slow response is a poor measurement.
 
-        It is taken unless what is known is more certain: answers that were long under way say little.
+        Args:
+            now_ms: Redis' clock, in ms since the Unix epoch; 0 if the response did not contain it.
+            asked_s: When the clock was requested, by the monotonic clock.
         """
         answered_s = self._own.monotonic_s()
         uncertain_s = (answered_s - asked_s) / 2
@@ -75,5 +77,5 @@ class ClusterClock:
         return self._own.monotonic_s()
 
     async def sleep(self, seconds: float) -> None:
-        """As the machine's clock does."""
+        """Return after this time, by the machine's clock."""
         await self._own.sleep(seconds)

@@ -124,7 +124,7 @@ class Faults:
         return Fault("empty", "redis", empty, lambda: None)
 
     def _backup(self) -> dict[bytes, bytes]:
-        """All that Redis has now."""
+        """Dump the keys of Redis."""
         with contextlib.closing(Redis.from_url(self._world.redis_url)) as client:
             names = [bytes(name) for name in client.scan_iter(count=10_000)]
             dumped = client.pipeline(transaction=True)
@@ -135,8 +135,8 @@ class Faults:
     def _redis_restored(self) -> Fault:
         assert self._backups is not None, "it may lose something"
         age_s, backup = next(
-            (time.monotonic() - since_s, each)
-            for since_s, each in self._backups
+            (time.monotonic() - since_s, dump)
+            for since_s, dump in self._backups
             if time.monotonic() - since_s < _BACKUP_S
         )
 

@@ -68,13 +68,13 @@ def traced(tmp_path_factory: pytest.TempPathFactory, vae: Path) -> Iterator[Trac
 
 def _settled(folder: Path, ids: list[str]) -> dict[str, Trace]:
     """Servers write their spans when they have answered: read until nothing more comes, and no parent is missing."""
-    since_s, before = time.monotonic(), -1
+    since_s, known_spans = time.monotonic(), -1
     while time.monotonic() - since_s < _STILL_S:
         traces = read_traces(lines_of(folder))
         count = sum(len(traces[each].spans) for each in ids if each in traces)
-        if count == before and all(each in traces and len(traces[each].roots) == 1 for each in ids):
+        if count == known_spans and all(each in traces and len(traces[each].roots) == 1 for each in ids):
             return traces
-        since_s, before = time.monotonic() if count != before else since_s, count
+        since_s, known_spans = time.monotonic() if count != known_spans else since_s, count
         time.sleep(0.3)
     return traces
 
@@ -112,8 +112,8 @@ def test_children_begin_inside_their_parents(traced: Traced, request_name: str) 
 
 
 def test_the_data_planes_time_is_accounted_for(traced: Traced) -> None:
-    """Of the fetch's wall time at the client, four fifths at least lie in a stage of some node's delivery: the rest is
-    the client's, which other work on this machine may hold up. Of one of two fetches.
+    """The stages of the nodes' deliveries cover four fifths of a fetch's wall time, in one of two fetches. The rest is
+    the client's, which competes with other work on this machine.
     """
     stages = {
         names.STORAGE_HOLD,

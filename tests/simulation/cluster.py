@@ -236,7 +236,7 @@ class Cluster:
             member.service = await done
 
     async def stop(self, name: str) -> None:
-        """A storage node is asked to end, and ends: nothing that it had written is lost."""
+        """Stop a storage node gracefully. No completed write is lost."""
         member = self.members[name]
 
         async def end() -> None:

@@ -86,20 +86,20 @@ class History:
             del self.promises[key]
 
     def index_lost(self) -> None:
-        """The index does not know any more who has leases, and what was evicted."""
+        """The index has lost its leases and evictions."""
         self.leases.clear()
         self.evicted.clear()
 
     # ---- leases and evictions
 
     def stores(self, keys: Sequence[bytes], now_s: float) -> None:
-        """Somebody begins to store these: they may come back from then on."""
+        """A store of these chunks begins: an evicted one may be listed again from now on."""
         for key in keys:
             self.evicted.pop(key, None)
             self.store_began_s[key] = now_s
 
     def evicts(self, keys: Sequence[bytes], now_s: float) -> None:
-        """The index has taken these out. They stay out, unless a store was under way or comes."""
+        """The index has removed these. They stay unlisted unless a store was running or begins later."""
         for key in keys:
             if self.store_began_s.get(key, -STORED_WITHIN_S) + STORED_WITHIN_S <= now_s:
                 self.evicted[key] = now_s
@@ -111,7 +111,7 @@ class History:
         self.leases[lease] = (frozenset(keys), until_s, disturbed)
 
     def unleased(self, lease: object) -> None:
-        """It is about to be given back."""
+        """The client is about to release the lease."""
         self.leases.pop(lease, None)
 
     def is_leased(self, key: bytes, now_s: float, disturbed: int) -> bool:

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def listen(day: Day) -> None:
-    """Follow what Redis is told, in the moment in which a script has run."""
-    known = {fingerprint(key): key for prefix in day.prefixes for key in prefix.keys}
+    """Record the index's changes at the moment at which Redis has run a script."""
+    keys_by_print = {fingerprint(key): key for prefix in day.prefixes for key in prefix.keys}
 
     def keys_of(packed: bytes, step: int = PRINT_BYTES) -> Iterator[bytes]:
         for at in range(0, len(packed), step):
             print_ = packed[at : at + PRINT_BYTES]
-            yield known.get(print_, print_)
+            yield keys_by_print.get(print_, print_)
 
     def executed(name: str, arguments: list[Any], answer: Any) -> None:
         match name:
@@ -40,17 +40,18 @@ def listen(day: Day) -> None:
                     day.tell(f"index: object {chr(mark)}", [key])
             case "evict":
                 packed, answers = arguments[3], answer[1 + answer[0] :]
-                asked = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
-                gone = [key for key, each in zip(asked, answers, strict=True) if each != b"kept"]
-                removed = [key for key, each in zip(asked, answers, strict=True) if each not in (b"kept", b"absent")]
+                keys = [packed[at : at + KEY_BYTES] for at in range(0, len(packed), KEY_BYTES)]
+                outcomes = list(zip(keys, answers, strict=True))
+                unlisted = [key for key, outcome in outcomes if outcome != b"kept"]
+                removed = [key for key, outcome in outcomes if outcome not in (b"kept", b"absent")]
                 for key in removed:
                     if day.history.is_leased(key, day.loop.time(), day.disturbed):
                         day.loop.failures.append({"exception": day.history.fail("evicted under a lease", key)})
                 day.history.evicts(removed, day.loop.time())
-                for key in cut_off(day, gone):
+                for key in cut_off(day, unlisted):
                     day.history.ended(key, day.loop.time())
-                if gone:
-                    day.tell("index: evicted", gone)
+                if unlisted:
+                    day.tell("index: evicted", unlisted)
 
     day.cluster.metadata.executed = executed
 

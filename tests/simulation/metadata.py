@@ -1,8 +1,7 @@
 """Redis of a simulated cluster: a real redis-server runs the real scripts, on the simulation's time and at its delays.
 
-Each call of a client is a round trip of its own, so that the calls of an operation interleave with those of others. Two
-things are replaced: the clock, and what Redis does by its own clock (expiries, which leave what has expired for later,
-and messages to subscribers).
+Each call of a client is a round trip of its own, so that calls of different operations interleave. The simulation
+replaces Redis' clock, key expiry (expired keys stay) and messages to subscribers.
 """
 
 from __future__ import annotations
@@ -123,10 +122,9 @@ def close_server() -> None:
 
 
 class Metadata:
-    """Redis, and the buckets of the S3 frontend. `down`: no answer comes; `hears`: it does what it is asked.
+    """Redis, and the buckets of the S3 frontend. `down`: responses are lost; `hears`: commands are executed all the same.
 
-    `executed` is called with the name of each script of the index, its arguments and its answer, in the moment in which
-    it has run.
+    `executed` is called with the name of each script of the index, its arguments and its answer when it has run.
     """
 
     def __init__(self, loop: SimulatedLoop) -> None:
@@ -193,7 +191,7 @@ class Metadata:
     # ---- what it has
 
     def entries(self) -> dict[bytes, Listed]:
-        """All entries of the index, by fingerprint."""
+        """Read all entries of the index, by fingerprint."""
         pages = sorted(self.server.scan_iter(match=PAGES, count=10_000, _type="string"))
         found: Any = self._entries(keys=pages)
         return {
@@ -222,23 +220,23 @@ class Metadata:
         ]
 
     def empty(self) -> None:
-        """All that it knew is gone."""
+        """Delete everything."""
         self.server.flushdb()
 
     def snapshot(self) -> dict[bytes, bytes]:
-        """All that it knows, as a backup or a replica has it."""
+        """Dump every key, as a backup or a replica has it."""
         names: list[bytes] = sorted(self.server.scan_iter(count=10_000))
         return {name: self.server.dump(name) for name in names}  # type: ignore[misc]
 
     def restore(self, snapshot: dict[bytes, bytes]) -> None:
-        """It knows that again, and nothing since."""
+        """Replace the content by a snapshot."""
         self.server.flushdb()
         for name, value in snapshot.items():
             self.server.restore(name, 0, value)
 
 
 class SimRedis:
-    """What `quire_server.redis` needs of an asyncio client of Redis."""
+    """The methods of an asyncio Redis client that `quire_server.redis` uses."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
@@ -281,7 +279,7 @@ class SimRedis:
                 return getattr(self.metadata.server, name)(*arguments, **options)
 
     def _scan(self, cursor: int, *, match: bytes, count: int, _type: str) -> tuple[int, list[bytes]]:
-        """In an order that does not depend on the server's seed."""
+        """Scan in an order that does not depend on the server's hash seed."""
         names = self.metadata.server.scan_iter(match=match, count=10_000, _type=_type)
         return self._page(sorted(names), cursor, count)
 
@@ -291,7 +289,7 @@ class SimRedis:
         return after, {field: fields[field] for field in page}
 
     def _page(self, names: list[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
-        """Those behind what a cursor stands for: one that is there all the while is in one page."""
+        """Return the next page and cursor. A name that exists during the whole scan is on one page."""
         behind = self._scans.get(cursor, b"")
         page = [name for name in names if name > behind][: max(1, count // 8)]
         if not page or page[-1] == names[-1]:
@@ -302,7 +300,7 @@ class SimRedis:
 
 
 class _Script:
-    """As redis-py's: called with keys and arguments."""
+    """A registered script, called with keys and arguments."""
 
     def __init__(self, client: SimRedis, text: str) -> None:
         self._client = client
@@ -341,7 +339,7 @@ class _Pipeline:
 
 
 class _Subscription:
-    """To the one channel that there is."""
+    """A subscription to the only channel."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata

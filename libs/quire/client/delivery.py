@@ -297,12 +297,12 @@ def _waited_ns(wanted_ns: Sequence[int], arrived_ns: Sequence[int]) -> int:
     return waited
 
 
-async def end_of(task: asyncio.Task[Result], what: str, cancelled: asyncio.Future[None]) -> Result:
+async def end_of(task: asyncio.Task[Result], kind: str, cancelled: asyncio.Future[None]) -> Result:
     """Wait for a transfer's task; one that stops waiting does not stop it. Raises `PeerLost` if it was cancelled."""
     either: list[asyncio.Future[Any]] = [task, cancelled]
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if not task.done() or task.cancelled():
-        raise PeerLost(f"the {what} was cancelled")
+        raise PeerLost(f"the {kind} was cancelled")
     return task.result()
 
 

@@ -126,7 +126,7 @@ class StoreSession:
         await self.quiesced(timeout_s)
 
     def abandon(self) -> None:
-        """Stop the store; the buffer stays lent until every node has said that it reads nothing any more."""
+        """Stop the store. The buffer stays lent until every storage node has reported that it has stopped reading."""
         if not self._cancelled.done():
             self._cancelled.set_result(None)
             if self._stop is not None:

@@ -95,20 +95,20 @@ async def call(method: Any, request: Any, *, timeout_s: float, again: bool = Tru
 
 
 class Stop:
-    """Ends a stream from outside: `now`. In a session its answers go on until the gateway has said how it ended."""
+    """Ends a stream from outside, with `now`. In a session, answers continue until the gateway reports the end."""
 
     def __init__(self) -> None:
         self._responses: Any = None
         self._wanted = False
 
     def now(self) -> None:
-        """Ask for the end, once."""
+        """Request the end, once."""
         if not self._wanted:
             self._wanted = True
             self._ask()
 
     def of(self, responses: Any) -> None:
-        """It is about these."""
+        """Bind to a stream's responses, which end at once if `now` was called before."""
         self._responses = responses
         self._ask()
 

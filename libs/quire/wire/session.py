@@ -131,7 +131,7 @@ class _Answers:
         self._cancel()
 
     def stop(self) -> None:
-        """Ask the gateway to stop. What it answers still comes: at the end a `SessionStopped`, unless it was done."""
+        """Request the end. Answers continue; the last one is a `SessionStopped` unless the request was complete."""
         self._stopped = True
         self._stop()
 
@@ -236,13 +236,13 @@ class _Session:
         return error if number in self._written else unsent(error)
 
     def stop(self, number: int) -> None:
-        """It is to end; the gateway's last answer says how it did. One that it was not sent has asked no node."""
-        coming = self._waiting.get(number)
-        if coming is None:
+        """Cancel a request, but follow it to its last answer. An unsent request has reached no storage node."""
+        answers = self._waiting.get(number)
+        if answers is None:
             return
         if self._take_back(number):
             del self._waiting[number]
-            coming.put_nowait(pb.SessionResponse(id=number, last=True, stopped=pb.SessionStopped()))
+            answers.put_nowait(pb.SessionResponse(id=number, last=True, stopped=pb.SessionStopped()))
         else:
             self._cancel(number)
 
@@ -250,15 +250,15 @@ class _Session:
         """Its answers are not wanted any more; where there was none yet, the gateway is told."""
         self._written.discard(number)
         if self._waiting.pop(number, None) is not None and not self._take_back(number):
-            self._unheard = deque(each for each in self._unheard if each.id != number)
+            self._unheard = deque(message for message in self._unheard if message.id != number)
             self._cancel(number)
 
     def _take_back(self, number: int) -> bool:
-        """Whether a request had not been sent to this gateway; it will not be then."""
-        unsent = [each for each in self._outgoing if each.id == number]
-        for each in unsent:
-            self._outgoing.remove(each)
-            self._unheard.remove(each)
+        """Remove a request that was not sent to this gateway yet; whether it was one."""
+        unsent = [message for message in self._outgoing if message.id == number]
+        for message in unsent:
+            self._outgoing.remove(message)
+            self._unheard.remove(message)
         return bool(unsent)
 
     def _cancel(self, number: int) -> None:

@@ -202,7 +202,7 @@ class PrefixIndex(BucketScripts):
                     return name.decode()
 
     async def tick(self) -> int:
-        """A greater number than any that was returned before: one that is not comes from an index that went back."""
+        """Return a number greater than all before. A smaller one proves that the index went back."""
         async with metadata_errors():
             return int(await self._client.incr(_TICKS_KEY))
 
@@ -336,7 +336,7 @@ class PrefixIndex(BucketScripts):
             await self._run("deleted", keys, [_keys(part), until_ms, bucket])
 
     async def unclaim_objects(self, chunks: Sequence[ChunkRecord], until_ms: int, delete_ms: int) -> None:
-        """What was claimed until then is not deleted after all, but at `delete_ms` at the earliest."""
+        """Give claims up. The objects may be claimed again from `delete_ms` on (Unix epoch)."""
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part, opener = list(group), fingerprint(bucket)
             keys = [objects_key(opener), tagged(b"due", tag_of(opener))]
@@ -345,8 +345,8 @@ class PrefixIndex(BucketScripts):
     # ---- rebuilding
 
     async def damaged(self, *, anew: bool = False) -> None:
-        """Entries were lost: what lies in the object tier has to be registered again. `anew`: a rebuilding that is
-        under way does not do.
+        """Request a rebuild from the object tier, because entries were lost. `anew`: a rebuild that is already running
+        does not satisfy the request.
         """
         async with metadata_errors():
             await self._client.set(_REBUILD_KEY, self._draw(8).hex(), nx=not anew)

@@ -187,7 +187,7 @@ class Membership:
         return [node for _, _, node in sorted(known.values(), key=lambda each: each[2].node_id)]
 
     async def now_ms(self) -> int:
-        """What the clock says that members' times are judged by, in ms since the Unix epoch."""
+        """Read the clock that decides about members' expiry, in ms since the Unix epoch."""
         async with metadata_errors():
             seconds, microseconds = await self._time(keys=[_KEY], args=[])
         return int(seconds) * 1000 + int(microseconds) // 1000

@@ -262,7 +262,7 @@ class Gateway:
         yield outcome
 
     async def _stop(self, share: NodeShare, transfer_id: bytes) -> None:
-        """Its client has aborted it. Without an answer of the node it waits for that one's word on the data plane."""
+        """Stop an aborted transfer. If the node does not answer, the client waits for its `Quiesced`."""
         if is_touching(share.node_id):
             with contextlib.suppress(QuireError):
                 await self._nodes.stop(share.grpc_address, transfer_id, share.index)

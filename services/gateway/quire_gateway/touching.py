@@ -1,6 +1,6 @@
-"""Which storage nodes may touch the client's memory for a request: those that were asked and have not said their end.
+"""The storage nodes that may access the client's memory for a request: contacted, and not finished.
 
-A request that is cancelled is answered with them, so that its client waits for these nodes and for no others.
+The answer to a cancelled request names them, so that its client waits for these nodes only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TOUCHING: Final[ContextVar[set[str] | None]] = ContextVar("touching", default=N
 
 @contextlib.contextmanager
 def touching() -> Iterator[set[str]]:
-    """The nodes of the request that is answered within, and in the tasks that it starts; kept up to date."""
+    """Track the nodes of the request that is served inside this context and the tasks started from it."""
     nodes: set[str] = set()
     token = _TOUCHING.set(nodes)
     try:
@@ -25,18 +25,18 @@ def touching() -> Iterator[set[str]]:
 
 
 def asked(node_id: str) -> None:
-    """A node is about to be asked."""
+    """A node is about to be contacted."""
     if (nodes := _TOUCHING.get()) is not None:
         nodes.add(node_id)
 
 
 def is_touching(node_id: str) -> bool:
-    """Whether a node was asked and is not quiet. Not where nobody is told."""
+    """Whether a node was contacted and has not finished. False outside of `touching`."""
     nodes = _TOUCHING.get()
     return nodes is not None and node_id in nodes
 
 
 def quiet(node_id: str) -> None:
-    """A node has said that it touches nothing any more, or was not reached."""
+    """A node has finished, or was not reached."""
     if (nodes := _TOUCHING.get()) is not None:
         nodes.discard(node_id)

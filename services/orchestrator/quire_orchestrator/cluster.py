@@ -134,7 +134,7 @@ class Cluster:
 
     @property
     def now_ms(self) -> int:
-        """What time it is in the cluster: by Redis' clock."""
+        """Redis' clock, in ms since the Unix epoch."""
         return self._clock.now_ms()
 
     async def leave(self, node_id: str, incarnation: str) -> None:
@@ -180,11 +180,11 @@ class Cluster:
             self._watch(node)
 
     async def _look_at_index(self) -> None:
-        """One that went back, or was restored, may not know what lies in the object tier alone by now."""
-        known = self._tick  # of before the question: answers to several may come in any order
+        """Read the index's name and tick. An index that went back is rebuilt: it may miss chunks of the object tier."""
+        previous_tick = self._tick  # read before the request: concurrent requests may finish in any order
         epoch, tick = await self._index.epoch(), await self._index.tick()
-        if self._epoch not in ("", epoch) or tick <= known:
-            logger().error("the index went back", epoch=epoch, tick=tick, before=known)
+        if self._epoch not in ("", epoch) or tick <= previous_tick:
+            logger().error("the index went back", epoch=epoch, tick=tick, previous_tick=previous_tick)
             await self._index.damaged()
             self._tick = tick
         self._epoch, self._tick = epoch, max(self._tick, tick)

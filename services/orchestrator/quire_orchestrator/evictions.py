@@ -104,12 +104,12 @@ class Evictions:
         claimed = await self._index.claim_objects(now_ms, until_ms, _SWEEP_MAX)
         if not claimed:
             return 0
-        await self._cluster.refresh()  # notices an index that has gone back by itself
+        await self._cluster.refresh()  # detects an index that went back
         current = await self._is_current()
         rebuilt = await self._index.rebuild() or await self._index.last_rebuild() != last_rebuild
         if rebuilt or not current:
             await self._index.unclaim_objects(claimed, until_ms, now_ms + self._config.object_grace_ms)
-            if rebuilt:  # what was claimed meanwhile could not be listed
+            if rebuilt:  # claimed objects could not be listed by that rebuild
                 await self._index.damaged(anew=True)
             return 0
         keys = ChunkKeys(b"".join(record.key for record in claimed))
@@ -118,18 +118,17 @@ class Evictions:
         return len(claimed)
 
     async def _is_current(self) -> bool:
-        """Whether this is the index that every storage node reports to, with all that the nodes have reported.
+        """Whether every live storage node confirms that it reports to this index, which counts its reports.
 
-        One that went back, restored from a backup or lost in part, may not know what was stored again since. Nor is it
-        known while a node does not answer.
+        An index that went back may miss chunks that were stored again. False also if a node does not answer.
         """
         epoch, listings = await self._index.epoch(), await self._index.listings()
-        asked = (
+        confirmations = (
             self._holders.is_current(node, epoch, listings.get(name, Listing()).changes)
             for name, node in self._cluster.storage_nodes().items()
         )
         try:
-            return all(await asyncio.gather(*asked))
+            return all(await asyncio.gather(*confirmations))
         except QuireError as error:
             logger().warning("objects are not deleted while a storage node does not answer", error=str(error))
             return False

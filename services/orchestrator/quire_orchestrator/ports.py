@@ -119,9 +119,7 @@ class ChunkHolder(Protocol):
         """Have objects deleted, until then or not at all."""
 
     async def is_current(self, node: Node, epoch: str, changes: int) -> bool:
-        """Whether an index of that name, with so many changes of a node, is the one that the node reports to, and has
-        not gone back.
-        """
+        """Whether a node reports to the index of this name, whose `changes` include all of its reports."""
 
     async def raise_level(self, node: Node, keys: ChunkKeys, durability: Durability) -> list[bool]:
         """Make chunks durable at a level; for each whether it is now."""

@@ -106,7 +106,7 @@ class Deliveries:
         return ChunkKeys(b"".join(descriptor.keys.run(each.first, each.count).packed for each in call.ranges))
 
     async def _deliver(self, call: DeliverCall, keys: ChunkKeys) -> AsyncIterator[int | NodeOutcome]:
-        """Its name is taken until nothing of it is in flight: another of its id would write beside it."""
+        """Deliver. The transfer's name stays reserved until none of its bytes are in flight."""
         task, delivery, pinned = None, None, None
         try:
             pinned = await self._pin(call, keys)

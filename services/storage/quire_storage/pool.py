@@ -48,7 +48,7 @@ class PoolSettings:
     """`drive_bytes`: size of the file on each drive; `stripe_bytes`: what of a layer lies together on one drive.
 
     `error_s_max`: a drive is retired that failed reads in more seconds of ten minutes, `write_error_s_max`: one that
-    goes on failing a write for so long.
+    keeps failing a write for this time, in seconds.
     """
 
     node_id: str
@@ -229,9 +229,9 @@ class Pool:
         return Striped(places, offsets, Shape(1, slice_bytes).slice_room, addresses, memory_strides)
 
     async def _write(self, contexts: Contexts, *, at_once: bool = False) -> None:
-        """Raises `DriveFailed` if it goes on failing. A path to a drive that is back soon costs a wait only.
+        """Write, and retry for `write_error_s_max` seconds. Raises `DriveFailed` if the drive keeps failing.
 
-        A sync that fails is not tried again: the drive may have dropped what it had taken before.
+        A failed sync is not retried: the drive may have dropped earlier writes.
         """
         pause_s, until_s = _RETRY_S, math.inf
         while True:

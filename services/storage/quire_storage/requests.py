@@ -74,13 +74,11 @@ class Requests:
             task.exception()  # seen: the caller may be gone
 
     def is_current(self, epoch: str, changes: int) -> bool:
-        """Whether an index of that name, which knows of so many changes of this node, is the one that the node reports
-        to, and has not gone back.
-        """
+        """Whether this node reports to the index of this name, whose `changes` include all of its reports."""
         return epoch == self._registry.epoch and changes >= self._registry.changes
 
     async def stop(self, transfer_id: bytes, node_index: int, refuse_s: float) -> None:
-        """End a delivery or store; one of that name that comes later is refused for so long."""
+        """End a delivery or store. For `refuse_s` seconds, one of the same name that arrives later is refused."""
         await self._transfers.stop((transfer_id, node_index), refuse_s)
 
     async def drop(self, generations: Mapping[bytes, int]) -> int:

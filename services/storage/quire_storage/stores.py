@@ -102,7 +102,7 @@ class Stores:
 
     @contextlib.asynccontextmanager
     async def _compared(self, call: IngestCall) -> AsyncIterator[None]:
-        """Have chunks here that lie in the object tier alone while their bytes are compared with those of a store."""
+        """Fetch chunks that only the object tier holds, so that a store with VERIFY is compared with them."""
         if call.on_existing is not OnExisting.VERIFY or self._tiers.objects is None:
             yield
             return

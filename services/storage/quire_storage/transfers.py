@@ -1,7 +1,7 @@
-"""Which transfers may touch clients' memory now, and which never will.
+"""The transfers that may access clients' memory, and those that were stopped before they arrived.
 
-A gateway whose client has aborted a transfer stops it here: one that runs ends, one that has not come yet is refused
-when it comes. So the client's memory is its own again as soon as this is answered, and not when the permit ends.
+A gateway whose client has aborted a transfer stops it here: a running transfer ends, one that arrives later is refused.
+The client gets its memory back when `Stop` is answered, not when the permit ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Running:
 
 
 class Transfers:
-    """By name, from before their first byte until nothing of them is in flight."""
+    """Running transfers by name, from before the first byte until no byte is in flight."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class Transfers:
         self._refused: OrderedDict[TransferName, float] = OrderedDict()  # about in the order of their ends
 
     def begin(self, name: TransferName, what: str) -> None:
-        """Raises `TransferRunning` for one of that name that is in flight, `PeerLost` for one that was stopped."""
+        """Reserve a name. Raises `TransferRunning` if it is in flight, `PeerLost` if it was stopped."""
         self._forget()
         if name in self._refused:
             raise PeerLost(f"this {what} was stopped before it began")
@@ -44,18 +44,18 @@ class Transfers:
         self._running[name] = _Running()
 
     def stop_by(self, name: TransferName, stop: Callable[[], None]) -> None:
-        """What ends it early. Called at once if that was wanted already."""
+        """Set the callback that ends a transfer early; called at once if it was stopped before."""
         self._running[name].stop = stop
         if name in self._refused:
             stop()
 
     def end(self, name: TransferName) -> None:
-        """Nothing of it is in flight."""
+        """No byte of it is in flight: release the name."""
         if (running := self._running.pop(name, None)) is not None:
             running.ended.set()
 
     async def stop(self, name: TransferName, refuse_s: float) -> None:
-        """End a transfer, and refuse one of that name for so long. Returns when nothing of it is in flight."""
+        """End a transfer, and refuse its name for `refuse_s` seconds. Returns when no byte of it is in flight."""
         self._refused[name] = self._clock.monotonic_s() + refuse_s
         running = self._running.get(name)
         if running is not None:

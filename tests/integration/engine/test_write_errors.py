@@ -1,4 +1,4 @@
-"""Drives that fail writes: for a moment that costs a wait, for longer the drive; what lies there is never touched."""
+"""Drives that fail writes. A short failure costs a wait, a long one the drive. Stored chunks stay untouched."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.engine.rig import Engine, payload_of, with_settings
 
 
 class _Failing(SimDisk):
-    """Refuses so many writes, with what a file system says that was mounted anew read-only."""
+    """Refuses a number of writes with EROFS, as a file system that was remounted read-only."""
 
     refusals = 0
     refused = 0
@@ -52,8 +52,7 @@ async def test_a_drive_that_goes_on_failing_writes_is_retired(seconds: float) ->
     engine = await Engine(disk, with_settings(drive_write_error_s_max=seconds)).start()
     await engine.put([1], Durability.LOCAL)
     disk.refuse(10**9)
-    lost = engine.place(1)
-    assert lost is not None
+    assert engine.place(1) is not None
     with pytest.raises(DriveFailed):
         async with asyncio.timeout(20):
             await engine.put([2], Durability.LOCAL)

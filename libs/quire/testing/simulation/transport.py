@@ -317,15 +317,15 @@ class SimStreamOfPuts:
     def announce(self, message: bytes, then: Callable[[], None] | None = None) -> None:
         other, loop = self._peer.other, asyncio.get_running_loop()
         sent: asyncio.Future[None] = loop.create_future()
-        awaited = [*self._flying, self._peer.post(len(message), lambda: None)]
-        left = len(awaited)
+        posts = [*self._flying, self._peer.post(len(message), lambda: None)]
+        unfinished = len(posts)
 
-        def landed(each: asyncio.Future[None]) -> None:
-            nonlocal left
-            left -= 1
-            if left:
+        def landed(_: asyncio.Future[None]) -> None:
+            nonlocal unfinished
+            unfinished -= 1
+            if unfinished:
                 return
-            failures = [error for each in awaited if (error := each.exception()) is not None]
+            failures = [error for post in posts if (error := post.exception()) is not None]
             if failures:
                 sent.set_exception(failures[0])
                 sent.exception()
@@ -334,8 +334,8 @@ class SimStreamOfPuts:
                 _hand_over(other, message)
             sent.set_result(None)
 
-        for each in awaited:
-            each.add_done_callback(landed, context=_of_the_network())
+        for post in posts:
+            post.add_done_callback(landed, context=_of_the_network())
         if then is not None:
             sent.add_done_callback(lambda done: loop.call_soon(then) if done.exception() is None else None)
         self._flying.append(sent)
