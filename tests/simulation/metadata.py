@@ -122,7 +122,7 @@ def close_server() -> None:
 
 
 class Metadata:
-    """Redis, and the buckets of the S3 frontend. `down`: responses are lost; `hears`: commands are executed all the same.
+    """Redis, and the buckets of the S3 frontend. `down`: responses are lost; `hears`: commands are executed.
 
     `executed` is called with the name of each script of the index, its arguments and its answer when it has run.
     """
