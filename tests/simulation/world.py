@@ -10,9 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 import quire.client.delivery as delivery_module
 import quire.client.quiescence as quiescence_module
 import quire.model.keys as keys_module
@@ -26,7 +23,6 @@ from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import KeysInvalid, QuireError
 from quire.model.keys import ChunkKeys
-from quire.model.layout import KvLayout
 from quire.testing.simulation import Process, SimChannels, SimTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
@@ -36,6 +32,7 @@ from quire_storage.adapters import cluster as cluster_at_node
 from quire_storage.core.invariants import under_way
 from tests.simulation.buckets import BucketLoad
 from tests.simulation.cluster import GATEWAYS, Cluster
+from tests.simulation.contents import UNUSED, check_chunk, check_layer
 from tests.simulation.history import History
 from tests.simulation.inspection import LEASE_MS, Inspection
 from tests.simulation.listening import listen
@@ -45,7 +42,6 @@ from tests.simulation.troubles import Troubles
 _OPERATION_S = 60.0
 _ABORTED_S = 1.0  # in which nodes that are well give an aborted transfer's memory back
 _UNDISTURBED_S = 3.0  # longer than a store waits for memory
-_UNUSED = 0xEE
 _BUCKET_CHUNKS = 4  # so that prefixes cross buckets of the index
 _FINE = ("done", "KeysInvalid", "TargetInvalid")
 _KINDS = (
@@ -447,31 +443,19 @@ class Day:
         with contextlib.suppress(QuireError):  # `summary` says it
             for layer in range(prefix.layout.num_layers):
                 await delivery.layer(layer)
-                self._check_layer(layer, rows[layer, :delivered], prefix, first)
+                check_layer(self.history, layer, rows[layer, :delivered], prefix, first)
         summary = await delivery.summary()
         for outcome in summary.outcomes:
             for run, marks in _marks(outcome):
                 for index, mark in enumerate(marks):
                     key = prefix.keys.at(run.first + index)
                     if mark:
-                        self._check_bytes(key, rows[:, run.first + index - first], prefix.layout, began_s)
+                        version = check_chunk(self.history, key, rows[:, run.first + index - first], prefix.layout)
+                        self._check_first(key, version, began_s)
         failed = [outcome.error_code for outcome in summary.outcomes if outcome.error_code]
         return failed[0] if failed else "done"
 
-    def _check_layer(self, layer: int, got: npt.NDArray[np.uint8], prefix: Prefix, first: int) -> None:
-        """A layer is announced once all of it is there, whatever becomes of those behind it."""
-        for index, slice_ in enumerate(got):
-            key = prefix.keys.at(first + index)
-            versions = self.history.written.get(key, ())
-            if not any(np.array_equal(slice_, content(key, each, prefix.layout)[layer]) for each in versions):
-                raise self.history.fail(f"layer {layer} was announced, and is not there", key)
-
-    def _check_bytes(self, key: bytes, got: npt.NDArray[np.uint8], layout: KvLayout, began_s: float) -> None:
-        for version in self.history.written.get(key, ()):
-            if np.array_equal(got, content(key, version, layout)):
-                break
-        else:
-            raise self.history.fail("wrong bytes were delivered", key)
+    def _check_first(self, key: bytes, version: int, began_s: float) -> None:
         if not self.faults and not self.history.read(key, version, began_s, self.loop.time()):
             raise self.history.fail("the bytes under a key are others than before, and it was not evicted", key)
 
@@ -480,14 +464,14 @@ class Day:
         """Memory of one transfer, looked at once more when it is the caller's again: nothing may be written then."""
         buffer = client.allocate(prefix.layout.payload_bytes(chunks))
         assert buffer.view is not None
-        buffer.view[:] = _UNUSED
+        buffer.view[:] = UNUSED
         try:
             yield buffer
         finally:
             if not self.faults:
                 await self._returned(buffer)
             if not buffer.is_busy:
-                buffer.view[:] = _UNUSED
+                buffer.view[:] = UNUSED
                 self.loop.call_later(15.0, self._check_unused, buffer)
 
     async def _returned(self, buffer: Buffer) -> None:
@@ -499,7 +483,7 @@ class Day:
             await asyncio.sleep(0.01)
 
     def _check_unused(self, buffer: Buffer) -> None:
-        if buffer.view is not None and not bool((buffer.view == _UNUSED).all()):
+        if buffer.view is not None and not bool((buffer.view == UNUSED).all()):
             self.loop.failures.append({"exception": self.history.fail("a buffer was written to after it was returned")})
 
 

@@ -118,3 +118,36 @@ class IndexCallsContract:
         after = await index.register("b", chunks, 0, fresh=12345)
         assert after == [*before, *[12345] * 200]
         assert await index.entries(chunks[99:101]) == [(before[99], ("a", "b")), (12345, ("b",))]
+
+    async def test_a_claim_can_be_given_back(self, index: Index) -> None:
+        """The object is not deleted, can be listed again, and has its time anew. A claim that has passed on stays."""
+        keys = chain(1)
+        chunks = records(keys, 0, 1)
+        await index.expect_objects(chunks, 10)
+        claimed = await index.claim_objects(10, 20, 10)
+        assert await index.register("@object", chunks, 11) == [0]
+        await index.unclaim_objects(claimed, 19, 50)
+        assert await index.register("@object", chunks, 11) == [0], "another one's claim"
+        await index.unclaim_objects(claimed, 20, 50)
+        assert await index.claim_objects(49, 60, 10) == []
+        assert len(await index.claim_objects(50, 60, 10)) == 1
+        await index.unclaim_objects(claimed, 60, 100)
+        assert all(await index.register("@object", chunks, 61))
+        assert await index.claim_objects(200, 300, 10) == []
+
+    async def test_ticks_grow(self, index: Index) -> None:
+        assert [await index.tick() for _ in range(3)] == [1, 2, 3]
+
+    async def test_a_rebuilding_may_be_wanted_once_more(self, index: Index) -> None:
+        """Then the one that is under way does not end it."""
+        await index.damaged()
+        first = await index.rebuild()
+        await index.damaged()
+        assert await index.rebuild() == first and await index.last_rebuild() == ""
+        await index.damaged(anew=True)
+        second = await index.rebuild()
+        assert second not in ("", first)
+        await index.rebuilt(first)
+        assert await index.rebuild() == second and await index.last_rebuild() == ""
+        await index.rebuilt(second)
+        assert await index.rebuild() == "" and await index.last_rebuild() == second
