@@ -56,6 +56,7 @@ class Transfers:
 
     async def stop(self, name: TransferName, refuse_s: float) -> None:
         """End a transfer, and refuse its name for `refuse_s` seconds. Returns when no byte of it is in flight."""
+        self._forget()
         self._refused[name] = self._clock.monotonic_s() + refuse_s
         running = self._running.get(name)
         if running is not None:

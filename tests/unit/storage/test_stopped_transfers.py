@@ -25,6 +25,15 @@ async def test_one_that_comes_after_its_end_is_refused_until_its_permit_has_ende
     transfers.begin(_NAME, "delivery")
 
 
+async def test_stopped_transfers_are_forgotten_though_none_begins() -> None:
+    clock = FakeClock()
+    transfers = Transfers(clock)
+    for number in range(100):
+        await transfers.stop((number.to_bytes(16, "big"), 0), 5.0)
+        await clock.advance(1.0)
+    assert len(transfers._refused) <= 6
+
+
 async def test_one_that_runs_is_ended_and_waited_for() -> None:
     transfers, stopped = Transfers(FakeClock()), list[str]()
     transfers.begin(_NAME, "store")
