@@ -59,6 +59,7 @@ class Cluster:
         self.link_rates: dict[str, int] = {}
         self._epoch = self.rebuild = self._rebuilder = ""
         self._tick = 0
+        self._closed = False
         self._storage: dict[str, Node] = {}
         self._roster = RosterLog()
         self._listing_due_s: dict[str, float] = {}
@@ -71,6 +72,7 @@ class Cluster:
         self._refresher = asyncio.create_task(self._keep_fresh())
 
     async def close(self) -> None:
+        self._closed = True  # the channels close next, which says nothing of the nodes
         await tasks.end([self._refresher, *self._watchers.values()])
 
     async def heartbeat(self, node: Node, version: str) -> tuple[int, ClusterNews, Changes]:
@@ -213,14 +215,14 @@ class Cluster:
     def _watch(self, node: Node) -> None:
         """Watch the connection to a storage node: a process that dies is known at once, not at its expiry."""
         name = (node.node_id, node.incarnation)
-        if name not in self._watchers:
+        if name not in self._watchers and not self._closed:
             self._watchers[name] = asyncio.create_task(self._until_gone(node))
 
     async def _until_gone(self, node: Node) -> None:
         try:
             await self._holders.gone(node)
             known = self.live.get(node.node_id)
-            if known is None or known.incarnation != node.incarnation:
+            if self._closed or known is None or known.incarnation != node.incarnation:
                 return  # it has left, or another one has its place
             logger().warning("the connection to a storage node broke", node=node.node_id)
             self.live.pop(node.node_id, None)

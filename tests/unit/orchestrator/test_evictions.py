@@ -112,6 +112,28 @@ async def test_looks_at_the_same_time_notice_nothing() -> None:
     await orchestrator.close()
 
 
+async def test_an_orchestrator_that_stops_deregisters_no_node() -> None:
+    """A refresh that outlived its cancellation watched the nodes anew, and took its own closed channels for theirs."""
+    world = World()
+    orchestrator, closed, left = await world.start(), asyncio.Event(), list[str]()
+
+    async def gone(node: Node) -> None:
+        await closed.wait()
+
+    async def leave(node_id: str, incarnation: str) -> bool:
+        left.append(node_id)
+        return True
+
+    vars(world).update(gone=gone, leave=leave)
+    await asyncio.sleep(0)  # the nodes are watched
+    await orchestrator.close()
+    await orchestrator.cluster.refresh()
+    closed.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not left and not orchestrator.cluster._watchers
+
+
 async def test_objects_stay_while_a_storage_node_does_not_answer() -> None:
     world = World()
     orchestrator, keys = await _with_an_object_to_delete(world)
