@@ -7,7 +7,7 @@ import time
 from typing import Final, Protocol
 
 _DRIFT: Final = 200e-6
-"""By how much the clocks of two machines differ more with each second that passes."""
+"""Assumed drift between the clocks of two machines, seconds per second."""
 
 
 class Clock(Protocol):

@@ -39,8 +39,8 @@ class ClusterNews:
 class Heartbeat:
     """Announces `describe()` to the orchestrator at the interval that it asks for.
 
-    `on_news` hears what every answer says of the cluster, `roster` of the other storage nodes, and `clock` what time
-    it is. `secret`: the cluster's.
+    Each response updates `on_news` (the index), `roster` (the other storage nodes) and `clock`. `secret`: the
+    cluster's.
     """
 
     def __init__(

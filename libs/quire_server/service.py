@@ -159,7 +159,7 @@ async def serve_member(
 
     What was looked up before it left can be had for `config.drain_s`. Then `frontends` are closed, whose requests need
     this service's parts, then the service (`stopping`: when it takes nothing more), then `last`, which still calls
-    others. `roster` hears who the storage nodes are, `clock` what time it is.
+    others. Heartbeat responses update `roster`, the storage nodes, and `clock`.
     """
     publish(lambda: describe().all_stats)
     address, secret, grace_s = config.orchestrator_address, config.secrets[0], config.stop_grace_s

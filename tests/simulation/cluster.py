@@ -173,7 +173,10 @@ STORAGE = {
 
 @dataclass(slots=True)
 class Cluster:
-    """`members` by name: storage-0 …, orchestrator, gateway, s3-0 …, scheduler."""
+    """`members` by name: storage-0 …, orchestrator-0 …, gateway-0 …, s3-0 …, scheduler.
+
+    `failed_drives`: nodes whose first drive is replaced at their next start.
+    """
 
     loop: SimulatedLoop
     storage_nodes: int = 3
@@ -181,6 +184,7 @@ class Cluster:
     checked: int = 16
     settings: dict[str, int] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
+    failed_drives: set[str] = field(default_factory=set)
     network: Network = field(init=False)
     fabric: Fabric = field(init=False)
     metadata: Metadata = field(init=False)
@@ -226,17 +230,18 @@ class Cluster:
         """A new life of a member, after a crash or at the beginning."""
         member = self.members[name]
         member.process = Process(name, skew_ms=member.process.skew_ms)
-        if member.disk is not None and member.disk.fault is not no_fault:
+        if member.disk is not None:
             member.disk.fault = no_fault
-            for lost in list(member.disk.files)[:1]:
-                del member.disk.files[lost]
+            if name in self.failed_drives:
+                self.failed_drives.remove(name)
+                member.disk.files.pop(next(iter(member.disk.files), ""), None)
         self._starts += 1
         done = member.process.start(member.start(member.process))
         with contextlib.suppress(QuireError):
             member.service = await done
 
-    async def stop(self, name: str) -> None:
-        """Stop a storage node gracefully. No completed write is lost."""
+    async def stop(self, name: str) -> bool:
+        """Stop a storage node gracefully. No completed write is lost. False if the node crashed before its end."""
         member = self.members[name]
 
         async def end() -> None:
@@ -244,13 +249,18 @@ class Cluster:
             await member.heartbeat.leave()
             await member.service.close()
 
-        with contextlib.suppress(QuireError):
-            await member.process.start(end())
-        member.process.crash()
+        process = member.process
+        task, death = process.start(end()), asyncio.ensure_future(process.changed())
+        await asyncio.wait([task, death], return_when=asyncio.FIRST_COMPLETED)
+        death.cancel()
+        if not task.done():
+            return False
+        process.crash()
         if member.disk is not None:
             for file in member.disk.files.values():
                 file.sync()
             member.disk.crash()
+        return True
 
     def crash(self, name: str) -> None:
         """Power off: what drives had not synced is lost in part."""

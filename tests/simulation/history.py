@@ -34,7 +34,7 @@ class History:
     ended_s: dict[bytes, float] = field(default_factory=dict)
     leases: dict[object, tuple[frozenset[bytes], float, int | None]] = field(default_factory=dict)
     evicted: dict[bytes, float] = field(default_factory=dict)
-    seen: dict[bytes, tuple[int, float]] = field(default_factory=dict)
+    last_read: dict[bytes, tuple[int, float]] = field(default_factory=dict)
     store_began_s: dict[bytes, float] = field(default_factory=dict)
     log: deque[tuple[float, str, frozenset[bytes]]] = field(default_factory=lambda: deque(maxlen=20_000))
     counts: dict[str, int] = field(default_factory=dict)
@@ -70,10 +70,10 @@ class History:
         """
         if self.ended_s.get(key, -1.0) >= began_s:
             return True
-        known, at_s = self.seen.get(key, (version, now_s))
-        if known != version and at_s < began_s and self.ended_s.get(key, -1.0) < at_s:
+        previous, at_s = self.last_read.get(key, (version, now_s))
+        if previous != version and at_s < began_s and self.ended_s.get(key, -1.0) < at_s:
             return False
-        self.seen[key] = (version, now_s)
+        self.last_read[key] = (version, now_s)
         return True
 
     def void(self, level: Durability) -> None:
@@ -82,7 +82,7 @@ class History:
 
     def void_chunk(self, key: bytes, levels: Sequence[Durability]) -> None:
         """Something happened that this chunk need not survive at these levels."""
-        if (known := self.promises.get(key)) is not None and known.level in levels:
+        if (promise := self.promises.get(key)) is not None and promise.level in levels:
             del self.promises[key]
 
     def index_lost(self) -> None:

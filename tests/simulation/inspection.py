@@ -119,7 +119,7 @@ class Inspection:
             raise self._day.history.fail("an entry that nothing holds or extends pins its parents", keys[0])
         metadata = self._day.cluster.metadata
         assert not metadata.dangling(), "parents are kept for children that are not there"
-        assert not [until for until in metadata.leases() if until > metadata.now_ms], "leases that nothing ends"
+        assert all(ends_ms <= metadata.now_ms for ends_ms in metadata.leases()), "leases that nothing ends"
         scheduler = self._day.cluster.members["scheduler"].service
         scheduler._advance()
         left = [name for link in scheduler._links.values() for name in link.rates]

@@ -58,9 +58,9 @@ def listen(day: Day) -> None:
 
 def cut_off(day: Day, evicted: Sequence[bytes]) -> set[bytes]:
     """What was evicted, and what extends it unknown to an index that has just lost its last seconds."""
-    gone, known = set(evicted), day.cluster.metadata.entries()
+    unlisted, entries = set(evicted), day.cluster.metadata.entries()
     for prefix in day.prefixes:
         keys = list(prefix.keys)
-        first = next((at for at, key in enumerate(keys) if key in gone), len(keys))
-        gone.update(key for key in keys[first:] if fingerprint(key) not in known)
-    return gone
+        first = next((at for at, key in enumerate(keys) if key in unlisted), len(keys))
+        unlisted.update(key for key in keys[first:] if fingerprint(key) not in entries)
+    return unlisted

@@ -122,7 +122,7 @@ def close_server() -> None:
 
 
 class Metadata:
-    """Redis, and the buckets of the S3 frontend. `down`: responses are lost; `hears`: commands are executed.
+    """Redis, and the buckets of the S3 frontend. `down`: responses are lost; `executes`: commands still run.
 
     `executed` is called with the name of each script of the index, its arguments and its answer when it has run.
     """
@@ -130,7 +130,7 @@ class Metadata:
     def __init__(self, loop: SimulatedLoop) -> None:
         self.buckets = MemoryBuckets()
         self.down = False
-        self.hears = False
+        self.executes = False
         self.executed: Callable[[str, list[Any], Any], None] = lambda name, arguments, answer: None
         self.loop = loop
         if os.getpid() not in _servers:
@@ -156,7 +156,7 @@ class Metadata:
     async def wait(self, *, asking: bool = False) -> None:
         """Half a round trip. Raises redis-py's error."""
         await asyncio.sleep(self.loop.random.uniform(50e-6, 300e-6))
-        if self.down and not (asking and self.hears):
+        if self.down and not (asking and self.executes):
             await asyncio.sleep(0.05)
             raise RedisConnectionError("Redis does not answer")
 
@@ -193,12 +193,12 @@ class Metadata:
     def entries(self) -> dict[bytes, Listed]:
         """Read all entries of the index, by fingerprint."""
         pages = sorted(self.server.scan_iter(match=PAGES, count=10_000, _type="string"))
-        found: Any = self._entries(keys=pages)
+        rows: Any = self._entries(keys=pages)
         return {
             print_: Listed(
-                int.from_bytes(generation, "big"), tuple(filter(None, names.decode().split(","))), bool(more)
+                int.from_bytes(generation, "big"), tuple(filter(None, names.decode().split(","))), bool(extended)
             )
-            for print_, generation, names, more in found
+            for print_, generation, names, extended in rows
         }
 
     def dangling(self) -> list[bytes]:
@@ -213,9 +213,9 @@ class Metadata:
         """When each lease ends, in ms since the Unix epoch; also of some that have ended."""
         pattern = tagged(b"p", b"*") + b"*"
         return [
-            int(until)
+            int(expires_ms)
             for name in self.server.scan_iter(match=pattern, count=10_000)
-            for field, until in dict(self.server.hgetall(name)).items()
+            for field, expires_ms in dict(self.server.hgetall(name)).items()
             if len(field) > PRINT_BYTES
         ]
 
@@ -285,18 +285,18 @@ class SimRedis:
 
     def _hscan(self, name: bytes, cursor: int, *, count: int) -> tuple[int, dict[bytes, bytes]]:
         fields: Any = self.metadata.server.hgetall(name)
-        after, page = self._page(sorted(fields), cursor, count)
-        return after, {field: fields[field] for field in page}
+        next_cursor, page = self._page(sorted(fields), cursor, count)
+        return next_cursor, {field: fields[field] for field in page}
 
     def _page(self, names: list[bytes], cursor: int, count: int) -> tuple[int, list[bytes]]:
         """Return the next page and cursor. A name that exists during the whole scan is on one page."""
-        behind = self._scans.get(cursor, b"")
-        page = [name for name in names if name > behind][: max(1, count // 8)]
+        last_name = self._scans.get(cursor, b"")
+        page = [name for name in names if name > last_name][: max(1, count // 8)]
         if not page or page[-1] == names[-1]:
             return 0, page
-        after = len(self._scans) + 1
-        self._scans[after] = page[-1]
-        return after, page
+        next_cursor = len(self._scans) + 1
+        self._scans[next_cursor] = page[-1]
+        return next_cursor, page
 
 
 class _Script:

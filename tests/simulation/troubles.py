@@ -91,18 +91,19 @@ class Troubles:
         self._day.tell(f"{name} is back")
 
     async def _stop_node(self) -> None:
-        """One is stopped as an upgrade does it, and started again."""
+        """Stop a node as an upgrade does, and start it again."""
         name = self._day.rng.choice(self._nodes)
         if self._day.cluster.members[name].process.dead or self._day.cluster.members[name].process.paused:
             return
         self._day.tell(f"fault: {name} is stopped")
         self._day.history.void(Durability.MEMORY)
-        await self._day.cluster.stop(name)
+        stopped = await self._day.cluster.stop(name)
         self._day.history.void(Durability.MEMORY)
-        await self._start_again(name)
+        if stopped:
+            await self._start_again(name)
 
     async def _lose_node(self) -> None:
-        """One is gone for good with its drives; a new one takes its name."""
+        """Lose a node with its drives for good. A new node takes its name."""
         name = self._day.rng.choice(self._nodes)
         member = self._day.cluster.members[name]
         if member.process.dead:
@@ -150,6 +151,7 @@ class Troubles:
             return
         self._day.tell(f"fault: a drive of {name} fails")
         member.disk.fault = lambda op, file, offset, length: -errno.EIO if file == 0 else None
+        self._day.cluster.failed_drives.add(name)
         self._lose_copies()
         await asyncio.sleep(2.0)
         self._void_lost()  # what was being acknowledged then
@@ -159,7 +161,7 @@ class Troubles:
         self._void_lost()
 
     def _void_lost(self) -> None:
-        """What need not survive the copies that were lost: of `replicated` chunks the second ones, or rotten ones."""
+        """Void the promises that lost copies end: of `replicated` chunks from the second loss on, or if they rotted."""
         for level in (Durability.MEMORY, Durability.LOCAL):
             self._day.history.void(level)
         if self._copies_lost > 1:
@@ -181,13 +183,13 @@ class Troubles:
             f"is read-only for {seconds:.1f} s", lambda op: -errno.EROFS if op is Op.WRITE else None, seconds
         )
 
-    async def _fail_for_a_while(self, what: str, outcome: Callable[[Op], int | None], seconds: float) -> None:
+    async def _fail_for_a_while(self, effect: str, outcome: Callable[[Op], int | None], seconds: float) -> None:
         name, file = self._day.rng.choice(self._nodes), self._day.rng.randrange(2)
         disk = self._day.cluster.members[name].disk
         assert disk is not None
         if disk.fault is not no_fault:
             return
-        self._day.tell(f"fault: a drive of {name} {what}")
+        self._day.tell(f"fault: a drive of {name} {effect}")
         fails: Fault = lambda op, at, offset, length: outcome(op) if at == file else None  # noqa: E731
         disk.fault = fails
         await asyncio.sleep(seconds)
@@ -209,22 +211,22 @@ class Troubles:
         layer = rng.randrange(prefix.layout.num_layers)
         at = pool.data_offset(placed.place.drive) + placed.place.offset + layer * placed.place.layer_stride
         file = member.disk._open[placed.place.drive] if placed.place.drive < len(member.disk._open) else None
-        found = bytes(file.now[at : at + prefix.layout.slice_bytes]) if file is not None else b""
-        if not any(found == content(key, version, prefix.layout)[layer].tobytes() for version in (0, 1)):
+        slice_ = bytes(file.now[at : at + prefix.layout.slice_bytes]) if file is not None else b""
+        if not any(slice_ == content(key, version, prefix.layout)[layer].tobytes() for version in (0, 1)):
             return  # it lies elsewhere by now
         assert file is not None
         self._day.tell(f"fault: a chunk on a drive of {name} rots", [key])
         file.sync()
         for bytes_ in file.now, file.durable:
             bytes_[at + rng.randrange(prefix.layout.slice_bytes)] ^= 1 << rng.randrange(8)
-        lost = [Durability.MEMORY, Durability.LOCAL]
+        ended_levels = [Durability.MEMORY, Durability.LOCAL]
         if key in self._rotten or self._copies_lost:
-            lost.append(Durability.REPLICATED)
+            ended_levels.append(Durability.REPLICATED)
         self._rotten.add(key)
-        self._day.history.void_chunk(key, lost)
+        self._day.history.void_chunk(key, ended_levels)
 
     async def _misdirect(self) -> None:
-        """A write lands elsewhere on its drive: what it should have changed is as it was, something else is lost."""
+        """Misdirect a write: its place keeps the old content, and another place of the drive is overwritten."""
         name = self._day.rng.choice(self._nodes)
         disk = self._day.cluster.members[name].disk
         assert disk is not None
@@ -272,7 +274,7 @@ class Troubles:
             await asyncio.sleep(self._day.rng.uniform(0.0, 0.3))
 
     async def _stick(self) -> None:
-        """What was posted lands later, whatever is torn down meanwhile."""
+        """Hold posted data back, and land it later, even after its connection was closed."""
         rng, network = self._day.rng, self._day.cluster.network
         peer = rng.choice([*self._nodes, "client-0", "client-1", "client-2"])
         pair = frozenset((peer, rng.choice([name for name in self._nodes if name != peer])))
@@ -282,7 +284,7 @@ class Troubles:
         network.stuck.discard(pair)
 
     async def _noise(self) -> None:
-        """What a node copies to another one is not what it sent."""
+        """Change a byte of each transfer between two nodes."""
         rng, network = self._day.rng, self._day.cluster.network
         pair = frozenset(rng.sample(self._nodes, 2))
         self._day.tell(f"fault: noise between {sorted(pair)}")
@@ -310,20 +312,20 @@ class Troubles:
     # ---- Redis and the object tier
 
     async def _silence(self) -> None:
-        """Redis answers nothing for a while; or it does what it is asked, and now and then its answers are lost."""
+        """Silence Redis for a while, or lose some of its responses although it executes the commands."""
         metadata, rng = self._day.cluster.metadata, self._day.rng
-        hears = rng.random() < 0.4
-        self._day.tell(f"fault: Redis does not answer{', and hears' if hears else ''}")
-        for _ in range(10 if hears else 1):
-            metadata.down, metadata.hears = True, hears
-            await asyncio.sleep(rng.uniform(0.005, 0.1) if hears else rng.uniform(0.2, 2.0))
+        executes = rng.random() < 0.4
+        self._day.tell(f"fault: Redis does not answer{', and executes' if executes else ''}")
+        for _ in range(10 if executes else 1):
+            metadata.down, metadata.executes = True, executes
+            await asyncio.sleep(rng.uniform(0.005, 0.1) if executes else rng.uniform(0.2, 2.0))
             metadata.down = False
             await asyncio.sleep(rng.uniform(0.02, 0.2))
 
     async def _silence_long(self) -> None:
         metadata = self._day.cluster.metadata
         self._day.tell("fault: Redis is away for longer than any lease")
-        metadata.down, metadata.hears = True, False
+        metadata.down, metadata.executes = True, False
         await asyncio.sleep(self._day.rng.uniform(9.0, 13.0))
         metadata.down = False
 
@@ -333,17 +335,17 @@ class Troubles:
         self._day.history.index_lost()
 
     async def _roll_back(self) -> None:
-        """A failover to a replica that had not heard the last seconds."""
+        """Fail over to a replica that misses the last seconds."""
         await self._restore(self._day.rng.uniform(0.3, 2.0), "loses its last seconds")
 
     async def _restore_backup(self) -> None:
         await self._restore(self._day.rng.uniform(3.0, 9.0), "is restored from a backup")
 
-    async def _restore(self, age_s: float, what: str) -> None:
+    async def _restore(self, age_s: float, effect: str) -> None:
         metadata = self._day.cluster.metadata
         backup = metadata.snapshot()
         await asyncio.sleep(age_s)
-        self._day.tell(f"fault: Redis {what}")
+        self._day.tell(f"fault: Redis {effect}")
         metadata.restore(backup)
         self._day.history.index_lost()
 

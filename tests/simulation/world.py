@@ -275,10 +275,10 @@ class Day:
         asked_s, seconds, keys = self.loop.time(), rng.uniform(0.5, 6.0), list(prefix.keys)
         for key in keys:  # one of a tenant on a chunk replaces the one before
             self.history.unleased(("retention", key))
-        kept = await client.retain(prefix.namespace, prefix.keys, seconds)
-        if kept:
-            self.history.leased(("retention", keys[kept - 1]), keys[:kept], asked_s + seconds)
-        return f"done, {kept} kept"
+        count = await client.retain(prefix.namespace, prefix.keys, seconds)
+        if count:
+            self.history.leased(("retention", keys[count - 1]), keys[:count], asked_s + seconds)
+        return f"done, {count} retained"
 
     async def _garbage(self, client: QuireClient, prefix: Prefix, rng: random.Random) -> str:
         """Keys that no engine sends: repeated ones are refused, unknown ones in between cost a miss."""
@@ -437,7 +437,7 @@ class Day:
     async def _receive(
         self, delivery: Delivery, buffer: Buffer, prefix: Prefix, count: int, delivered: int, first: int = 0
     ) -> str:
-        """Follow a delivery of so many chunks into a buffer for `count`, and look at all that comes."""
+        """Follow a delivery of `delivered` chunks into a buffer for `count`, and check each layer and chunk."""
         began_s = self.loop.time()
         rows = buffer.layers(prefix.layout.num_layers, count, prefix.layout.slice_bytes)
         with contextlib.suppress(QuireError):  # `summary` says it
@@ -475,7 +475,7 @@ class Day:
                 self.loop.call_later(15.0, self._check_unused, buffer)
 
     async def _returned(self, buffer: Buffer) -> None:
-        """Where every node is well, its memory is a client's again at once, whatever became of the transfer."""
+        """Wait until no transfer uses the buffer: at most `_ABORTED_S` while all nodes are well."""
         until_s = self.loop.time() + _ABORTED_S
         while buffer.is_busy:
             if self.loop.time() > until_s:

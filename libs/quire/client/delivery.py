@@ -67,7 +67,7 @@ class Delivery:
         self._on_quiesced = on_quiesced
         self._quiescence: Quiescence | None = None
         self._early: list[Message] = []
-        self._abandoned = self._empty = self._told = False
+        self._abandoned = self._empty = self._stop_answered = False
         self._missing: list[int] = []
         self._stripe_ns: list[list[int]] = []
         self._wanted_ns = [0] * num_layers
@@ -131,11 +131,11 @@ class Delivery:
         self._abandoned = True
         self._cancelled.set_result(None)
         if self._stop is not None:
-            self._stop.now()  # the gateway answers which nodes it had asked
+            self._stop.now()  # the answer names the nodes that may still write
         if self._quiescence is not None:
             if not self._asked:
                 self._quiescence.all_quiet()
-            else:  # that answer may be lost
+            else:  # the answer may be lost
                 self._quiescence.give_up()
         self._fail(PeerLost("the delivery was cancelled"))
 
@@ -163,7 +163,7 @@ class Delivery:
         self._end_loan()
 
     def start(self, responses: AsyncGenerator[Any, None], stop: Stop) -> None:
-        """Follow the gateway's answers. `stop` ends them."""
+        """Follow the gateway's responses. `stop` ends them."""
         self._stop = stop
         self._task = asyncio.create_task(self._follow(responses))
         self._task.add_done_callback(seen)
@@ -209,7 +209,7 @@ class Delivery:
             raise InternalError("the gateway's answers ended without a summary")
         except QuireError as error:
             self._fail(error)
-            if self._told:
+            if self._stop_answered:
                 raise
             answered = not self._outcomes and error.answered and not isinstance(error, InternalError)
             turned_down = answered or error.unsent
@@ -226,8 +226,8 @@ class Delivery:
             raise
 
     def _stopped(self, touching: Sequence[str]) -> None:
-        """The gateway had asked these nodes, which have not said their end yet."""
-        self._told = True
+        """The gateway has stopped the transfer; these nodes have not confirmed yet."""
+        self._stop_answered = True
         if self._quiescence is None:
             self._end_loan()
         else:

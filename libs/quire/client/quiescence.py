@@ -99,7 +99,7 @@ class Quiescence:
             self._on_quiet()
 
     def only(self, touching: Sequence[str]) -> None:
-        """No other node than these may touch the buffer still. They will say when they do not, unless they die."""
+        """Wait for these nodes only, which send `Quiesced` or die. The other nodes have finished."""
         for index, node_id in enumerate(self.nodes):
             if node_id not in touching:
                 self.node(index)

@@ -72,7 +72,7 @@ class StoreSession:
         self.known_chunks = 0
 
     async def start(self, responses: AsyncGenerator[Any, None], stop: Stop) -> None:
-        """Returns when the placement is known. Raises what the gateway answered. `stop` ends its answers."""
+        """Return when the placement is known. Raises the gateway's error. `stop` ends its responses."""
         self._stop = stop
         self._task = asyncio.create_task(self._follow(responses))
         self._task.add_done_callback(seen)
@@ -130,9 +130,9 @@ class StoreSession:
         if not self._cancelled.done():
             self._cancelled.set_result(None)
             if self._stop is not None:
-                self._stop.now()  # the gateway answers which nodes it had asked
+                self._stop.now()  # the answer names the nodes that may still read
             if self._quiescence is not None and self._quiescence.nodes:
-                if self._announced:  # that answer may be lost
+                if self._announced:  # the answer may be lost
                     self._quiescence.give_up()
                 else:
                     self._quiescence.all_quiet()
@@ -203,7 +203,7 @@ class StoreSession:
         raise InternalError("the gateway's answers ended without a summary")
 
     def _stopped(self, touching: Sequence[str]) -> None:
-        """The gateway had asked these nodes, which have not said their end yet."""
+        """The gateway has stopped the transfer; these nodes have not confirmed yet."""
         if self._quiescence is None or not self._quiescence.nodes:
             self._return_buffer()
         else:

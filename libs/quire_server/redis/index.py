@@ -329,18 +329,18 @@ class PrefixIndex(BucketScripts):
         return claimed
 
     async def objects_deleted(self, chunks: Sequence[ChunkRecord], until_ms: int) -> None:
-        """What was claimed until then is deleted."""
-        for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
-            part, opener = list(group), fingerprint(bucket)
-            keys = [objects_key(opener), tagged(b"due", tag_of(opener))]
-            await self._run("deleted", keys, [_keys(part), until_ms, bucket])
+        """Record the deletion of objects whose claim ends at `until_ms`."""
+        await self._end_claim(chunks, until_ms, "")
 
     async def unclaim_objects(self, chunks: Sequence[ChunkRecord], until_ms: int, delete_ms: int) -> None:
         """Give claims up. The objects may be claimed again from `delete_ms` on (Unix epoch)."""
+        await self._end_claim(chunks, until_ms, delete_ms)
+
+    async def _end_claim(self, chunks: Sequence[ChunkRecord], until_ms: int, delete_ms: int | str) -> None:
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
             part, opener = list(group), fingerprint(bucket)
             keys = [objects_key(opener), tagged(b"due", tag_of(opener))]
-            await self._run("unclaim", keys, [_keys(part), until_ms, bucket, delete_ms])
+            await self._run("end_claim", keys, [_keys(part), until_ms, bucket, delete_ms])
 
     # ---- rebuilding
 
@@ -361,7 +361,7 @@ class PrefixIndex(BucketScripts):
         await self._run("rebuilt", [_REBUILD_KEY, _REBUILT_KEY], [token])
 
     async def last_rebuild(self) -> str:
-        """The last rebuilding that was done, "" for none."""
+        """Return the last completed rebuild, "" for none."""
         async with metadata_errors():
             return (cast(bytes, await self._client.get(_REBUILT_KEY)) or b"").decode()
 

@@ -172,8 +172,7 @@ class Membership:
         async with metadata_errors():
             found = await self._live(keys=[_KEY, _EXPIRIES_KEY, _USED_KEY])
         entries, expiries, used = (dict(zip(each[::2], each[1::2], strict=True)) for each in found[:3])
-        seconds, microseconds = found[3]
-        now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+        now_ms = _ms_of(found[3])
         known: dict[bytes, tuple[bytes, bytes, Node]] = {}
         for name, raw in entries.items():
             if int(expiries.get(name, b"0")) > now_ms:
@@ -189,8 +188,7 @@ class Membership:
     async def now_ms(self) -> int:
         """Read the clock that decides about members' expiry, in ms since the Unix epoch."""
         async with metadata_errors():
-            seconds, microseconds = await self._time(keys=[_KEY], args=[])
-        return int(seconds) * 1000 + int(microseconds) // 1000
+            return _ms_of(await self._time(keys=[_KEY], args=[]))
 
     async def described(self) -> list[Node]:
         """Members whose time is not over, by name, with all that they tell of themselves."""
@@ -201,6 +199,11 @@ class Membership:
             found: Any = self._client.hmget(_FIGURES_KEY, [node.node_id for node in nodes])
             figures = [common_pb2.Node.FromString(raw or b"") for raw in await found]
         return [_with_figures(node, each) for node, each in zip(nodes, figures, strict=True)]
+
+
+def _ms_of(time: Sequence[bytes]) -> int:
+    """Convert what TIME returns, seconds and microseconds, to ms."""
+    return int(time[0]) * 1000 + int(time[1]) // 1000
 
 
 def facts_of(node: Node) -> Node:

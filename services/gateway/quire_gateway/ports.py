@@ -121,7 +121,7 @@ class StorageNodes(Protocol):
         """One node's part of a store."""
 
     async def stop(self, address: str, transfer_id: bytes, node_index: int) -> None:
-        """End one node's part of a transfer that its client has aborted; returns when nothing of it is in flight."""
+        """End one node's part of an aborted transfer. Returns when no byte of it is in flight."""
 
     async def prefetch(self, address: str, keys: ChunkKeys, within_ms: int) -> int:
         """Have chunks brought into a node's memory; how many are there now."""

@@ -29,7 +29,7 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.core.plan import NodeShare, delivered_mask, shares, usable_chunks
 from quire_gateway.errors import TransfersExhausted
 from quire_gateway.ports import Allocator, DeliverPart, IngestPart, LayerArrived, StorageNodes
-from quire_gateway.touching import asked, is_touching, quiet
+from quire_gateway.touching import contacted, finished, is_touching
 
 Summary = TypeVar("Summary")
 _RETRY_S: Final = 0.1
@@ -216,7 +216,7 @@ class Gateway:
             unchained=fetch.unchained,
             transfer_ms=fetch.transfer_ms,
         )
-        asked(share.node_id)
+        contacted(share.node_id)
         try:
             async for event in self._nodes.deliver(share.grpc_address, part):
                 if isinstance(event, NodeOutcome):
@@ -250,7 +250,7 @@ class Gateway:
             tenant=store.tenant,
             transfer_ms=store.transfer_ms,
         )
-        asked(share.node_id)
+        contacted(share.node_id)
         try:
             outcome = await self._nodes.ingest(share.grpc_address, part)
         except QuireError as error:
@@ -266,7 +266,7 @@ class Gateway:
         if is_touching(share.node_id):
             with contextlib.suppress(QuireError):
                 await self._nodes.stop(share.grpc_address, transfer_id, share.index)
-                quiet(share.node_id)
+                finished(share.node_id)
 
 
 async def _to_the_end(transfer: AsyncIterator[Any], summary: type[Summary]) -> Summary:
@@ -284,7 +284,7 @@ async def _to_the_end(transfer: AsyncIterator[Any], summary: type[Summary]) -> S
 
 def _note(outcome: NodeOutcome) -> None:
     if outcome.quiesced:
-        quiet(outcome.node_id)
+        finished(outcome.node_id)
 
 
 def _failed(share: NodeShare, error: QuireError) -> NodeOutcome:

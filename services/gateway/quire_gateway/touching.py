@@ -24,7 +24,7 @@ def touching() -> Iterator[set[str]]:
         _TOUCHING.reset(token)
 
 
-def asked(node_id: str) -> None:
+def contacted(node_id: str) -> None:
     """A node is about to be contacted."""
     if (nodes := _TOUCHING.get()) is not None:
         nodes.add(node_id)
@@ -36,7 +36,7 @@ def is_touching(node_id: str) -> bool:
     return nodes is not None and node_id in nodes
 
 
-def quiet(node_id: str) -> None:
+def finished(node_id: str) -> None:
     """A node has finished, or was not reached."""
     if (nodes := _TOUCHING.get()) is not None:
         nodes.discard(node_id)

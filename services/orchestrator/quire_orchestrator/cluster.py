@@ -72,7 +72,7 @@ class Cluster:
         self._refresher = asyncio.create_task(self._keep_fresh())
 
     async def close(self) -> None:
-        self._closed = True  # the channels close next, which says nothing of the nodes
+        self._closed = True  # the channels close next; that is no sign of dead nodes
         await tasks.end([self._refresher, *self._watchers.values()])
 
     async def heartbeat(self, node: Node, version: str) -> tuple[int, ClusterNews, Changes]:
@@ -185,11 +185,11 @@ class Cluster:
         """Read the index's name and tick. An index that went back is rebuilt: it may miss chunks of the object tier."""
         previous_tick = self._tick  # read before the request: concurrent requests may finish in any order
         epoch, tick = await self._index.epoch(), await self._index.tick()
-        if self._epoch not in ("", epoch) or tick <= previous_tick:
+        went_back = self._epoch not in ("", epoch) or tick <= previous_tick
+        if went_back:
             logger().error("the index went back", epoch=epoch, tick=tick, previous_tick=previous_tick)
             await self._index.damaged()
-            self._tick = tick
-        self._epoch, self._tick = epoch, max(self._tick, tick)
+        self._epoch, self._tick = epoch, tick if went_back else max(self._tick, tick)
         self.rebuild = await self._index.rebuild()
 
     def away_s(self, node_id: str) -> float:

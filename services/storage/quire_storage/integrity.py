@@ -45,7 +45,7 @@ class Unsound(Enum):
 
 @dataclass(slots=True)
 class _Quarantine:
-    """The copy at a place, which could not be read. `retry_at_s`: monotonic; until then the drive is left alone."""
+    """An unreadable copy. `retry_at_s`: monotonic time of the next read."""
 
     place: DiskPlace | None
     retry_at_s: float

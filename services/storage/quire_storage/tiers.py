@@ -279,11 +279,11 @@ class Tiers:
         self._executor.post(ev.Lost([copy.number for copy in copies]))
 
     def hide(self, copy: Copy) -> None:
-        """A copy cannot be read for now: it stays, and the index does not promise it."""
+        """A copy is temporarily unreadable: withdraw it from the index, and keep it."""
         self._executor.post(ev.Hidden(copy.number))
 
     async def show(self, key: bytes) -> None:
-        """A copy that was hidden can be read again: the index is told, if it is still here. Raises what that raises."""
+        """Register a hidden copy again, if this node still holds it. Raises the index's errors."""
         if self.residency.generation(key) == 0:
             await self.reregister([key], patient=False)
 

@@ -20,7 +20,7 @@ TransferName = tuple[bytes, int]
 
 @dataclass(slots=True)
 class _Running:
-    """`stop`: what ends it, once that is known."""
+    """`stop`: the callback that ends it early; None until it is set."""
 
     stop: Callable[[], None] | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -34,13 +34,13 @@ class Transfers:
         self._running: dict[TransferName, _Running] = {}
         self._refused: OrderedDict[TransferName, float] = OrderedDict()  # about in the order of their ends
 
-    def begin(self, name: TransferName, what: str) -> None:
+    def begin(self, name: TransferName, kind: str) -> None:
         """Reserve a name. Raises `TransferRunning` if it is in flight, `PeerLost` if it was stopped."""
         self._forget()
         if name in self._refused:
-            raise PeerLost(f"this {what} was stopped before it began")
+            raise PeerLost(f"this {kind} was stopped before it began")
         if name in self._running:
-            raise TransferRunning(f"a {what} of this id is running", field=f"{what}_id")
+            raise TransferRunning(f"a {kind} of this id is running", field=f"{kind}_id")
         self._running[name] = _Running()
 
     def stop_by(self, name: TransferName, stop: Callable[[], None]) -> None:

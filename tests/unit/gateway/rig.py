@@ -22,7 +22,7 @@ from quire.wire.v1.gateway_pb2_grpc import (
 from quire_gateway.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.sessions import Sessions
-from quire_gateway.touching import asked, quiet
+from quire_gateway.touching import contacted, finished
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
 
@@ -86,11 +86,11 @@ class SessionGateway:
 
     async def Fetch(self, request: pb.FetchRequest, context: Any) -> AsyncIterator[pb.FetchResponse]:
         for node in range(request.descriptor.chunk_count):
-            asked(f"storage-{node}")
+            contacted(f"storage-{node}")
         try:
             for layer in range(request.compute_window_us):
                 await self.gate.acquire()
-                quiet(f"storage-{layer}")
+                finished(f"storage-{layer}")
                 yield pb.FetchResponse(layer=pb.LayerArrived(layer=layer))
         finally:
             self.stopped.append("fetch")

@@ -140,10 +140,10 @@ async def test_a_request_that_was_not_sent_has_asked_nobody() -> None:
         large = pb.FetchRequest(lease=bytes(8 << 20))  # more than the connection takes
         filling = asyncio.create_task(_first(stream(stub.Fetch, large, timeout_s=30)))
         await asyncio.sleep(0.05)
-        waiting = asyncio.create_task(_first(fetch(stub, 5, nodes=3, stop=stop)))
+        first_answer = asyncio.create_task(_first(fetch(stub, 5, nodes=3, stop=stop)))
         await asyncio.sleep(0.05)
         stop.now()
-        answer = await waiting
+        answer = await first_answer
         assert isinstance(answer, pb.SessionStopped) and not answer.nodes
         wire.flowing.set()
         filling.cancel()
@@ -160,11 +160,11 @@ async def test_a_request_that_no_gateway_took_is_asked_of_no_other_once_it_is_st
         await lookup(stub, 1)
         (session,) = first.sessions._sessions.values()
         session.take = lambda message: None  # type: ignore[method-assign]
-        waiting = asyncio.create_task(_first(fetch(stub, 5, nodes=3, stop=stop)))
+        first_answer = asyncio.create_task(_first(fetch(stub, 5, nodes=3, stop=stop)))
         await asyncio.sleep(0.05)
         stop.now()
         first.sessions.leave()
-        answer = await waiting
+        answer = await first_answer
         assert isinstance(answer, pb.SessionStopped) and not answer.nodes
         assert second.sessions.stats == {"sessions": 0}
 

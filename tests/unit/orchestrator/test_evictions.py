@@ -63,12 +63,12 @@ async def test_objects_stay_while_an_index_is_to_be_rebuilt() -> None:
     await orchestrator.close()
 
 
-@pytest.mark.parametrize("known", [{"changes": {"a": 1}}, {"epoch": "another"}], ids=["changes", "epoch"])
-async def test_objects_stay_while_a_storage_node_knows_of_more_than_the_index(known: dict[str, Any]) -> None:
+@pytest.mark.parametrize("node_state", [{"changes": {"a": 1}}, {"epoch": "another"}], ids=["changes", "epoch"])
+async def test_objects_stay_while_a_storage_node_knows_of_more_than_the_index(node_state: dict[str, Any]) -> None:
     """A backup was restored: the object may have been stored and acknowledged again since."""
     world = World()
     orchestrator, keys = await _with_an_object_to_delete(world)
-    vars(world).update(known)
+    vars(world).update(node_state)
     assert await orchestrator.evictions.sweep_objects() == 0
     assert not world.deleted
     assert all(await world.index.register("@object", records(keys, 0, 1), 0)), "it is not claimed any more"
@@ -76,7 +76,7 @@ async def test_objects_stay_while_a_storage_node_knows_of_more_than_the_index(kn
 
 
 async def test_an_orchestrator_notices_an_index_that_went_back() -> None:
-    """Though the node that had reported what is lost is lost too."""
+    """Also if the only node that had reported the lost chunks is lost, too."""
     world = World()
     orchestrator, _ = await _with_an_object_to_delete(world)
     backup = world.index.state.copy()
@@ -88,8 +88,8 @@ async def test_an_orchestrator_notices_an_index_that_went_back() -> None:
     await orchestrator.close()
 
 
-async def test_looks_at_the_same_time_notice_nothing() -> None:
-    """Their answers come in any order."""
+async def test_concurrent_refreshes_are_no_sign_of_a_rollback() -> None:
+    """Concurrent refreshes may receive their ticks in any order."""
     world = World()
     orchestrator = await world.start()
     await world.index.rebuilt(await world.index.rebuild())
@@ -115,13 +115,13 @@ async def test_looks_at_the_same_time_notice_nothing() -> None:
 async def test_an_orchestrator_that_stops_deregisters_no_node() -> None:
     """A refresh that outlived its cancellation watched the nodes anew, and took its own closed channels for theirs."""
     world = World()
-    orchestrator, closed, left = await world.start(), asyncio.Event(), list[str]()
+    orchestrator, closed, deregistered = await world.start(), asyncio.Event(), list[str]()
 
     async def gone(node: Node) -> None:
         await closed.wait()
 
     async def leave(node_id: str, incarnation: str) -> bool:
-        left.append(node_id)
+        deregistered.append(node_id)
         return True
 
     vars(world).update(gone=gone, leave=leave)
@@ -131,7 +131,7 @@ async def test_an_orchestrator_that_stops_deregisters_no_node() -> None:
     closed.set()
     for _ in range(10):
         await asyncio.sleep(0)
-    assert not left and not orchestrator.cluster._watchers
+    assert not deregistered and not orchestrator.cluster._watchers
 
 
 async def test_objects_stay_while_a_storage_node_does_not_answer() -> None:
@@ -148,7 +148,7 @@ async def test_objects_stay_while_a_storage_node_does_not_answer() -> None:
 
 
 async def test_objects_stay_if_the_index_was_rebuilt_while_they_were_claimed() -> None:
-    """What lay in the object tier could not be listed then."""
+    """That rebuild could not list the claimed objects."""
     world = World()
     orchestrator, _ = await _with_an_object_to_delete(world)
     is_current = world.is_current

@@ -10,7 +10,7 @@ from quire.transport import Quiesced, decode_message
 from quire_storage.delivery import Delivery
 
 
-class _Left:
+class _Parts:
     """Stream, batches and target of such a delivery: the stream settles at the third attempt."""
 
     def __init__(self) -> None:
@@ -32,22 +32,22 @@ class _Left:
         return SimpleNamespace(send=self._send)
 
     def _send(self, message: bytes) -> None:
-        told = decode_message(message)
-        assert isinstance(told, Quiesced)
-        self.steps.append(f"quiesced {told.transfer_id.decode()} {told.node_index}")
+        quiesced = decode_message(message)
+        assert isinstance(quiesced, Quiesced)
+        self.steps.append(f"quiesced {quiesced.transfer_id.decode()} {quiesced.node_index}")
 
 
-async def test_the_client_is_told_when_nothing_is_in_flight_any_more() -> None:
+async def test_the_client_gets_quiesced_when_nothing_is_in_flight() -> None:
     """Finding D10: its memory stayed lent for 51 minutes. After everything is closed here, not before."""
-    left, delivery = _Left(), object.__new__(Delivery)
+    parts, delivery = _Parts(), object.__new__(Delivery)
     target = SimpleNamespace(worker_address=b"client")
     call = SimpleNamespace(delivery_id=b"d" * 16, node_index=3, descriptor=SimpleNamespace(target=target))
     vars(delivery).update(
         settled=False,
-        _left=(left, SimpleNamespace(close=left.batches_closed), SimpleNamespace(close=left.target_closed)),
-        _parts=SimpleNamespace(transport=left),
+        _left=(parts, SimpleNamespace(close=parts.batches_closed), SimpleNamespace(close=parts.target_closed)),
+        _parts=SimpleNamespace(transport=parts),
         _call=call,
     )
     await delivery.linger()
     assert delivery.settled
-    assert left.steps == ["drained"] * 3 + ["target closed", "batches closed", f"quiesced {'d' * 16} 3"]
+    assert parts.steps == ["drained"] * 3 + ["target closed", "batches closed", f"quiesced {'d' * 16} 3"]

@@ -121,8 +121,8 @@ async def test_what_has_landed_is_kept_only_if_it_is_what_was_announced(changed:
         return NodeOutcome("storage-1", (), b"\1", 128, quiesced=True)
 
     replicator._peers = cast(Any, SimpleNamespace(deliver=deliver))
-    kept = [pair async for pair in replicator._land(Node(node_id="storage-1", about=StorageInfo()), [chunk])]
-    assert len(kept) == (not changed)
+    sound = [pair async for pair in replicator._land(Node(node_id="storage-1", about=StorageInfo()), [chunk])]
+    assert len(sound) == (not changed)
 
 
 async def test_quarantined_memory_is_bounded() -> None:

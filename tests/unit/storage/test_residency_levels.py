@@ -45,11 +45,11 @@ def test_an_object_counts_for_the_index_entry_that_it_was_written_for_alone() ->
     """An object that was written for an entry which has ended will be deleted."""
     world = World(drives=1, objects=True)
     stored_in_memory(world, [chunk_of(0)])
-    known = world.residency.look(KEY)
-    assert known is not None and not known[0].in_object
-    world.post(ev.Uploaded(chunk_of(0), known[1] - 1))
+    listed = world.residency.look(KEY)
+    assert listed is not None and not listed[0].in_object
+    world.post(ev.Uploaded(chunk_of(0), listed[1] - 1))
     assert not world.residency.in_object(KEY)
-    world.post(ev.Uploaded(chunk_of(0), known[1]))
+    world.post(ev.Uploaded(chunk_of(0), listed[1]))
     assert world.residency.in_object(KEY)
 
 

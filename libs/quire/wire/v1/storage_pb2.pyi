@@ -369,7 +369,7 @@ class CompareIndexRequest(_message.Message):
     index_epoch: _builtins.str
     """The index's random name."""
     changes: _builtins.int
-    """Changes that this node has reported, as the index knows."""
+    """Reports of this node that the index counts."""
     permit: _builtins.bytes
     """A member's signature on this request; checked here."""
     def __init__(
@@ -393,7 +393,7 @@ class CompareIndexResponse(_message.Message):
 
     CURRENT_FIELD_NUMBER: _builtins.int
     current: _builtins.bool
-    """It is, and does."""
+    """The node reports to this index, which counts all of its reports."""
     def __init__(
         self,
         *,

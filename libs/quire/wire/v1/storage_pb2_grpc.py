@@ -129,8 +129,8 @@ class StorageServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CompareIndex(self, request, context):
-        """Whether the index is the one that this node reports to, and knows of all that it has acknowledged to the node. For
-        orchestrators, before they have objects deleted: an index that went back may not know what was stored since.
+        """Confirm that this node reports to an index, and that the index counts all of its reports. Orchestrators ask before
+        they have objects deleted: an index that went back may miss chunks that were stored again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

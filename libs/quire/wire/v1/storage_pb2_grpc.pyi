@@ -48,8 +48,8 @@ class StorageServiceStub:
     DeleteObjects: _grpc.UnaryUnaryMultiCallable[_storage_pb2.DeleteObjectsRequest, _storage_pb2.DeleteObjectsResponse]
     """Delete chunk objects that no index entry lists, which the caller has claimed."""
     CompareIndex: _grpc.UnaryUnaryMultiCallable[_storage_pb2.CompareIndexRequest, _storage_pb2.CompareIndexResponse]
-    """Whether the index is the one that this node reports to, and knows of all that it has acknowledged to the node. For
-    orchestrators, before they have objects deleted: an index that went back may not know what was stored since.
+    """Confirm that this node reports to an index, and that the index counts all of its reports. Orchestrators ask before
+    they have objects deleted: an index that went back may miss chunks that were stored again.
     """
     Raise: _grpc.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
@@ -80,8 +80,8 @@ class StorageServiceAsyncStub(StorageServiceStub):
     DeleteObjects: _aio.UnaryUnaryMultiCallable[_storage_pb2.DeleteObjectsRequest, _storage_pb2.DeleteObjectsResponse]  # type: ignore[assignment]
     """Delete chunk objects that no index entry lists, which the caller has claimed."""
     CompareIndex: _aio.UnaryUnaryMultiCallable[_storage_pb2.CompareIndexRequest, _storage_pb2.CompareIndexResponse]  # type: ignore[assignment]
-    """Whether the index is the one that this node reports to, and knows of all that it has acknowledged to the node. For
-    orchestrators, before they have objects deleted: an index that went back may not know what was stored since.
+    """Confirm that this node reports to an index, and that the index counts all of its reports. Orchestrators ask before
+    they have objects deleted: an index that went back may miss chunks that were stored again.
     """
     Raise: _aio.UnaryUnaryMultiCallable[_storage_pb2.RaiseRequest, _storage_pb2.RaiseResponse]  # type: ignore[assignment]
     """Make chunks that are here durable at a level, without their bytes being sent again."""
@@ -145,8 +145,8 @@ class StorageServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _storage_pb2.CompareIndexRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_storage_pb2.CompareIndexResponse, _abc.Awaitable[_storage_pb2.CompareIndexResponse]]:
-        """Whether the index is the one that this node reports to, and knows of all that it has acknowledged to the node. For
-        orchestrators, before they have objects deleted: an index that went back may not know what was stored since.
+        """Confirm that this node reports to an index, and that the index counts all of its reports. Orchestrators ask before
+        they have objects deleted: an index that went back may miss chunks that were stored again.
         """
 
     @_abc_1.abstractmethod

@@ -33,7 +33,7 @@ from quire_server.permits import member_permit, permit
 _ABANDON_TIMEOUT_S: Final = 5.0
 _WARM_TIMEOUT_S: Final = 5.0
 _STOP_TIMEOUT_S: Final = 2.0
-"""After which an aborted transfer's client waits for what the node says on the data plane."""
+"""After it, the client of an aborted transfer waits for the node's `Quiesced` on the data plane."""
 
 
 class GrpcAllocator:

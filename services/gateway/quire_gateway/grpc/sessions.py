@@ -139,7 +139,7 @@ class Session:
         self._room.set()
 
     def is_unwanted(self, request: int) -> bool:
-        """Whether its client has cancelled it."""
+        """Whether the client has cancelled a request."""
         return request in self._unwanted
 
     def _ended(self, request: int) -> None:

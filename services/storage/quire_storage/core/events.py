@@ -257,7 +257,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """A copy cannot be read for now. It stays where it is; the index is told that this node does not hold it."""
+    """A copy is temporarily unreadable. It keeps its place; the node withdraws it from the index."""
 
     number: int
 

@@ -168,7 +168,7 @@ def read_superblock(raw: bytes, node_id: str, name: str) -> Superblock:
 
 
 def newest_slot(raw: bytes, name: str) -> int:
-    """Which of the two superblocks is the one that `read_superblock` returns: 0 or 1."""
+    """Return the slot, 0 or 1, of the superblock that `read_superblock` returns."""
     blocks = [_superblock(raw[at : at + PAGE_BYTES], name) for at in (0, PAGE_BYTES)]
     return max((0, 1), key=lambda slot: block.generation if (block := blocks[slot]) is not None else -1)
 

@@ -390,18 +390,18 @@ class Residency:
             goal.after(goal)
 
     def _write_what_lost_its_drive(self, goal: Goal) -> None:
-        """A drive has failed since the goal's chunks were written: they have to lie on another one first."""
+        """Write the goal's chunks to another drive if theirs has failed since they were written."""
         if self.pool is None or goal.level is Durability.MEMORY or goal.error is not None:
             return
-        here = [entry for entry in goal.entries if entry.phase is Phase.RESIDENT and entry.number in self._copies]
-        wanted = [entry for entry in here if entry.disk is None and entry.memory is not None]
-        if wanted and not self.pool.working:
+        resident = [entry for entry in goal.entries if entry.phase is Phase.RESIDENT and entry.number in self._copies]
+        in_memory_only = [entry for entry in resident if entry.disk is None and entry.memory is not None]
+        if in_memory_only and not self.pool.working:
             goal.error = DriveFailed("no drive is left", self.pool.failed_drives())
             return
-        for entry in wanted:
+        for entry in in_memory_only:
             if entry.write:
                 self._join(goal, self._writes[entry.write])
-        self._start_writes([entry for entry in wanted if not entry.write], goal)
+        self._start_writes([entry for entry in in_memory_only if not entry.write], goal)
 
     def _fail_goal(self, goal: Goal, error: QuireError) -> None:
         """Nothing of it is kept."""
