@@ -138,9 +138,9 @@ async def test_a_refused_registration_leaves_the_link_of_a_child_that_is_there(a
     """The child's object is being deleted: the object tier is refused, and the child still extends its parent."""
     index, keys = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1)
     last, trunk = records(keys, BUCKET_CHUNKS, 1), list(reversed(records(keys, 0, BUCKET_CHUNKS)))
-    await index.register("a", records(keys, 0, len(keys)), 0)
     await index.expect_objects(last, 10)
     assert len(await index.claim_objects(10, 100, 10)) == 1
+    await index.register("a", records(keys, 0, len(keys)), 0)
     assert await index.register("@object", last, 10) == [0]
     assert not (await index.evict(trunk, 0, 0)).removed
     assert len((await index.evict(last, 0, 0)).removed) == 1
@@ -269,6 +269,7 @@ async def test_what_is_to_be_deleted_is_noted_until_that_is_settled(redis_client
     await index.add_objects(chunks[:1], generations[:1])
     assert await due() == {chunk.key: 50.0 for chunk in chunks[1:]}
     await index.register("@object", chunks[1:2], 0)
+    await index.evict(chunks[2:], 0, 50)
     claimed = await index.claim_objects(60, 100, 10)
     assert [each.key for each in claimed] == [chunks[2].key]
     assert await due() == {chunks[2].key: 100.0}

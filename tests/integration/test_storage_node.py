@@ -59,8 +59,11 @@ class ScriptedIndex:
     ) -> list[ObjectMark]:
         return [ObjectMark.LISTED] * len(records)
 
-    async def expect_objects(self, records: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
-        return [True] * len(records), 60_000
+    async def expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
+        return [True] * len(records)
+
+    async def object_generations(self, records: Sequence[ChunkRecord]) -> tuple[list[int], bool]:
+        return [0] * len(records), True
 
     async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:
         return [True] * len(records)

@@ -36,7 +36,7 @@ class Inspection:
             raise self._day.history.fail(f"{what}: the index does not know it", key)
         alive = self._day.cluster.storage
         holders = [name for name in entry.nodes if name in alive and key in alive[name]._tiers.residency]
-        if not holders and not (OBJECT_TIER in entry.nodes and key in self._day.cluster.objects.objects):
+        if not holders and not (OBJECT_TIER in entry.nodes and self._day.cluster.objects.of(key)):
             raise self._day.history.fail(f"{what}: it is listed for {entry.nodes}, none of them has it", key)
 
     async def promises(self) -> None:

@@ -28,6 +28,7 @@ from quire_storage.core.residency import Residency
 from quire_storage.delivery import Delivery
 from quire_storage.ingest import IngestCall
 from quire_storage.integrity import Integrity
+from quire_storage.object_store import ObjectStore
 from quire_storage.pool import Pool
 from quire_storage.reconciler import Reconciler
 from quire_storage.registry import Registry
@@ -130,6 +131,12 @@ MUTATIONS: dict[str, Mutation] = {
         ("redis emptied",),
         found_by="acknowledged",
         seed=49,
+    ),
+    "unnamed-objects": Mutation(
+        0,
+        "all objects of a chunk have one name, so that late requests affect objects of later entries",
+        (_edit(ObjectStore, "put", "(chunk.key, generation)", "(chunk.key, 1)"),),
+        tested="tests/unit/storage/test_object_fetch.py",
     ),
     "unmapped-landing": Mutation(
         4,

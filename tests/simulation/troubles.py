@@ -360,6 +360,15 @@ class Troubles:
         await asyncio.sleep(self._day.rng.uniform(0.2, 3.0))
         self._day.cluster.objects.full = False
 
+    async def _delay_objects(self) -> None:
+        self._day.tell("fault: requests to the object tier are repeated late")
+        self._day.cluster.objects.late_s = _LATE_S
+        await asyncio.sleep(self._day.rng.uniform(2.0, 6.0))
+        self._day.cluster.objects.late_s = 0.0
+
+
+_LATE_S: Final = 4.0
+"""After the time of grace: late requests meet objects of later index entries."""
 
 _STRIKES: Final[dict[str, Callable[[Troubles], Coroutine[Any, Any, None]]]] = {
     "crash": Troubles._crash_node,
@@ -388,6 +397,7 @@ _STRIKES: Final[dict[str, Callable[[Troubles], Coroutine[Any, Any, None]]]] = {
     "redis restored": Troubles._restore_backup,
     "objects": Troubles._fail_objects,
     "objects full": Troubles._fill_objects,
+    "objects late": Troubles._delay_objects,
     "clock": Troubles._wrong_clock,
     "twin": Troubles._second_of_a_name,
 }

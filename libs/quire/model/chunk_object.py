@@ -2,10 +2,14 @@
 
 So a range of it is a layer, and it tells by itself what it is: key, parent, layout, namespace, a CRC-32 for each layer.
 The header is the one that a chunk has on a drive.
+
+An object is named by the chunk's key and by the generation of the index entry under which it was written. A request
+that the store carries out late, after its client has given up, so affects no object of a later entry.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import dataclass
 from typing import Final
@@ -48,6 +52,10 @@ HEADER: Final = np.dtype(
 assert HEADER.itemsize == 192, "the checksums start there"
 TRAILER: Final = struct.Struct("<I8s")
 MAGIC: Final = b"QUIREOBJ"
+_FOLDER: Final = "chunks"
+_PATH: Final = re.compile(
+    "chunks/(?P<first>[0-9a-f]{2})/(?:(?P<whole>[0-9a-f]{64})|(?P<rest>[0-9a-f]{62})/(?P<generation>[0-9a-f]{16}))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +67,28 @@ class ChunkObject:
     header: bytes
 
 
-def object_path(key: bytes) -> str:
-    """Where the object tier has a chunk."""
+def object_path(key: bytes, generation: int) -> str:
+    """Return where the object tier has a chunk that was written under an index entry of that generation.
+
+    0 stands for the name that earlier releases gave, which has no generation.
+    """
+    return f"{objects_folder(key)}/{generation:016x}" if generation else f"{_FOLDER}/{key.hex()[:2]}/{key.hex()}"
+
+
+def objects_folder(key: bytes) -> str:
+    """Return the folder of a chunk's objects of all generations but 0."""
     name = key.hex()
-    return f"chunks/{name[:2]}/{name}"
+    return f"{_FOLDER}/{name[:2]}/{name[2:]}"
+
+
+def object_of_path(path: str) -> tuple[bytes, int] | None:
+    """Return the key and the generation that a path names; None if `object_path` made no such path."""
+    found = _PATH.fullmatch(path)
+    if found is None:
+        return None
+    if found["whole"]:
+        return bytes.fromhex(found["whole"]), 0
+    return bytes.fromhex(found["first"] + found["rest"]), int(found["generation"], 16)
 
 
 def record_of(row: np.void) -> ChunkRecord:

@@ -276,6 +276,8 @@ class MemoryIndex:
             entry = self.state.entries.get(key)
             if entry is not None and OBJECT_TIER in entry.nodes:
                 del self.state.objects[key]
+            elif due_ms <= now_ms and entry is not None:
+                self.state.objects[key] = (False, until_ms, bucket)
             elif due_ms <= now_ms and len(claimed) < limit:
                 self.state.objects[key] = (True, until_ms, bucket)
                 claimed.append(ChunkRecord(key, b"", bucket, b""))

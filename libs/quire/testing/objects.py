@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from quire.model.chunk_object import header_at_end
 
+Name = tuple[bytes, int]
+
 
 class MemoryObjects:
     """The `ObjectTier` port of a storage node."""
@@ -13,23 +15,31 @@ class MemoryObjects:
     description = "memory of this process"
 
     def __init__(self) -> None:
-        self.objects: dict[bytes, bytes] = {}
+        self.objects: dict[Name, bytes] = {}
 
-    async def put(self, key: bytes, data: bytes) -> None:
-        self.objects[key] = bytes(data)
+    def of(self, key: bytes) -> list[bytes]:
+        """Return a chunk's objects of all generations, the newest first."""
+        return [data for name, data in reversed(self.objects.items()) if name[0] == key]
 
-    async def get(self, key: bytes) -> bytes | None:
-        return self.objects.get(key)
+    async def put(self, name: Name, data: bytes) -> None:
+        self.objects.pop(name, None)
+        self.objects[name] = bytes(data)
 
-    async def delete(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            self.objects.pop(key, None)
+    async def get(self, name: Name) -> bytes | None:
+        return self.objects.get(name)
 
-    async def list(self) -> AsyncIterator[list[bytes]]:
-        keys = list(self.objects)
-        for first in range(0, len(keys), 100):
-            yield keys[first : first + 100]
+    async def delete(self, names: Sequence[Name]) -> None:
+        for name in names:
+            self.objects.pop(name, None)
 
-    async def header(self, key: bytes) -> bytes | None:
-        data = self.objects.get(key)
+    async def generations(self, key: bytes) -> list[int]:
+        return [generation for each, generation in reversed(self.objects) if each == key and generation]
+
+    async def list(self) -> AsyncIterator[list[Name]]:
+        names = list(self.objects)
+        for first in range(0, len(names), 100):
+            yield names[first : first + 100]
+
+    async def header(self, name: Name) -> bytes | None:
+        data = self.objects.get(name)
         return header_at_end(data) if data is not None else None

@@ -299,8 +299,8 @@ class PrefixIndex(BucketScripts):
         return marks
 
     async def expect_objects(self, chunks: Sequence[ChunkRecord], delete_ms: int) -> list[bool]:
-        """Objects that are about to be written, or that no entry lists: to be deleted at `delete_ms` or later, unless
-        one lists them by then. False for one that is being deleted just now.
+        """Objects that are about to be written: to be deleted at `delete_ms` or later, unless their keys have entries
+        then. False for a key whose objects are being deleted just now.
         """
         marks: list[bool] = []
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
@@ -311,8 +311,8 @@ class PrefixIndex(BucketScripts):
         return marks
 
     async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
-        """Objects whose time has come: to be deleted by the caller, who has until `until_ms`. Until then, or until
-        `objects_deleted` says so, no entry lists them.
+        """Keys without an entry whose objects are due: to be deleted by the caller, who has until `until_ms`. Until
+        then, or until `objects_deleted` says so, no entry lists them.
         """
         async with metadata_errors():
             pipeline = self._client.pipeline(transaction=False)

@@ -22,6 +22,7 @@ __all__ = [
     "Allocated",
     "Allocator",
     "Catalogue",
+    "ChunkAttributes",
     "ChunkIndex",
     "Clock",
     "ClusterSpans",
@@ -170,6 +171,17 @@ class Router(Protocol):
         """With a lease on the record for so long; 0 for none. `failed`: decoders that have just not answered."""
 
     async def finish(self, route: ImageRoute, *, failed: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkAttributes:
+    """What the object tier says of a chunk's object: `size` in bytes, `modified_s` since the Unix epoch."""
+
+    key: bytes
+    generation: int
+    size: int
+    modified_s: float
+    etag: str
 
 
 class ChunkIndex(Protocol):

@@ -52,8 +52,8 @@ class Reports:
         return marks
 
     async def expect_objects(self, chunks: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
-        """Objects are about to be written, or no entry lists them: they are deleted after the time of grace, unless
-        one lists them then. False for one that is being deleted; and the time of grace in ms.
+        """Objects are about to be written: they are deleted after the time of grace, unless their keys have entries
+        then. False for a key whose objects are being deleted; and the time of grace in ms.
         """
         grace_ms = self._config.object_grace_ms
         return await self._index.expect_objects(chunks, self._clock.now_ms() + grace_ms), grace_ms
@@ -88,6 +88,10 @@ class Reports:
         """Generation of each entry that lists a node, alive or not; 0 where none does."""
         entries = await self._index.entries(chunks)
         return [generation if node_id in names else 0 for generation, names in entries]
+
+    async def is_rebuilding(self) -> bool:
+        """Whether the index is being told what the object tier has."""
+        return bool(await self._index.rebuild())
 
     async def listing(self, node_id: str) -> Listing:
         """What the index lists for a node, in two numbers."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.model.fingerprints import PRINT_BYTES
 from quire.model.hashing import tenant_name
-from quire.model.index import ChunkRecord, Listing
+from quire.model.index import OBJECT_TIER, ChunkRecord, Listing
 from quire.model.keys import ChunkKeys
 from quire.model.permit import PermitSigner
 from quire.model.policy import NAMESPACE_TAG_BYTES
@@ -102,7 +102,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
     async def Withdraw(
         self, request: orchestrator_pb2.WithdrawRequest, context: Any
     ) -> orchestrator_pb2.WithdrawResponse:
-        if request.others_min and not request.keepers:  # of a node of the release before: its copies stay
+        unaware = request.node_id == OBJECT_TIER and not request.all_generations
+        if unaware or (request.others_min and not request.keepers):  # of a node of the release before: copies stay
             return orchestrator_pb2.WithdrawResponse(withdrawn=bytes(len(request.chunks)))
         withdrawn = await self._reports.withdraw(
             request.node_id,
@@ -197,7 +198,8 @@ class OrchestratorServicer(OrchestratorServiceServicer):
         self, request: orchestrator_pb2.GetGenerationsRequest, context: Any
     ) -> orchestrator_pb2.GetGenerationsResponse:
         generations = await self._reports.generations(request.node_id, _records(request.chunks))
-        return orchestrator_pb2.GetGenerationsResponse(generations=generations)
+        rebuilding = request.node_id == OBJECT_TIER and await self._reports.is_rebuilding()
+        return orchestrator_pb2.GetGenerationsResponse(generations=generations, rebuilding=rebuilding)
 
     async def TakeDrops(
         self, request: orchestrator_pb2.TakeDropsRequest, context: Any

@@ -131,7 +131,7 @@ class Deliveries:
     async def _pin(self, call: DeliverCall, keys: ChunkKeys) -> Pinned:
         """Of a prefix all chunks, or none; of chunks that stand for themselves those that are here, one at least."""
         with tracer().start_as_current_span(names.STORAGE_HOLD, attributes={"quire.chunks": len(keys)}):
-            pinned = await self._tiers.pin(list(keys))
+            pinned = await self._tiers.pin(list(keys), records=lambda: _records_of(call))
         if not pinned.missing:
             return pinned
         self._deny(call)
@@ -143,12 +143,7 @@ class Deliveries:
 
     def _deny(self, call: DeliverCall) -> None:
         """Tell the index which chunks of a delivery are not here."""
-        wanted = [
-            record
-            for each in call.ranges
-            for record in records(call.descriptor.keys, each.first, each.count, unchained=call.unchained)
-        ]
-        missing = [record for record in wanted if record.key not in self._tiers.residency]
+        missing = [record for record in _records_of(call) if record.key not in self._tiers.residency]
         if self._tiers.objects is not None:  # without an answer of the object tier nothing is known of them
             absent = self._tiers.objects.found_absent([record.key for record in missing])
             missing = [record for record in missing if record.key in absent]
@@ -208,6 +203,15 @@ class Deliveries:
             await self._index.release(lease)
         except QuireError as error:
             logger().warning("the lease of a lost client could not be released", error=str(error))
+
+
+def _records_of(call: DeliverCall) -> list[ChunkRecord]:
+    """Index records of the chunks that a delivery is to deliver."""
+    return [
+        record
+        for each in call.ranges
+        for record in records(call.descriptor.keys, each.first, each.count, unchained=call.unchained)
+    ]
 
 
 def _without(call: DeliverCall, missing: frozenset[bytes]) -> tuple[ChunkRange, ...]:

@@ -1,13 +1,14 @@
-"""Chunks in the object tier: put, looked for, fetched when no nearer tier has them, listed, deleted.
+"""Chunks in the object tier: put, fetched when no nearer tier has them, listed, deleted.
 
-What an object is stands in `quire.model.chunk_object`.
+What an object is stands in `quire.model.chunk_object`. A chunk may have several objects, of index entries that have
+ended. Any sound one is the chunk. An object is deleted once its chunk is out of the index, with all others of its key.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -21,13 +22,13 @@ from quire.model.index import ChunkRecord
 from quire.telemetry import logger
 from quire_storage.core.chunks import Chunk, Header
 from quire_storage.core.pool_format import pack_header, unpack_header
-from quire_storage.ports import Clock, ObjectTier
+from quire_storage.ports import Clock, ObjectName, ObjectTier
 
 Bytes = npt.NDArray[np.uint8]
 _AT_ONCE: Final = 8
 _HEADERS_AT_ONCE: Final = 32
 _ABSENT_MAX: Final = 65_536
-_DELETED_AT_ONCE: Final = 256
+_LISTED_AT_ONCE: Final = 32
 
 
 class ObjectStore:
@@ -43,32 +44,31 @@ class ObjectStore:
     def description(self) -> str:
         return self._tier.description
 
-    async def put(self, chunk: Chunk, payload: Bytes) -> None:
-        """`payload`: (L, S). Raises `ObjectTierUnavailable` and what else the tier raises."""
-        await self._tier.put(chunk.key, pack_object(chunk, payload))
-        self._absent.pop(chunk.key, None)
+    async def put(self, chunk: Chunk, payload: Bytes, generation: int) -> None:
+        """Write a chunk under the index entry of that generation. Raises what the tier raises.
 
-    async def has(self, chunk: Chunk) -> bool:
-        """Whether there is an object of a chunk, of these very bytes by its header."""
-        raw = await self._tier.header(chunk.key)
-        row = sound_header(raw) if raw is not None else None
-        if raw is None or row is None or row["key"].tobytes() != chunk.key:
-            return False
-        return unpack_header(np.frombuffer(raw, dtype=np.uint8)).chunk.same_content(chunk)
+        Args:
+            chunk: The chunk.
+            payload: Its bytes, (L, S).
+            generation: Of the entry that is to list the object; not 0.
+        """
+        await self._tier.put((chunk.key, generation), pack_object(chunk, payload))
+        self._absent.pop(chunk.key, None)
 
     # ---- reading
 
-    async def fetch(self, keys: Sequence[bytes]) -> AsyncIterator[tuple[Header, Bytes]]:
+    async def fetch(self, generations: Mapping[bytes, int]) -> AsyncIterator[tuple[Header, Bytes]]:
         """Chunks with their (L, S) bytes, verified, in order. What is not there or not sound is left out.
 
-        No more than eight are here at a time.
+        `generations`: by key, of the index entry that lists the object; 0 where that is unknown. An object of another
+        generation, which an index that was rebuilt may list, is looked for. No more than eight are here at a time.
         """
         ahead: deque[asyncio.Task[tuple[Header, Bytes] | None]] = deque()
-        left = iter(keys)
+        left = iter(generations.items())
         try:
             while True:
-                for key in islice(left, _AT_ONCE - len(ahead)):
-                    ahead.append(asyncio.create_task(self._fetch_one(key)))
+                for key, generation in islice(left, _AT_ONCE - len(ahead)):
+                    ahead.append(asyncio.create_task(self._fetch_one(key, generation)))
                 if not ahead:
                     return
                 await asyncio.wait([ahead[0]])
@@ -79,26 +79,45 @@ class ObjectStore:
                 task.cancel()
             await asyncio.gather(*ahead, return_exceptions=True)
 
-    async def _fetch_one(self, key: bytes) -> tuple[Header, Bytes] | None:
+    async def _fetch_one(self, key: bytes, generation: int) -> tuple[Header, Bytes] | None:
         self._absent.pop(key, None)
         try:
-            raw = await self._tier.get(key)
+            found = await self._read((key, generation)) if generation else None
+            if found is None:
+                found = await self._search(key, skip=generation or None)
         except QuireError as error:
             logger().warning("the object tier cannot be read", error=str(error))
             return None
-        found = unpack_object(raw) if raw is not None else None
-        if raw is not None and (found is None or found[0].chunk.key != key):
-            logger().error("an object is not the chunk that it should be", key=key.hex())
-            found = None
         if found is None:
             self._absent[key] = None
             while len(self._absent) > _ABSENT_MAX:
                 self._absent.popitem(last=False)
         return found
 
+    async def _search(self, key: bytes, skip: int | None) -> tuple[Header, Bytes] | None:
+        """Read the newest sound object of a key, other than that of the generation `skip`."""
+        for generation in [*await self._tier.generations(key), 0]:
+            if generation != skip and (found := await self._read((key, generation))) is not None:
+                return found
+        return None
+
+    async def _read(self, name: ObjectName) -> tuple[Header, Bytes] | None:
+        raw = await self._tier.get(name)
+        found = unpack_object(raw) if raw is not None else None
+        if raw is not None and (found is None or found[0].chunk.key != name[0]):
+            logger().error("an object is not the chunk that it should be", key=name[0].hex(), generation=name[1])
+            return None
+        return found
+
     async def still_absent(self, keys: Iterable[bytes]) -> set[bytes]:
         """Which of `keys` have no object now. Raises what the tier raises."""
-        return {key for key in keys if await self._tier.header(key) is None}
+        return {key for key in keys if not await self._has_object(key)}
+
+    async def _has_object(self, key: bytes) -> bool:
+        for generation in [*await self._tier.generations(key), 0]:
+            if await self._tier.header((key, generation)) is not None:
+                return True
+        return False
 
     def found_absent(self, keys: Iterable[bytes]) -> set[bytes]:
         """Which of `keys` a fetch has lately found to be no sound object; asking again says nothing of them."""
@@ -108,19 +127,25 @@ class ObjectStore:
         return gone
 
     async def delete(self, keys: Sequence[bytes], until_ms: int) -> None:
-        """Remove objects. Raises `DeadlineExceeded` after `until_ms` (Unix epoch): by then others may want them."""
-        for first in range(0, len(keys), _DELETED_AT_ONCE):
+        """Remove all objects of chunks that are out of the index.
+
+        Only objects that exist at that time: one that is written later has another name. Raises `DeadlineExceeded`
+        after `until_ms` (Unix epoch), and what the tier raises: from then on objects may be written.
+        """
+        for first in range(0, len(keys), _LISTED_AT_ONCE):
+            part = keys[first : first + _LISTED_AT_ONCE]
+            found = await asyncio.gather(*map(self._tier.generations, part))
             left_s = until_ms / 1000 - self._clock.now_ms() / 1000
             if left_s < self._timeout_s:
                 raise DeadlineExceeded("too late to delete objects", field="until_ms")
-            await self._tier.delete(keys[first : first + _DELETED_AT_ONCE])
+            await self._tier.delete([(key, each) for key, mine in zip(part, found, strict=True) for each in [*mine, 0]])
 
     async def records(self) -> AsyncIterator[ChunkRecord]:
-        """Of every sound chunk object, from its header."""
-        async for keys in self._tier.list():
-            for first in range(0, len(keys), _HEADERS_AT_ONCE):
-                part = keys[first : first + _HEADERS_AT_ONCE]
-                for key, raw in zip(part, await asyncio.gather(*map(self._tier.header, part)), strict=True):
+        """Of every sound chunk object, from its header: several times where a chunk has several."""
+        async for names in self._tier.list():
+            for first in range(0, len(names), _HEADERS_AT_ONCE):
+                part = names[first : first + _HEADERS_AT_ONCE]
+                for (key, _), raw in zip(part, await asyncio.gather(*map(self._tier.header, part)), strict=True):
                     if (record := _record(key, raw)) is not None:
                         yield record
 

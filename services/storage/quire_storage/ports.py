@@ -30,6 +30,7 @@ __all__ = [
     "Drives",
     "Grant",
     "Listing",
+    "ObjectName",
     "ObjectTier",
     "Peers",
     "Ports",
@@ -61,9 +62,15 @@ class ClusterIndex(Protocol):
     ) -> list[ObjectMark]:
         """List the object tier in these very entries."""
 
-    async def expect_objects(self, records: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
-        """Objects are about to be written, or no entry lists them: they are deleted after a time, unless one lists
-        them then. False for one that is being deleted just now; and that time in ms.
+    async def expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
+        """Objects are about to be written: they are deleted some time after their entries have ended, if none lists
+        them. False for a key whose objects are being deleted just now.
+        """
+
+    async def object_generations(self, records: Sequence[ChunkRecord]) -> tuple[list[int], bool]:
+        """Return the generations of the entries that list the object tier, 0 where none does.
+
+        The second value is False while the index is being told what the object tier has.
         """
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
@@ -229,20 +236,30 @@ class Drives(Protocol):
     def close(self) -> None: ...
 
 
+ObjectName = tuple[bytes, int]
+"""Of a chunk's object: its key, and the generation of the index entry under which it was written. Generation 0 stands
+for an object that an earlier release wrote."""
+
+
 class ObjectTier(Protocol):
-    """Objects by chunk key. Errors are `Unavailable`."""
+    """Chunk objects. Errors are `Unavailable`."""
 
     @property
     def description(self) -> str: ...
-    async def put(self, key: bytes, data: bytes) -> None: ...
-    async def get(self, key: bytes) -> bytes | None:
+    async def put(self, name: ObjectName, data: bytes) -> None: ...
+    async def get(self, name: ObjectName) -> bytes | None:
         """None if there is no such object."""
 
-    async def delete(self, keys: Sequence[bytes]) -> None: ...
-    def list(self) -> AsyncIterator[list[bytes]]:
-        """Keys of all chunk objects, some at a time."""
+    async def delete(self, names: Sequence[ObjectName]) -> None:
+        """Delete objects; it is no error if one does not exist."""
 
-    async def header(self, key: bytes) -> bytes | None:
+    async def generations(self, key: bytes) -> list[int]:
+        """Generations of a chunk's objects, the newest object first. Not 0, which is in `list` only."""
+
+    def list(self) -> AsyncIterator[list[ObjectName]]:
+        """Names of all chunk objects, some at a time."""
+
+    async def header(self, name: ObjectName) -> bytes | None:
         """The header of a chunk object, without its bytes; None if there is no sound one."""
 
 

@@ -182,26 +182,30 @@ class Registry:
 
     # ---- the object tier
 
-    async def list_objects(self, stored: Sequence[tuple[ChunkRecord, int]]) -> list[bool]:
-        """List the object tier for chunks under index entries of these generations; for each whether it is listed now.
+    async def list_object(self, record: ChunkRecord, generation: int) -> bool:
+        """List the object tier for a chunk under the index entry of that generation; whether it is listed now.
 
-        Not where entries have ended or objects are being deleted. Raises what the index raises.
+        Not where that entry has ended. Raises what the index raises.
         """
-        if not stored:
-            return []
-        records, generations = [record for record, _ in stored], [each for _, each in stored]
         async with self._operation():
-            marks = await self._index.add_objects(records, generations, reporter=self._node_id)
+            marks = await self._index.add_objects([record], [generation], reporter=self._node_id)
             self.changes += 1
-        return [mark is ObjectMark.LISTED for mark in marks]
+        return marks == [ObjectMark.LISTED]
 
-    async def expect_objects(self, records: Sequence[ChunkRecord]) -> float:
-        """Objects are about to be written, or to be listed: seconds for which they stay, 0 while any is being deleted.
+    async def expect_object(self, record: ChunkRecord) -> bool:
+        """Announce an object that is about to be written: it is deleted if no entry lists it when its entry has ended.
 
-        What is not listed by then is deleted. Raises what the index raises.
+        False while objects of that key are being deleted. Raises what the index raises.
         """
-        marks, kept_ms = await self._index.expect_objects(records)
-        return kept_ms / 1000 if all(marks) else 0.0
+        return all(await self._index.expect_objects([record]))
+
+    async def object_generations(self, records: Sequence[ChunkRecord]) -> tuple[dict[bytes, int], bool]:
+        """Return the generations of the entries that list the object tier, by key, and whether the index is complete.
+
+        It is not while it is being rebuilt from the object tier. Raises what the index raises.
+        """
+        found, complete = await self._index.object_generations(records)
+        return {record.key: each for record, each in zip(records, found, strict=True) if each}, complete
 
     async def register_objects(self, records: Sequence[ChunkRecord]) -> int:
         """Register the object tier as the holder of chunks, parents before children; how many are listed now."""

@@ -163,7 +163,8 @@ class Replicator:
             async for _, payload in self.fetch(node, [chunk.record.key]):
                 yield payload
         if self._tiers.objects is not None:
-            async for _, payload in self._tiers.objects.fetch([chunk.record.key]):
+            generation = self._tiers.residency.generation(chunk.record.key) or 0
+            async for _, payload in self._tiers.objects.fetch({chunk.record.key: generation}):
                 yield payload
 
     async def fetch(self, source: Node, keys: Sequence[bytes]) -> AsyncIterator[tuple[Chunk, Bytes]]:

@@ -106,7 +106,9 @@ class Stores:
         if call.on_existing is not OnExisting.VERIFY or self._tiers.objects is None:
             yield
             return
-        pinned = await self._tiers.pin([record.key for record in call.records], used=False)
+        pinned = await self._tiers.pin(
+            [record.key for record in call.records], used=False, records=lambda: call.records
+        )
         try:
             yield
         finally:

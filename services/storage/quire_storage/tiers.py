@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.model.durability import Durability, OnExisting
-from quire.model.errors import PoolFull
+from quire.model.errors import PoolFull, QuireError
 from quire.model.index import ChunkRecord
 from quire.telemetry import logger
 from quire_storage.arena import Arena
@@ -29,6 +29,7 @@ from quire_storage.registry import Registry
 from quire_storage.write_behind import WriteBehind
 
 Bytes = npt.NDArray[np.uint8]
+Records = Callable[[], Iterable[ChunkRecord]]
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +83,7 @@ class Tiers:
         self.objects = objects
         self.write_behind = write_behind
         self._wait_s = wait_s
+        self._records: dict[int, Records] = {}
         self._executor = Executor(
             residency=residency,
             arena=arena,
@@ -118,17 +120,27 @@ class Tiers:
 
     # ---- reading
 
-    async def pin(self, keys: Sequence[bytes], *, used: bool = True, fetch: bool = True) -> Pinned:
-        """Chunks, kept where they are until `unpin`; `fetch`: those of the object tier alone are brought here first.
+    async def pin(
+        self, keys: Sequence[bytes], *, used: bool = True, fetch: bool = True, records: Records | None = None
+    ) -> Pinned:
+        """Chunks, kept where they are until `unpin`.
 
-        `used`: a sign of interest.
+        Args:
+            keys: Their keys.
+            used: A sign of interest.
+            fetch: Chunks of the object tier alone are brought here first.
+            records: Returns their records, by which the index is asked for the names of their objects. Without them
+                these are looked for in the object tier, which takes longer.
         """
         ticket = self._executor.ticket()
+        self._records[ticket] = records or tuple
         try:
             answer = await self._executor.answer(ticket, ev.Pinned(ticket, list(keys), used, fetch))
         except BaseException:
             self._executor.post(ev.Unpinned(ticket))
             raise
+        finally:
+            del self._records[ticket]
         copies, missing = cast(ev.PinResult, answer)
         self._executor.count()
         return Pinned(ticket, copies, missing)
@@ -307,7 +319,7 @@ class Tiers:
         assert self.objects is not None, "the machine knows that there is an object tier"
         left = dict.fromkeys(keys)
         try:
-            async for header, payload in self.objects.fetch(keys):
+            async for header, payload in self.objects.fetch(await self._object_generations(keys)):
                 async with self.reserved(header.chunk.shape, 1) as slots:
                     self.lay(slots, 0, payload)
                     fetched = ev.Fetched(header.chunk, header.level, slots.ticket, int(slots.offsets[0]))
@@ -318,6 +330,18 @@ class Tiers:
         finally:
             for key in left:
                 self._executor.post(ev.FetchFailed(key))
+
+    async def _object_generations(self, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the generations of the entries that list chunks in the object tier, 0 where that is unknown."""
+        generations, wanted = dict.fromkeys(keys, 0), set(keys)
+        known = {record.key: record for each in list(self._records.values()) for record in each()}
+        records = [record for key, record in known.items() if key in wanted]
+        if records:
+            try:
+                generations |= (await self._registry.object_generations(records))[0]
+            except QuireError as error:
+                logger().warning("the index does not name objects: they are searched for", error=str(error))
+        return generations
 
     def lay(self, slots: Slots, index: int, payload: Bytes) -> None:
         """Copy a chunk's (L, S) bytes into a slot."""

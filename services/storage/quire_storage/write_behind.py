@@ -1,15 +1,15 @@
 """Chunks on their way to the object tier: written behind the stores, with a bounded lag, and listed in the index.
 
-An object is announced to the index before it is written, so that it cannot be deleted between its being written and
-its being listed, and is deleted if it never is listed. A chunk of which an object was written before, for an index
-entry that has ended or that this process does not know, is looked for first.
+An object is announced to the index before it is written, so that it is deleted if no entry ever lists it. Its name has
+the generation of the index entry under which it is written, and only that very entry lists it. No object is deleted
+while its key has an entry, so what is listed is there. Of a chunk of which an earlier life of this node wrote an
+object the index is asked first.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from opentelemetry.metrics import Observation
 
 from quire.model.errors import DeadlineExceeded, QuireError
+from quire.model.index import ChunkRecord
 from quire.telemetry import background, logger, meter, names
 from quire_server import tasks
 from quire_storage.core.chunks import Chunk, Header
@@ -162,20 +163,20 @@ class WriteBehind:
         return sent
 
     async def _list_some(self) -> bool:
-        """Objects that were written before: list those that are there, write the others."""
+        """Objects that were written before: ask which are listed, and write the others."""
         mine = dict(self._unlisted.popitem(last=False) for _ in range(min(_LISTED_AT_ONCE, len(self._unlisted))))
         self._sending.update(mine)
-        looked = False
+        answered = False
         try:
-            looked = await self._logged(self._list(list(mine)))
+            answered = await self._logged(self._ask(list(mine)))
         finally:
             for key, size in mine.items():
                 self._sending.discard(key)
-                if self._chunks.wants_object(key) and looked:
+                if self._chunks.wants_object(key) and answered:
                     self._write_later(key, size)
                 elif self._chunks.wants_object(key):
                     self._unlisted[key] = size
-        return looked
+        return answered
 
     async def _tell(self) -> None:
         async with self._changed:
@@ -194,47 +195,35 @@ class WriteBehind:
 
     async def _send(self, key: bytes) -> bool:
         """Write one chunk and have it listed; True also where there is nothing to write any more."""
-        chunk = self._wanted(key)
-        if chunk is None:
+        wanted = self._wanted(key)
+        if wanted is None:
             return True
-        deadline_s = await self._announce([chunk])
-        if deadline_s is None:
+        record, generation = wanted
+        if not await self._registry.expect_object(record):
             return False
         found = await self._read(key)
-        if found is None:
-            return True
-        await self._objects.put(*found)
-        if self._clock.monotonic_s() > deadline_s:
-            await self._list([key])  # it took so long that it has to be announced, and looked for, once more
-        else:
-            await self._list_now([found[0]], deadline_s)
+        if found is None or self._wanted(key) != wanted:
+            return found is None
+        await self._objects.put(*found, generation)
+        if await self._registry.list_object(record, generation):
+            self._chunks.uploaded(found[0], generation)
         return not self._chunks.wants_object(key)
 
-    async def _list(self, keys: Sequence[bytes]) -> bool:
-        wanted = [chunk for key in keys if (chunk := self._wanted(key)) is not None]
-        deadline_s = await self._announce(wanted) if wanted else None
-        if deadline_s is not None:
-            marks = await asyncio.gather(*map(self._objects.has, wanted))
-            await self._list_now([chunk for chunk, here in zip(wanted, marks, strict=True) if here], deadline_s)
-        return True
+    async def _ask(self, keys: Sequence[bytes]) -> bool:
+        """Learn which chunks have a listed object. False while the index is being told what the object tier has."""
+        wanted = [found for key in keys if (found := self._wanted(key)) is not None]
+        if not wanted:
+            return True
+        listed, complete = await self._registry.object_generations([record for record, _ in wanted])
+        for record, generation in wanted:
+            here = self._chunks.listed(record.key)
+            if here is not None and listed.get(record.key) == here[1] == generation:
+                self._chunks.uploaded(here[0].chunk, generation)
+        return complete or not any(self._chunks.wants_object(record.key) for record, _ in wanted)
 
-    def _wanted(self, key: bytes) -> Chunk | None:
-        """A chunk that is here, and listed under an entry that does not list the object tier yet."""
+    def _wanted(self, key: bytes) -> tuple[ChunkRecord, int] | None:
+        """A chunk that is here, and the generation of its entry, which does not list the object tier yet."""
         found = self._chunks.listed(key)
-        return found[0].chunk if found is not None and found[1] and self._chunks.wants_object(key) else None
-
-    async def _announce(self, chunks: Sequence[Chunk]) -> float | None:
-        """Until when (monotonic) objects that are there now stay unlisted; None while any is being deleted."""
-        before_s = self._clock.monotonic_s()
-        kept_s = await self._registry.expect_objects([chunk.record for chunk in chunks])
-        return before_s + kept_s / 2 if kept_s else None
-
-    async def _list_now(self, chunks: Sequence[Chunk], deadline_s: float) -> None:
-        """Have the index list objects that are there. Not after the deadline: they may be gone by then."""
-        found = [(chunk, self._chunks.listed(chunk.key)) for chunk in chunks]
-        mine = [(chunk, at[1]) for chunk, at in found if at is not None and at[1] and at[0].chunk.same_content(chunk)]
-        if self._clock.monotonic_s() > deadline_s:
-            return
-        listed = await self._registry.list_objects([(chunk.record, generation) for chunk, generation in mine])
-        for chunk, generation in itertools.compress(mine, listed):
-            self._chunks.uploaded(chunk, generation)
+        if found is None or not found[1] or not self._chunks.wants_object(key):
+            return None
+        return found[0].chunk.record, found[1]

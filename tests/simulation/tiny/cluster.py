@@ -127,12 +127,12 @@ class Cluster(Steps):
         for node in self.nodes:
             if node.residency is None:
                 self.boot(node)
-        for _ in range(3):
+        for round_ms in (4, 6, 8):
             for node in self.nodes:
                 self.post(node, ev.TimePassed())
                 self.reconcile(node)
             self.settle()
-            self.sweep()
+            self.sweep(round_ms)
             self.settle()
         self.damaged = False
         self.check()
@@ -148,12 +148,13 @@ class Cluster(Steps):
             orphans = {record.key for record in RECORDS if record.parent and record.parent not in listed}
             if here - orphans != there:
                 raise Broken(f"{node.name} has {names_of(here)} and is listed for {names_of(there)}")
-        objects = {key for key, each in listed.items() if OBJECT_TIER in each.nodes}
-        if objects != set(self.objects):
-            raise Broken(f"objects {names_of(self.objects)}, listed {names_of(objects)}")
         hollow = [key for key, entry in listed.items() if not entry.nodes and not entry.children]
         if hollow:
             raise Broken(f"nothing holds {names_of(hollow)}, which pins its parents")
+        objects = {key for key, each in listed.items() if OBJECT_TIER in each.nodes}
+        there = {key for key, _ in self.objects}
+        if objects != there:
+            raise Broken(f"objects {names_of(there)}, listed {names_of(objects)}")
         if self.index.state.pins:
             raise Broken("leases are left")
 
@@ -163,7 +164,7 @@ class Cluster(Steps):
             raise Broken(f"{names_of([key])} was acknowledged, was not evicted, and is not indexed")
         alive = {node.name: node.residency for node in self.nodes if node.residency is not None}
         holders = [name for name in entry.nodes if name in alive and key in alive[name]]
-        in_object = OBJECT_TIER in entry.nodes and key in self.objects
+        in_object = OBJECT_TIER in entry.nodes and any(key == each for each, _ in self.objects)
         down = level is Durability.LOCAL and len(alive) < len(self.nodes)
         if not holders and not in_object and not down:
             raise Broken(f"{names_of([key])} was acknowledged, and none of {entry.nodes} has it")
@@ -212,10 +213,10 @@ class Cluster(Steps):
         elif node.residency is not None and node.incarnation == step.incarnation:
             _ANSWERS[step.what](self, node, *step.arguments)
 
-    def sweep(self) -> None:
-        claimed = now(self.index.claim_objects(2, 3, 10))
+    def sweep(self, now_ms: int = 2) -> None:
+        claimed = now(self.index.claim_objects(now_ms, now_ms + 1, 10))
         if claimed:
-            self.steps.append(Step("delete objects", 0, 0, (tuple(claimed),)))
+            self.steps.append(Step("delete objects", 0, 0, (tuple(claimed), now_ms + 1)))
 
     def empty(self) -> None:
         drawn = self.index.drawn
@@ -255,10 +256,11 @@ _STEPS: Final[dict[str, Callable[..., None]]] = {
     "answered": lambda self, node, question, out: self.post(node, ev.Answered(question, out)),
     "drop": Cluster.drop,
     "upload": Cluster.upload,
+    "ask for object": Cluster.ask_for_object,
+    "object asked for": Cluster.object_asked_for,
     "expect object": Cluster.expect_object,
     "object expected": Cluster.object_expected,
     "put": Cluster.put,
-    "put done": Cluster.put_done,
     "list object": Cluster.list_object,
     "object listed": Cluster.object_listed,
     "fetch": Cluster.fetch,
@@ -276,9 +278,18 @@ _STEPS: Final[dict[str, Callable[..., None]]] = {
 }
 # Requests that reach the index or the object tier although the process that sent them has ended.
 _ELSEWHERE: Final = frozenset(
-    {"register", "withdraw", "ask to evict", "ask to withdraw", "expect object", "put", "list object"}
+    {
+        "register",
+        "withdraw",
+        "ask to evict",
+        "ask to withdraw",
+        "ask for object",
+        "expect object",
+        "put",
+        "list object",
+    }
 )
-_WRITING: Final = frozenset({"object expected", "put", "put done", "list object"})
+_WRITING: Final = frozenset({"object expected", "put", "list object"})
 _OF_CLIENTS: Final = frozenset({"pulled", "wait", "acknowledge", "deliver", "wait to read", "read"})
 # What the one who waits hears when the request, or its answer, is lost.
 _ANSWERS: Final[dict[str, Callable[..., None]]] = {
@@ -289,10 +300,11 @@ _ANSWERS: Final[dict[str, Callable[..., None]]] = {
     "ask to evict": lambda self, node, question, records: self.post(node, ev.Answered(question, frozenset())),
     "ask to withdraw": lambda self, node, question, records: self.post(node, ev.Answered(question, frozenset())),
     "answered": lambda self, node, question, out: self.post(node, ev.Answered(question, frozenset())),
-    "expect object": lambda self, node, chunk: self.again(node, chunk.key),
-    "object expected": lambda self, node, chunk, kept: self.again(node, chunk.key),
-    "put": lambda self, node, chunk: self.again(node, chunk.key),
-    "put done": lambda self, node, chunk: self.again(node, chunk.key),
+    "ask for object": lambda self, node, chunk, generation: self.again(node, chunk.key),
+    "object asked for": lambda self, node, chunk, generation, listed: self.again(node, chunk.key),
+    "expect object": lambda self, node, chunk, generation: self.again(node, chunk.key),
+    "object expected": lambda self, node, chunk, generation, kept: self.again(node, chunk.key),
+    "put": lambda self, node, chunk, generation: self.again(node, chunk.key),
     "list object": lambda self, node, chunk, generation: self.again(node, chunk.key),
     "object listed": lambda self, node, chunk, generation, mark: self.again(node, chunk.key),
     "fetch": lambda self, node, key: self.fetched(node, key, None),

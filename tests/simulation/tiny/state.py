@@ -22,7 +22,7 @@ class State:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.index = TinyIndex()
-        self.objects: dict[bytes, Chunk] = {}
+        self.objects: dict[tuple[bytes, int], Chunk] = {}
         self.nodes = [Node(0), Node(1)]
         self.steps: list[Step] = []
         self.clients = [Client(script) for script in scenario.clients]

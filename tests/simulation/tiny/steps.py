@@ -64,45 +64,45 @@ class Steps(Clients):
         found = residency.look(key)
         if key not in node.sending and found is not None and residency.wants_object(key):
             node.sending.add(key)
-            self.later("expect object", node, found[0].chunk)
+            self.later("ask for object" if found[0].in_object else "expect object", node, found[0].chunk, found[1])
 
-    def expect_object(self, node: Node, chunk: Chunk) -> None:
+    def ask_for_object(self, node: Node, chunk: Chunk, generation: int) -> None:
+        """An object was written before: look whether the chunk's entry lists it."""
+        ((listed, names),) = now(self.index.entries([chunk.record]))
+        self.later("object asked for", node, chunk, generation, listed if OBJECT_TIER in names else 0)
+
+    def object_asked_for(self, node: Node, chunk: Chunk, generation: int, listed: int) -> None:
+        if listed == generation:
+            self.object_listed(node, chunk, generation, ObjectMark.LISTED)
+        else:
+            self.later("expect object", node, chunk, generation)
+
+    def expect_object(self, node: Node, chunk: Chunk, generation: int) -> None:
         kept = now(self.index.expect_objects([chunk.record], 1))[0]
-        self.later("object expected", node, chunk, kept)
+        self.later("object expected", node, chunk, generation, kept)
 
-    def object_expected(self, node: Node, chunk: Chunk, kept: bool) -> None:
-        """Look for what was written before; else read a chunk that is here, and put it."""
+    def object_expected(self, node: Node, chunk: Chunk, generation: int, kept: bool) -> None:
         assert node.residency is not None
         found = node.residency.look(chunk.key)
-        if not kept:
-            self.again(node, chunk.key)
-        elif found is not None and found[0].in_object and chunk.key in self.objects:
-            self.put_done(node, self.objects[chunk.key])
+        if kept and found is not None and found[1] == generation:
+            self.read_and_put(node, chunk.key, generation)
         else:
-            self.read_and_put(node, chunk.key)
+            self.again(node, chunk.key)
 
-    def read_and_put(self, node: Node, key: bytes) -> None:
+    def read_and_put(self, node: Node, key: bytes, generation: int) -> None:
         ticket = self.ticket()
         copies, _ = self.ask(node, ticket, ev.Pinned(ticket, [key], False, False))
         if copies:
             if self.read_from(node, copies[0]) != content_of(copies[0].chunk):
                 raise Broken(f"{names_of([key])} is uploaded with other bytes")
-            self.later("put", node, copies[0].chunk)
+            self.later("put", node, copies[0].chunk, generation)
         else:
             node.sending.discard(key)
         self.post(node, ev.Unpinned(ticket))
 
-    def put(self, node: Node, chunk: Chunk) -> None:
-        self.objects[chunk.key] = chunk
-        self.later("put done", node, chunk)
-
-    def put_done(self, node: Node, chunk: Chunk) -> None:
-        assert node.residency is not None
-        found = node.residency.look(chunk.key)
-        if found is not None and found[1] and found[0].chunk.same_content(chunk):
-            self.later("list object", node, chunk, found[1])
-        else:
-            self.again(node, chunk.key)
+    def put(self, node: Node, chunk: Chunk, generation: int) -> None:
+        self.objects[chunk.key, generation] = chunk
+        self.later("list object", node, chunk, generation)
 
     def again(self, node: Node, key: bytes) -> None:
         assert node.residency is not None
@@ -121,7 +121,8 @@ class Steps(Clients):
         self.again(node, chunk.key)
 
     def fetch(self, node: Node, key: bytes) -> None:
-        self.later("fetched", node, key, self.objects.get(key))
+        mine = [chunk for (each, _), chunk in self.objects.items() if each == key]
+        self.later("fetched", node, key, mine[-1] if mine else None)
 
     def fetched(self, node: Node, key: bytes, chunk: Chunk | None) -> None:
         ticket = self.ticket()
@@ -152,17 +153,16 @@ class Steps(Clients):
         """Headers are durable, with whatever else has changed on their pages: a crash keeps them."""
         node.image[:] = self.pool(node).image(0)
 
-    def delete_objects(self, claimed: tuple[ChunkRecord, ...]) -> None:
-        for record in claimed:
-            self.objects.pop(record.key, None)
-        self.steps.append(Step("objects deleted", 0, 0, (claimed,)))
+    def delete_objects(self, claimed: tuple[ChunkRecord, ...], until_ms: int) -> None:
+        gone = {record.key for record in claimed}
+        self.objects = {name: chunk for name, chunk in self.objects.items() if name[0] not in gone}
+        self.steps.append(Step("objects deleted", 0, 0, (claimed, until_ms)))
 
-    def objects_deleted(self, claimed: tuple[ChunkRecord, ...]) -> None:
-        now(self.index.objects_deleted(claimed, 3))
+    def objects_deleted(self, claimed: tuple[ChunkRecord, ...], until_ms: int) -> None:
+        now(self.index.objects_deleted(claimed, until_ms))
 
     def rebuild(self) -> None:
-        found = [chunk.record for chunk in self.objects.values()]
-        found.sort(key=lambda record: record.key)
+        found = sorted({chunk.key: chunk.record for chunk in self.objects.values()}.values(), key=lambda each: each.key)
         now(self.index.register(OBJECT_TIER, found, 0))
 
     def take_drops(self, node: Node) -> None:

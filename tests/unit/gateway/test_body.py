@@ -10,6 +10,7 @@ from isal import isal_zlib
 
 from quire.model.index import ChunkRecord
 from quire_gateway.core.s3_errors import S3Error
+from quire_gateway.ports import ChunkAttributes
 from quire_gateway.s3 import body as body_module
 from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
@@ -40,13 +41,13 @@ class _Chunks:
     def __init__(self) -> None:
         self.objects: dict[bytes, bytes] = {}
 
-    async def head(self, key: bytes) -> tuple[int, float, str] | None:
-        return (len(self.objects[key]), 0.0, "etag") if key in self.objects else None
+    async def head(self, key: bytes) -> ChunkAttributes | None:
+        return ChunkAttributes(key, 1, len(self.objects[key]), 0.0, "etag") if key in self.objects else None
 
-    async def read(self, key: bytes, start: int, end: int) -> memoryview:
-        return memoryview(self.objects[key])[start:end]
+    async def read(self, chunk: ChunkAttributes, start: int, end: int) -> memoryview:
+        return memoryview(self.objects[chunk.key])[start:end]
 
-    async def shard(self, first: str) -> list[tuple[str, int, float, str]]:
+    async def shard(self, first: str) -> list[ChunkAttributes]:
         return []
 
     async def write(self, key: bytes, data: bytes) -> None:

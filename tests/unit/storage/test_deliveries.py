@@ -8,14 +8,17 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from quire.model.chunk_object import write_chunk_object
 from quire.model.descriptor import DeliveryOrder, Descriptor, RdmaTarget
 from quire.model.errors import TooManyRequests, TransferRunning
 from quire.model.index import OBJECT_TIER, ChunkRecord
 from quire.model.keys import ChunkKeys
 from quire.model.ranges import ChunkRange
 from quire.testing import FakeClock
+from quire.testing.objects import MemoryObjects
 from quire_storage import deliveries as module
 from quire_storage.config import StorageConfig
 from quire_storage.deliveries import Deliveries
@@ -33,7 +36,7 @@ class _Tiers:
         self.found = asyncio.Event()
         self.unpinned = 0
 
-    async def pin(self, keys: Any) -> Any:
+    async def pin(self, keys: Any, *, records: Any) -> Any:
         await self.found.wait()
         return SimpleNamespace(copies=[], missing=[])
 
@@ -133,11 +136,8 @@ async def test_an_object_that_has_come_since_is_not_withdrawn(node: tuple[Delive
     async def withdraw(which: Any, node_id: str) -> None:
         withdrawn.append((which, node_id))
 
-    class Tier:
-        async def header(self, key: bytes) -> bytes | None:
-            return b"header" if key == records[0].key else None
-
     deliveries._registry = SimpleNamespace(withdraw=withdraw)  # type: ignore[assignment]
-    tier: Any = Tier()
+    tier = MemoryObjects()
+    await tier.put((records[0].key, 1), write_chunk_object(np.zeros((1, 4096), dtype=np.uint8), bytes(4096)))
     await deliveries._withdraw_objects(ObjectStore(tier, FakeClock(), 1.0), records)
     assert withdrawn == [([records[1]], OBJECT_TIER)]

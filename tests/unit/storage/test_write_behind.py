@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from isal import isal_zlib
 
-from quire.model.chunk_object import header_at_end
 from quire.model.durability import Durability
 from quire.model.index import ChunkRecord, ObjectMark
 from quire.testing import FakeClock
+from quire.testing.objects import MemoryObjects
 from quire_storage.core.chunks import Chunk, Header
 from quire_storage.errors import ObjectTierFailed
 from quire_storage.object_store import ObjectStore
+from quire_storage.ports import ObjectName
 from quire_storage.registry import Registry
 from quire_storage.write_behind import WriteBehind
 from tests.unit.storage.residency_world import chunk_of
@@ -25,55 +25,48 @@ from tests.unit.storage.residency_world import chunk_of
 _GENERATION = 7
 
 
-class _Tier:
-    """Objects in a dictionary; keys in `broken` cannot be written."""
-
-    description = "a dictionary"
+class _Tier(MemoryObjects):
+    """Keys in `broken` cannot be written."""
 
     def __init__(self) -> None:
-        self.objects: dict[bytes, bytes] = {}
+        super().__init__()
         self.broken: set[bytes] = set()
-        self.puts = 0
         self.took: Callable[[], None] = lambda: None
 
-    async def put(self, key: bytes, data: bytes) -> None:
-        self.puts += 1
+    @property
+    def keys(self) -> set[bytes]:
+        return {key for key, _ in self.objects}
+
+    async def put(self, name: ObjectName, data: bytes) -> None:
         self.took()
-        if key in self.broken:
+        if name[0] in self.broken:
             raise ObjectTierFailed("no")
-        self.objects[key] = data
-
-    async def get(self, key: bytes) -> bytes | None:
-        return self.objects.get(key)
-
-    async def header(self, key: bytes) -> bytes | None:
-        return header_at_end(self.objects[key][-8192:]) if key in self.objects else None
-
-    async def delete(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            self.objects.pop(key, None)
-
-    async def list(self) -> AsyncIterator[list[bytes]]:
-        yield list(self.objects)
+        await super().put(name, data)
 
 
 class _Index:
-    """Lists what it is asked to; `deleting`: objects that are going, which cannot be announced."""
+    """Lists what it is asked to; `deleting`: keys whose objects are going; `rebuilding`: more may be listed soon."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.listed: set[bytes] = set()
         self.deleting: set[bytes] = set()
+        self.rebuilding = False
 
-    async def expect_objects(self, records: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
+    async def expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
         self.calls.append("expect")
-        return [record.key not in self.deleting for record in records], 60_000
+        return [record.key not in self.deleting for record in records]
+
+    async def object_generations(self, records: Sequence[ChunkRecord]) -> tuple[list[int], bool]:
+        self.calls.append("ask")
+        return [_GENERATION if record.key in self.listed else 0 for record in records], not self.rebuilding
 
     async def add_objects(
         self, records: Sequence[ChunkRecord], generations: Sequence[int], *, reporter: str
     ) -> list[ObjectMark]:
         self.calls.append("list")
-        assert set(generations) == {_GENERATION}
+        if set(generations) != {_GENERATION}:
+            return [ObjectMark.GONE] * len(records)
         self.listed |= {record.key for record in records}
         return [ObjectMark.LISTED] * len(records)
 
@@ -84,10 +77,11 @@ class _Node:
     def __init__(self, *, written: bool) -> None:
         self.chunks = {chunk_of(number).key: chunk_of(number) for number in range(4)}
         self.written = written
+        self.generation = _GENERATION
         self.uploads: set[bytes] = set()
 
     def listed(self, key: bytes) -> tuple[Header, int] | None:
-        return Header(self.chunks[key], Durability.LOCAL, self.written), _GENERATION
+        return Header(self.chunks[key], Durability.LOCAL, self.written), self.generation
 
     def wants_object(self, key: bytes) -> bool:
         return key not in self.uploads
@@ -129,7 +123,7 @@ async def test_one_object_that_cannot_be_sent_stops_none_of_the_others() -> None
     assert first not in node.uploads and behind.lag_bytes == 4096
     tier.broken = set()
     await _until_sent(node, clock, set(node.chunks))
-    assert index.listed == set(node.chunks) == set(tier.objects)
+    assert index.listed == set(node.chunks) == tier.keys
     await behind.close()
 
 
@@ -143,35 +137,48 @@ async def test_an_object_is_announced_before_it_is_written_and_listed_afterwards
 
 
 @pytest.mark.parametrize("there", [True, False])
-async def test_what_was_written_before_is_looked_for_first(there: bool) -> None:
-    """After a restart nothing is written again that is there; what is gone is."""
-    again, node, other, index, clock = _parts(written=True)
+async def test_the_index_is_asked_for_what_was_written_before(there: bool) -> None:
+    """After a restart nothing is written again that is listed; the rest is."""
+    behind, node, tier, index, clock = _parts(written=True)
     key = next(iter(node.chunks))
-    if there:
-        payload = np.zeros((1, 4096), dtype=np.uint8)
-        sums = np.array([isal_zlib.crc32(payload.tobytes())], dtype=np.uint32)
-        known = node.chunks[key]
-        node.chunks[key] = Chunk(known.record, 1, 4096, sums)
-        await ObjectStore(other, clock, 5.0).put(node.chunks[key], payload)
-        other.puts = 0
-    again.enqueue(key, 4096, written=True)
+    index.listed = {key} if there else set()
+    behind.enqueue(key, 4096, written=True)
     await _until_sent(node, clock, {key})
-    assert other.puts == (0 if there else 1)
-    assert index.calls[0] == "expect" and index.calls[-1] == "list"
-    await again.close()
+    assert index.calls == (["ask"] if there else ["ask", "expect", "list"])
+    assert tier.keys == (set() if there else {key})
+    await behind.close()
 
 
-async def test_an_object_that_took_long_is_announced_once_more_and_looked_for() -> None:
-    """By then it might have been deleted as one that nothing lists; it is not written again if it is there."""
+async def test_nothing_is_written_again_while_the_index_is_rebuilt() -> None:
+    """An index that was lost is told what lies in the object tier: until then it knows of nothing there."""
+    behind, node, tier, index, clock = _parts(written=True)
+    listed, lost, *_ = node.chunks
+    index.rebuilding = True
+    behind.enqueue(listed, 4096, written=True)
+    behind.enqueue(lost, 4096, written=True)
+    for _ in range(5):
+        await clock.advance(0.5)
+    assert set(index.calls) == {"ask"} and not node.uploads and behind.lag_bytes == 0
+    index.listed = {listed}
+    for _ in range(5):
+        await clock.advance(2.0)
+    assert node.uploads == {listed}
+    index.rebuilding = False
+    await _until_sent(node, clock, {lost})
+    assert tier.keys == {lost}
+    await behind.close()
+
+
+async def test_an_object_is_named_by_the_entry_under_which_it_is_written_and_listed_by_no_other() -> None:
+    """The entry ends while the object is written, and the chunk is stored again: another object is written."""
     behind, node, tier, index, clock = _parts(written=False)
-    key, chunk = next(iter(node.chunks.items()))
-    payload = np.zeros((1, 4096), dtype=np.uint8)
-    sums = np.array([isal_zlib.crc32(payload.tobytes())], dtype=np.uint32)
-    node.chunks[key] = Chunk(chunk.record, 1, 4096, sums)
-    tier.took = lambda: setattr(clock, "_now_s", clock.monotonic_s() + 45.0)
+    key = next(iter(node.chunks))
+    node.generation = _GENERATION - 1
+    tier.took = lambda: setattr(node, "generation", _GENERATION)
     behind.enqueue(key, 4096, written=False)
     await _until_sent(node, clock, {key})
-    assert index.calls == ["expect", "expect", "list"] and tier.puts == 1
+    assert await tier.generations(key) == [_GENERATION, _GENERATION - 1]
+    assert index.calls == ["expect", "list", "expect", "list"]
     await behind.close()
 
 
@@ -185,5 +192,5 @@ async def test_an_object_that_is_being_deleted_is_written_when_that_is_over() ->
     assert not tier.objects
     index.deleting = set()
     await _until_sent(node, clock, {key})
-    assert key in tier.objects
+    assert key in tier.keys
     await behind.close()

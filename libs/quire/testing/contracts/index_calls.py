@@ -135,6 +135,30 @@ class IndexCallsContract:
         assert all(await index.register("@object", chunks, 61))
         assert await index.claim_objects(200, 300, 10) == []
 
+    async def test_no_object_of_a_key_that_has_an_entry_is_claimed(self, index: Index) -> None:
+        """The entry may list it yet, however late. Once the entry has ended, the object is deleted."""
+        keys = chain(1)
+        first = records(keys, 0, 1)
+        generations = await index.register("a", first, 0)
+        await index.expect_objects(first, 10)
+        for now_ms in (10, 100, 200):
+            assert await index.claim_objects(now_ms, now_ms + 50, 10) == []
+        assert await index.expect_objects(first, 210) == [True], "it is not being deleted"
+        await index.evict(first, 210, 220)
+        assert await index.add_objects(first, generations) == [ObjectMark.GONE]
+        assert len(await index.claim_objects(300, 350, 10)) == 1
+
+    async def test_a_claim_that_has_passed_ends_where_the_key_has_an_entry_again(self, index: Index) -> None:
+        """The objects that were to be deleted have names of earlier generations: they do not concern the new entry."""
+        keys = chain(1)
+        first = records(keys, 0, 1)
+        await index.expect_objects(first, 10)
+        assert len(await index.claim_objects(10, 20, 10)) == 1
+        generations = await index.register("a", first, 15)
+        assert await index.add_objects(first, generations) == [ObjectMark.DELETING]
+        assert await index.claim_objects(20, 30, 10) == []
+        assert await index.add_objects(first, generations) == [ObjectMark.LISTED]
+
     async def test_ticks_grow(self, index: Index) -> None:
         assert [await index.tick() for _ in range(3)] == [1, 2, 3]
 

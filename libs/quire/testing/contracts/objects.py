@@ -1,4 +1,4 @@
-"""The object tier's port: objects by chunk key."""
+"""The object tier's port: objects by chunk key and generation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ObjectTierContract:
     """Fixture `tier`: an empty one."""
 
     async def test_what_was_put_is_there_until_it_is_deleted(self, tier: ObjectTier) -> None:
-        one, two = b"1" * 32, b"2" * 32
+        one, two = (b"1" * 32, 7), (b"2" * 32, 7)
         assert await tier.get(one) is None
         await tier.put(one, b"first")
         await tier.put(one, b"second")
@@ -32,24 +32,36 @@ class ObjectTierContract:
         assert await tier.get(one) is None and await tier.get(two) == b"other"
 
     async def test_deleting_what_is_not_there_is_no_error(self, tier: ObjectTier) -> None:
-        await tier.delete([b"n" * 32])
+        await tier.delete([(b"n" * 32, 1), (b"n" * 32, 0)])
         await tier.delete([])
 
-    async def test_every_key_is_listed_once(self, tier: ObjectTier) -> None:
-        keys = [index.to_bytes(32, "big") for index in range(250)]
-        for key in keys:
-            await tier.put(key, b"x")
-        await tier.delete(keys[:50])
-        listed = [key async for page in tier.list() for key in page]
-        assert sorted(listed) == keys[50:]
+    async def test_objects_of_one_key_are_told_apart_by_generation(self, tier: ObjectTier) -> None:
+        """Also from the object of an earlier release, which has none."""
+        key = b"k" * 32
+        for generation in (3, 2**64 - 1, 0):
+            await tier.put((key, generation), str(generation).encode())
+        await tier.put((b"l" * 32, 3), b"another key's")
+        assert sorted(await tier.generations(key)) == [3, 2**64 - 1]
+        await tier.delete([(key, 3)])
+        assert await tier.generations(key) == [2**64 - 1]
+        assert await tier.get((key, 2**64 - 1)) == str(2**64 - 1).encode() and await tier.get((key, 0)) == b"0"
+        assert await tier.generations(b"n" * 32) == []
+
+    async def test_every_object_is_listed_once(self, tier: ObjectTier) -> None:
+        names = [(index.to_bytes(32, "big"), index % 3) for index in range(250)]
+        for name in names:
+            await tier.put(name, b"x")
+        await tier.delete(names[:50])
+        listed = [name async for page in tier.list() for name in page]
+        assert sorted(listed) == names[50:]
 
     async def test_a_header_is_read_without_the_bytes(self, tier: ObjectTier) -> None:
         """None where there is no object, and where what lies there is too short to have one."""
-        await tier.put(b"k" * 32, _object(b"k" * 32))
-        await tier.put(b"s" * 32, b"short")
-        header = await tier.header(b"k" * 32)
+        await tier.put((b"k" * 32, 1), _object(b"k" * 32))
+        await tier.put((b"s" * 32, 1), b"short")
+        header = await tier.header((b"k" * 32, 1))
         assert header is not None and len(header) == 4096
-        assert await tier.header(b"n" * 32) is None and await tier.header(b"s" * 32) is None
+        assert await tier.header((b"n" * 32, 1)) is None and await tier.header((b"s" * 32, 1)) is None
 
     async def test_it_says_what_it_is(self, tier: ObjectTier) -> None:
         assert tier.description

@@ -3,48 +3,64 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
 
-from quire.model.chunk_object import header_at_end
 from quire.model.errors import Unavailable
+from quire.testing.objects import MemoryObjects, Name
 from quire.testing.simulation.loop import SimulatedLoop
 
 
 class SimObjects:
-    """The `ObjectTier` port. `failing`: every request fails; `full`: every PUT does; `latency_s`: bounds."""
+    """The `ObjectTier` port. `failing`: every request fails; `full`: every PUT does; `latency_s`: bounds.
+
+    `late_s`: where it is not 0, PUTs and DELETEs are carried out once more, up to so many seconds later, as happens
+    when a client repeats a request whose first copy is still on its way.
+    """
 
     description = "simulated"
 
     def __init__(self, loop: SimulatedLoop, latency_s: tuple[float, float] = (0.002, 0.03)) -> None:
         self._loop = loop
+        self._stored = MemoryObjects()
         self.latency_s = latency_s
-        self.objects: dict[bytes, bytes] = {}
+        self.late_s = 0.0
         self.failing = False
         self.full = False
 
-    async def put(self, key: bytes, data: bytes) -> None:
-        await self.wait(writing=True)
-        self.objects[key] = data
+    def of(self, key: bytes) -> list[bytes]:
+        """Return a chunk's objects of all generations, the newest first."""
+        return self._stored.of(key)
 
-    async def get(self, key: bytes) -> bytes | None:
-        await self.wait()
-        return self.objects.get(key)
+    async def put(self, name: Name, data: bytes) -> None:
+        await self._changed(self._stored.put, name, data)
 
-    async def delete(self, keys: Sequence[bytes]) -> None:
+    async def get(self, name: Name) -> bytes | None:
         await self.wait()
-        for key in keys:
-            self.objects.pop(key, None)
+        return await self._stored.get(name)
 
-    async def list(self) -> AsyncIterator[list[bytes]]:
-        await self.wait()
-        keys = list(self.objects)
-        for first in range(0, len(keys), 100):
-            yield keys[first : first + 100]
+    async def delete(self, names: Sequence[Name]) -> None:
+        await self._changed(self._stored.delete, names)
 
-    async def header(self, key: bytes) -> bytes | None:
+    async def generations(self, key: bytes) -> list[int]:
         await self.wait()
-        data = self.objects.get(key)
-        return header_at_end(data) if data is not None else None
+        return await self._stored.generations(key)
+
+    async def list(self) -> AsyncIterator[list[Name]]:
+        await self.wait()
+        async for page in self._stored.list():
+            yield page
+
+    async def header(self, name: Name) -> bytes | None:
+        await self.wait()
+        return await self._stored.header(name)
+
+    async def _changed(self, change: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        await self.wait(writing=change == self._stored.put)
+        if self.late_s:
+            delay_s = self._loop.random.uniform(0.0, self.late_s)
+            self._loop.call_later(delay_s, lambda: self._loop.create_task(change(*arguments)))
+        await change(*arguments)
 
     async def wait(self, *, writing: bool = False) -> None:
         """As long as a request takes. Raises `Unavailable`."""

@@ -186,7 +186,7 @@ class ExpectObjectsRequest(_message.Message):
     CHUNKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
-        """Chunks whose objects nothing lists yet."""
+        """Chunks whose objects no entry lists yet."""
 
     def __init__(
         self,
@@ -208,9 +208,9 @@ class ExpectObjectsResponse(_message.Message):
     MARKS_FIELD_NUMBER: _builtins.int
     KEPT_MS_FIELD_NUMBER: _builtins.int
     marks: _builtins.bytes
-    """For each 1, or 0 if its object is being deleted: try later."""
+    """For each 1, or 0 while objects of its key are being deleted: try later."""
     kept_ms: _builtins.int
-    """How long the objects are kept unlisted."""
+    """How long an object of a key without an entry is kept unlisted, as the release before asked."""
     def __init__(
         self,
         *,
@@ -510,6 +510,7 @@ class WithdrawRequest(_message.Message):
     OTHERS_MIN_FIELD_NUMBER: _builtins.int
     REPORTER_FIELD_NUMBER: _builtins.int
     KEEPERS_FIELD_NUMBER: _builtins.int
+    ALL_GENERATIONS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     """The storage node that does not hold the chunks."""
     only_in_object_tier: _builtins.bool
@@ -518,6 +519,8 @@ class WithdrawRequest(_message.Message):
     """How many other nodes have to be listed, as the release before asked. Without `keepers` no copy is given up."""
     reporter: _builtins.str
     """The node that counts the changes which it has reported."""
+    all_generations: _builtins.bool
+    """Of "@object": objects of all generations were looked for. The release before knows none, and so withdraws nothing."""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChunkRecord]:
         """The chunks."""
@@ -535,10 +538,11 @@ class WithdrawRequest(_message.Message):
         others_min: _builtins.int = ...,
         reporter: _builtins.str = ...,
         keepers: _abc.Iterable[_builtins.str] | None = ...,
+        all_generations: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "keepers", b"keepers", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier", "others_min", b"others_min", "reporter", b"reporter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_generations", b"all_generations", "chunks", b"chunks", "keepers", b"keepers", "node_id", b"node_id", "only_in_object_tier", b"only_in_object_tier", "others_min", b"others_min", "reporter", b"reporter"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -685,6 +689,9 @@ class GetGenerationsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GENERATIONS_FIELD_NUMBER: _builtins.int
+    REBUILDING_FIELD_NUMBER: _builtins.int
+    rebuilding: _builtins.bool
+    """Asked for "@object": the index is being told what lies in the object tier, so that it may list more in a while."""
     @_builtins.property
     def generations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For each chunk, in order: generation of the index entry that lists the node; 0 where none does."""
@@ -693,10 +700,11 @@ class GetGenerationsResponse(_message.Message):
         self,
         *,
         generations: _abc.Iterable[_builtins.int] | None = ...,
+        rebuilding: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generations", b"generations", "rebuilding", b"rebuilding"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

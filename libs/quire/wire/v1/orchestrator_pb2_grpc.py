@@ -215,8 +215,7 @@ class OrchestratorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExpectObjects(self, request, context):
-        """Objects are about to be written, or were written for chunks that went meanwhile: have them deleted after a time,
-        unless they are listed by then.
+        """Objects are about to be written: have them deleted some time after their entries have ended, unless one lists them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -42,9 +42,7 @@ class OrchestratorServiceStub:
     CommitObjects: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitObjectsRequest, _orchestrator_pb2.CommitObjectsResponse]
     """List the object tier in index entries of chunks that were written there."""
     ExpectObjects: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.ExpectObjectsRequest, _orchestrator_pb2.ExpectObjectsResponse]
-    """Objects are about to be written, or were written for chunks that went meanwhile: have them deleted after a time,
-    unless they are listed by then.
-    """
+    """Objects are about to be written: have them deleted some time after their entries have ended, unless one lists them."""
     Withdraw: _grpc.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]
     """Deregister replicas that a storage node found lost or corrupt."""
     Release: _grpc.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]
@@ -110,9 +108,7 @@ class OrchestratorServiceAsyncStub(OrchestratorServiceStub):
     CommitObjects: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.CommitObjectsRequest, _orchestrator_pb2.CommitObjectsResponse]  # type: ignore[assignment]
     """List the object tier in index entries of chunks that were written there."""
     ExpectObjects: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.ExpectObjectsRequest, _orchestrator_pb2.ExpectObjectsResponse]  # type: ignore[assignment]
-    """Objects are about to be written, or were written for chunks that went meanwhile: have them deleted after a time,
-    unless they are listed by then.
-    """
+    """Objects are about to be written: have them deleted some time after their entries have ended, unless one lists them."""
     Withdraw: _aio.UnaryUnaryMultiCallable[_orchestrator_pb2.WithdrawRequest, _orchestrator_pb2.WithdrawResponse]  # type: ignore[assignment]
     """Deregister replicas that a storage node found lost or corrupt."""
     Release: _aio.UnaryUnaryMultiCallable[_gateway_pb2.ReleaseRequest, _gateway_pb2.ReleaseResponse]  # type: ignore[assignment]
@@ -199,9 +195,7 @@ class OrchestratorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _orchestrator_pb2.ExpectObjectsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_orchestrator_pb2.ExpectObjectsResponse, _abc.Awaitable[_orchestrator_pb2.ExpectObjectsResponse]]:
-        """Objects are about to be written, or were written for chunks that went meanwhile: have them deleted after a time,
-        unless they are listed by then.
-        """
+        """Objects are about to be written: have them deleted some time after their entries have ended, unless one lists them."""
 
     @_abc_1.abstractmethod
     def Withdraw(

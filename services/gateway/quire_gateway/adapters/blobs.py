@@ -10,8 +10,9 @@ from typing import Any
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
-from quire.model.chunk_object import object_path
+from quire.model.chunk_object import object_of_path, object_path, objects_folder
 from quire.model.errors import Unavailable
+from quire_gateway.ports import ChunkAttributes
 from quire_server.objects import open_store
 
 _FOLDER = "s3"
@@ -46,30 +47,40 @@ class ObstoreChunks:
     def __init__(self, url: str, timeout_s: float) -> None:
         self._store = open_store(url, timeout_s, "QUIRE_GATEWAY_OBJECT_URL")
 
-    async def head(self, key: bytes) -> tuple[int, float, str] | None:
+    async def head(self, key: bytes) -> ChunkAttributes | None:
         async with _translated():
-            try:
-                found = await obstore.head_async(self._store, object_path(key))
-            except (NotFoundError, FileNotFoundError):
-                return None
-        return found["size"], found["last_modified"].timestamp(), found["e_tag"] or ""
+            found = [each async for page in obstore.list(self._store, prefix=objects_folder(key)) for each in page]
+            if not found:
+                with contextlib.suppress(NotFoundError, FileNotFoundError):
+                    found.append(await obstore.head_async(self._store, object_path(key, 0)))
+        described = filter(None, map(_described, found))
+        return max(described, key=lambda each: each.modified_s, default=None)
 
-    async def read(self, key: bytes, start: int, end: int) -> memoryview:
+    async def read(self, chunk: ChunkAttributes, start: int, end: int) -> memoryview:
+        path = object_path(chunk.key, chunk.generation)
         async with _translated():
-            return memoryview(await obstore.get_range_async(self._store, object_path(key), start=start, end=end))
+            return memoryview(await obstore.get_range_async(self._store, path, start=start, end=end))
 
-    async def shard(self, first: str) -> list[tuple[str, int, float, str]]:
-        found = []
+    async def shard(self, first: str) -> list[ChunkAttributes]:
+        newest: dict[bytes, ChunkAttributes] = {}
         async with _translated():
             async for batch in obstore.list(self._store, prefix=f"chunks/{first}", chunk_size=1000):
-                for each in batch:
-                    name = each["path"].rpartition("/")[2]
-                    found.append((name, each["size"], each["last_modified"].timestamp(), each["e_tag"] or ""))
-        return sorted(found)
+                for each in filter(None, map(_described, batch)):
+                    if each.key not in newest or newest[each.key].modified_s < each.modified_s:
+                        newest[each.key] = each
+        return [newest[key] for key in sorted(newest)]
 
     async def write(self, key: bytes, data: bytes) -> None:
+        generation = int.from_bytes(secrets.token_bytes(8), "big") | 1
         async with _translated():
-            await obstore.put_async(self._store, object_path(key), data)
+            await obstore.put_async(self._store, object_path(key, generation), data)
+
+
+def _described(found: Any) -> ChunkAttributes | None:
+    name = object_of_path(str(found["path"]))
+    if name is None:
+        return None
+    return ChunkAttributes(*name, found["size"], found["last_modified"].timestamp(), found["e_tag"] or "")
 
 
 def _path(name: str) -> str:

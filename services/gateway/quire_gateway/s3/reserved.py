@@ -23,7 +23,7 @@ from quire.model.images import RECORD_BYTES_MAX, ImageAttributes, ImageEntry
 from quire.model.keys import KEY_BYTES
 from quire_gateway.core.s3_errors import S3Error
 from quire_gateway.own_memory import OwnMemory
-from quire_gateway.ports import ChunkIndex
+from quire_gateway.ports import ChunkAttributes, ChunkIndex
 from quire_gateway.s3.backend import Described
 from quire_gateway.s3.body import Body
 
@@ -35,14 +35,15 @@ _DIGITS_MAX: Final = 9
 
 
 class ChunkStore(Protocol):
-    """The object tier, as far as chunks go. (size, modified, ETag), named by their keys."""
+    """The object tier, as far as chunks go. Of several objects of a chunk the newest counts."""
 
-    async def head(self, key: bytes) -> tuple[int, float, str] | None: ...
-    async def read(self, key: bytes, start: int, end: int) -> memoryview: ...
-    async def shard(self, first: str) -> list[tuple[str, int, float, str]]:
-        """Those whose names begin with these two digits, in order, with their names."""
+    async def head(self, key: bytes) -> ChunkAttributes | None: ...
+    async def read(self, chunk: ChunkAttributes, start: int, end: int) -> memoryview: ...
+    async def shard(self, first: str) -> list[ChunkAttributes]:
+        """Those whose keys begin with these two hexadecimal digits, in order."""
 
-    async def write(self, key: bytes, data: bytes) -> None: ...
+    async def write(self, key: bytes, data: bytes) -> None:
+        """Write an object with a name that no other one has."""
 
 
 class ChunkBackend:
@@ -60,40 +61,40 @@ class ChunkBackend:
         """None too for an object that the index does not list (any more): it is on its way out."""
         raw = _chunk_key(key)
         found = await self._chunks.head(raw) if raw is not None else None
-        if raw is None or found is None:
+        if found is None:
             return None
-        header = await self._header(raw, found[0])
+        header = await self._header(found)
         if header is None or not await self._index.lists_object(record_of(header)):
             return None
-        return _chunk_entry(key, *found)
+        return _chunk_entry(found)
 
     async def read(self, entry: StoredObject, start: int, end: int) -> AsyncIterator[memoryview]:
         """Whole layers are read and verified, and what was asked for of them is passed on. Raises `CorruptData`."""
-        key = bytes.fromhex(entry.key)
-        header = await self._header(key, entry.size)
-        if header is None:
+        chunk = await self._chunks.head(bytes.fromhex(entry.key))
+        header = await self._header(chunk) if chunk is not None else None
+        if chunk is None or header is None or chunk.size != entry.size:
             raise CorruptData("a chunk's header that is none, or does not match its checksum")
         layers, size = int(header["num_layers"]), int(header["slice_bytes"])
         sums = await self._chunks.read(
-            key, layers * size + HEADER.itemsize, layers * size + HEADER.itemsize + 4 * layers
+            chunk, layers * size + HEADER.itemsize, layers * size + HEADER.itemsize + 4 * layers
         )
         expected = np.frombuffer(sums, dtype="<u4")
         at_once = max(1, _PIECE_BYTES // size)
         for first in range(start // size, min(layers, -(-end // size)), at_once):
             stop = min(layers, -(-end // size), first + at_once)
-            piece = await self._chunks.read(key, first * size, stop * size)
+            piece = await self._chunks.read(chunk, first * size, stop * size)
             if not await asyncio.to_thread(_sound, piece, size, expected[first:stop]):
                 raise CorruptData("a layer does not match its checksum")
             yield piece[max(0, start - first * size) : end - first * size]
         if end > layers * size:
-            yield await self._chunks.read(key, max(start, layers * size), end)
+            yield await self._chunks.read(chunk, max(start, layers * size), end)
 
-    async def _header(self, key: bytes, size: int) -> np.void | None:
+    async def _header(self, chunk: ChunkAttributes) -> np.void | None:
         """The fixed fields of a chunk's header, if it is this chunk's and sound."""
-        tail = bytes(await self._chunks.read(key, max(0, size - _TAIL_BYTES), size))
+        tail = bytes(await self._chunks.read(chunk, max(0, chunk.size - _TAIL_BYTES), chunk.size))
         raw = header_at_end(tail)
         row = sound_header(raw) if raw is not None else None
-        return row if row is not None and row["key"].tobytes() == key else None
+        return row if row is not None and row["key"].tobytes() == chunk.key else None
 
     async def page(self, prefix: str, after: str, past: bool, limit: int) -> Page:
         """Shard by shard: a shard is what the object tier has under two digits."""
@@ -101,10 +102,11 @@ class ChunkBackend:
         for first in map("".join, product(_HEX, repeat=2)):
             if not (first.startswith(prefix[:2]) and first >= after[:2]):
                 continue
-            for name, size, modified_s, etag in await self._chunks.shard(first):
+            for chunk in await self._chunks.shard(first):
+                name = chunk.key.hex()
                 passed = name.startswith(after) if past else name <= after
                 if name.startswith(prefix) and name >= after and not (after and passed):
-                    found.append(_chunk_entry(name, size, modified_s, etag))
+                    found.append(_chunk_entry(chunk))
             if len(found) >= limit:
                 break
         return _page(found, limit)
@@ -132,7 +134,7 @@ class ChunkBackend:
         before = await self._stored(name)
         if before is not None and not np.array_equal(before.payload, chunk.payload):
             raise S3Error("ConditionalRequestConflict", "Other bytes are stored under that key")
-        if before is None:
+        if before is None or not await self._index.lists_object(chunk.record):
             await self._chunks.write(name, raw)
         if not await self._index.commit_object(chunk.record):
             # The object stays for a time: its parent may be on its way.
@@ -143,7 +145,7 @@ class ChunkBackend:
         found = await self._chunks.head(name)
         if found is None:
             return None
-        raw = bytes(await self._chunks.read(name, 0, found[0]))
+        raw = bytes(await self._chunks.read(found, 0, found.size))
         try:
             return await asyncio.to_thread(read_chunk_object, raw)
         except CorruptData:
@@ -234,8 +236,9 @@ def _chunk_key(key: str) -> bytes | None:
     return bytes.fromhex(key)
 
 
-def _chunk_entry(key: str, size: int, modified_s: float, etag: str) -> StoredObject:
-    return StoredObject(key, etag.strip('"') or key[:32], size, modified_s, ())
+def _chunk_entry(chunk: ChunkAttributes) -> StoredObject:
+    key = chunk.key.hex()
+    return StoredObject(key, chunk.etag.strip('"') or key[:32], chunk.size, chunk.modified_s, ())
 
 
 def _latent_entry(entry: ImageEntry) -> StoredObject:

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.model.descriptor import Descriptor
 from quire.model.errors import DeadlineExceeded, NodeUnavailable, QuireError, Unavailable
-from quire.model.index import ChunkRecord, Drop, Held, Listing, ObjectMark
+from quire.model.index import OBJECT_TIER, ChunkRecord, Drop, Held, Listing, ObjectMark
 from quire.model.keys import ChunkKeys
 from quire.model.nodes import Node
 from quire.model.outcome import NodeOutcome
@@ -54,14 +54,21 @@ class GrpcClusterIndex:
         request = orchestrator_pb2.CommitObjectsRequest(chunks=chunks, generations=generations, reporter=reporter)
         return [ObjectMark(mark) for mark in (await self._call(self._stub.CommitObjects, request)).marks]
 
-    async def expect_objects(self, records: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
+    async def expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
         request = orchestrator_pb2.ExpectObjectsRequest(chunks=map(convert.record_to, records))
-        response = await self._call(self._stub.ExpectObjects, request)
-        return [bool(mark) for mark in response.marks], response.kept_ms
+        return [bool(mark) for mark in (await self._call(self._stub.ExpectObjects, request)).marks]
+
+    async def object_generations(self, records: Sequence[ChunkRecord]) -> tuple[list[int], bool]:
+        chunks = map(convert.record_to, records)
+        request = orchestrator_pb2.GetGenerationsRequest(node_id=OBJECT_TIER, chunks=chunks)
+        answer = await self._call(self._stub.GetGenerations, request)
+        return list(answer.generations), not answer.rebuilding
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:
         chunks = map(convert.record_to, records)
-        request = orchestrator_pb2.WithdrawRequest(node_id=node_id, chunks=chunks, reporter=reporter)
+        request = orchestrator_pb2.WithdrawRequest(
+            node_id=node_id, chunks=chunks, reporter=reporter, all_generations=node_id == OBJECT_TIER
+        )
         await self._call(self._stub.Withdraw, request)
 
     async def withdraw_in_object(self, node_id: str, records: Sequence[ChunkRecord]) -> list[bool]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import AsyncIterator, Sequence
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
 
-from quire.model.chunk_object import header_at_end, object_path
+from quire.model.chunk_object import header_at_end, object_of_path, object_path, objects_folder
 from quire_server.objects import open_store
 from quire_storage.errors import ObjectTierFailed
+from quire_storage.ports import ObjectName
 
-_CHUNK_NAME = re.compile("[0-9a-f]{64}")
 _TAIL_BYTES = 8192
 
 
@@ -24,34 +23,40 @@ class ObstoreTier:
         self.description = url
         self._store = open_store(url, timeout_s, "QUIRE_STORAGE_OBJECT_URL")
 
-    async def put(self, key: bytes, data: bytes) -> None:
+    async def put(self, name: ObjectName, data: bytes) -> None:
         async with _translated():
-            await obstore.put_async(self._store, object_path(key), data)
+            await obstore.put_async(self._store, object_path(*name), data)
 
-    async def get(self, key: bytes) -> bytes | None:
+    async def get(self, name: ObjectName) -> bytes | None:
         async with _translated():
             try:
-                found = await obstore.get_async(self._store, object_path(key))
+                found = await obstore.get_async(self._store, object_path(*name))
             except (NotFoundError, FileNotFoundError):
                 return None
             return bytes(await found.bytes_async())
 
-    async def delete(self, keys: Sequence[bytes]) -> None:
+    async def delete(self, names: Sequence[ObjectName]) -> None:
         async with _translated():
             with contextlib.suppress(NotFoundError, FileNotFoundError):
-                await obstore.delete_async(self._store, [object_path(key) for key in keys])
+                await obstore.delete_async(self._store, [object_path(*name) for name in names])
 
-    async def list(self) -> AsyncIterator[list[bytes]]:
+    async def generations(self, key: bytes) -> list[int]:
+        async with _translated():
+            found = [entry async for page in obstore.list(self._store, prefix=objects_folder(key)) for entry in page]
+        found.sort(key=lambda entry: entry["last_modified"], reverse=True)
+        return [name[1] for entry in found if (name := object_of_path(str(entry["path"]))) is not None]
+
+    async def list(self) -> AsyncIterator[list[ObjectName]]:
         async with _translated():
             async for page in obstore.list(self._store, prefix="chunks/", chunk_size=1000):
-                names = [str(entry["path"]).rpartition("/")[2] for entry in page]
-                yield [bytes.fromhex(name) for name in names if _CHUNK_NAME.fullmatch(name)]
+                names = (object_of_path(str(entry["path"])) for entry in page)
+                yield [name for name in names if name is not None]
 
-    async def header(self, key: bytes) -> bytes | None:
+    async def header(self, name: ObjectName) -> bytes | None:
         async with _translated():
             try:
                 tail = await obstore.get_async(
-                    self._store, object_path(key), options={"range": {"suffix": _TAIL_BYTES}}
+                    self._store, object_path(*name), options={"range": {"suffix": _TAIL_BYTES}}
                 )
             except (NotFoundError, FileNotFoundError):
                 return None
