@@ -109,6 +109,58 @@ async def test_a_parent_stays_while_a_child_in_another_bucket_is_being_registere
     assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
 
 
+async def test_registrations_of_one_child_share_no_link(
+    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry of one ends, and its link is removed, after the child is registered by the other."""
+    index, other = PrefixIndex(any_redis), PrefixIndex(any_redis)
+    keys = chain(BUCKET_CHUNKS + 1)
+    trunk, last = list(reversed(records(keys, 0, BUCKET_CHUNKS))), records(keys, BUCKET_CHUNKS, 1)
+    await index.register("a", records(keys, 0, BUCKET_CHUNKS), 0)
+    run: Any = index._run
+    unlink: Any = other._unlink
+    late: list[Any] = []
+
+    async def registered_and_evicted(name: str, *arguments: Any) -> Any:
+        if name == "register":
+            monkeypatch.setattr(index, "_run", run)
+            assert all(await other.register("b", last, 0))
+            assert len((await other.evict(last, 0, 0)).removed) == 1
+        return await run(name, *arguments)
+
+    async def later(*arguments: Any) -> None:
+        late.extend(arguments)
+
+    monkeypatch.setattr(index, "_run", registered_and_evicted)
+    monkeypatch.setattr(other, "_unlink", later)
+    assert all(await index.register("a", last, 0))
+    await unlink(*late)
+    assert not (await index.evict(trunk, 0, 0)).removed, "the last chunk extends them"
+    assert len((await index.evict(last, 0, 0)).removed) == 1
+    assert len((await index.evict(trunk, 0, 0)).removed) == BUCKET_CHUNKS
+
+
+async def test_a_link_that_a_dead_client_left_beside_the_child_s_own_is_removed(
+    any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, keys = PrefixIndex(any_redis), chain(BUCKET_CHUNKS + 1)
+    trunk, last = list(reversed(records(keys, 0, BUCKET_CHUNKS))), records(keys, BUCKET_CHUNKS, 1)
+    await index.register("a", records(keys, 0, len(keys)), 0)
+    unlink: Any = index._unlink
+
+    async def dies(*arguments: Any) -> None:
+        raise MetadataUnavailable("the connection broke")
+
+    monkeypatch.setattr(index, "_unlink", dies)
+    with pytest.raises(MetadataUnavailable):
+        await index.register("b", last, 0)
+    monkeypatch.setattr(index, "_unlink", unlink)
+    assert await _repaired(index, older_ms=3_600_000) == 0, "it may be the link of a registration that is under way"
+    assert await _repaired(index, older_ms=-1000) == 1
+    assert not (await index.evict(trunk, 0, 0)).removed, "its own link stays"
+    assert len((await index.evict([*last, *trunk], 0, 0)).removed) == BUCKET_CHUNKS + 1
+
+
 @pytest.mark.parametrize("cut", ["register", "unlink"])
 async def test_a_call_that_is_cut_short_keeps_a_parent_until_the_index_is_repaired(
     any_redis: redis.Redis, monkeypatch: pytest.MonkeyPatch, cut: str

@@ -206,7 +206,7 @@ class Metadata:
         listed = self.entries()
         names = self.server.scan_iter(match=LINKS, count=10_000, _type="hash")
         fields: Any = [field for name in names for field in self.server.hgetall(name)]
-        children = [field[PRINT_BYTES:] for field in fields]
+        children = [field[PRINT_BYTES : 2 * PRINT_BYTES] for field in fields]
         return [child for child in children if child not in listed]
 
     def leases(self) -> list[int]:

@@ -44,7 +44,7 @@ class BucketScripts:
             orphaned = [*rest, *await self._change("unlink", bucket, [parent, child, name, now_ms, leases])]
 
     async def repair(self, cursor: int, *, older_ms: int | None = None) -> tuple[int, int]:
-        """Remove links, of a page of buckets, to absent children, whose registration or removal was cut short.
+        """Remove links, of a page of buckets, that no child has, because a registration or removal was cut short.
 
         Args:
             cursor: 0, or the cursor that the previous call returned.
@@ -63,19 +63,19 @@ class BucketScripts:
                 at = 0
                 while True:
                     at, links = cast(Any, await self._client.hscan(name, at, count=_LINKS_READ))
-                    old = [(field, link) for field, link in links.items() if int(link[LINK_BYTES:]) < oldest_ms]
+                    old = [link for link, made_ms in links.items() if int(made_ms) < oldest_ms]
                     removed += await self._remove_links(bucket_of_page(name), old)
                     if not at:
                         break
         return removed, next_cursor
 
-    async def _remove_links(self, bucket: bytes, links: Sequence[tuple[bytes, bytes]]) -> int:
-        calls = [([bucket_key(field[PRINT_BYTES:])], [field[PRINT_BYTES:]]) for field, _ in links]
-        answers = await self._all("holders", calls) if calls else []
-        dangling = [link for link, (entry,) in zip(links, answers, strict=True) if not entry]
-        for field, link in dangling:
-            parent, child = field[:PRINT_BYTES], field[PRINT_BYTES:]
-            await self._unlink([parent, bucket + link[:LINK_BYTES], child, b""], 0)
+    async def _remove_links(self, bucket: bytes, links: Sequence[bytes]) -> int:
+        ends = [(link[:PRINT_BYTES], link[PRINT_BYTES:-LINK_BYTES], link[-LINK_BYTES:]) for link in links]
+        calls = [([bucket_key(child)], [child]) for _, child, _ in ends]
+        answers = await self._all("link_of", calls) if calls else []
+        dangling = [each for each, link in zip(ends, answers, strict=True) if link != bucket + each[2]]
+        for parent, child, name in dangling:
+            await self._unlink([parent, bucket + name, child, b""], 0)
         return len(dangling)
 
     # ---- calls

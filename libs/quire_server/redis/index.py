@@ -433,10 +433,7 @@ class PrefixIndex(BucketScripts):
         arguments = self._registration(node_id, chunks, fresh, elsewhere + name, until_ms)
         answer = await self._change("register", bucket, arguments)
         generations = _generations(answer[: 9 * len(chunks)])
-        listed_link = answer[9 * len(chunks) :]
-        if listed_link not in (name, b""):  # it is there by another link, whose name this one has overwritten
-            await self._change("link", elsewhere, [parent, child, listed_link, LINK_MS])
-        elif not generations[0]:
+        if answer[9 * len(chunks) :] != name:  # it is refused, or there by another link
             await self._unlink([parent, elsewhere + name, child, b""], now_ms)
         return generations
 

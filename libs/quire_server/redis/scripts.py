@@ -18,10 +18,13 @@ Beside them, in the same slot, lie a hash of pins (fingerprint .. lease id → e
 ones), a hash of objects that nothing lists any more (key → when to delete it, or "!" and until when its deletion runs),
 a hash that counts what each node is listed for (node → count:digest), for each node a hash of what it is to drop
 (fingerprint → generation of the entry that ended, key, bucket), of each bucket a hash of links to children in other
-buckets (fingerprints of parent and child → name of the link, when it was made), and the objects that are due, by when.
+buckets (fingerprints of parent and child .. name of the link → when it was made), and the objects that are due, by
+when.
 
 A link is made before its child is registered, and removed by its name after the child's entry has ended. Both calls may
-come twice. If the removal never comes, the link keeps the parent until `PrefixIndex.repair` finds no such child.
+come twice. Each registration makes a link of its own, and removes it if the child is there by another one: a link that
+two registrations shared would be removed with the entry of the first, and leave that of the second without. If a
+removal never comes, the link keeps the parent until `PrefixIndex.repair` finds that no child has it.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ _SHARED: Final = {
     "evict": ("pages", "bucket"),
     "link": ("clock", "pages", "bucket"),
     "unlink": ("pages", "bucket"),
+    "link_of": ("pages",),
     "add_objects": ("pages", "bucket"),
     "expect": ("pages", "bucket"),
     "claim": ("pages", "bucket"),

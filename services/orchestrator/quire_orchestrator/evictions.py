@@ -152,10 +152,10 @@ class Evictions:
         return gone
 
     async def repair_index(self) -> None:
-        """Look at a part of the index for links to children that are not there, which keep their parents for ever."""
+        """Look at a part of the index for links that no child has, which keep parents for ever."""
         removed, self._repair_cursor = await self._index.repair(self._repair_cursor)
         if removed:
-            logger().warning("removed links to children that are not indexed", links=removed)
+            logger().warning("removed links that no indexed chunk has", links=removed)
 
     async def _keep_swept(self) -> None:
         while True:
