@@ -16,6 +16,7 @@ from typing import Final
 
 from redis import Redis
 
+from tests.chaos.proxy import Proxy
 from tests.chaos.world import World
 
 _FAKETIME: Final = next(
@@ -24,6 +25,9 @@ _FAKETIME: Final = next(
 _BACKUP_S: Final = 600.0
 _FAILOVER_S: Final = 2.5
 """More than a replica needs to be elected."""
+_SETTLED_S: Final = 1.5
+"""For how long a node is left alone between its restart and the fault that follows, or the other way round."""
+_FAILING_DRIVE: Final = Path(__file__).with_name("failing_drive.c")
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,12 @@ class Faults:
             self._makers += [self._cut, self._cut, self._slowed, self._disk_full]
         if _FAKETIME.exists():
             self._makers += [self._clock_skewed]
+        self._makers += [self._answers_dropped, self._answers_dropped]
+        self._failing_drive = world.folder / "failing_drive.so"
+        if shutil.which("cc"):
+            command = ["cc", "-shared", "-fPIC", "-O1", "-o", str(self._failing_drive), str(_FAILING_DRIVE), "-ldl"]
+            subprocess.run(command, check=True)
+            self._makers += [self._drive_failing, self._drive_failing]
         self._backups: list[tuple[float, dict[bytes, bytes]]] | None = None
         if lossy and world.shards is None:
             self._makers += [self._redis_emptied, self._redis_restored]
@@ -150,6 +160,56 @@ class Faults:
 
         return Fault(f"{age_s:.0f} s back", "redis", restore, lambda: None)
 
+    def _answers_dropped(self) -> Fault:
+        """What orchestrators and a storage node ask of each other is carried out, and the answers are dropped."""
+        name = self._storage()
+        orchestrators = [self._world.address(each) for each in self._world.names if each.startswith("orchestrator")]
+        targets = [*orchestrators, self._world.address(name)]
+        proxy = Proxy(self._world.own_host, targets)
+
+        def inject() -> None:
+            *ways, way_here = proxy.addresses
+            self._restart(name, {"QUIRE_ORCHESTRATOR_ADDRESS": ",".join(ways), "QUIRE_STORAGE_ADVERTISE": way_here})
+            time.sleep(_SETTLED_S)
+            proxy.drop_answers()
+
+        def heal() -> None:
+            proxy.pass_answers()
+            time.sleep(_SETTLED_S)
+            self._restart(name, {})
+            proxy.close()
+
+        return Fault("no answers", name, inject, heal)
+
+    def _drive_failing(self) -> Fault:
+        """Every second read and write of a storage node's drive fails with EIO."""
+        name, trigger = self._storage(), self._world.folder / "drive_fails"
+        preload = {
+            "LD_PRELOAD": str(self._failing_drive),
+            "CHAOS_DRIVE": str(self._world.folder / name),
+            "CHAOS_DRIVE_FAILS": str(trigger),
+            "QUIRE_STORAGE_IO": "threads",
+        }
+
+        def inject() -> None:
+            self._restart(name, preload)
+            time.sleep(_SETTLED_S)
+            trigger.touch()
+
+        def heal() -> None:
+            trigger.unlink()
+            time.sleep(_SETTLED_S)
+            self._restart(name, {})
+
+        return Fault("EIO", name, inject, heal)
+
+    def _storage(self) -> str:
+        return self._random.choice([name for name in self._services if name.startswith("storage")])
+
+    def _restart(self, name: str, environment: dict[str, str]) -> None:
+        self._world.kill(name)
+        self._world.restart(name, environment=environment)
+
     def _cut(self) -> Fault:
         name = self._service()
         return Fault("cut", name, lambda: self._world.cut(name), lambda: self._world.mend(name))
@@ -174,15 +234,7 @@ class Faults:
         name, offset = self._service(), self._random.choice(("+20", "-20"))
         skew = {"LD_PRELOAD": str(_FAKETIME), "FAKETIME": offset, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
-        def inject() -> None:
-            self._world.kill(name)
-            self._world.restart(name, environment=skew)
-
-        def heal() -> None:
-            self._world.kill(name)
-            self._world.restart(name)
-
-        return Fault(f"clock {offset} s", name, inject, heal)
+        return Fault(f"clock {offset} s", name, lambda: self._restart(name, skew), lambda: self._restart(name, {}))
 
 
 @contextlib.contextmanager

@@ -30,6 +30,8 @@ EXPECTED = {
     "DeadlineExceeded",
     "ResourceExhausted",
     "PoolFull",
+    "PartlyStored",
+    "DriveFailed",
     "TooManyRequests",
     "ChunkMissing",
     "LeaseExpired",

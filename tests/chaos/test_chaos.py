@@ -10,8 +10,10 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ import pytest
 from quire_server.redis import AccessKeys, connect
 from tests.chaos import history, load
 from tests.chaos.faults import Faults, small_object_tier
+from tests.chaos.proxy import Proxy
 from tests.chaos.world import World, can_make_networks
 from tests.e2e import s3_signing
 
@@ -184,3 +187,36 @@ def test_the_model_notices_what_must_not_happen() -> None:
     puts = [history.Event("put", 1, 0, "", 0, 1), history.Event("put", 2, 0, "", 0, 1)]
     deletes = [history.Event("delete", 1, 0, "", 2, 3), history.Event("delete", 2, 0, "", 2, 3, 0, "OSError")]
     assert history.promised_objects([*puts, *deletes]) == {1: False}
+
+
+def test_a_proxy_that_drops_answers_still_passes_requests() -> None:
+    """Answers only are dropped, and a connection whose answers were dropped is broken when they pass again."""
+    received: list[bytes] = []
+
+    def serve(listening: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection = listening.accept()[0]
+                while data := connection.recv(100):
+                    received.append(data)
+                    connection.sendall(data.upper())
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        proxy = Proxy("127.0.0.1", [f"127.0.0.1:{listening.getsockname()[1]}"])
+        host, _, port = proxy.addresses[0].rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(b"a")
+            assert client.recv(10) == b"A"
+            proxy.drop_answers()
+            client.sendall(b"b")
+            deadline = time.monotonic() + 10
+            while received != [b"a", b"b"] and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert received == [b"a", b"b"]
+            proxy.pass_answers()
+            assert client.recv(10) == b"", "its answer never arrives"
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            client.sendall(b"c")
+            assert client.recv(10) == b"C"
+        proxy.close()

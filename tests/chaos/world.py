@@ -85,6 +85,11 @@ class World(LocalCluster):
     def host_of(self, name: str) -> str:
         return f"{_NETWORK}.{10 + _NAMES.index(name)}" if self.networks else "127.0.0.1"
 
+    @property
+    def own_host(self) -> str:
+        """Return the address of this process, which every service reaches."""
+        return f"{_NETWORK}.1" if self.networks else "127.0.0.1"
+
     def wrapped(self, name: str, command: list[str]) -> list[str]:
         if not self.networks or name == "redis":
             return command
