@@ -68,9 +68,11 @@ class ChunkObject:
 
 
 def object_path(key: bytes, generation: int) -> str:
-    """Return where the object tier has a chunk that was written under an index entry of that generation.
+    """Return the path of a chunk's object in the object tier.
 
-    0 stands for the name that earlier releases gave, which has no generation.
+    Args:
+        key: Of the chunk, 32 bytes.
+        generation: Of the index entry under which the object was written; 0 for an object of an earlier release.
     """
     return f"{objects_folder(key)}/{generation:016x}" if generation else f"{_FOLDER}/{key.hex()[:2]}/{key.hex()}"
 
@@ -82,13 +84,13 @@ def objects_folder(key: bytes) -> str:
 
 
 def object_of_path(path: str) -> tuple[bytes, int] | None:
-    """Return the key and the generation that a path names; None if `object_path` made no such path."""
-    found = _PATH.fullmatch(path)
-    if found is None:
+    """Return the key and the generation in a path; None if it is not the path of a chunk's object."""
+    match = _PATH.fullmatch(path)
+    if match is None:
         return None
-    if found["whole"]:
-        return bytes.fromhex(found["whole"]), 0
-    return bytes.fromhex(found["first"] + found["rest"]), int(found["generation"], 16)
+    if match["whole"]:
+        return bytes.fromhex(match["whole"]), 0
+    return bytes.fromhex(match["first"] + match["rest"]), int(match["generation"], 16)
 
 
 def record_of(row: np.void) -> ChunkRecord:

@@ -299,8 +299,10 @@ class PrefixIndex(BucketScripts):
         return marks
 
     async def expect_objects(self, chunks: Sequence[ChunkRecord], delete_ms: int) -> list[bool]:
-        """Objects that are about to be written: to be deleted at `delete_ms` or later, unless their keys have entries
-        then. False for a key whose objects are being deleted just now.
+        """Announce objects that are about to be written, and schedule their deletion.
+
+        They are deleted at `delete_ms` or later, once their keys have no entry. False for a key whose objects are being
+        deleted at this moment.
         """
         marks: list[bool] = []
         for bucket, group in groupby(chunks, key=lambda chunk: chunk.bucket):
@@ -311,8 +313,9 @@ class PrefixIndex(BucketScripts):
         return marks
 
     async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
-        """Keys without an entry whose objects are due: to be deleted by the caller, who has until `until_ms`. Until
-        then, or until `objects_deleted` says so, no entry lists them.
+        """Claim up to `limit` keys without an entry whose objects are due. The caller may delete them until `until_ms`.
+
+        Until then, or until `objects_deleted` or `unclaim_objects` is called, no entry lists objects of these keys.
         """
         async with metadata_errors():
             pipeline = self._client.pipeline(transaction=False)

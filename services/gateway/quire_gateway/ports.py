@@ -175,7 +175,7 @@ class Router(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChunkAttributes:
-    """What the object tier says of a chunk's object: `size` in bytes, `modified_s` since the Unix epoch."""
+    """Attributes of a chunk's object: `size` in bytes, `modified_s` in seconds since the Unix epoch."""
 
     key: bytes
     generation: int

@@ -52,8 +52,11 @@ class Reports:
         return marks
 
     async def expect_objects(self, chunks: Sequence[ChunkRecord]) -> tuple[list[bool], int]:
-        """Objects are about to be written: they are deleted after the time of grace, unless their keys have entries
-        then. False for a key whose objects are being deleted; and the time of grace in ms.
+        """Announce objects that are about to be written.
+
+        Returns:
+            For each, False while objects of its key are being deleted; and the grace period in ms, after which an
+            object is deleted if its key has no entry.
         """
         grace_ms = self._config.object_grace_ms
         return await self._index.expect_objects(chunks, self._clock.now_ms() + grace_ms), grace_ms
@@ -90,7 +93,7 @@ class Reports:
         return [generation if node_id in names else 0 for generation, names in entries]
 
     async def is_rebuilding(self) -> bool:
-        """Whether the index is being told what the object tier has."""
+        """Whether the index is being rebuilt from the object tier."""
         return bool(await self._index.rebuild())
 
     async def listing(self, node_id: str) -> Listing:

@@ -1,7 +1,7 @@
-"""Chunks in the object tier: put, fetched when no nearer tier has them, listed, deleted.
+"""Stores chunks in the object tier, fetches, lists and deletes them.
 
-What an object is stands in `quire.model.chunk_object`. A chunk may have several objects, of index entries that have
-ended. Any sound one is the chunk. An object is deleted once its chunk is out of the index, with all others of its key.
+`quire.model.chunk_object` describes the format of an object. A chunk may have several objects, which were written under
+index entries that have ended since. Any sound one will do. Once the chunk has left the index, all of them are deleted.
 """
 
 from __future__ import annotations
@@ -58,10 +58,13 @@ class ObjectStore:
     # ---- reading
 
     async def fetch(self, generations: Mapping[bytes, int]) -> AsyncIterator[tuple[Header, Bytes]]:
-        """Chunks with their (L, S) bytes, verified, in order. What is not there or not sound is left out.
+        """Yield chunks with their (L, S) bytes, verified, in order. Absent and corrupt ones are left out.
 
-        `generations`: by key, of the index entry that lists the object; 0 where that is unknown. An object of another
-        generation, which an index that was rebuilt may list, is looked for. No more than eight are here at a time.
+        At most eight chunks are in memory at a time. Where there is no object of the given generation, the key's other
+        objects are tried: an index that was rebuilt lists objects under new entries.
+
+        Args:
+            generations: By key, the generation of the index entry that lists the object; 0 if unknown.
         """
         ahead: deque[asyncio.Task[tuple[Header, Bytes] | None]] = deque()
         left = iter(generations.items())
@@ -82,32 +85,32 @@ class ObjectStore:
     async def _fetch_one(self, key: bytes, generation: int) -> tuple[Header, Bytes] | None:
         self._absent.pop(key, None)
         try:
-            found = await self._read((key, generation)) if generation else None
-            if found is None:
-                found = await self._search(key, skip=generation or None)
+            chunk = await self._read((key, generation)) if generation else None
+            if chunk is None:
+                chunk = await self._search(key, skip=generation or None)
         except QuireError as error:
             logger().warning("the object tier cannot be read", error=str(error))
             return None
-        if found is None:
+        if chunk is None:
             self._absent[key] = None
             while len(self._absent) > _ABSENT_MAX:
                 self._absent.popitem(last=False)
-        return found
+        return chunk
 
     async def _search(self, key: bytes, skip: int | None) -> tuple[Header, Bytes] | None:
         """Read the newest sound object of a key, other than that of the generation `skip`."""
         for generation in [*await self._tier.generations(key), 0]:
-            if generation != skip and (found := await self._read((key, generation))) is not None:
-                return found
+            if generation != skip and (chunk := await self._read((key, generation))) is not None:
+                return chunk
         return None
 
     async def _read(self, name: ObjectName) -> tuple[Header, Bytes] | None:
         raw = await self._tier.get(name)
-        found = unpack_object(raw) if raw is not None else None
-        if raw is not None and (found is None or found[0].chunk.key != name[0]):
-            logger().error("an object is not the chunk that it should be", key=name[0].hex(), generation=name[1])
+        chunk = unpack_object(raw) if raw is not None else None
+        if raw is not None and (chunk is None or chunk[0].chunk.key != name[0]):
+            logger().error("an object is not the chunk of its name", key=name[0].hex(), generation=name[1])
             return None
-        return found
+        return chunk
 
     async def still_absent(self, keys: Iterable[bytes]) -> set[bytes]:
         """Which of `keys` have no object now. Raises what the tier raises."""
@@ -134,14 +137,15 @@ class ObjectStore:
         """
         for first in range(0, len(keys), _LISTED_AT_ONCE):
             part = keys[first : first + _LISTED_AT_ONCE]
-            found = await asyncio.gather(*map(self._tier.generations, part))
+            listed = await asyncio.gather(*map(self._tier.generations, part))
             left_s = until_ms / 1000 - self._clock.now_ms() / 1000
             if left_s < self._timeout_s:
                 raise DeadlineExceeded("too late to delete objects", field="until_ms")
-            await self._tier.delete([(key, each) for key, mine in zip(part, found, strict=True) for each in [*mine, 0]])
+            names = [(key, each) for key, some in zip(part, listed, strict=True) for each in [*some, 0]]
+            await self._tier.delete(names)
 
     async def records(self) -> AsyncIterator[ChunkRecord]:
-        """Of every sound chunk object, from its header: several times where a chunk has several."""
+        """Yield the index record of each sound object, from its header: several times if a chunk has several."""
         async for names in self._tier.list():
             for first in range(0, len(names), _HEADERS_AT_ONCE):
                 part = names[first : first + _HEADERS_AT_ONCE]

@@ -63,14 +63,14 @@ class ClusterIndex(Protocol):
         """List the object tier in these very entries."""
 
     async def expect_objects(self, records: Sequence[ChunkRecord]) -> list[bool]:
-        """Objects are about to be written: they are deleted some time after their entries have ended, if none lists
-        them. False for a key whose objects are being deleted just now.
+        """Announce objects that are about to be written: they are deleted some time after their keys' entries have
+        ended. False for a key whose objects are being deleted at this moment.
         """
 
     async def object_generations(self, records: Sequence[ChunkRecord]) -> tuple[list[int], bool]:
         """Return the generations of the entries that list the object tier, 0 where none does.
 
-        The second value is False while the index is being told what the object tier has.
+        The second value is False while the index is being rebuilt from the object tier.
         """
 
     async def withdraw(self, node_id: str, records: Sequence[ChunkRecord], *, reporter: str) -> None:

@@ -204,8 +204,9 @@ class Registry:
 
         It is not while it is being rebuilt from the object tier. Raises what the index raises.
         """
-        found, complete = await self._index.object_generations(records)
-        return {record.key: each for record, each in zip(records, found, strict=True) if each}, complete
+        generations, complete = await self._index.object_generations(records)
+        listed = {record.key: generation for record, generation in zip(records, generations, strict=True) if generation}
+        return listed, complete
 
     async def register_objects(self, records: Sequence[ChunkRecord]) -> int:
         """Register the object tier as the holder of chunks, parents before children; how many are listed now."""

@@ -129,8 +129,8 @@ class Tiers:
             keys: Their keys.
             used: A sign of interest.
             fetch: Chunks of the object tier alone are brought here first.
-            records: Returns their records, by which the index is asked for the names of their objects. Without them
-                these are looked for in the object tier, which takes longer.
+            records: Returns their index records, which serve to request the names of their objects from the index.
+                Without them the object tier is searched, which takes longer.
         """
         ticket = self._executor.ticket()
         self._records[ticket] = records or tuple
@@ -333,14 +333,16 @@ class Tiers:
 
     async def _object_generations(self, keys: Sequence[bytes]) -> dict[bytes, int]:
         """Return the generations of the entries that list chunks in the object tier, 0 where that is unknown."""
-        generations, wanted = dict.fromkeys(keys, 0), set(keys)
-        known = {record.key: record for each in list(self._records.values()) for record in each()}
-        records = [record for key, record in known.items() if key in wanted]
+        generations = dict.fromkeys(keys, 0)
+        by_key = {record.key: record for pinned in list(self._records.values()) for record in pinned()}
+        records = [record for key, record in by_key.items() if key in generations]
         if records:
             try:
                 generations |= (await self._registry.object_generations(records))[0]
             except QuireError as error:
-                logger().warning("the index does not name objects: they are searched for", error=str(error))
+                logger().warning(
+                    "the index does not give the names of objects: the object tier is searched", error=str(error)
+                )
         return generations
 
     def lay(self, slots: Slots, index: int, payload: Bytes) -> None:

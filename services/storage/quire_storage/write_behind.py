@@ -210,16 +210,16 @@ class WriteBehind:
         return not self._chunks.wants_object(key)
 
     async def _ask(self, keys: Sequence[bytes]) -> bool:
-        """Learn which chunks have a listed object. False while the index is being told what the object tier has."""
-        wanted = [found for key in keys if (found := self._wanted(key)) is not None]
-        if not wanted:
+        """Request from the index which chunks have a listed object. False if it is being rebuilt and some have none."""
+        chunks = [chunk for key in keys if (chunk := self._wanted(key)) is not None]
+        if not chunks:
             return True
-        listed, complete = await self._registry.object_generations([record for record, _ in wanted])
-        for record, generation in wanted:
+        listed, complete = await self._registry.object_generations([record for record, _ in chunks])
+        for record, generation in chunks:
             here = self._chunks.listed(record.key)
             if here is not None and listed.get(record.key) == here[1] == generation:
                 self._chunks.uploaded(here[0].chunk, generation)
-        return complete or not any(self._chunks.wants_object(record.key) for record, _ in wanted)
+        return complete or not any(self._chunks.wants_object(record.key) for record, _ in chunks)
 
     def _wanted(self, key: bytes) -> tuple[ChunkRecord, int] | None:
         """A chunk that is here, and the generation of its entry, which does not list the object tier yet."""

@@ -36,7 +36,7 @@ class ObjectTierContract:
         await tier.delete([])
 
     async def test_objects_of_one_key_are_told_apart_by_generation(self, tier: ObjectTier) -> None:
-        """Also from the object of an earlier release, which has none."""
+        """An object of an earlier release counts as generation 0."""
         key = b"k" * 32
         for generation in (3, 2**64 - 1, 0):
             await tier.put((key, generation), str(generation).encode())

@@ -14,8 +14,8 @@ from quire.testing.simulation.loop import SimulatedLoop
 class SimObjects:
     """The `ObjectTier` port. `failing`: every request fails; `full`: every PUT does; `latency_s`: bounds.
 
-    `late_s`: where it is not 0, PUTs and DELETEs are carried out once more, up to so many seconds later, as happens
-    when a client repeats a request whose first copy is still on its way.
+    `late_s`: if not 0, each PUT and DELETE is executed a second time, up to `late_s` seconds later, as happens when a
+    client repeats a request whose first copy is still in flight.
     """
 
     description = "simulated"

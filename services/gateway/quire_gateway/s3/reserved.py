@@ -40,7 +40,7 @@ class ChunkStore(Protocol):
     async def head(self, key: bytes) -> ChunkAttributes | None: ...
     async def read(self, chunk: ChunkAttributes, start: int, end: int) -> memoryview: ...
     async def shard(self, first: str) -> list[ChunkAttributes]:
-        """Those whose keys begin with these two hexadecimal digits, in order."""
+        """List chunks whose keys begin with these two hexadecimal digits, in order of their keys."""
 
     async def write(self, key: bytes, data: bytes) -> None:
         """Write an object with a name that no other one has."""
