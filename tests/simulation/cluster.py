@@ -34,6 +34,7 @@ from quire_gateway.adapters.cluster import GrpcAllocator, GrpcStorageNodes
 from quire_gateway.admission import Admission
 from quire_gateway.config import GatewayConfig
 from quire_gateway.grpc.public import GatewayServicer
+from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.retention import Retention
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.backends import WHOLE_BODIES, Backends
@@ -189,6 +190,7 @@ class Cluster:
     fabric: Fabric = field(init=False)
     metadata: Metadata = field(init=False)
     objects: SimObjects = field(init=False)
+    sessions: dict[str, Sessions] = field(default_factory=dict)
     blobs: SimBlobs = field(init=False)
     _starts: int = 0
 
@@ -369,6 +371,7 @@ class Cluster:
             retention=Retention(index, clock, config.retention_s_max),
             clock=clock,
         )
+        self.sessions[process.name] = servicer.sessions
         add_GatewayServiceServicer_to_server(servicer, cast(Any, SimServer(self.network, process.name, process)))
         incarnation = f"{process.name}/{self._starts}"
 

@@ -58,6 +58,7 @@ class Inspection:
         for prefix in self._day.prefixes:
             lost = (at for at, key in enumerate(prefix.keys) if key not in self._day.history.promises)
             await self._inspect_prefix(client, prefix, next(lost, len(prefix.keys)), rng)
+        await client.close()
 
     async def _inspect_prefix(self, client: QuireClient, prefix: Prefix, expected: int, rng: random.Random) -> None:
         """The first `expected` chunks were promised. What lies behind them may turn out to be missing, once each; and
@@ -117,6 +118,9 @@ class Inspection:
         if hollow:
             keys = [key for prefix in self._day.prefixes for key in prefix.keys if fingerprint(key) in hollow]
             raise self._day.history.fail("an entry that nothing holds or extends pins its parents", keys[0])
+        for name, sessions in self._day.cluster.sessions.items():
+            assert not sessions._sessions, f"{name}: sessions whose clients have gone"
+            assert not sessions._tasks, f"{name}: streams and requests of sessions that have ended"
         metadata = self._day.cluster.metadata
         assert not metadata.dangling(), "parents are kept for children that are not there"
         assert all(ends_ms <= metadata.now_ms for ends_ms in metadata.leases()), "leases that nothing ends"

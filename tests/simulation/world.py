@@ -203,6 +203,7 @@ class Day:
                 task.add_done_callback(tasks.discard)
         await asyncio.gather(*tasks)
         await self._leave(client)
+        await client.close()
 
     async def _leave(self, client: QuireClient) -> None:
         for _ in range(200):
