@@ -110,6 +110,10 @@ class History:
         """
         self.leases[lease] = (frozenset(keys), until_s, disturbed)
 
+    def sessions_end(self) -> None:
+        """Sessions of clients end, and with them their leases. Retentions stay."""
+        self.leases = {lease: each for lease, each in self.leases.items() if isinstance(lease, tuple)}
+
     def unleased(self, lease: object) -> None:
         """The client is about to release the lease."""
         self.leases.pop(lease, None)

@@ -193,7 +193,7 @@ class Day:
             await asyncio.sleep(rng.expovariate(self.rate))
             if self.loop.time() > crash_s:
                 self.tell(f"fault: client-{number} crashes")
-                self.history.leases.clear()  # with its session its leases end
+                self.history.sessions_end()
                 process.crash()
                 await asyncio.sleep(1)
             many = f"client-{number}" in self.slow and rng.random() < 0.2
@@ -203,6 +203,7 @@ class Day:
                 task.add_done_callback(tasks.discard)
         await asyncio.gather(*tasks)
         await self._leave(client)
+        self.history.sessions_end()
         await client.close()
 
     async def _leave(self, client: QuireClient) -> None:

@@ -139,14 +139,14 @@ class SimTransport:
 
 
 class SimPeer:
-    """A connection. Messages keep their order; a peer that dies is noticed after a moment."""
+    """A connection. Messages arrive in order, puts in any; a peer that dies is noticed after a moment."""
 
     def __init__(self, mine: SimTransport, other: SimTransport) -> None:
         self.mine = mine
         self.other = other
         self._error: PeerLost | None = None
         self._watchers: list[Callable[[PeerLost], None]] = []
-        self._until_s = 0.0
+        self._sent_s = self._message_s = 0.0
         self.flying = 0
         self.torn = False
         self._looking = asyncio.get_running_loop().create_task(self._look())
@@ -191,14 +191,21 @@ class SimPeer:
             raise TargetInvalid("unknown key", field="target.remote_key")
         return SimRemote(region, target)
 
-    def travel_s(self, size: int) -> float:
-        """When what is sent now arrives, in order behind what was sent before (loop time)."""
+    def arrival_s(self, size: int, *, message: bool = False) -> float:
+        """Return when bytes that are sent now arrive (loop time).
+
+        Messages arrive in order. Puts and gets arrive in any order: they overtake each other, and messages overtake
+        them. All share the link's bandwidth.
+        """
         network = self.mine.fabric.network
         loop = network.loop
         extra = sum(network.slow.get(each.process.name, 0.0) for each in (self.mine, self.other))
         latency_s = loop.random.uniform(*network.latency_s) / 4 + extra
-        self._until_s = max(self._until_s, loop.time() + latency_s) + size / _BYTES_PER_S
-        return self._until_s
+        self._sent_s = max(self._sent_s, loop.time()) + size / _BYTES_PER_S
+        if not message:
+            return self._sent_s + latency_s
+        self._message_s = max(self._message_s, self._sent_s + latency_s)
+        return self._message_s
 
     async def get(
         self, region: Region, offset: int, length: int, remote: Remote, remote_offset: int, *, timeout_s: float
@@ -213,14 +220,14 @@ class SimPeer:
         except TimeoutError:
             raise DeadlineExceeded("the peer does not answer") from None
 
-    def post(self, size: int, move: Callable[[], None]) -> asyncio.Future[None]:
+    def post(self, size: int, move: Callable[[], None], *, message: bool = False) -> asyncio.Future[None]:
         """Move bytes when they arrive; the future fails if the connection goes before that.
 
         The network does it: the writer's process may be dead or paused by then.
         """
         loop = self.mine.fabric.network.loop
         done: asyncio.Future[None] = loop.create_future()
-        at_s = self.travel_s(size)
+        at_s = self.arrival_s(size, message=message)
         self.flying += 1
 
         def arrive() -> None:
@@ -257,7 +264,7 @@ class SimPeer:
         if self._error is not None:
             raise self._error
         other = self.other
-        self.post(len(message), lambda: _hand_over(other, message))
+        self.post(len(message), lambda: _hand_over(other, message), message=True)
 
     async def flush(self, timeout_s: float) -> None:
         await asyncio.sleep(0)
@@ -277,7 +284,7 @@ class SimPeer:
 
 
 class SimStreamOfPuts:
-    """Puts in order; what is announced follows them."""
+    """Puts, which land in any order; an announcement arrives after all puts that were sent before it."""
 
     def __init__(self, peer: SimPeer, region: SimRegion, remote: SimRemote) -> None:
         self._peer = peer
