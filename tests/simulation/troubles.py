@@ -292,6 +292,22 @@ class Troubles:
         await asyncio.sleep(rng.uniform(1.0, 4.0))
         network.noisy.discard(pair)
 
+    async def _bar(self) -> None:
+        """Break the connection between a node and a client or another node; for a while no new one can be opened."""
+        rng, cluster = self._day.rng, self._day.cluster
+        node = rng.choice(self._nodes)
+        others = [f"client-{number}" for number in range(self._day.clients)]
+        other = rng.choice([*others, *(name for name in self._nodes if name != node)])
+        pair = frozenset((node, other))
+        self._day.tell(f"fault: no connection between {node} and {other}")
+        cluster.network.unreachable.add(pair)
+        for member in list(cluster.fabric.members.values()):
+            for peer in [each for peers in member.peers.values() for each in peers]:
+                if peer.between == pair:
+                    peer.abort()
+        await asyncio.sleep(rng.uniform(0.5, 4.0))
+        cluster.network.unreachable.discard(pair)
+
     async def _slow_down(self) -> None:
         rng, network = self._day.rng, self._day.cluster.network
         name = rng.choice([*self._nodes, *self._gateways, "client-0"])
@@ -389,6 +405,7 @@ _STRIKES: Final[dict[str, Callable[[Troubles], Coroutine[Any, Any, None]]]] = {
     "reset": Troubles._reset,
     "stuck": Troubles._stick,
     "noise": Troubles._noise,
+    "unreachable": Troubles._bar,
     "slow": Troubles._slow_down,
     "redis": Troubles._silence,
     "redis away": Troubles._silence_long,

@@ -32,6 +32,7 @@ class Network:
     """Who listens where, and between which processes nothing gets through. `latency_s`: bounds of one way.
 
     `stuck`: data does not pass between these, and their connections cannot be torn down: what was posted lands later.
+    `unreachable`: neither of these can open a connection to the other's memory.
     `noisy`: what one of these writes into the other's memory arrives changed, in one byte.
     `unanswered`: servers whose answers are lost, after the request was carried out: the connection breaks before.
     """
@@ -42,6 +43,7 @@ class Network:
     cuts: set[frozenset[str]] = field(default_factory=set)
     stuck: set[frozenset[str]] = field(default_factory=set)
     noisy: set[frozenset[str]] = field(default_factory=set)
+    unreachable: set[frozenset[str]] = field(default_factory=set)
     unanswered: set[str] = field(default_factory=set)
     slow: dict[str, float] = field(default_factory=dict)
     streams: set[SimDuplex] = field(default_factory=set)

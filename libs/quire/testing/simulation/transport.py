@@ -122,6 +122,8 @@ class SimTransport:
             other = self.fabric.members.get(address)
             if other is None or not other.alive:
                 raise PeerLost("no such peer")
+            if frozenset((self.process.name, other.process.name)) in self.fabric.network.unreachable:
+                raise PeerLost("no route to the peer")
             peer = self._peers[address] = SimPeer(self, other)
             self.peers[address].append(peer)
         return peer
