@@ -13,12 +13,22 @@ from obstore.store import LocalStore, from_url
 from quire.model.errors import ConfigInvalid
 
 
-def open_store(url: str, timeout_s: float, variable: str) -> Any:
-    """`s3://bucket/prefix` (endpoint and keys from the usual AWS_* variables, plain http if the endpoint says so),
-    `gs://`, `az://`, or a folder. Raises `ConfigInvalid`, naming `variable`."""
+def open_store(url: str, timeout_s: float, variable: str, *, prune: bool = False) -> Any:
+    """Open a store.
+
+    Args:
+        url: `s3://bucket/prefix` (endpoint and keys from the usual AWS_* variables, plain http if the endpoint says
+            so), `gs://`, `az://`, or a folder.
+        timeout_s: Of a request, seconds.
+        variable: Named by `ConfigInvalid`.
+        prune: Remove folders that become empty by a deletion. A PUT at the same time may fail, and has to be repeated.
+
+    Raises:
+        ConfigInvalid: The URL names no store.
+    """
     try:
         if "://" not in url:
-            return LocalStore(str(Path(url).absolute()), mkdir=True)
+            return LocalStore(str(Path(url).absolute()), mkdir=True, automatic_cleanup=prune)
         timeout = timedelta(seconds=timeout_s)
         endpoint = os.environ.get("AWS_ENDPOINT_URL", "") or os.environ.get("AWS_ENDPOINT", "")
         options: Any = {"timeout": timeout, "allow_http": endpoint.startswith("http://")}

@@ -32,8 +32,12 @@ class ObjectTierContract:
         assert await tier.get(one) is None and await tier.get(two) == b"other"
 
     async def test_deleting_what_is_not_there_is_no_error(self, tier: ObjectTier) -> None:
-        await tier.delete([(b"n" * 32, 1), (b"n" * 32, 0)])
+        names = [(bytes([number]) * 32, number % 2) for number in range(20)]
+        for name in names[::2]:
+            await tier.put(name, b"x")
+        await tier.delete(names[::-1])
         await tier.delete([])
+        assert [each async for page in tier.list() for each in page] == []
 
     async def test_objects_of_one_key_are_told_apart_by_generation(self, tier: ObjectTier) -> None:
         """An object of an earlier release counts as generation 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
@@ -21,7 +22,7 @@ class ObstoreTier:
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self.description = url
-        self._store = open_store(url, timeout_s, "QUIRE_STORAGE_OBJECT_URL")
+        self._store = open_store(url, timeout_s, "QUIRE_STORAGE_OBJECT_URL", prune=True)
 
     async def put(self, name: ObjectName, data: bytes) -> None:
         async with _translated():
@@ -36,9 +37,16 @@ class ObstoreTier:
             return bytes(await found.bytes_async())
 
     async def delete(self, names: Sequence[ObjectName]) -> None:
+        paths = [object_path(*name) for name in names]
         async with _translated():
-            with contextlib.suppress(NotFoundError, FileNotFoundError):
-                await obstore.delete_async(self._store, [object_path(*name) for name in names])
+            try:
+                await obstore.delete_async(self._store, paths)
+            except (NotFoundError, FileNotFoundError):  # a folder stops at the first that does not exist
+                await asyncio.gather(*map(self._delete, paths))
+
+    async def _delete(self, path: str) -> None:
+        with contextlib.suppress(NotFoundError, FileNotFoundError):
+            await obstore.delete_async(self._store, path)
 
     async def generations(self, key: bytes) -> list[int]:
         async with _translated():
