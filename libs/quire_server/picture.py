@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from quire.model.errors import QuireError
 from quire.model.hashing import Namespace
@@ -16,6 +17,9 @@ from quire.wire import version
 from quire_server import tasks
 from quire_server.clock import Clock
 from quire_server.core.placement import link_rates_of
+
+_HEARTBEAT_S_MAX: Final = 3.0
+"""By then each member has sent a heartbeat after an outage of Redis."""
 
 
 class Picture(Protocol):
@@ -55,7 +59,8 @@ class TenantsRead(Protocol):
 class View:
     """The picture of a service that only reads it: new at every change, and every `refresh_s` in case one was missed.
 
-    Without Redis it stays as it was.
+    Without Redis it stays as it was. Members expire in Redis during an outage: when it answers again, those that were
+    alive before count as alive until each had time to send a heartbeat.
     """
 
     def __init__(self, *, members: MembersRead, tenants: TenantsRead, clock: Clock, refresh_s: float) -> None:
@@ -66,6 +71,8 @@ class View:
         self._tenants: Mapping[str, TenantPolicy] = {}
         self._storage: Mapping[str, Node] = {}
         self._looks = 0
+        self._failed = False
+        self._returned_s = -math.inf
         self._looking = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self.live: Mapping[str, Node] = {}
@@ -99,8 +106,17 @@ class View:
 
     async def _look(self) -> None:
         # A node accepted by an orchestrator of another release is not used by this service.
-        members = await self._members.live()
-        self.live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
+        try:
+            members = await self._members.live()
+        except QuireError:
+            self._failed = True
+            raise
+        live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
+        now_s = self._clock.monotonic_s()
+        stood_still = len(self._storage) > 1 and not live.keys() & self._storage.keys()  # until all had expired
+        if self._failed or stood_still:
+            self._failed, self._returned_s = False, now_s
+        self.live = {**self.live, **live} if now_s - self._returned_s < _HEARTBEAT_S_MAX else live
         self._storage = {name: node for name, node in self.live.items() if node.role is Role.STORAGE}
         self.link_rates = link_rates_of(self.live.values())
         self._tenants = await self._policies.tenants()

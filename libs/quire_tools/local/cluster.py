@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, Self
 
@@ -303,15 +303,14 @@ class LocalCluster:
         assert old.popen.poll() is not None, "kill it first"
         before = {} if name == "redis" else self._members()
         self._spawn(name, old.command, old.environment | (environment or {}), old.address)
-        self._processes[name].environment = old.environment
         deadline = time.monotonic() + timeout_s
         if name == "redis":
             self._wait_redis(deadline)
             return
         self._wait_healthy(self._processes[name], deadline)
         # The one before counts as alive for a while after its death: wait for the new one, not for the name.
-        moved = [value for key, value in (environment or {}).items() if key.endswith("_ADVERTISE")]
-        self._wait_joined(deadline, ("storage",), before.get(name), {old.address: moved[0]} if moved else {})
+        self._wait_joined(deadline, ("storage",), before.get(name))
+        self._processes[name].environment = old.environment
 
     def ended(self) -> dict[str, int]:
         """Processes that ended by themselves, and their exit status."""
@@ -418,22 +417,13 @@ class LocalCluster:
                         return
                 time.sleep(0.02)
 
-    def _wait_joined(
-        self,
-        deadline: float,
-        kinds: tuple[str, ...],
-        before: _Member | None = None,
-        advertised: Mapping[str, str] | None = None,
-    ) -> None:
+    def _wait_joined(self, deadline: float, kinds: tuple[str, ...], before: _Member | None = None) -> None:
         """Return when all of `kinds` that run are members: with the address that they have now, and not as `before`.
-
-        `advertised`: the address that a member has, by the one where it listens, where the two differ.
 
         A process that died counts as a member for a while: also one of a cluster that ran on this folder before.
         """
         awaited = [each for name, each in self._processes.items() if name.startswith(kinds)]
-        alive = [process for process in awaited if process.popen.poll() is None]
-        running = {(advertised or {}).get(process.address, process.address): process.name for process in alive}
+        running = {process.advertised: process.name for process in awaited if process.popen.poll() is None}
         while True:
             known = set(self._members().values())
             if running.keys() <= {member.address for member in known} and before not in known:

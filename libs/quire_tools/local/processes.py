@@ -43,6 +43,11 @@ class Process:
     popen: Running
     log: IO[bytes] = field(repr=False)
 
+    @property
+    def advertised(self) -> str:
+        """Return the address under which other members reach it."""
+        return next((each for name, each in self.environment.items() if name.endswith("_ADVERTISE")), self.address)
+
 
 class Starter:
     """Starts processes that die with this one, however it dies."""

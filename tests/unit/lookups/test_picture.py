@@ -145,3 +145,42 @@ async def test_a_view_ends_whose_cancellation_gets_lost() -> None:
     async with asyncio.timeout(20):
         await view.close()
     assert all(task.done() for task in view._tasks), "it goes on listening"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_members_that_expired_during_an_outage_count_until_they_had_time_to_report(fails: bool) -> None:
+    """Redis does not answer, or stands still, for longer than members live: chunks that are there were misses."""
+    redis, clock = _Redis(), FakeClock()
+    redis.names = ["a", "b", "c"]
+    view = _view(redis, clock)
+    await view.start()
+    redis.down = fails
+    if not fails:
+        redis.gate.clear()
+    redis.names = []
+    for _ in range(8):
+        await clock.advance(0.5)
+    redis.down = False
+    redis.gate.set()
+    await clock.advance(0.5)
+    assert set(view.storage_nodes()) == {"a", "b", "c"}
+    redis.names = ["b"]
+    await clock.advance(1.0)
+    assert set(view.storage_nodes()) == {"a", "b", "c"}
+    for _ in range(6):
+        await clock.advance(0.5)
+    assert set(view.storage_nodes()) == {"b"}
+    await view.close()
+
+
+async def test_a_member_that_leaves_is_forgotten_at_once() -> None:
+    redis, clock = _Redis(), FakeClock()
+    redis.names = ["a", "b"]
+    view = _view(redis, clock)
+    await view.start()
+    for _ in range(8):
+        await clock.advance(0.5)
+    redis.names = ["b"]
+    await clock.advance(0.5)
+    assert set(view.storage_nodes()) == {"b"}
+    await view.close()
