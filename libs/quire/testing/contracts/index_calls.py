@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.model.fingerprints import fingerprint
-from quire.model.index import Drop, Listing, Match, ObjectMark, Pin, records
+from quire.model.index import ChunkRecord, Drop, Listing, Match, ObjectMark, Pin, records
 from quire.model.keys import BUCKET_CHUNKS, ChunkKeys
 from quire.testing.contracts.index import Index, chain, holdings
 
@@ -118,6 +118,17 @@ class IndexCallsContract:
         after = await index.register("b", chunks, 0, fresh=12345)
         assert after == [*before, *[12345] * 200]
         assert await index.entries(chunks[99:101]) == [(before[99], ("a", "b")), (12345, ("b",))]
+
+    async def test_a_new_entry_has_its_own_generation_behind_one_without_holders(self, index: Index) -> None:
+        """An entry without holders stays while a chunk in another bucket extends it."""
+        root, middle, last, other = (letter.encode() * 32 for letter in "rmlo")
+        trunk = [ChunkRecord(root, b"", root, b""), ChunkRecord(middle, root, root, root)]
+        beyond = ChunkRecord(last, middle, last, root)
+        await index.register("a", [*trunk, beyond], 0, fresh=5)
+        assert await index.unregister("a", trunk[1:], 0) == [True]
+        branch = ChunkRecord(other, root, root, root)
+        assert await index.register("a", [branch], 0, fresh=7) == [7]
+        assert await index.entries([*trunk, branch]) == [(5, ("a",)), (5, ()), (7, ("a",))]
 
     async def test_a_claim_can_be_given_back(self, index: Index) -> None:
         """The object is not deleted, can be listed again, and has its time anew. A claim that has passed on stays."""
