@@ -32,6 +32,7 @@ Reader = Callable[[bytes], Awaitable[tuple[Chunk, Bytes] | None]]
 _AT_ONCE: Final = 8
 _LISTED_AT_ONCE: Final = 64
 _PAUSE_S, _PAUSE_S_MAX = 0.2, 10.0
+_REBUILD_PAUSE_S: Final = 2.0
 
 
 class Chunks(Protocol):
@@ -67,6 +68,7 @@ class WriteBehind:
         self._waiting = 0
         self._telling: asyncio.Task[None] | None = None
         self._workers: list[asyncio.Task[None]] = []
+        self._rebuilding: asyncio.Task[None] | None = None
         self.lag_bytes = 0
         lag = [lambda options: [Observation(self.lag_bytes)]]
         meter().create_observable_gauge(names.OBJECT_LAG_BYTES, lag, "By")
@@ -77,7 +79,7 @@ class WriteBehind:
         self._workers = [asyncio.create_task(self._work()) for _ in range(_AT_ONCE)]
 
     async def close(self) -> None:
-        await tasks.end(self._workers)
+        await tasks.end([*self._workers, self._rebuilding])
 
     @property
     def lag_chunks(self) -> int:
@@ -103,6 +105,9 @@ class WriteBehind:
     async def settle(self, keys: Sequence[bytes]) -> None:
         """Return when none of `keys` waits to be written any more. Raises `DeadlineExceeded`."""
         for key in reversed(keys):
+            if self._rebuilding and key in self._unlisted:  # the rebuild may take long
+                self._write_later(key, self._unlisted.pop(key))
+                self._there_is_work.set()
             for queue in (self._unsent, self._unlisted):
                 if key in queue:
                     queue.move_to_end(key, last=False)
@@ -136,10 +141,11 @@ class WriteBehind:
     async def _work(self) -> None:
         pause_s = _PAUSE_S
         while True:
-            while not self._unsent and not self._unlisted:
+            while not self._unsent and (self._rebuilding or not self._unlisted):
                 self._there_is_work.clear()
                 await self._there_is_work.wait()
-            succeeded = await (self._list_some() if self._unlisted else self._write_one())
+            asks = self._unlisted and not self._rebuilding
+            succeeded = await (self._list_some() if asks else self._write_one())
             self._failing = not succeeded
             await self._tell()
             if succeeded:
@@ -172,11 +178,16 @@ class WriteBehind:
         finally:
             for key, size in mine.items():
                 self._sending.discard(key)
-                if self._chunks.wants_object(key) and answered:
+                if self._chunks.wants_object(key) and answered and not self._rebuilding:
                     self._write_later(key, size)
                 elif self._chunks.wants_object(key):
                     self._unlisted[key] = size
         return answered
+
+    async def _ask_again(self) -> None:
+        await self._clock.sleep(_REBUILD_PAUSE_S)
+        self._rebuilding = None
+        self._there_is_work.set()
 
     async def _tell(self) -> None:
         async with self._changed:
@@ -210,7 +221,10 @@ class WriteBehind:
         return not self._chunks.wants_object(key)
 
     async def _ask(self, keys: Sequence[bytes]) -> bool:
-        """Request from the index which chunks have a listed object. False if it is being rebuilt and some have none."""
+        """Request from the index which chunks have a listed object; again later, if it is being rebuilt.
+
+        Until then the other chunks wait: the rebuild may list their objects.
+        """
         chunks = [chunk for key in keys if (chunk := self._wanted(key)) is not None]
         if not chunks:
             return True
@@ -219,7 +233,9 @@ class WriteBehind:
             here = self._chunks.listed(record.key)
             if here is not None and listed.get(record.key) == here[1] == generation:
                 self._chunks.uploaded(here[0].chunk, generation)
-        return complete or not any(self._chunks.wants_object(record.key) for record, _ in chunks)
+        if not complete and self._rebuilding is None:
+            self._rebuilding = asyncio.create_task(self._ask_again())
+        return True
 
     def _wanted(self, key: bytes) -> tuple[ChunkRecord, int] | None:
         """A chunk that is here, and the generation of its entry, which does not list the object tier yet."""

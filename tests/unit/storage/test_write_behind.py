@@ -169,6 +169,21 @@ async def test_nothing_is_written_again_while_the_index_is_rebuilt() -> None:
     await behind.close()
 
 
+async def test_a_rebuild_holds_up_no_new_chunk_and_none_that_a_store_waits_for() -> None:
+    behind, node, tier, index, clock = _parts(written=True)
+    idle, awaited, new, _ = node.chunks
+    index.rebuilding = True
+    behind.enqueue(idle, 4096, written=True)
+    behind.enqueue(awaited, 4096, written=True)
+    await clock.advance(0.3)
+    behind.enqueue(new, 4096, written=False)
+    settled = asyncio.create_task(behind.settle([awaited]))
+    await _until_sent(node, clock, {new, awaited})
+    await asyncio.wait_for(settled, 10)
+    assert tier.keys == {new, awaited} and behind.lag_bytes == 0
+    await behind.close()
+
+
 async def test_an_object_is_named_by_the_entry_under_which_it_is_written_and_listed_by_no_other() -> None:
     """The entry ends while the object is written, and the chunk is stored again: another object is written."""
     behind, node, tier, index, clock = _parts(written=False)
