@@ -17,8 +17,8 @@ def open_store(url: str, timeout_s: float, variable: str, *, prune: bool = False
     """Open a store.
 
     Args:
-        url: `s3://bucket/prefix` (endpoint and keys from the usual AWS_* variables, plain http if the endpoint says
-            so), `gs://`, `az://`, or a folder.
+        url: `s3://bucket/prefix` (endpoint and keys from the usual AWS_* variables, plain http for an http
+            endpoint), `gs://`, `az://`, or a folder.
         timeout_s: Of a request, seconds.
         variable: Named by `ConfigInvalid`.
         prune: Remove folders that become empty by a deletion. A PUT at the same time may fail, and has to be repeated.

@@ -161,7 +161,7 @@ class Faults:
         return Fault(f"{age_s:.0f} s back", "redis", restore, lambda: None)
 
     def _answers_dropped(self) -> Fault:
-        """What orchestrators and a storage node ask of each other is carried out, and the answers are dropped."""
+        """Drop the answers between orchestrators and a storage node. The requests are executed."""
         name = self._storage()
         orchestrators = [self._world.address(each) for each in self._world.names if each.startswith("orchestrator")]
         targets = [*orchestrators, self._world.address(name)]

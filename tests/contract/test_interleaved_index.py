@@ -63,7 +63,7 @@ class _Turns:
             raise asyncio.CancelledError
 
     async def run(self, operations: Sequence[Callable[[], Awaitable[Any]]], *, cut: int = 0) -> None:
-        """Run operations beside each other."""
+        """Run operations concurrently."""
         self.active, self.calls, self.cut = len(operations), 0, cut
 
         async def one(operation: Callable[[], Awaitable[Any]]) -> None:
@@ -117,7 +117,7 @@ class _Careless(_Index):
 
 
 def _operation(rng: random.Random) -> Callable[[Any], Awaitable[Any]]:
-    """Draw an operation, to be done on an index; what it answers, without the generations that are drawn."""
+    """Draw an operation to be executed on an index. It returns the answer, without the generations that are drawn."""
     records = rng.choice(_CHAINS)
     first = rng.choice([0, 0, 0, 4, 8, rng.randrange(_LENGTH)])
     part = records[first : first + rng.choice([1, 4, 5, _LENGTH])]
@@ -185,7 +185,7 @@ def _state(index: MemoryIndex) -> Any:
 
 
 async def _live(index: _Index, turns: _Turns, seed: int) -> None:
-    """Rounds of operations beside each other; in every third one a client dies in the middle."""
+    """Run rounds of concurrent operations; in every third round a client dies in the middle."""
     rng = random.Random(seed)
     for number in range(_ROUNDS):
         operations = [_operation(rng) for _ in range(rng.randint(2, 4))]

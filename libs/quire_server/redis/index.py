@@ -313,9 +313,9 @@ class PrefixIndex(BucketScripts):
         return marks
 
     async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
-        """Claim up to `limit` keys without an entry whose objects are due. The caller may delete them until `until_ms`.
+        """Claim up to `limit` keys without an entry whose objects are due. The caller may delete them before `until_ms`.
 
-        Until then, or until `objects_deleted` or `unclaim_objects` is called, no entry lists objects of these keys.
+        No entry lists objects of these keys before that time, unless `objects_deleted` or `unclaim_objects` is called.
         """
         async with metadata_errors():
             pipeline = self._client.pipeline(transaction=False)

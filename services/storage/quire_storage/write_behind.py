@@ -221,9 +221,9 @@ class WriteBehind:
         return not self._chunks.wants_object(key)
 
     async def _ask(self, keys: Sequence[bytes]) -> bool:
-        """Request from the index which chunks have a listed object; again later, if it is being rebuilt.
+        """Request from the index which chunks have a listed object.
 
-        Until then the other chunks wait: the rebuild may list their objects.
+        While it is being rebuilt, the request is repeated for the other chunks, whose objects it may list yet.
         """
         chunks = [chunk for key in keys if (chunk := self._wanted(key)) is not None]
         if not chunks:
