@@ -31,7 +31,7 @@ test: $(STAMP)          ## the suite, on real parts: two workers, services forke
 test-slow: $(STAMP)     ## the tests that take over ten seconds, more of the simulator's days, services started as users do
 	$(FORKED) -m slow
 	$(PYTEST) tests/e2e/test_cache_control.py tests/e2e/test_page.py
-	QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(FORKED) tests/simulation -k "not known_fault"
+	QUIRE_SIMULATION_SEEDS=12 QUIRE_EXPLORED_STATES=1500 $(FORKED) tests/simulation -k "not known_fault"
 
 test-all: $(STAMP)      ## everything, one test after the other, services started as users start them
 	QUIRE_TEST_LONG=1 QUIRE_SIMULATION_SEEDS=24 QUIRE_EXPLORED_STATES=2500 $(BIN)/python -m pytest --timeout 400 -m ''

@@ -313,7 +313,7 @@ class PrefixIndex(BucketScripts):
         return marks
 
     async def claim_objects(self, now_ms: int, until_ms: int, limit: int) -> list[ChunkRecord]:
-        """Claim up to `limit` keys without an entry whose objects are due. The caller may delete them before `until_ms`.
+        """Claim up to `limit` keys without an entry whose objects are due, for deletion before `until_ms`.
 
         No entry lists objects of these keys before that time, unless `objects_deleted` or `unclaim_objects` is called.
         """
