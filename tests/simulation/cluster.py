@@ -104,11 +104,14 @@ class InRedis:
 
 
 class Policies:
-    """The `PolicyBook` port: nothing is bounded."""
+    """The `PolicyBook` port. `namespaces`: what is bounded."""
+
+    def __init__(self, namespaces: list[NamespacePolicy]) -> None:
+        self._namespaces = namespaces
 
     async def set(self, policy: NamespacePolicy) -> None: ...
     async def all(self) -> list[NamespacePolicy]:
-        return []
+        return self._namespaces
 
     async def set_tenant(self, policy: TenantPolicy) -> None: ...
     async def tenants(self) -> dict[str, TenantPolicy]:
@@ -167,6 +170,7 @@ STORAGE = {
     "transfer_timeout_s": 6.0,
     "scrub_bytes_per_s": 40_000,
     "replication_check_s": 0.5,
+    "policy_check_s": 0.5,
     "object_timeout_s": 2.0,
     "stop_grace_s": 1.0,
 }
@@ -191,6 +195,7 @@ class Cluster:
     metadata: Metadata = field(init=False)
     objects: SimObjects = field(init=False)
     sessions: dict[str, Sessions] = field(default_factory=dict)
+    policies: list[NamespacePolicy] = field(default_factory=list)
     blobs: SimBlobs = field(init=False)
     _starts: int = 0
 
@@ -298,7 +303,7 @@ class Cluster:
             config=config,
             index=self.metadata.new_index(),
             members=Membership(cast(Any, self.metadata.client())),
-            policies=Policies(),
+            policies=Policies(self.policies),
             holders=holders,
             clock=clock,
         )
@@ -351,7 +356,10 @@ class Cluster:
         nothing: Any = None
         index = self.metadata.new_index()
         view = View(
-            members=Membership(cast(Any, self.metadata.client())), tenants=Policies(), clock=clock, refresh_s=0.125
+            members=Membership(cast(Any, self.metadata.client())),
+            tenants=Policies(self.policies),
+            clock=clock,
+            refresh_s=0.125,
         )
         await view.start()
         settings = LookupSettings(secrets=(SECRET.encode(),))

@@ -23,6 +23,7 @@ from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import KeysInvalid, QuireError
 from quire.model.keys import ChunkKeys
+from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy
 from quire.testing.simulation import Process, SimChannels, SimTransport
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
@@ -101,6 +102,7 @@ class Day:
             small = {"drive_bytes": 3 << 20, "arena_bytes": 1 << 16}
         self.cluster = Cluster(self.loop, self.storage_nodes, settings=small)
         self.prefixes = prefixes(self.rng)
+        self.cluster.policies.extend(self._policies())
         vars(delivery_module)["time"] = _VirtualTime(self.loop)
         # As everything in this cluster is some ten times quicker than configured by default.
         quiescence_module.MARGIN_S = 5.0  # type: ignore[misc]
@@ -109,6 +111,15 @@ class Day:
         vars(keys_module)["BUCKET_CHUNKS"] = vars(index_module)["BUCKET_CHUNKS"] = _BUCKET_CHUNKS
         vars(index_module)["LINK_MS"] = vars(scripts_module)["LINK_MS"] = 2_000
         unexpected.clear()
+
+    def _policies(self) -> list[NamespacePolicy]:
+        """Bound the second tenant's namespace, on some days: its chunks go by age, or the coldest of them."""
+        namespace = self.prefixes[-1].namespace
+        ttl_s = self.rng.choice([0, 0, 2])
+        chunks = self.rng.choice([0, 0, 24])
+        if self.reads_only or not (ttl_s or chunks):
+            return []
+        return [NamespacePolicy(namespace.digest()[:NAMESPACE_TAG_BYTES], ttl_s, chunks * namespace.layout.chunk_bytes)]
 
     # ---- the run
 
@@ -129,6 +140,7 @@ class Day:
             troubles.cancel()
             await asyncio.gather(troubles, return_exceptions=True)
         await asyncio.gather(*trouble.healers)
+        self.cluster.policies.clear()
         inspection = Inspection(self)
         await inspection.quiet()
         await inspection.promises()
