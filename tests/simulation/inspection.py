@@ -58,6 +58,7 @@ class Inspection:
         for prefix in self._day.prefixes:
             lost = (at for at, key in enumerate(prefix.keys) if key not in self._day.history.promises)
             await self._inspect_prefix(client, prefix, next(lost, len(prefix.keys)), rng)
+        await self._day.unchained.check(client)
         await client.close()
 
     async def _inspect_prefix(self, client: QuireClient, prefix: Prefix, expected: int, rng: random.Random) -> None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 def listen(day: Day) -> None:
     """Record the index's changes at the moment at which Redis has run a script."""
-    keys_by_print = {fingerprint(key): key for prefix in day.prefixes for key in prefix.keys}
+    chains = [*day.prefixes, day.unchained.chunks]
+    keys_by_print = {fingerprint(key): key for prefix in chains for key in prefix.keys}
 
     def keys_of(packed: bytes, step: int = PRINT_BYTES) -> Iterator[bytes]:
         for at in range(0, len(packed), step):

@@ -39,6 +39,7 @@ from tests.simulation.inspection import LEASE_MS, Inspection
 from tests.simulation.listening import listen
 from tests.simulation.prefixes import Prefix, content, prefixes
 from tests.simulation.troubles import Troubles
+from tests.simulation.unchained import UnchainedLoad
 
 _OPERATION_S = 60.0
 _ABORTED_S = 1.0  # in which nodes that are well give an aborted transfer's memory back
@@ -56,6 +57,7 @@ _KINDS = (
     "cancel fetch",
     "cancel store",
     "garbage",
+    "unchained",
 )
 
 
@@ -87,6 +89,7 @@ class Day:
     history: History = field(default_factory=History)
     cluster: Cluster = field(init=False)
     prefixes: list[Prefix] = field(init=False)
+    unchained: UnchainedLoad = field(init=False)
     rng: random.Random = field(init=False)
     disturbed: int = 0
     slow: set[str] = field(default_factory=set)
@@ -102,6 +105,7 @@ class Day:
             small = {"drive_bytes": 3 << 20, "arena_bytes": 1 << 16}
         self.cluster = Cluster(self.loop, self.storage_nodes, settings=small)
         self.prefixes = prefixes(self.rng)
+        self.unchained = UnchainedLoad(self)
         self.cluster.policies.extend(self._policies())
         vars(delivery_module)["time"] = _VirtualTime(self.loop)
         # As everything in this cluster is some ten times quicker than configured by default.
@@ -162,7 +166,7 @@ class Day:
         await client.start()
         for prefix in self.prefixes:
             count = len(prefix.keys)
-            async with self._buffer(client, prefix, count) as buffer:
+            async with self.buffer(client, prefix, count) as buffer:
                 rows = buffer.layers(prefix.layout.num_layers, count, prefix.layout.slice_bytes)
                 for at, key in enumerate(prefix.keys):
                     rows[:, at] = content(key, 0, prefix.layout)
@@ -170,7 +174,7 @@ class Day:
                 session = await client.store(prefix.namespace, prefix.keys, 0, buffer, durability=Durability.LOCAL)
                 for layer in range(prefix.layout.num_layers):
                     session.layer_produced(layer)
-                await self._finish(session)
+                await self.finish(session)
 
     def client_of(self, process: Process, timeout_s: float = 20.0) -> QuireClient:
         channels: Any = SimChannels(self.cluster.network, process)
@@ -274,6 +278,8 @@ class Day:
                 return await self.fetch(client, prefix, rng, cancel=False, order=DeliveryOrder.LAYERWISE)
             case "cancel fetch":
                 return await self.fetch(client, prefix, rng, cancel=True)
+            case "unchained":
+                return await self.unchained.operate(client, rng)
             case "retain":
                 return await self._retain(client, prefix, rng)
             case "prefetch":
@@ -324,7 +330,7 @@ class Day:
         on_existing = OnExisting.VERIFY if rng.random() < 0.2 else OnExisting.SKIP
         began_s, disturbed = self.loop.time(), self.disturbed
         self.history.stores(list(keys), self.loop.time())
-        async with self._buffer(client, prefix, count) as buffer:
+        async with self.buffer(client, prefix, count) as buffer:
             rows = buffer.layers(prefix.layout.num_layers, count, prefix.layout.slice_bytes)
             for at, key in enumerate(keys):
                 rows[:, at] = content(key, version, prefix.layout)
@@ -340,27 +346,31 @@ class Day:
                 await asyncio.sleep(rng.uniform(0, 0.02))
                 await session.cancel(20.0)
                 return "done"
-            summary = await self._finish(session)
+            summary = await self.finish(session)
             codes = [outcome.error_code for outcome in summary.outcomes]
             if on_existing is OnExisting.SKIP and "ContentConflict" in codes:
                 raise self.history.fail("what is there was to be skipped, and was refused", keys.at(0))
-            kept = [
-                keys.at(run.first + index)
-                for outcome in summary.outcomes
-                for run, marks in _marks(outcome)
-                for index, mark in enumerate(marks)
-                if mark
-            ]
-            promised = [key for key in kept if self.history.acknowledged(key, level, began_s, self.loop.time())]
-            if kept:
-                self.tell(f"acknowledged at {level.value}", kept)
-            if disturbed == self.disturbed:
-                for key in promised:
-                    Inspection(self).readable(key, "acknowledged, and not readable at that moment")
+            self.acknowledge(summary, keys, level, began_s, disturbed)
             return "done"
 
+    def acknowledge(self, summary: Any, keys: ChunkKeys, level: Durability, began_s: float, disturbed: int) -> None:
+        """A store of `keys` has ended: what it acknowledged is promised from now on, and readable."""
+        kept = [
+            keys.at(run.first + index)
+            for outcome in summary.outcomes
+            for run, marks in _marks(outcome)
+            for index, mark in enumerate(marks)
+            if mark
+        ]
+        promised = [key for key in kept if self.history.acknowledged(key, level, began_s, self.loop.time())]
+        if kept:
+            self.tell(f"acknowledged at {level.value}", kept)
+        if disturbed == self.disturbed:
+            for key in promised:
+                Inspection(self).readable(key, "acknowledged, and not readable at that moment")
+
     @staticmethod
-    async def _finish(session: StoreSession) -> Any:
+    async def finish(session: StoreSession) -> Any:
         assert session._task is not None
         summary = await asyncio.shield(session._task)
         await session.quiesced(20.0)
@@ -385,7 +395,7 @@ class Day:
             return "done"
         count = found.matched_chunks
         self.history.leased(found.lease, list(prefix.keys)[:count], asked_s + LEASE_MS / 1000, self.disturbed)
-        async with self._buffer(client, prefix, count) as buffer:
+        async with self.buffer(client, prefix, count) as buffer:
             delivery = await client.fetch(found, buffer, order=order, compute_window_us=window_us)
             try:
                 if cancel:
@@ -411,7 +421,7 @@ class Day:
     ) -> str:
         """In one exchange. One that is given up may not know yet which nodes are at it."""
         first, count = rng.randrange(len(prefix.keys)), len(prefix.keys)
-        async with self._buffer(client, prefix, count - first) as buffer:
+        async with self.buffer(client, prefix, count - first) as buffer:
             asked_s = self.loop.time()
             retrieving = asyncio.ensure_future(
                 client.retrieve(
@@ -474,7 +484,7 @@ class Day:
             raise self.history.fail("the bytes under a key are others than before, and it was not evicted", key)
 
     @contextlib.asynccontextmanager
-    async def _buffer(self, client: QuireClient, prefix: Prefix, chunks: int) -> AsyncIterator[Buffer]:
+    async def buffer(self, client: QuireClient, prefix: Prefix, chunks: int) -> AsyncIterator[Buffer]:
         """Memory of one transfer, looked at once more when it is the caller's again: nothing may be written then."""
         buffer = client.allocate(prefix.layout.payload_bytes(chunks))
         assert buffer.view is not None
