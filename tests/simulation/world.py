@@ -175,6 +175,7 @@ class Day:
                 for layer in range(prefix.layout.num_layers):
                     session.layer_produced(layer)
                 await self.finish(session)
+        await client.close()
 
     def client_of(self, process: Process, timeout_s: float = 20.0) -> QuireClient:
         channels: Any = SimChannels(self.cluster.network, process)
