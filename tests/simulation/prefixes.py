@@ -12,6 +12,7 @@ import numpy.typing as npt
 from quire.model.hashing import Namespace
 from quire.model.keys import ChunkKeys
 from quire.model.layout import Dtype, KvLayout
+from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy
 
 LAYOUT = KvLayout(2, 16, 1, 32, Dtype.FP16)
 SHAPES = (LAYOUT, KvLayout(200, 16, 1, 2, Dtype.FP16), KvLayout(9, 16, 1, 16, Dtype.FP16))
@@ -46,6 +47,13 @@ def prefixes(rng: random.Random, tenants: int = 2, roots: int = 5, length: int =
                     packed.append(parent)
                 found.append(Prefix(namespace, ChunkKeys(b"".join(packed))))
     return found
+
+
+def bounds(rng: random.Random, namespace: Namespace) -> list[NamespacePolicy]:
+    """Bound a namespace on some days, by age or by size: chunks that are too old go, or the coldest."""
+    ttl_s, chunks = rng.choice([0, 0, 2]), rng.choice([0, 0, 24])
+    tag, quota_bytes = namespace.digest()[:NAMESPACE_TAG_BYTES], chunks * namespace.layout.chunk_bytes
+    return [NamespacePolicy(tag, ttl_s, quota_bytes)] if ttl_s or chunks else []
 
 
 def content(key: bytes, version: int, layout: KvLayout) -> npt.NDArray[np.uint8]:

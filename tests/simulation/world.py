@@ -8,6 +8,7 @@ import hashlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import quire.client.delivery as delivery_module
@@ -23,9 +24,8 @@ from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import KeysInvalid, QuireError
 from quire.model.keys import ChunkKeys
-from quire.model.policy import NAMESPACE_TAG_BYTES, NamespacePolicy
 from quire.testing.simulation import Process, SimChannels, SimTransport
-from quire.testing.simulation.loop import SimulatedLoop
+from quire.testing.simulation.loop import SimulatedLoop, VirtualTime
 from quire.testing.simulation.network import unexpected
 from quire_storage import delivery as delivery_at_node
 from quire_storage import replication as replication_at_node
@@ -37,7 +37,7 @@ from tests.simulation.contents import UNUSED, check_chunk, check_layer
 from tests.simulation.history import History
 from tests.simulation.inspection import LEASE_MS, Inspection
 from tests.simulation.listening import listen
-from tests.simulation.prefixes import Prefix, content, prefixes
+from tests.simulation.prefixes import Prefix, bounds, content, prefixes
 from tests.simulation.troubles import Troubles
 from tests.simulation.unchained import UnchainedLoad
 
@@ -59,16 +59,6 @@ _KINDS = (
     "garbage",
     "unchained",
 )
-
-
-class _VirtualTime:
-    """Stands in for `time` where the client reads it."""
-
-    def __init__(self, loop: SimulatedLoop) -> None:
-        self._loop = loop
-
-    def monotonic_ns(self) -> int:
-        return int(self._loop.time() * 1e9) + 1
 
 
 @dataclass(slots=True)
@@ -106,8 +96,8 @@ class Day:
         self.cluster = Cluster(self.loop, self.storage_nodes, settings=small)
         self.prefixes = prefixes(self.rng)
         self.unchained = UnchainedLoad(self)
-        self.cluster.policies.extend(self._policies())
-        vars(delivery_module)["time"] = _VirtualTime(self.loop)
+        self.cluster.policies.extend([] if self.reads_only else bounds(self.rng, self.prefixes[-1].namespace))
+        vars(delivery_module)["time"] = VirtualTime(self.loop)
         # As everything in this cluster is some ten times quicker than configured by default.
         quiescence_module.MARGIN_S = 5.0  # type: ignore[misc]
         vars(delivery_at_node)["_QUIESCE_TIMEOUT_S"] = 0.4
@@ -115,15 +105,6 @@ class Day:
         vars(keys_module)["BUCKET_CHUNKS"] = vars(index_module)["BUCKET_CHUNKS"] = _BUCKET_CHUNKS
         vars(index_module)["LINK_MS"] = vars(scripts_module)["LINK_MS"] = 2_000
         unexpected.clear()
-
-    def _policies(self) -> list[NamespacePolicy]:
-        """Bound the second tenant's namespace, on some days: its chunks go by age, or the coldest of them."""
-        namespace = self.prefixes[-1].namespace
-        ttl_s = self.rng.choice([0, 0, 2])
-        chunks = self.rng.choice([0, 0, 24])
-        if self.reads_only or not (ttl_s or chunks):
-            return []
-        return [NamespacePolicy(namespace.digest()[:NAMESPACE_TAG_BYTES], ttl_s, chunks * namespace.layout.chunk_bytes)]
 
     # ---- the run
 
@@ -514,8 +495,5 @@ class Day:
 
 def _marks(outcome: Any) -> list[tuple[Any, bytes]]:
     """Ranges of an outcome with their part of its marks."""
-    at, found = 0, []
-    for each in outcome.ranges:
-        found.append((each, outcome.delivered[at : at + each.count]))
-        at += each.count
-    return found
+    ends = accumulate(each.count for each in outcome.ranges)
+    return [(each, outcome.delivered[end - each.count : end]) for each, end in zip(outcome.ranges, ends, strict=True)]

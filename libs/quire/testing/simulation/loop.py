@@ -214,3 +214,14 @@ def simulate(seed: int, main: Callable[[SimulatedLoop], Coroutine[Any, Any, Any]
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         asyncio.set_event_loop(None)
         loop.close()
+
+
+class VirtualTime:
+    """Stands in for `time` where the client reads it."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def monotonic_ns(self) -> int:
+        """Return the loop's time in ns, never 0."""
+        return int(self._loop.time() * 1e9) + 1
