@@ -71,6 +71,7 @@ class View:
         self._tenants: Mapping[str, TenantPolicy] = {}
         self._storage: Mapping[str, Node] = {}
         self._looks = 0
+        self._read: set[str] = set()  # storage nodes that Redis had at the last look
         self._failed = False
         self._returned_s = -math.inf
         self._looking = asyncio.Lock()
@@ -113,9 +114,11 @@ class View:
             raise
         live = {node.node_id: node for node in members if version.understood(node.protocol_version)}
         now_s = self._clock.monotonic_s()
-        stood_still = len(self._storage) > 1 and not live.keys() & self._storage.keys()  # until all had expired
+        storage = {name for name, node in live.items() if node.role is Role.STORAGE}
+        stood_still = len(self._read) > 1 and not storage & self._read  # until all had expired
         if self._failed or stood_still:
             self._failed, self._returned_s = False, now_s
+        self._read = storage
         self.live = {**self.live, **live} if now_s - self._returned_s < _HEARTBEAT_S_MAX else live
         self._storage = {name: node for name, node in self.live.items() if node.role is Role.STORAGE}
         self.link_rates = link_rates_of(self.live.values())

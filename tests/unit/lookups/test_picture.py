@@ -173,6 +173,19 @@ async def test_members_that_expired_during_an_outage_count_until_they_had_time_t
     await view.close()
 
 
+async def test_storage_nodes_that_all_die_are_forgotten() -> None:
+    """Without them in Redis at every look, they were kept for ever."""
+    redis, clock = _Redis(), FakeClock()
+    redis.names = ["a", "b"]
+    view = _view(redis, clock)
+    await view.start()
+    redis.names = []
+    for _ in range(10):
+        await clock.advance(0.5)
+    assert not view.storage_nodes()
+    await view.close()
+
+
 async def test_a_member_that_leaves_is_forgotten_at_once() -> None:
     redis, clock = _Redis(), FakeClock()
     redis.names = ["a", "b"]
