@@ -104,7 +104,7 @@ class InRedis:
 
 
 class Policies:
-    """The `PolicyBook` port. `namespaces`: what is bounded."""
+    """The `PolicyBook` port. `namespaces`: bounds of namespaces."""
 
     def __init__(self, namespaces: list[NamespacePolicy]) -> None:
         self._namespaces = namespaces

@@ -73,7 +73,7 @@ class BucketScripts:
         ends = [(link[:PRINT_BYTES], link[PRINT_BYTES:-LINK_BYTES], link[-LINK_BYTES:]) for link in links]
         calls = [([bucket_key(child)], [child]) for _, child, _ in ends]
         answers = await self._all("link_of", calls) if calls else []
-        dangling = [each for each, link in zip(ends, answers, strict=True) if link != bucket + each[2]]
+        dangling = [end for end, link in zip(ends, answers, strict=True) if link != bucket + end[2]]
         for parent, child, name in dangling:
             await self._unlink([parent, bucket + name, child, b""], 0)
         return len(dangling)

@@ -46,7 +46,7 @@ class Process:
     @property
     def advertised(self) -> str:
         """Return the address under which other members reach it."""
-        return next((each for name, each in self.environment.items() if name.endswith("_ADVERTISE")), self.address)
+        return next((value for name, value in self.environment.items() if name.endswith("_ADVERTISE")), self.address)
 
 
 class Starter:

@@ -141,7 +141,11 @@ class ObjectStore:
             left_s = until_ms / 1000 - self._clock.now_ms() / 1000
             if left_s < self._timeout_s:
                 raise DeadlineExceeded("too late to delete objects", field="until_ms")
-            names = [(key, each) for key, some in zip(part, listed, strict=True) for each in [*some, 0]]
+            names = [
+                (key, generation)
+                for key, generations in zip(part, listed, strict=True)
+                for generation in [*generations, 0]
+            ]
             await self._tier.delete(names)
 
     async def records(self) -> AsyncIterator[ChunkRecord]:

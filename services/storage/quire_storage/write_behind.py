@@ -206,18 +206,18 @@ class WriteBehind:
 
     async def _send(self, key: bytes) -> bool:
         """Write one chunk and have it listed; True also where there is nothing to write any more."""
-        wanted = self._wanted(key)
-        if wanted is None:
+        listing = self._wanted(key)
+        if listing is None:
             return True
-        record, generation = wanted
+        record, generation = listing
         if not await self._registry.expect_object(record):
             return False
-        found = await self._read(key)
-        if found is None or self._wanted(key) != wanted:
-            return found is None
-        await self._objects.put(*found, generation)
+        chunk = await self._read(key)
+        if chunk is None or self._wanted(key) != listing:
+            return chunk is None
+        await self._objects.put(*chunk, generation)
         if await self._registry.list_object(record, generation):
-            self._chunks.uploaded(found[0], generation)
+            self._chunks.uploaded(chunk[0], generation)
         return not self._chunks.wants_object(key)
 
     async def _ask(self, keys: Sequence[bytes]) -> bool:

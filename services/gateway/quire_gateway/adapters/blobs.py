@@ -49,12 +49,13 @@ class ObstoreChunks:
 
     async def head(self, key: bytes) -> ChunkAttributes | None:
         async with _translated():
-            found = [each async for page in obstore.list(self._store, prefix=objects_folder(key)) for each in page]
-            if not found:
+            pages = obstore.list(self._store, prefix=objects_folder(key))
+            objects = [listed async for page in pages for listed in page]
+            if not objects:
                 with contextlib.suppress(NotFoundError, FileNotFoundError):
-                    found.append(await obstore.head_async(self._store, object_path(key, 0)))
-        described = filter(None, map(_described, found))
-        return max(described, key=lambda each: each.modified_s, default=None)
+                    objects.append(await obstore.head_async(self._store, object_path(key, 0)))
+        chunks = filter(None, map(_attributes, objects))
+        return max(chunks, key=lambda chunk: chunk.modified_s, default=None)
 
     async def read(self, chunk: ChunkAttributes, start: int, end: int) -> memoryview:
         path = object_path(chunk.key, chunk.generation)
@@ -65,9 +66,9 @@ class ObstoreChunks:
         newest: dict[bytes, ChunkAttributes] = {}
         async with _translated():
             async for batch in obstore.list(self._store, prefix=f"chunks/{first}", chunk_size=1000):
-                for each in filter(None, map(_described, batch)):
-                    if each.key not in newest or newest[each.key].modified_s < each.modified_s:
-                        newest[each.key] = each
+                for chunk in filter(None, map(_attributes, batch)):
+                    if chunk.key not in newest or newest[chunk.key].modified_s < chunk.modified_s:
+                        newest[chunk.key] = chunk
         return [newest[key] for key in sorted(newest)]
 
     async def write(self, key: bytes, data: bytes) -> None:
@@ -76,11 +77,11 @@ class ObstoreChunks:
             await obstore.put_async(self._store, object_path(key, generation), data)
 
 
-def _described(found: Any) -> ChunkAttributes | None:
-    name = object_of_path(str(found["path"]))
+def _attributes(listed: Any) -> ChunkAttributes | None:
+    name = object_of_path(str(listed["path"]))
     if name is None:
         return None
-    return ChunkAttributes(*name, found["size"], found["last_modified"].timestamp(), found["e_tag"] or "")
+    return ChunkAttributes(*name, listed["size"], listed["last_modified"].timestamp(), listed["e_tag"] or "")
 
 
 def _path(name: str) -> str:

@@ -50,9 +50,10 @@ class ObstoreTier:
 
     async def generations(self, key: bytes) -> list[int]:
         async with _translated():
-            found = [entry async for page in obstore.list(self._store, prefix=objects_folder(key)) for entry in page]
-        found.sort(key=lambda entry: entry["last_modified"], reverse=True)
-        return [name[1] for entry in found if (name := object_of_path(str(entry["path"]))) is not None]
+            pages = obstore.list(self._store, prefix=objects_folder(key))
+            objects = [attributes async for page in pages for attributes in page]
+        objects.sort(key=lambda attributes: attributes["last_modified"], reverse=True)
+        return [name[1] for attributes in objects if (name := object_of_path(str(attributes["path"]))) is not None]
 
     async def list(self) -> AsyncIterator[list[ObjectName]]:
         async with _translated():
