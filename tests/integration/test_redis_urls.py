@@ -68,6 +68,21 @@ async def test_the_master_that_a_sentinel_names(watched: tuple[int, int]) -> Non
         await wrong.match(chain(1))
 
 
+async def test_no_command_meets_a_connection_that_the_server_has_closed(watched: tuple[int, int]) -> None:
+    """As after a restart or a fail-over: every connection that waits in the pool is dead."""
+    server, sentinel = watched
+    admin = Redis(port=server, password="p:w@d")
+    for url in (f"redis://:p%3Aw%40d@127.0.0.1:{server}/0", f"redis+sentinel://:p%3Aw%40d@127.0.0.1:{sentinel}/quire"):
+        await _usable(url)
+        client = connect(url)
+        await asyncio.gather(*(client.ping() for _ in range(8)))
+        admin.client_kill_filter(_type="normal", skipme=True)
+        assert len(admin.client_list(_type="normal")) == 1
+        await asyncio.sleep(0.05)  # it reads that they are closed
+        assert await asyncio.gather(*(client.ping() for _ in range(8))) == [True] * 8
+        await client.aclose()
+
+
 async def test_users_of_a_cluster(redis_cluster: RedisClusterServers) -> None:
     """Of an access list: with commands and keys that Quire uses, and no others."""
     user = ("ACL", "SETUSER", "quire", "reset", "on", ">secret", "~quire:*", "resetchannels", "&quire:*")

@@ -12,6 +12,7 @@ import redis.asyncio as redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.sentinel import Sentinel
 from redis.exceptions import RedisClusterException, RedisError
+from redis.maint_notifications import MaintNotificationsConfig
 
 from quire.model.errors import ConfigInvalid, MetadataUnavailable
 
@@ -31,16 +32,18 @@ def connect(url: str, timeout_s: float = 5.0) -> redis.Redis:
     Connects at the first command; each has a deadline. At most 64 connections: a burst of commands waits for one, as
     long as a command may take, and is not refused. Raises `ConfigInvalid`.
     """
-    times: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    common: dict[str, Any] = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+    # With notices of maintenance, as is the default, redis-py uses connections that the server has closed.
+    common["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
     scheme, _, kind = urlsplit(url).scheme.partition("+")
     try:
         if not kind:
             pool = redis.BlockingConnectionPool.from_url(
-                url, max_connections=_CONNECTIONS_MAX, timeout=timeout_s, **times
+                url, max_connections=_CONNECTIONS_MAX, timeout=timeout_s, **common
             )
             return redis.Redis.from_pool(pool)
         where = urlsplit(url)
-        options = times | _credentials(where) | _tls(where, scheme)
+        options = common | _credentials(where) | _tls(where, scheme)
         if kind == "cluster":
             nodes = [ClusterNode(host, port) for host, port in _hosts(where)]
             return cast(redis.Redis, _Cluster(startup_nodes=nodes, max_connections=3 * _CONNECTIONS_MAX, **options))
@@ -98,8 +101,8 @@ def _by_sentinel(where: SplitResult, options: dict[str, Any]) -> redis.Redis:
     service = where.path.strip("/")
     if not service:
         raise ValueError("the service's name is missing: redis+sentinel://host:port/service")
-    times = {name: value for name, value in options.items() if name.startswith("socket_")}
-    sentinel: Any = Sentinel(_hosts(where), sentinel_kwargs=times)  # type: ignore[no-untyped-call]
+    common = {name: value for name, value in options.items() if name.startswith(("socket_", "maint_"))}
+    sentinel: Any = Sentinel(_hosts(where), sentinel_kwargs=common)  # type: ignore[no-untyped-call]
     return cast(redis.Redis, sentinel.master_for(service, **options))
 
 
