@@ -231,6 +231,25 @@ async def test_a_second_complete_answers_as_the_first(scene: Scene) -> None:
         assert failed.value.code == "NoSuchUpload"
 
 
+@pytest.mark.parametrize("call", ["upload", "parts"])
+async def test_a_complete_that_another_overtakes_answers_as_it(
+    scene: Scene, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At either of its first two calls."""
+    upload_id, tags = await _upload(scene, "k", {1: b"a" * PART, 2: b"b"})
+    asked = getattr(scene.buckets, call)
+
+    async def overtaken(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        await scene.backend.complete("k", upload_id, tags, "")
+        return await asked(*arguments)
+
+    monkeypatch.setattr(scene.buckets, call, overtaken)
+    assert await scene.backend.complete("k", upload_id, tags, "") == await scene.backend.complete(
+        "k", upload_id, tags, ""
+    )
+
+
 async def test_a_bucket_goes_with_its_unfinished_uploads(scene: Scene) -> None:
     upload_id, _ = await _upload(scene, "k", {1: b"a" * PART, 2: b"b"})
     await _upload(scene, "l", {1: b"c"})

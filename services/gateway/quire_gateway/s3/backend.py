@@ -164,8 +164,8 @@ class ObjectBackend:
 
     async def parts(self, key: str, upload_id: str) -> list[Part]:
         """Of an upload, by number. Raises `S3Error` NoSuchUpload."""
-        await self.upload(key, upload_id)
-        return sorted((await self._buckets.parts(*self._at, upload_id)).values(), key=lambda part: part.number)
+        _, parts = await self._upload_and_parts(key, upload_id)
+        return sorted(parts.values(), key=lambda part: part.number)
 
     async def put_part(self, key: str, upload_id: str, number: int, body: Body) -> Part:
         await self.upload(key, upload_id)
@@ -211,8 +211,7 @@ class ObjectBackend:
         self, key: str, upload_id: str, wanted: Sequence[tuple[int, str]], etag: str
     ) -> tuple[StoredObject, list[Part]]:
         """What an upload becomes, and the parts that it is made of. Raises `S3Error`."""
-        upload = await self.upload(key, upload_id)
-        parts = await self._buckets.parts(*self._at, upload_id)
+        upload, parts = await self._upload_and_parts(key, upload_id)
         chosen = []
         for number, tag in wanted:
             part = parts.get(number)
@@ -224,6 +223,11 @@ class ObjectBackend:
         size, blobs = sum(part.size for part in chosen), tuple(blob for part in chosen for blob in part.blobs)
         modified_s = self._clock.now_ms() / 1e3
         return StoredObject(key, etag, size, modified_s, blobs, upload.headers, upload.metadata), chosen
+
+    async def _upload_and_parts(self, key: str, upload_id: str) -> tuple[Upload, dict[int, Part]]:
+        """The parts first: they go together with the upload, and are all of them if it is still there afterwards."""
+        parts = await self._buckets.parts(*self._at, upload_id)
+        return await self.upload(key, upload_id), parts
 
     async def abort(self, key: str, upload_id: str) -> None:
         await self.upload(key, upload_id)
