@@ -104,8 +104,8 @@ chaos: $(STAMP)         ## faults at random under load: make chaos SECONDS=300 S
 
 SEEDS ?= 2000
 STATES ?= 200000
-simulate: $(STAMP)      ## a cluster's bad days on virtual time, by seed: make simulate SEEDS=20000
-	$(BIN)/python -m tests.simulation.run --seeds 1:$(SEEDS)
+simulate: $(STAMP)      ## a cluster's bad days on virtual time, by seed; goes on where it was stopped: make simulate SEEDS=20000
+	$(BIN)/python -m tests.simulation.run --seeds 1:$$(($(SEEDS) + 1)) --results build/simulation.jsonl
 
 mutations: $(STAMP)     ## known faults put back: the simulator has to find each within a thousand seeds
 	QUIRE_MUTATION_SEEDS=1000 $(BIN)/python -m pytest -s -m '' tests/simulation -k known_fault

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from quire import PROTOCOL_VERSION
 from quire.model.errors import QuireError
 from quire.model.nodes import GatewayInfo, Location, Node
 from quire.model.permit import PermitSigner
-from quire.model.policy import NamespacePolicy, TenantPolicy
+from quire.model.policy import NamespacePolicy
 from quire.model.profile import Profiles
 from quire.testing.simulation import (
     Fabric,
@@ -21,9 +21,9 @@ from quire.testing.simulation import (
     Process,
     SimBlobs,
     SimChannels,
+    SimNearestTransport,
     SimObjects,
     SimServer,
-    SimTransport,
 )
 from quire.testing.simulation.loop import SimulatedLoop
 from quire.wire.v1.gateway_pb2_grpc import add_GatewayServiceServicer_to_server
@@ -61,6 +61,7 @@ from quire_storage.runtime import StorageNode
 from quire_storage.server import StorageServicer
 from tests.integration.engine.disk import SimDisk, no_fault
 from tests.simulation.metadata import EPOCH_MS, Metadata
+from tests.simulation.tenants import Policies, Unlimited
 
 SECRET = "simulated"
 ORCHESTRATORS = GATEWAYS = S3_FRONTENDS = 2
@@ -103,37 +104,6 @@ class InRedis:
         return call
 
 
-class Policies:
-    """The `PolicyBook` port. `namespaces`: bounds of namespaces."""
-
-    def __init__(self, namespaces: list[NamespacePolicy]) -> None:
-        self._namespaces = namespaces
-
-    async def set(self, policy: NamespacePolicy) -> None: ...
-    async def all(self) -> list[NamespacePolicy]:
-        return self._namespaces
-
-    async def set_tenant(self, policy: TenantPolicy) -> None: ...
-    async def tenants(self) -> dict[str, TenantPolicy]:
-        return {}
-
-    async def add_namespace(self, tenant: str, namespace: bytes) -> None: ...
-    async def namespaces_of(self, tenant: str) -> frozenset[bytes]:
-        return frozenset()
-
-    async def set_theta(self, theta_bytes: int) -> None: ...
-    async def theta(self) -> int:
-        return 0
-
-
-class Unlimited:
-    """The `TenantQuotas` port."""
-
-    async def check(self, tenant: str, more_bytes: int) -> None: ...
-    async def kept(self, digests: Iterable[str]) -> dict[str, int]:
-        return {}
-
-
 class SimHolders(GrpcChunkHolder):
     """Watches connections as simulated channels have them."""
 
@@ -150,7 +120,7 @@ class Member:
     process: Process
     service: Any = None
     disk: SimDisk | None = None
-    transport: SimTransport | None = None
+    transport: SimNearestTransport | None = None
     heartbeat: Heartbeat | None = None
 
 
@@ -187,7 +157,7 @@ class Cluster:
     storage_nodes: int = 3
     objects_on: bool = True
     checked: int = 16
-    settings: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, float] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
     failed_drives: set[str] = field(default_factory=set)
     network: Network = field(init=False)
@@ -206,6 +176,10 @@ class Cluster:
         self.objects = SimObjects(self.loop)
         self.blobs = SimBlobs(self.objects, self.loop)
 
+    @property
+    def storage_names(self) -> list[str]:
+        return [f"storage-{number}" for number in range(self.storage_nodes)]
+
     # ---- life
 
     async def start(self) -> None:
@@ -217,10 +191,10 @@ class Cluster:
             self._add(f"gateway-{number}", self._start_gateway)
         for number in range(S3_FRONTENDS):
             self._add(f"s3-{number}", self._start_s3)
-        for number in range(self.storage_nodes):
+        for name in self.storage_names:
             disk = SimDisk(self.loop.random.getrandbits(32))
             disk.latency_s = lambda: self.loop.random.uniform(50e-6, 500e-6)
-            self._add(f"storage-{number}", self._start_storage, disk)
+            self._add(name, self._start_storage, disk)
         for member in self.members.values():
             await self.restart(member.name)
         members = Membership(cast(Any, self.metadata.client()))
@@ -439,7 +413,7 @@ class Cluster:
         channels: Any = SimChannels(self.network, process)
         clock = ClusterClock(SimClock(self.loop, process))
         permits = PermitSigner(SECRET.encode())
-        transport = member.transport = SimTransport(self.fabric, process)
+        transport = member.transport = SimNearestTransport(self.fabric, process)
         disk, incarnation, roster = member.disk, f"{process.name}/{self._starts}", Roster()
         ports = Ports(
             index=GrpcClusterIndex(channels, config.orchestrator_address),

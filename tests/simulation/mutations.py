@@ -10,11 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import quire.model.images as images_module
 from pyucx.stream import Stream
+from quire.client.quiescence import Quiescence
 from quire.model.errors import NodeUnavailable
 from quire.model.keys import ChunkKeys
 from quire.testing.buckets import MemoryBuckets
 from quire.testing.index import Entry
+from quire.transport.copying import CopyStream
 from quire_gateway.grpc.sessions import Session
 from quire_gateway.runtime import Gateway
 from quire_gateway.s3.backend import ObjectBackend
@@ -130,7 +133,7 @@ MUTATIONS: dict[str, Mutation] = {
         ),
         ("redis emptied",),
         found_by="acknowledged",
-        seed=49,
+        seed=59,
     ),
     "unnamed-objects": Mutation(
         0,
@@ -250,7 +253,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(PrefixIndex, "_remove_links", "dangling = [", "dangling = [] and ["),),
         ("crash", "orchestrator", "answers", "redis"),
         found_by="kept for children that are not there",
-        seed=22,
+        seed=27,
     ),
     "drops-forgotten": Mutation(
         0,
@@ -314,7 +317,7 @@ MUTATIONS: dict[str, Mutation] = {
         "a store that is to be compared is taken where the object tier alone has the chunk",
         (_edit(Stores, "_compared", "if call.on_existing is not OnExisting.VERIFY or", "if True or"),),
         found_by="are others than before",
-        seed=26,
+        seed=45,
     ),
     "unstopped-nodes": Mutation(
         0,
@@ -348,7 +351,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(ObjectBackend, "_commit", _PUT, _PUT_UNHEARD),),
         ("redis",),
         found_by="blob",
-        seed=5,
+        seed=32,
     ),
     "errors-are-corruption": Mutation(
         0,
@@ -376,6 +379,12 @@ MUTATIONS: dict[str, Mutation] = {
             _edit(Tiers, "drop", "if unknown:", "if False:"),
         ),
         tested="tests/integration/engine/test_drops.py",
+    ),
+    "records-by-content": Mutation(
+        2,
+        "equal records of two tenants have one name",
+        (lambda: setattr(images_module, "record_name", lambda secret, tenant, digest: digest),),
+        tested="tests/contract/test_catalogue.py",
     ),
     "raised-copies-go": Mutation(
         0,
@@ -427,6 +436,28 @@ MUTATIONS: dict[str, Mutation] = {
         "a stopped stream is drained when its puts have completed here (D13)",
         (_edit(Stream, "stop", "self._stopped = self._flushing = True", "self._stopped = True"),),
         tested="tests/unit/pyucx/test_transfers.py",
+    ),
+    "copies-under-way": Mutation(
+        0,
+        "a stream of copies is drained although a thread still copies",
+        (_edit(CopyStream, "drain", "while self._running:", "while self._jobs:"),),
+        ("threads",),
+        found_by="after it was returned",
+        seed=42,
+    ),
+    "announced-before-copied": Mutation(
+        0,
+        "a layer is announced before a thread has copied it to memory of the same host",
+        (_edit(CopyStream, "announce", "self._push(0, tell)", "tell()"),),
+        found_by="was announced, and is not there",
+    ),
+    "lent-for-ever": Mutation(
+        0,
+        "memory of which nothing is heard stays lent when no permit can be used any more",
+        (_edit(Quiescence, "give_up", "when_unheard(self._transfer_s, self.all_quiet)", "pass"),),
+        ("cut", "crash", "gateway"),
+        found_by="lent after its permits' end",
+        seed=6,
     ),
     "parts-not-compared": Mutation(
         0,

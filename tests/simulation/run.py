@@ -13,11 +13,11 @@ import logging
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -25,26 +25,13 @@ from quire.testing.simulation import SimulatedLoop, simulate
 from tests import fork_server
 from tests.simulation.metadata import close_server
 from tests.simulation.mutations import MUTATIONS
+from tests.simulation.results import Result, Results, commit_of
 from tests.simulation.troubles import ALL_FAULTS
 from tests.simulation.world import Day
 
 ROOT = Path(__file__).resolve().parents[2]
 _SEEDS_A_PROCESS = 10
 _ENDLESS_S = 900.0  # virtual
-
-
-@dataclass(slots=True)
-class Result:
-    """What a seed showed. `failure`: empty, or what broke and its story. `digest`: of the whole history."""
-
-    seed: int
-    failure: str
-    operations: int
-    faults: int
-    messages: int
-    wall_s: float
-    digest: str
-    counts: dict[str, int] = field(default_factory=dict)
 
 
 def day(seed: int, seconds: float, faults: Sequence[str], *, reads_only: bool = False) -> Result:
@@ -121,33 +108,45 @@ def _seeds(text: str) -> list[int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", default="1:201", help="first:stop, or some separated by commas")
-    parser.add_argument("--seconds", type=float, default=20.0, help="virtual seconds of load")
+    parser.add_argument("--seconds", type=float, default=6.0, help="virtual seconds of load")
     parser.add_argument("--faults", default=",".join(ALL_FAULTS))
     parser.add_argument("--mutation", default="", help="put a known fault back: " + ", ".join(MUTATIONS))
     parser.add_argument("--reads-only", action="store_true", help="everything is stored on drives first")
+    parser.add_argument("--results", type=Path, help="go on with what is there of this commit, and add to it")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     seeds = _seeds(arguments.seeds)
     if arguments.worker:
         _work(arguments, seeds)
-    totals: Counter[str] = Counter()
     faults = [fault for fault in arguments.faults.split(",") if fault]
-    found = days(
-        seeds,
-        seconds=arguments.seconds,
-        faults=faults,
-        mutation=arguments.mutation,
-        reads_only=arguments.reads_only,
-    )
-    for result in found:
-        totals.update(seeds=1, operations=result.operations, faults=result.faults, messages=result.messages)
-        totals["failed"] += bool(result.failure)
+    options: dict[str, Any] = {
+        "seconds": arguments.seconds,
+        "faults": faults,
+        "mutation": arguments.mutation,
+        "reads_only": arguments.reads_only,
+    }
+    commit = commit_of(ROOT)
+    results = Results(arguments.results if commit else None, commit, options)
+    if arguments.results and not commit:
+        print("the working tree was changed since its commit: no result is kept")
+    left = results.left(seeds)
+    if len(left) < len(seeds):
+        print(f"{len(seeds) - len(left)} seeds have run on {commit[:10]}: {_told(results.totals(seeds))}", flush=True)
+    for number, result in enumerate(days(left, **options), 1):
+        results.add(result)
         if result.failure:
-            print(f"seed {result.seed} after {result.wall_s:.1f} s: {result.failure}")
-        elif totals["seeds"] % 50 == 0:
-            print(f"{totals['seeds']} seeds, {totals['operations']} operations, {totals['faults']} faults", flush=True)
-    print(", ".join(f"{count} {name}" for name, count in totals.items()))
-    return 1 if totals["failed"] else 0
+            print(f"seed {result.seed} after {result.wall_s:.1f} s: {result.failure}", flush=True)
+        elif number % 50 == 0:
+            print(_told(results.totals(seeds)), flush=True)
+    print(_told(results.totals(seeds)))
+    failed = [str(result.seed) for result in results.failed(seeds)]
+    if failed:
+        print(f"failed: seeds {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def _told(totals: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in totals.items())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from quire.client import Lookup, QuireClient
 from quire.model.durability import Durability
-from quire.testing.simulation import Process, SimChannels, SimTransport, SimulatedLoop, simulate
+from quire.testing.simulation import Process, SimChannels, SimNearestTransport, SimulatedLoop, simulate
 from tests.simulation.cluster import Cluster, SimHolders
 from tests.simulation.prefixes import LAYOUT, Prefix, prefixes
 
@@ -24,7 +24,7 @@ async def _loss(loop: SimulatedLoop) -> float:
     await cluster.start()
     process = Process("client")
     channels: Any = SimChannels(cluster.network, process)
-    client = QuireClient("gateway-0", transport=SimTransport(cluster.fabric, process), channels=channels)
+    client = QuireClient("gateway-0", transport=SimNearestTransport(cluster.fabric, process), channels=channels)
     task: asyncio.Task[float] = process.start(_until_found_elsewhere(cluster, client))
     return await task
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from quire.model.durability import Durability
 from quire.model.iocb import Op
+from quire.testing.simulation import SimSharedPeer
 from quire_storage.core.pool_format import PAGE_BYTES
 from tests.integration.engine.disk import Fault, no_fault
 from tests.simulation.cluster import GATEWAYS, ORCHESTRATORS, S3_FRONTENDS
@@ -28,7 +29,7 @@ class Troubles:
         self.healers: list[asyncio.Task[None]] = []
         self._copies_lost = 0
         self._rotten: set[bytes] = set()
-        self._nodes = [f"storage-{number}" for number in range(day.storage_nodes)]
+        self._nodes = day.cluster.storage_names
         self._orchestrators = [f"orchestrator-{number}" for number in range(ORCHESTRATORS)]
         self._gateways = [f"gateway-{number}" for number in range(GATEWAYS)]
 
@@ -90,9 +91,21 @@ class Troubles:
         await self._day.cluster.restart(name)
         self._day.tell(f"{name} is back")
 
+    async def _upgrade(self) -> None:
+        """Restart each member, one after the other, in the order of `docs/operations/upgrade.md`."""
+        self._day.tell("fault: a rolling upgrade")
+        for name in self._orchestrators:
+            await self._crash(name)
+        for name in self._nodes:
+            await self._stop(name)
+        for name in self._gateways:
+            await self._crash(name)
+
     async def _stop_node(self) -> None:
+        await self._stop(self._day.rng.choice(self._nodes))
+
+    async def _stop(self, name: str) -> None:
         """Stop a node as an upgrade does, and start it again."""
-        name = self._day.rng.choice(self._nodes)
         if self._day.cluster.members[name].process.dead or self._day.cluster.members[name].process.paused:
             return
         self._day.tell(f"fault: {name} is stopped")
@@ -303,7 +316,7 @@ class Troubles:
         cluster.network.unreachable.add(pair)
         for member in list(cluster.fabric.members.values()):
             for peer in [each for peers in member.peers.values() for each in peers]:
-                if peer.between == pair:
+                if peer.between == pair and not isinstance(peer, SimSharedPeer):
                     peer.abort()
         await asyncio.sleep(rng.uniform(0.5, 4.0))
         cluster.network.unreachable.discard(pair)
@@ -314,6 +327,15 @@ class Troubles:
         network.slow[name] = rng.uniform(0.01, 0.2)
         await asyncio.sleep(rng.uniform(0.5, 3.0))
         network.slow.pop(name, None)
+
+    async def _delay_threads(self) -> None:
+        """A node has no processor to spare for the threads that copy to and from clients on its host."""
+        rng, slow = self._day.rng, self._day.cluster.network.slow_threads
+        name = rng.choice(self._nodes)
+        slow[name] = rng.uniform(0.01, 1.0)
+        self._day.tell(f"fault: threads of {name} are up to {slow[name]:.2f} s late")
+        await asyncio.sleep(rng.uniform(0.3, 3.0))
+        slow.pop(name, None)
 
     async def _slow_client(self) -> None:
         """Nothing reaches its memory, or comes from there: that costs its own requests only."""
@@ -389,6 +411,7 @@ _LATE_S: Final = 4.0
 _STRIKES: Final[dict[str, Callable[[Troubles], Coroutine[Any, Any, None]]]] = {
     "crash": Troubles._crash_node,
     "stop": Troubles._stop_node,
+    "upgrade": Troubles._upgrade,
     "loss": Troubles._lose_node,
     "gateway": Troubles._crash_gateway,
     "s3": Troubles._crash_s3,
@@ -407,6 +430,7 @@ _STRIKES: Final[dict[str, Callable[[Troubles], Coroutine[Any, Any, None]]]] = {
     "noise": Troubles._noise,
     "unreachable": Troubles._bar,
     "slow": Troubles._slow_down,
+    "threads": Troubles._delay_threads,
     "redis": Troubles._silence,
     "redis away": Troubles._silence_long,
     "redis emptied": Troubles._empty,

@@ -11,25 +11,18 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-import quire.client.delivery as delivery_module
-import quire.client.quiescence as quiescence_module
-import quire.model.keys as keys_module
-import quire_server.redis.bucket_scripts as scripts_module
-import quire_server.redis.index as index_module
 from quire.client import QuireClient
 from quire.client.buffers import Buffer
 from quire.client.delivery import Delivery
+from quire.client.quiescence import unheard_s
 from quire.client.store import StoreSession
 from quire.model.descriptor import DeliveryOrder
 from quire.model.durability import Durability, OnExisting
 from quire.model.errors import KeysInvalid, QuireError
 from quire.model.keys import ChunkKeys
-from quire.testing.simulation import Process, SimChannels, SimTransport
-from quire.testing.simulation.loop import SimulatedLoop, VirtualTime
+from quire.testing.simulation import Process, SimChannels, SimNearestTransport
+from quire.testing.simulation.loop import SimulatedLoop
 from quire.testing.simulation.network import unexpected
-from quire_storage import delivery as delivery_at_node
-from quire_storage import replication as replication_at_node
-from quire_storage.adapters import cluster as cluster_at_node
 from quire_storage.core.invariants import under_way
 from tests.simulation.buckets import BucketLoad
 from tests.simulation.cluster import GATEWAYS, Cluster
@@ -38,13 +31,15 @@ from tests.simulation.history import History
 from tests.simulation.inspection import LEASE_MS, Inspection
 from tests.simulation.listening import listen
 from tests.simulation.prefixes import Prefix, bounds, content, prefixes
+from tests.simulation.scale import HOT, scale
 from tests.simulation.troubles import Troubles
 from tests.simulation.unchained import UnchainedLoad
 
 _OPERATION_S = 60.0
+_CLIENT_S = 9.0  # for how long its transfers are permitted
 _ABORTED_S = 1.0  # in which nodes that are well give an aborted transfer's memory back
+_CANCEL_S = (0.01, 0.01, 0.5)
 _UNDISTURBED_S = 3.0  # longer than a store waits for memory
-_BUCKET_CHUNKS = 4  # so that prefixes cross buckets of the index
 _FINE = ("done", "KeysInvalid", "TargetInvalid")
 _KINDS = (
     "retain",
@@ -87,23 +82,20 @@ class Day:
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.loop.random.getrandbits(64))
-        small = {
+        small: dict[str, float] = {
             "drive_bytes": self.rng.choice([(1 << 20) + 200_000, 3 << 20]),
             "arena_bytes": self.rng.choice([1 << 18, 1 << 20]),
         }
+        small |= HOT if self.rng.random() < 0.5 else {}
         if self.reads_only:
             small = {"drive_bytes": 3 << 20, "arena_bytes": 1 << 16}
         self.cluster = Cluster(self.loop, self.storage_nodes, settings=small)
         self.prefixes = prefixes(self.rng)
         self.unchained = UnchainedLoad(self)
         self.cluster.policies.extend([] if self.reads_only else bounds(self.rng, self.prefixes[-1].namespace))
-        vars(delivery_module)["time"] = VirtualTime(self.loop)
-        # As everything in this cluster is some ten times quicker than configured by default.
-        quiescence_module.MARGIN_S = 5.0  # type: ignore[misc]
-        vars(delivery_at_node)["_QUIESCE_TIMEOUT_S"] = 0.4
-        vars(cluster_at_node)["COPY_S_MAX"] = vars(replication_at_node)["COPY_S_MAX"] = 7.0
-        vars(keys_module)["BUCKET_CHUNKS"] = vars(index_module)["BUCKET_CHUNKS"] = _BUCKET_CHUNKS
-        vars(index_module)["LINK_MS"] = vars(scripts_module)["LINK_MS"] = 2_000
+        scale(self.loop)
+        hosted = [*(f"client-{number}" for number in range(self.clients)), *self.cluster.storage_names]
+        self.cluster.fabric.hosts = {name: f"host-{self.rng.randrange(2)}" for name in hosted}
         unexpected.clear()
 
     # ---- the run
@@ -160,7 +152,7 @@ class Day:
 
     def client_of(self, process: Process, timeout_s: float = 20.0) -> QuireClient:
         channels: Any = SimChannels(self.cluster.network, process)
-        transport = SimTransport(self.cluster.fabric, process)
+        transport = SimNearestTransport(self.cluster.fabric, process)
         gateway = (
             f"gateway-{int(process.name.rpartition('-')[2] or 0) % GATEWAYS}" if "-" in process.name else "gateway-0"
         )
@@ -182,7 +174,7 @@ class Day:
                 task.result()
 
     async def _life(self, process: Process, number: int) -> None:
-        client = self.client_of(process, timeout_s=9.0)
+        client = self.client_of(process, timeout_s=_CLIENT_S)
         rng = random.Random(self.rng.getrandbits(64))
         await client.start()
         crash_s = self.loop.time() + rng.expovariate(1 / 15) if "client" in self.faults else 1e9
@@ -205,16 +197,17 @@ class Day:
         await client.close()
 
     async def _leave(self, client: QuireClient) -> None:
-        for _ in range(200):
+        """Nothing is lent when no permit can be used any more."""
+        for _ in range(round(10 * unheard_s(_CLIENT_S)) + 1):
             if not client._transfers:
                 return
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.1)
         left = [
             f"{type(each).__name__} quiet at {each._quiescence._quiet}"
             for each in client._transfers.values()
             if each._quiescence
         ]
-        raise self.history.fail(f"transfers that never become quiet: {left}")
+        raise self.history.fail(f"memory is lent after its permits' end: {left}")
 
     async def _operate(self, client: QuireClient, rng: random.Random, number: int, kind: str) -> None:
         kind = kind or ("fetch" if self.reads_only else rng.choice(_KINDS))
@@ -381,7 +374,7 @@ class Day:
             delivery = await client.fetch(found, buffer, order=order, compute_window_us=window_us)
             try:
                 if cancel:
-                    await asyncio.sleep(rng.uniform(0, 0.01))
+                    await asyncio.sleep(rng.uniform(0, rng.choice(_CANCEL_S)))
                     delivery.abandon()
                     return "done"
                 return await self._receive(delivery, buffer, prefix, count, found.take_chunks)
@@ -417,7 +410,7 @@ class Day:
                 )
             )
             if cancel:
-                await asyncio.wait([retrieving], timeout=rng.uniform(0, 0.01))
+                await asyncio.wait([retrieving], timeout=rng.uniform(0, rng.choice(_CANCEL_S)))
                 if not retrieving.done():
                     retrieving.cancel()
                     await asyncio.wait([retrieving])

@@ -7,6 +7,7 @@ hands in between is seen.
 from quire.testing.simulation.loop import Deadlock, Process, SimulatedLoop, current_process, simulate
 from quire.testing.simulation.network import Network, SimChannels, SimServer
 from quire.testing.simulation.objects import SimBlobs, SimObjects
+from quire.testing.simulation.shared_memory import SimNearestTransport, SimSharedPeer
 from quire.testing.simulation.transport import Fabric, SimTransport
 
 __all__ = [
@@ -16,8 +17,10 @@ __all__ = [
     "Process",
     "SimBlobs",
     "SimChannels",
+    "SimNearestTransport",
     "SimObjects",
     "SimServer",
+    "SimSharedPeer",
     "SimTransport",
     "SimulatedLoop",
     "current_process",

@@ -124,7 +124,9 @@ class _VirtualSelector(selectors.DefaultSelector):
 
 
 class SimulatedLoop(asyncio.SelectorEventLoop):
-    """`time()` is virtual; executors run inline, and their results arrive after a delay that is drawn."""
+    """`time()` is virtual. Executors run a call after a random delay, and deliver its result after another one. A call
+    that has begun runs to its end, even if its future was cancelled.
+    """
 
     def __init__(self, seed: int) -> None:
         self._virtual = _VirtualSelector()
@@ -191,16 +193,31 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
     ) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self.create_future()
 
-        def finish() -> None:
+        def begin() -> None:
+            if not future.cancelled():
+                self.call_later(self.random.uniform(0.0, 100e-6), run)
+
+        def run() -> None:
+            try:
+                result, error = func(*args), None
+            except Exception as raised:
+                result, error = None, raised
+            self.call_later(self.random.uniform(0.0, 100e-6), tell, result, error)
+
+        def tell(result: Any, error: Exception | None) -> None:
             if future.cancelled():
                 return
-            try:
-                future.set_result(func(*args))
-            except Exception as error:
+            if error is None:
+                future.set_result(result)
+            else:
                 future.set_exception(error)
 
-        self.call_later(self.random.uniform(20e-6, 200e-6), finish)
+        self.call_later(self.random.uniform(20e-6, 100e-6), begin)
         return future
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> events.Handle:  # type: ignore[override]
+        """Simulated threads are callbacks of this loop."""
+        return self._call_soon(callback, args, context)
 
 
 def simulate(seed: int, main: Callable[[SimulatedLoop], Coroutine[Any, Any, Any]]) -> Any:

@@ -34,6 +34,7 @@ class Network:
     `stuck`: data does not pass between these, and their connections cannot be torn down: what was posted lands later.
     `unreachable`: neither of these can open a connection to the other's memory.
     `noisy`: what one of these writes into the other's memory arrives changed, in one byte.
+    `slow_threads`: up to how many seconds threads that copy are late at each step, by the process that they are of.
     `unanswered`: servers whose answers are lost, after the request was carried out: the connection breaks before.
     """
 
@@ -46,6 +47,7 @@ class Network:
     unreachable: set[frozenset[str]] = field(default_factory=set)
     unanswered: set[str] = field(default_factory=set)
     slow: dict[str, float] = field(default_factory=dict)
+    slow_threads: dict[str, float] = field(default_factory=dict)
     streams: set[SimDuplex] = field(default_factory=set)
     messages: int = 0
 

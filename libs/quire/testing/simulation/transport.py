@@ -47,13 +47,21 @@ class SimRegion:
 
 @dataclass(slots=True)
 class Fabric:
-    """All members and their memory. `late`: writes that landed in memory which was unregistered."""
+    """All members and their memory. `hosts`: host names by process name; processes of one host share memory.
+
+    `late`: writes that landed in memory which was unregistered.
+    """
 
     network: Network
     members: dict[bytes, SimTransport] = field(default_factory=dict)
     regions: dict[bytes, SimRegion] = field(default_factory=dict)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     late: list[str] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)
+
+    def share_memory(self, *processes: Process) -> bool:
+        """Return whether the processes run on one host."""
+        return len({self.hosts.get(each.name, each.name) for each in processes}) == 1
 
 
 class SimRemote:
@@ -122,11 +130,14 @@ class SimTransport:
             other = self.fabric.members.get(address)
             if other is None or not other.alive:
                 raise PeerLost("no such peer")
-            if frozenset((self.process.name, other.process.name)) in self.fabric.network.unreachable:
-                raise PeerLost("no route to the peer")
-            peer = self._peers[address] = SimPeer(self, other)
+            peer = self._peers[address] = self._connected(other)
             self.peers[address].append(peer)
         return peer
+
+    def _connected(self, peer: SimTransport) -> SimPeer:
+        if frozenset((self.process.name, peer.process.name)) in self.fabric.network.unreachable:
+            raise PeerLost("no route to the peer")
+        return SimPeer(self, peer)
 
     def sends_to(self, other: SimTransport) -> bool:
         """Whether something is on its way there, by any connection that there was, and not cut off."""
@@ -184,8 +195,9 @@ class SimPeer:
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback) if callback in self._watchers else None
 
-    def memory(self, remote: Remote) -> None:
-        """It is on another host."""
+    def memory(self, remote: Remote) -> Bytes | None:
+        """Return None: the memory is on another host."""
+        return None
 
     async def remote(self, target: RdmaTarget) -> Remote:
         region = self.mine.fabric.regions.get(target.remote_key)
@@ -214,7 +226,7 @@ class SimPeer:
     ) -> None:
         assert isinstance(remote, SimRemote) and isinstance(region, SimRegion)
         source = remote.window(remote_offset, length)
-        target = _local(region, offset, length)
+        target = local(region, offset, length)
         done = self.post(length, lambda: target.__setitem__(slice(None), source))
         try:
             async with asyncio.timeout(timeout_s):
@@ -233,13 +245,12 @@ class SimPeer:
         self.flying += 1
 
         def arrive() -> None:
-            network = self.mine.fabric.network
             if self.torn or not self.other.alive:
                 self.flying -= 1
                 if not done.done():
                     done.set_exception(PeerLost("the connection broke"))
                     done.exception()
-            elif self._is_stuck() or not network.reaches(self.mine.process, self.other.process):
+            elif self.is_held():
                 loop.call_later(0.2, arrive, context=_of_the_network())
             else:
                 self.flying -= 1
@@ -254,6 +265,11 @@ class SimPeer:
     def between(self) -> frozenset[str]:
         """The names of both processes."""
         return frozenset((self.mine.process.name, self.other.process.name))
+
+    def is_held(self) -> bool:
+        """Whether nothing passes for now."""
+        network = self.mine.fabric.network
+        return self._is_stuck() or not network.reaches(self.mine.process, self.other.process)
 
     def _is_stuck(self) -> bool:
         return self.between in self.mine.fabric.network.stuck
@@ -305,7 +321,7 @@ class SimStreamOfPuts:
         if self._peer.error is not None:
             raise self._peer.error
         window = self._remote.window(remote_offset, length * len(offsets))
-        sources = [_local(self._region, offset, length) for offset in offsets.tolist()]
+        sources = [local(self._region, offset, length) for offset in offsets.tolist()]
         fabric, target = self._peer.mine.fabric, self._remote.region
 
         def move() -> None:
@@ -382,7 +398,8 @@ def _of_the_network() -> Any:
     return contextvars.Context()
 
 
-def _local(region: SimRegion, offset: int, length: int) -> Bytes:
+def local(region: SimRegion, offset: int, length: int) -> Bytes:
+    """Part of a process' own memory. Raises `TargetInvalid`."""
     if offset < 0 or offset + length > region.length:
         raise TargetInvalid(f"[{offset}, {offset + length}) is outside of {region.length} bytes", field="source")
     return region.view[offset : offset + length]
