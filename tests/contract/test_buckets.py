@@ -235,14 +235,14 @@ async def test_a_second_complete_answers_as_the_first(scene: Scene) -> None:
 async def test_a_complete_that_another_overtakes_answers_as_it(
     scene: Scene, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At either of its first two calls."""
+    """The other one ends before the first or the second call."""
     upload_id, tags = await _upload(scene, "k", {1: b"a" * PART, 2: b"b"})
-    asked = getattr(scene.buckets, call)
+    method = getattr(scene.buckets, call)
 
     async def overtaken(*arguments: Any) -> Any:
         monkeypatch.undo()
         await scene.backend.complete("k", upload_id, tags, "")
-        return await asked(*arguments)
+        return await method(*arguments)
 
     monkeypatch.setattr(scene.buckets, call, overtaken)
     assert await scene.backend.complete("k", upload_id, tags, "") == await scene.backend.complete(

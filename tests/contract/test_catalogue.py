@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio as redis
 
 from quire.model.errors import ConditionFailed, ImageMissing, QuotaExceeded
-from quire.model.images import ExpectedImage, ImageEntry
+from quire.model.images import ExpectedImage, ImageEntry, record_name
 from quire.model.keys import ChunkKeys
 from quire.model.provenance import GENERATED
 from quire.testing.clock import FakeClock
@@ -93,7 +93,7 @@ async def test_what_a_tenant_has_stored_is_counted(any_redis: redis.Redis) -> No
 
 
 async def test_tenants_have_ids_of_their_own(any_redis: redis.Redis) -> None:
-    """And share records: one that another tenant's image has stays."""
+    """Records of the same name are shared: one that another image has stays."""
     images = Images(any_redis)
     mine, theirs = _entry("cat", "same"), _entry("cat", "same")
     assert await images.put("a", mine) is None
@@ -106,6 +106,22 @@ async def test_tenants_have_ids_of_their_own(any_redis: redis.Redis) -> None:
     assert await images.delete("a", "cat") == mine
     assert not await images.release(mine.record_sha256)
     assert await images.get("b", "cat") == theirs
+
+
+async def test_a_tenants_record_is_its_own(any_redis: redis.Redis) -> None:
+    """Equal records of two tenants have names of their own, and go one by one."""
+    images = Images(any_redis)
+    mine, theirs = (
+        replace(_entry("cat", "same"), record_name=record_name(b"secret", tenant, _entry("cat", "same").record_sha256))
+        for tenant in ("a", "b")
+    )
+    assert mine.keys != theirs.keys
+    for tenant, entry in (("a", mine), ("b", theirs), ("", _entry("dog", "same"))):
+        await images.put(tenant, entry)
+        assert await images.get(tenant, entry.image_id) == entry
+    assert await images.delete("a", "cat") == mine
+    assert await images.release(mine.record_name) and await images.unused(10) == [mine.record_name]
+    assert await images.stored_bytes("b") == 1000
 
 
 async def test_what_is_expected_is_looked_at_as_it_is_put(any_redis: redis.Redis) -> None:

@@ -69,7 +69,7 @@ async def test_the_master_that_a_sentinel_names(watched: tuple[int, int]) -> Non
 
 
 async def test_no_command_meets_a_connection_that_the_server_has_closed(watched: tuple[int, int]) -> None:
-    """As after a restart or a fail-over: every connection that waits in the pool is dead."""
+    """After a restart or a fail-over every connection in the pool is dead."""
     server, sentinel = watched
     admin = Redis(port=server, password="p:w@d")
     for url in (f"redis://:p%3Aw%40d@127.0.0.1:{server}/0", f"redis+sentinel://:p%3Aw%40d@127.0.0.1:{sentinel}/quire"):

@@ -20,7 +20,7 @@ from quire.model.errors import (
     TargetInvalid,
     Unavailable,
 )
-from quire.model.images import RECORD_BYTES_MAX, ImageAttributes, ImageEntry, Rendering, check_image_id
+from quire.model.images import RECORD_BYTES_MAX, ImageAttributes, ImageEntry, Rendering, check_image_id, check_record
 from quire.model.latents import LatentInfo, Values, decode_record, encode_record
 from quire.model.nodes import DecoderInfo, KnownVae
 from quire.telemetry import names, tracer
@@ -179,7 +179,10 @@ class ImageClient:
             return await self.get_record_of(now)  # it was replaced meanwhile
 
     async def get_record_of(self, entry: ImageEntry) -> bytes:
-        """That very record. Raises `ChunkMissing` or `TargetInvalid` if the image was replaced meanwhile."""
+        """Read the record of this entry.
+
+        Raises `ChunkMissing` or `TargetInvalid` if the image was replaced since, `CorruptData` for other bytes.
+        """
         await self._client.reach()
         with self._lent(entry.namespace.layout.chunk_bytes) as buffer:
             request = pb.GetLatentRequest(image_id=entry.image_id, target=convert.target_to(buffer.target()))
@@ -188,7 +191,9 @@ class ImageClient:
             if found.record_sha256 != entry.record_sha256:
                 raise ChunkMissing(f"{entry.image_id!r} was replaced meanwhile", field="id")
             assert buffer.view is not None, "host memory"
-            return buffer.view[: found.record_bytes].tobytes()
+            record = buffer.view[: found.record_bytes].tobytes()
+        await asyncio.to_thread(check_record, record, entry)
+        return record
 
     async def get_latent(self, image_id: str) -> tuple[Values, LatentInfo]:
         """The latent, bit by bit as it was put."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -39,8 +40,10 @@ _MANIFEST_BYTES_MAX: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class ImageEntry:
-    """An image in the catalogue. `record_sha256` names its record in the chunk store, `record_bytes` is its length.
+    """An image in the catalogue. `record_sha256` and `record_bytes`: digest and length of its latent record.
 
+    `record_name`: the record's name in the chunk store, 32 bytes (see `record_name`). Clients do not receive it; their
+    entries have the digest in its place.
     `latent_sha256` is of the values, `weights_sha256` of the VAE that they belong to, empty for unknown. `created_ms`,
     `expires_ms`: since the Unix epoch; 0 for never. `metadata`: what its owner says of it, by name.
     `provenance`: what a signed manifest says in every image that is served of it (`quire.model.provenance`).
@@ -57,11 +60,14 @@ class ImageEntry:
     expires_ms: int = 0
     metadata: tuple[tuple[str, str], ...] = ()
     provenance: str = ""
+    record_name: bytes = b""
 
     def __post_init__(self) -> None:
         check_image_id(self.image_id)
-        if len(self.record_sha256) != 32 or len(self.latent_sha256) != 32:
-            raise InvalidRequest("digests have 32 bytes", field="record_sha256, latent_sha256")
+        if not self.record_name:
+            object.__setattr__(self, "record_name", self.record_sha256)
+        if {len(self.record_sha256), len(self.latent_sha256), len(self.record_name)} != {32}:
+            raise InvalidRequest("digests have 32 bytes", field="record_sha256, latent_sha256, record_name")
         if not 0 < self.record_bytes <= RECORD_BYTES_MAX:
             raise InvalidRequest(f"{self.record_bytes} bytes, {RECORD_BYTES_MAX} at most", field="record_bytes")
         if not (0 < self.height <= 1 << 16 and 0 < self.width <= 1 << 16):
@@ -84,8 +90,8 @@ class ImageEntry:
 
     @property
     def keys(self) -> ChunkKeys:
-        """The one key of its record: by content, so that equal records are stored once."""
-        return record_keys(self.record_sha256)
+        """The one key of its record: by content, so that equal records of a tenant are stored once."""
+        return record_keys(self.record_name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +275,20 @@ def check_image_id(image_id: str) -> None:
         raise InvalidRequest(f"{image_id[:80]!r} has an empty part, or '.' or '..', between slashes", field="id")
 
 
-def record_keys(record_sha256: bytes) -> ChunkKeys:
-    """Under which a record is stored."""
-    return ChunkKeys(hashlib.sha256(b"quire image record" + record_sha256).digest())
+def record_name(secret: bytes, tenant: str, record_sha256: bytes) -> bytes:
+    """Compute the name of a tenant's latent record in the chunk store, 32 bytes, under the cluster's secret.
+
+    Another tenant with an equal record cannot find, keep, evict or store this one. Without a tenant the name is the
+    digest.
+    """
+    if not tenant:
+        return record_sha256
+    return hmac.digest(secret, b"quire image record\0" + tenant.encode() + b"\0" + record_sha256, "sha256")
+
+
+def record_keys(name: bytes) -> ChunkKeys:
+    """Compute the key of the chunk that holds the record of this name."""
+    return ChunkKeys(hashlib.sha256(b"quire image record" + name).digest())
 
 
 def record_namespace(record_bytes: int) -> Namespace:
@@ -282,6 +299,12 @@ def record_namespace(record_bytes: int) -> Namespace:
         units = -(-units // step) * step
     layout = KvLayout(1, units, 1, _UNIT_BYTES, Dtype.FP8_E4M3, Attention.MLA)
     return Namespace("quire-images", "1", layout)
+
+
+def check_record(record: bytes, entry: ImageEntry) -> None:
+    """Compare a received record with its entry. Blocks. Raises `CorruptData` if the digest differs."""
+    if hashlib.sha256(record).digest() != entry.record_sha256:
+        raise CorruptData(f"the bytes received as the record of {entry.image_id!r} have another digest")
 
 
 @dataclass(frozen=True, slots=True)

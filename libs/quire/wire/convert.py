@@ -422,6 +422,7 @@ def image_from(message: images_pb2.ImageEntry) -> ImageEntry:
         message.expires_ms,
         tuple(sorted(message.metadata.items())),
         message.provenance,
+        message.record_name,
     )
 
 
@@ -438,6 +439,7 @@ def image_to(entry: ImageEntry) -> images_pb2.ImageEntry:
         expires_ms=entry.expires_ms,
         metadata=dict(entry.metadata),
         provenance=entry.provenance,
+        record_name=entry.record_name,
     )
 
 

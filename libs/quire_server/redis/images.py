@@ -15,8 +15,8 @@ from quire_server.redis.connection import metadata_errors
 
 _ANYTHING = ExpectedImage()
 _FIELDS_AT_FIRST: Final = 7
-_OF_BEFORE: Final[list[Any]] = [0, {}, ""]
-"""Time to live, metadata and provenance, of entries that were written before there were these."""
+_OF_BEFORE: Final[list[Any]] = [0, {}, "", b""]
+"""Time to live, metadata, provenance and name of the record, of entries that were written before there were these."""
 _USES, _UNUSED, _EXPIRES = "quire:{images}:uses", "quire:{images}:unused", "quire:{images}:expires"
 _STORED = "quire:{images}:stored"
 
@@ -41,7 +41,7 @@ end
 """
 )
 
-# KEYS: entries, ids, uses, unused, expires, stored. ARGV: 1 id, 2 entry, 3 record digest; of the one before: 4 "1" if
+# KEYS: entries, ids, uses, unused, expires, stored. ARGV: 1 id, 2 entry, 3 record's name; of the one before: 4 "1" if
 # none must be there, 5 its record's digest ("" any), which a packed entry begins with; 6 tenant and id, 7 when it goes;
 # 8 tenant. Returns the entry before, false if there was none, or 0 if that is not so: then the record is unused, unless
 # others have it.
@@ -81,7 +81,7 @@ redis.call('ZREM', KEYS[2], ARGV[1])
 return before
 """
 )
-# KEYS: uses, unused. ARGV: 1 record digest. One use less; how many are left.
+# KEYS: uses, unused. ARGV: 1 record's name. One use less; how many are left.
 _RELEASE = """
 local left = redis.call('HINCRBY', KEYS[1], ARGV[1], -1)
 if left <= 0 then
@@ -91,7 +91,7 @@ end
 return left
 """
 
-# KEYS: uses, unused. ARGV: 1 record digest. A record that was stored and not catalogued is unused, unless others have
+# KEYS: uses, unused. ARGV: 1 record's name. A record that was stored and not catalogued is unused, unless others have
 # it.
 _REFUSED = "if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then redis.call('SADD', KEYS[2], ARGV[1]) end"
 
@@ -117,7 +117,7 @@ class Images:
             before = await self._put(
                 keys=[_entries(tenant), _ids(tenant), _USES, _UNUSED, _EXPIRES, _STORED],
                 args=[
-                    *(entry.image_id, packed, entry.record_sha256, int(expected.absent), expected.record_sha256),
+                    *(entry.image_id, packed, entry.record_name, int(expected.absent), expected.record_sha256),
                     *(_member(tenant, entry.image_id), entry.expires_ms, tenant),
                 ],
             )
@@ -156,25 +156,25 @@ class Images:
         members = (cast(bytes, each).decode().partition("\0") for each in found)
         return [(tenant, image_id) for tenant, _, image_id in members]
 
-    async def release(self, record_sha256: bytes) -> bool:
+    async def release(self, record_name: bytes) -> bool:
         """An image does not use that record any more; whether no other does. Then it is among the `unused`."""
         async with metadata_errors():
-            return int(await self._release(keys=[_USES, _UNUSED], args=[record_sha256])) <= 0
+            return int(await self._release(keys=[_USES, _UNUSED], args=[record_name])) <= 0
 
-    async def refused(self, record_sha256: bytes) -> None:
+    async def refused(self, record_name: bytes) -> None:
         """A record was stored that is not catalogued: it is among the `unused`, unless an image has it."""
         async with metadata_errors():
-            await self._refused(keys=[_USES, _UNUSED], args=[record_sha256])
+            await self._refused(keys=[_USES, _UNUSED], args=[record_name])
 
     async def unused(self, limit: int) -> list[bytes]:
-        """Digests of records that no image uses and that may still be stored."""
+        """Names of records that no image uses and that may still be stored."""
         async with metadata_errors():
             return cast(list[bytes], await self._client.srandmember(_UNUSED, limit))
 
-    async def removed(self, record_sha256: bytes) -> None:
+    async def removed(self, record_name: bytes) -> None:
         """The record is not stored any more."""
         async with metadata_errors():
-            await self._client.srem(_UNUSED, record_sha256)
+            await self._client.srem(_UNUSED, record_name)
 
     async def list(self, tenant: str, prefix: str, after: str, limit: int) -> tuple[list[ImageEntry], str]:
         """Images whose ids begin with `prefix` and come after `after`, in order; and where to go on, "" at the end.
@@ -205,6 +205,7 @@ def _member(tenant: str, image_id: str) -> str:
 
 
 def _pack(entry: ImageEntry) -> bytes:
+    named = [entry.record_name] if entry.record_name != entry.record_sha256 else []
     return cbor2.dumps(
         [
             entry.record_sha256,
@@ -217,6 +218,7 @@ def _pack(entry: ImageEntry) -> bytes:
             entry.expires_ms,
             dict(sorted(entry.metadata)),
             entry.provenance,
+            *named,
         ]
     )
 
@@ -224,5 +226,7 @@ def _pack(entry: ImageEntry) -> bytes:
 def _unpack(image_id: str, raw: bytes) -> ImageEntry:
     fields = cbor2.loads(raw)
     entry = ImageEntry(image_id, *fields[:_FIELDS_AT_FIRST])
-    expires_ms, metadata, provenance = fields[_FIELDS_AT_FIRST:] + _OF_BEFORE[len(fields) - _FIELDS_AT_FIRST :]
-    return replace(entry, expires_ms=expires_ms, metadata=tuple(sorted(metadata.items())), provenance=provenance)
+    expires_ms, metadata, provenance, name = fields[_FIELDS_AT_FIRST:] + _OF_BEFORE[len(fields) - _FIELDS_AT_FIRST :]
+    metadata = tuple(sorted(metadata.items()))
+    name = name or entry.record_sha256
+    return replace(entry, expires_ms=expires_ms, metadata=metadata, provenance=provenance, record_name=name)

@@ -62,16 +62,16 @@ class Cache:
 
     def look_up(self, entry: ImageEntry, variant: str) -> tuple[Form | None, bytes | None]:
         """Count a request, and find what is nearest to what it asks for. `variant`: see `Rendering.variant`."""
-        self._cache.look_up(entry.record_sha256, variant)
+        self._cache.look_up(entry.record_name, variant)
         return self.find(entry, variant)
 
     def announce(self, entry: ImageEntry) -> None:
         """An image is new: that counts as a use of it, not as a request."""
-        self._cache.announce(entry.record_sha256)
+        self._cache.announce(entry.record_name)
 
     def find(self, entry: ImageEntry, variant: str) -> tuple[Form | None, bytes | None]:
         """The same; counts nothing."""
-        key = entry.record_sha256
+        key = entry.record_name
         nearest = (Kept(key, Form.RENDITION, variant),) if variant else ()
         for kept in (*nearest, Kept(key, Form.IMAGE), Kept(key, Form.LATENT)):
             if (data := self._bytes.get(kept)) is not None:
@@ -81,21 +81,21 @@ class Cache:
     def wants_image(self, entry: ImageEntry) -> bool:
         """Whether the lossless image of what was decoded is worth making and keeping."""
         size = round(self._bytes_per_pixel * entry.height * entry.width)
-        return Form.IMAGE in self._forms and self._cache.wants(Kept(entry.record_sha256, Form.IMAGE), size)
+        return Form.IMAGE in self._forms and self._cache.wants(Kept(entry.record_name, Form.IMAGE), size)
 
     def keep_latent(self, entry: ImageEntry, record: bytes) -> None:
         """A record was fetched; it is kept if its value for its size is high enough."""
-        self._keep(Kept(entry.record_sha256, Form.LATENT), record)
+        self._keep(Kept(entry.record_name, Form.LATENT), record)
 
     def keep_image(self, entry: ImageEntry, lossless: bytes) -> None:
         """The same for the lossless image of what was decoded."""
         per_pixel = len(lossless) / (entry.height * entry.width)
         self._bytes_per_pixel += _AVERAGE_SHARE * (per_pixel - self._bytes_per_pixel)
-        self._keep(Kept(entry.record_sha256, Form.IMAGE), lossless)
+        self._keep(Kept(entry.record_name, Form.IMAGE), lossless)
 
     def keep_rendition(self, entry: ImageEntry, variant: str, data: bytes) -> None:
         """The same for an encoded answer. `variant`: see `Rendering.variant`."""
-        self._keep(Kept(entry.record_sha256, Form.RENDITION, variant), data)
+        self._keep(Kept(entry.record_name, Form.RENDITION, variant), data)
 
     def _keep(self, kept: Kept[bytes], data: bytes) -> None:
         if kept.form in self._forms and self._cache.keep(kept, len(data)):

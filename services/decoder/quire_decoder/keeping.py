@@ -38,7 +38,7 @@ class Keeping:
 
     def begin(self, entry: ImageEntry, pixels: Pixels, owner_address: str, tenant: str) -> None:
         """Encode an image that a cache wants. One that fails, or that the encoders have no time for, is not kept."""
-        key = entry.record_sha256
+        key = entry.record_name
         if key in self._making:
             return
         making = self._making[key] = _Making(pixels)
@@ -47,12 +47,12 @@ class Keeping:
 
     def pixels(self, entry: ImageEntry) -> Pixels | None:
         """Of an image that is being made."""
-        making = self._making.get(entry.record_sha256)
+        making = self._making.get(entry.record_name)
         return making.pixels if making is not None else None
 
     async def image(self, entry: ImageEntry) -> bytes | None:
         """The image, if it is being encoded: without further delay. None if it is not, or if encoding fails."""
-        making = self._making.get(entry.record_sha256)
+        making = self._making.get(entry.record_name)
         if making is None or making.task is None:
             return None
         making.wanted.set()

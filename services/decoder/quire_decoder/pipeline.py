@@ -5,14 +5,13 @@ time).
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from quire.model.errors import CorruptData, DeadlineExceeded, NoStorageNode, NotImplementedHere, Unavailable
-from quire.model.images import ImageEntry, LeasedRecord, Rendering
+from quire.model.images import ImageEntry, LeasedRecord, Rendering, check_record
 from quire.model.latents import decode_record, denormalised
 from quire.telemetry import names, tracer
 from quire_decoder.config import DecoderConfig
@@ -83,7 +82,7 @@ class Pipeline:
 
     async def check(self, record: bytes, entry: ImageEntry) -> None:
         """Before anything is kept or shown. Raises `CorruptData` for another record than the entry's."""
-        await self.in_thread(_check, record, entry)
+        await self.in_thread(check_record, record, entry)
 
     async def decode(self, entry: ImageEntry, record: bytes, stages: Stages) -> Pixels:
         """Pixels of a verified record, (height, width, 3) uint8. Raises `CorruptData`, `NotImplementedHere`."""
@@ -162,8 +161,3 @@ async def timed(stages: Stages, name: str, work: Awaitable[Result]) -> Result:
             return await work
     finally:
         stages[name] = stages.get(name, 0) + (time.perf_counter_ns() - started) // 1000
-
-
-def _check(record: bytes, entry: ImageEntry) -> None:
-    if hashlib.sha256(record).digest() != entry.record_sha256:
-        raise CorruptData(f"what came as the record of {entry.image_id!r} is another")

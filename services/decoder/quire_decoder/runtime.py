@@ -271,7 +271,7 @@ class Decoder:
         if (pixels := self._keeping.pixels(entry)) is not None:
             self._joined += 1
             return _Made(pixels, "joined")
-        key = entry.record_sha256
+        key = entry.record_name
         joined = (running := self._running.get(key)) is not None
         if running is None:
             if len(self._running) >= self._config.requests_max:

@@ -107,7 +107,7 @@ class ImageGateway:
         self, tenant: str, entry: ImageEntry, rendering: Rendering, target: RdmaTarget
     ) -> ImageServed | None:
         """From the owner's cache, if that takes no decoding."""
-        owner = self._owners.owner(entry.record_sha256)
+        owner = self._owners.owner(entry.record_name)
         if owner is None:
             return None
         try:

@@ -18,6 +18,7 @@ from quire.model.images import (
     ImageEntry,
     Rendering,
     check_image_id,
+    check_record,
     entry_of_record,
 )
 from quire_gateway.images import Has, ImageGateway, ImageServed, has_nothing
@@ -48,7 +49,8 @@ class Memory(Protocol):
 class OwnMemory:
     """Every method is one request, for a tenant: images are its own.
 
-    `reach`: makes sure that the data plane reaches the cluster first. `kept_bytes`: of images that were just sent.
+    `reach`: makes sure that the data plane reaches the cluster first. `name`: what the chunk store calls a tenant's
+    record of a digest. `kept_bytes`: of images that were just sent.
     `stored`: is told of new records.
     """
 
@@ -61,6 +63,7 @@ class OwnMemory:
         memory: Memory,
         vaes: KnownVaes,
         reach: Callable[[], Awaitable[None]],
+        name: Callable[[str, bytes], bytes] = lambda tenant, record_sha256: record_sha256,
         kept_bytes: int = 0,
         stored: Callable[[ImageEntry, bytes], None] = lambda entry, record: None,
     ) -> None:
@@ -70,6 +73,7 @@ class OwnMemory:
         self._memory = memory
         self._vaes = vaes
         self._reach = reach
+        self._name = name
         self._kept = KeptImages(kept_bytes)
         self._stored = stored
 
@@ -96,7 +100,7 @@ class OwnMemory:
             nonlocal kept
             if has(entry, etag):
                 return True
-            kept = self._kept.get(etag)
+            kept = self._kept.get(entry, etag)
             return kept is not None
 
         with contextlib.ExitStack() as lent:
@@ -118,7 +122,7 @@ class OwnMemory:
         return replace(served, length=sent.length, source="gateway"), data
 
     async def get_record(self, tenant: str, image_id: str) -> tuple[ImageEntry, bytes]:
-        """The latent record, as it was stored, and what is known of it. Raises `ImageMissing`, `ChunkMissing`."""
+        """Read an image's entry and its latent record. Raises `ImageMissing`, `ChunkMissing`, `CorruptData`."""
         await self._reach()
         try:
             return await self._get_record(await self.head(tenant, image_id))
@@ -128,7 +132,9 @@ class OwnMemory:
     async def _get_record(self, entry: ImageEntry) -> tuple[ImageEntry, bytes]:
         with self._memory.room(entry.namespace.layout.chunk_bytes) as (target, view):
             await self._latents.read(entry, target)
-            return entry, bytes(view[: entry.record_bytes])
+            record = bytes(view[: entry.record_bytes])
+        await asyncio.to_thread(check_record, record, entry)
+        return entry, record
 
     async def put_record(
         self,
@@ -146,7 +152,8 @@ class OwnMemory:
         """
         entry, values, info = await asyncio.to_thread(entry_of_record, image_id, record)
         metadata = tuple(sorted(attributes.metadata))
-        entry = replace(entry, metadata=metadata, provenance=attributes.provenance)
+        name = self._name(tenant, entry.record_sha256)
+        entry = replace(entry, metadata=metadata, provenance=attributes.provenance, record_name=name)
         if not allow_unknown_vae:
             await self._vaes.check(values, info)
         if entry.provenance:

@@ -32,11 +32,11 @@ class ImageOwners:
         now_s = self._clock.monotonic_s()
         return tuple(name for name, until_s in self._failed.items() if until_s > now_s)
 
-    def owner(self, record_sha256: bytes) -> Node | None:
+    def owner(self, record_name: bytes) -> Node | None:
         """The decoder with the highest rendezvous hash for that record."""
         failing = self.failing
         usable = [node for node, _ in self._decoders() if node.node_id not in failing]
-        return rendezvous(record_sha256, usable)[0] if usable else None
+        return rendezvous(record_name, usable)[0] if usable else None
 
     def with_vae(self, weights_sha256: str, name: bytes) -> Node | None:
         """Among the decoders that have a VAE, the one with the highest rendezvous hash for a name."""

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from quire import PROTOCOL_VERSION
 from quire.client.reachability import Reachability
 from quire.client.remote_memory import RemoteMemory
+from quire.model.images import record_name
 from quire.model.nodes import GatewayInfo, Node
 from quire.model.profile import Profiles
 from quire.transport import OFF, data_plane
@@ -263,6 +264,7 @@ async def serve(config: GatewayConfig) -> None:
         memory=memory,
         vaes=vaes,
         reach=Reachability(transport, members.nodes).check,
+        name=partial(record_name, config.secrets[0]),
         kept_bytes=config.images_kept_bytes,
         stored=warming.stored,
     )

@@ -43,7 +43,7 @@ class Warming:
             await asyncio.wait(self._tasks)
 
     async def _warm(self, entry: ImageEntry, record: bytes) -> None:
-        owner = self._owners.owner(entry.record_sha256)
+        owner = self._owners.owner(entry.record_name)
         if owner is None:
             return
         with contextlib.suppress(asyncio.CancelledError):

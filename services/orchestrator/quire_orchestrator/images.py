@@ -62,7 +62,7 @@ class ImageDesk:
             try:
                 await self._quotas.check(tenant, entry.record_bytes)
             except QuotaExceeded:
-                await self._catalogue.refused(entry.record_sha256)
+                await self._catalogue.refused(entry.record_name)
                 raise
         now_ms = self._clock.now_ms()
         expires_ms = now_ms + ttl_ms if ttl_ms else 0
@@ -102,23 +102,23 @@ class ImageDesk:
         return self._router.build
 
     def route(self, entry: ImageEntry, failed: Iterable[str] = ()) -> Route | None:
-        """None without a decoder. Tenants with the same record share its decoder. `failed`: decoders that have just not
+        """Choose a decoder; None if there is none. `failed`: decoders that have just not
         answered the one that asks.
         """
         self._router.failed(failed, self._clock.monotonic_s())
-        return self._router.route(entry.record_sha256, self._decoders(), self._clock.monotonic_s())
+        return self._router.route(entry.record_name, self._decoders(), self._clock.monotonic_s())
 
     def finish(self, ticket: int, *, failed: bool) -> None:
         self._router.finish(ticket, failed_at_s=self._clock.monotonic_s() if failed else None)
 
     async def _release(self, entry: ImageEntry) -> None:
-        if await self._catalogue.release(entry.record_sha256):
-            await self._remove(entry.record_sha256)
+        if await self._catalogue.release(entry.record_name):
+            await self._remove(entry.record_name)
 
-    async def _remove(self, record_sha256: bytes) -> None:
+    async def _remove(self, record_name: bytes) -> None:
         """One that is being read at this moment stays among the unused, for later."""
-        if await self._evict(record_keys(record_sha256)):
-            await self._catalogue.removed(record_sha256)
+        if await self._evict(record_keys(record_name)):
+            await self._catalogue.removed(record_name)
 
     async def sweep(self) -> None:
         """Remove images whose time is up, and records that were in use when their last image was deleted, and are not

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,16 +32,18 @@ def test_the_least_recently_sent_leaves_first() -> None:
     kept = KeptImages(320)
     for number in range(16):
         kept.keep(*_sent(str(number), 20))
-    assert kept.get("0") == _sent("0", 20)
+    assert kept.get(ENTRY, "0") == _sent("0", 20)
     kept.keep(*_sent("16", 20))
-    assert kept.get("1") is None and kept.get("0") is not None
+    assert kept.get(ENTRY, "1") is None and kept.get(ENTRY, "0") is not None
     kept.keep(*_sent("large", 21))
-    assert kept.get("large") is None, "a sixteenth at most"
+    assert kept.get(ENTRY, "large") is None, "a sixteenth at most"
     kept.keep(*_sent("empty", 0))
-    assert kept.get("empty") is None
+    assert kept.get(ENTRY, "empty") is None
+    theirs = replace(ENTRY, record_name=b"another tenant's record's name.."[:32])
+    assert kept.get(ENTRY, "16") is not None and kept.get(theirs, "16") is None, "though it has the same bytes"
     none = KeptImages(0)
     none.keep(*_sent("any", 1))
-    assert none.get("any") is None
+    assert none.get(ENTRY, "any") is None
 
 
 class _Cluster:

@@ -101,7 +101,7 @@ def _latent(**changed: Any) -> Callable[[], LatentInfo]:
         ("stored_bytes_max", lambda: TenantPolicy("a", stored_bytes_max=-1)),
         ("node.node_id", lambda: Node(node_id="a b", about=GatewayInfo())),
         ("id", _image(image_id="")),
-        ("record_sha256, latent_sha256", _image(latent_sha256=b"")),
+        ("record_sha256, latent_sha256, record_name", _image(latent_sha256=b"")),
         ("record_bytes", _image(record_bytes=0)),
         ("record_bytes", _image(record_bytes=RECORD_BYTES_MAX + 1)),
         ("height, width", _image(width=(1 << 16) + 1)),

@@ -113,12 +113,13 @@ class ImageEntry(_message.Message):
     EXPIRES_MS_FIELD_NUMBER: _builtins.int
     METADATA_FIELD_NUMBER: _builtins.int
     PROVENANCE_FIELD_NUMBER: _builtins.int
+    RECORD_NAME_FIELD_NUMBER: _builtins.int
     image_id: _builtins.str
     """Its id: 1 to 512 bytes of UTF-8, in normal form C, without control characters and without parts between slashes
     that are empty, '.' or '..'.
     """
     record_sha256: _builtins.bytes
-    """SHA-256 of its record; names it in the chunk store."""
+    """SHA-256 of its record."""
     record_bytes: _builtins.int
     """Length of the record."""
     latent_sha256: _builtins.bytes
@@ -137,6 +138,8 @@ class ImageEntry(_message.Message):
     """What a signed C2PA manifest says in every image that is served of it: JSON with `assertions`, and a `title`; empty
     for none.
     """
+    record_name: _builtins.bytes
+    """What the chunk store calls its record, 32 bytes; among members only. Empty for its SHA-256."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What its owner says of it: names of small letters, digits and hyphens; 2 KiB in all."""
@@ -155,10 +158,11 @@ class ImageEntry(_message.Message):
         expires_ms: _builtins.int = ...,
         metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         provenance: _builtins.str = ...,
+        record_name: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "expires_ms", b"expires_ms", "height", b"height", "image_id", b"image_id", "latent_sha256", b"latent_sha256", "metadata", b"metadata", "provenance", b"provenance", "record_bytes", b"record_bytes", "record_sha256", b"record_sha256", "weights_sha256", b"weights_sha256", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_ms", b"created_ms", "expires_ms", b"expires_ms", "height", b"height", "image_id", b"image_id", "latent_sha256", b"latent_sha256", "metadata", b"metadata", "provenance", b"provenance", "record_bytes", b"record_bytes", "record_name", b"record_name", "record_sha256", b"record_sha256", "weights_sha256", b"weights_sha256", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from quire.model.errors import InvalidRequest
 from quire.model.hashing import block_keys, tenant_name
-from quire.model.images import ImageAttributes
+from quire.model.images import ImageAttributes, ImageEntry
 from quire.model.keys import ChunkKeys
 from quire.model.lease import LeaseSigner
 from quire.model.nodes import Location
@@ -129,20 +129,21 @@ class GatewayServicer(GatewayServiceServicer):
                 attributes=ImageAttributes(request.ttl_ms, tuple(request.metadata.items()), request.provenance),
                 allow_unknown_vae=request.allow_unknown_vae,
             )
-        return images_pb2.PutLatentResponse(entry=convert.image_to(entry))
+        return images_pb2.PutLatentResponse(entry=_for_client(entry))
 
     async def GetLatent(self, request: images_pb2.GetLatentRequest, context: Any) -> images_pb2.GetLatentResponse:
         principal = await self._admission.caller(context)
         target = convert.target_from(request.target)
         with self._admission.admit(principal, Need(payload=target.length, memory=target.length)):
             entry = await self._latents.get(principal.tenant, request.image_id, target)
-        return images_pb2.GetLatentResponse(entry=convert.image_to(entry))
+        return images_pb2.GetLatentResponse(entry=_for_client(entry))
 
     async def HeadImage(self, request: images_pb2.HeadImageRequest, context: Any) -> images_pb2.HeadImageResponse:
         principal = await self._admission.caller(context)
         request.tenant = principal.tenant
         with self._admission.admit(principal, Need()):
             response: images_pb2.HeadImageResponse = await self._forward(self._orchestrator.HeadImage, request)
+            response.entry.ClearField("record_name")
             return response
 
     async def DeleteImage(self, request: images_pb2.DeleteImageRequest, context: Any) -> images_pb2.DeleteImageResponse:
@@ -157,6 +158,8 @@ class GatewayServicer(GatewayServiceServicer):
         request.tenant = principal.tenant
         with self._admission.admit(principal, Need()):
             response: images_pb2.ListImagesResponse = await self._forward(self._orchestrator.ListImages, request)
+            for entry in response.entries:
+                entry.ClearField("record_name")
             return response
 
     async def GetImage(self, request: images_pb2.GetImageRequest, context: Any) -> images_pb2.GetImageResponse:
@@ -169,7 +172,7 @@ class GatewayServicer(GatewayServiceServicer):
                 principal.tenant, request.image_id, rendering, target, lambda _, etag: tags.weakly(etag)
             )
         return images_pb2.GetImageResponse(
-            entry=convert.image_to(served.entry),
+            entry=_for_client(served.entry),
             length=served.length,
             etag=served.etag,
             source=served.source,
@@ -276,6 +279,13 @@ async def _question(request: pb.LookupRequest) -> Question:
     return Question(
         namespace, keys, request.lease_ttl_ms, where, request.prompt_tokens, request.device, request.unchained
     )
+
+
+def _for_client(entry: ImageEntry) -> images_pb2.ImageEntry:
+    """An image's entry for a client: without the record's name in the chunk store."""
+    message = convert.image_to(entry)
+    message.ClearField("record_name")
+    return message
 
 
 def _found(found: Found, question: Question) -> pb.LookupResponse:

@@ -33,7 +33,7 @@ def build_of(node: Node) -> str:
 
 @dataclass(slots=True)
 class _Running:
-    record_sha256: bytes
+    record_name: bytes
     runner: Node
     since_s: float
 
@@ -58,15 +58,15 @@ class ImageRouter:
         """Requests at a decoder."""
         return self._depth.get(node_id, 0)
 
-    def route(self, record_sha256: bytes, decoders: Sequence[Node], now_s: float) -> Route | None:
+    def route(self, record_name: bytes, decoders: Sequence[Node], now_s: float) -> Route | None:
         """None without a decoder. One that has just failed is passed over while there is another."""
         self._expire(now_s)
         if not decoders:
             return None
         usable = [node for node in decoders if self._failed.get(node.node_id, 0.0) <= now_s] or list(decoders)
-        owner = rendezvous(record_sha256, usable)[0]
+        owner = rendezvous(record_name, usable)[0]
         by_name = {node.node_id: node for node in usable}
-        running = [self._running[ticket] for ticket in self._at.get(record_sha256, [])]
+        running = [self._running[ticket] for ticket in self._at.get(record_name, [])]
         runner = next((by_name[each.runner.node_id] for each in running if each.runner.node_id in by_name), None)
         joined = runner is not None
         if runner is None:
@@ -77,8 +77,8 @@ class ImageRouter:
         self.joined += joined
         self.spilled += not joined and runner.node_id != owner.node_id
         ticket, self._next = self._next, self._next + 1
-        self._running[ticket] = _Running(record_sha256, runner, now_s)
-        self._at.setdefault(record_sha256, []).append(ticket)
+        self._running[ticket] = _Running(record_name, runner, now_s)
+        self._at.setdefault(record_name, []).append(ticket)
         self._depth[runner.node_id] = self.depth(runner.node_id) + 1
         self.build = build_of(runner)
         return Route(ticket, runner, owner, joined)
@@ -95,10 +95,10 @@ class ImageRouter:
             return False
         if failed_at_s is not None:
             self._failed[entry.runner.node_id] = failed_at_s + self._failed_s
-        tickets = self._at[entry.record_sha256]
+        tickets = self._at[entry.record_name]
         tickets.remove(ticket)
         if not tickets:
-            del self._at[entry.record_sha256]
+            del self._at[entry.record_name]
         name = entry.runner.node_id
         self._depth[name] -= 1
         if not self._depth[name]:

@@ -1,0 +1,95 @@
+"""Identity of data: a tenant that knows another tenant's records gains nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from quire.client import ImageClient, QuireClient
+from quire.model.durability import Durability
+from quire.model.hashing import Namespace
+from quire.model.images import record_keys, record_namespace
+from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
+from quire_server.redis import AccessKeys, connect
+from quire_tools.local import LocalCluster
+from tests.e2e.helpers import store
+
+
+@dataclass(frozen=True)
+class Tenant:
+    client: QuireClient
+    images: ImageClient
+    salt: bytes
+
+    def namespace(self, record: bytes) -> Namespace:
+        """Return a namespace of this tenant whose chunks are as long as such a record's."""
+        return replace(record_namespace(len(record)), tenant_salt=self.salt)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    settings = {"QUIRE_GATEWAY_AUTH": "tokens"}
+    folder = tmp_path_factory.mktemp("identity")
+    with LocalCluster(folder, settings=settings, arena_bytes=96 << 20, decoders=0) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def tenants(cluster: LocalCluster) -> AsyncIterator[tuple[Tenant, Tenant]]:
+    """Alice and Mallory. Both may name memory."""
+    async with AsyncExitStack() as stack:
+        redis = connect(cluster.redis_url)
+        stack.push_async_callback(redis.aclose)
+        keys, made = AccessKeys(redis, cluster.secret.encode()), []
+        for name in ("alice", "mallory"):
+            key = await keys.create(name, rdma=True)
+            token = f"{key.name}:{keys.secret(key)}"
+            client = await stack.enter_async_context(QuireClient(cluster.gateway_address, token=token))
+            made.append(Tenant(client, ImageClient(client), keys.salt(name)))
+        yield made[0], made[1]
+
+
+def _record(seed: int) -> bytes:
+    values = np.random.default_rng(seed).normal(size=(4, 64, 64)).astype(np.float16)
+    info = LatentInfo(values.shape, "float16", Vae("v"), 512, 512, Normalisation())
+    return encode_record(values, info)
+
+
+async def test_a_record_is_nobody_elses_by_its_content(tenants: tuple[Tenant, Tenant]) -> None:
+    """A tenant with an equal record does not see whether another one has stored it, and cannot keep or evict it."""
+    alice, mallory = tenants
+    record = _record(1)
+    await alice.images.put_record("cat", record, allow_unknown_vae=True, durability=Durability.OBJECT)
+    his, keys = mallory.namespace(record), record_keys(hashlib.sha256(record).digest())
+    found = await mallory.client.lookup(his, keys)
+    assert found.matched_chunks == 0
+    assert await mallory.client.retain(his, keys, 60.0) == 0
+    assert await mallory.client.evict(his, keys) == 0
+    assert await alice.images.get_record("cat") == record
+    await mallory.images.put_record("cat", record, allow_unknown_vae=True)
+    assert await mallory.images.delete("cat"), "its own, which goes alone"
+    assert await alice.images.get_record("cat") == record
+
+
+async def test_a_record_cannot_be_stored_before_its_owner_has_it(tenants: tuple[Tenant, Tenant]) -> None:
+    alice, mallory = tenants
+    record = _record(2)
+    keys, his = record_keys(hashlib.sha256(record).digest()), mallory.namespace(record)
+    other = np.full((1, 1, his.layout.slice_bytes), ord("!"), dtype=np.uint8)
+    await store(mallory.client, his, keys, other)
+    await alice.images.put_record("dog", record, allow_unknown_vae=True)
+    assert await alice.images.get_record("dog") == record
+
+
+async def test_clients_are_not_told_what_the_store_calls_a_record(tenants: tuple[Tenant, Tenant]) -> None:
+    alice, _ = tenants
+    record = _record(3)
+    entries = [await alice.images.put_record("owl", record, allow_unknown_vae=True), await alice.images.head("owl")]
+    entries += [each async for each in alice.images.list("owl")]
+    assert [each.record_name for each in entries] == [hashlib.sha256(record).digest()] * 3
