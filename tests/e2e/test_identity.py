@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -13,6 +14,7 @@ import pytest_asyncio
 
 from quire.client import ImageClient, QuireClient
 from quire.model.durability import Durability
+from quire.model.errors import Unauthenticated
 from quire.model.hashing import Namespace
 from quire.model.images import record_keys, record_namespace
 from quire.model.latents import LatentInfo, Normalisation, Vae, encode_record
@@ -85,6 +87,22 @@ async def test_a_record_cannot_be_stored_before_its_owner_has_it(tenants: tuple[
     await store(mallory.client, his, keys, other)
     await alice.images.put_record("dog", record, allow_unknown_vae=True)
     assert await alice.images.get_record("dog") == record
+
+
+async def test_a_deleted_key_ends_an_open_session(cluster: LocalCluster) -> None:
+    """Within two seconds, of which a busy machine may make more."""
+    redis = connect(cluster.redis_url)
+    keys = AccessKeys(redis, cluster.secret.encode())
+    key = await keys.create("bob")
+    async with QuireClient(cluster.gateway_address, token=f"{key.name}:{keys.secret(key)}") as client:
+        await client.status()
+        assert await keys.delete(key.name)
+        with pytest.raises(Unauthenticated):
+            async with asyncio.timeout(20):  # until a renewal it would be 30
+                while True:
+                    await client.status()
+                    await asyncio.sleep(0.1)
+    await redis.aclose()
 
 
 async def test_clients_are_not_told_what_the_store_calls_a_record(tenants: tuple[Tenant, Tenant]) -> None:

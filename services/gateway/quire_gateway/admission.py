@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import secrets as random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from quire.model.errors import NotAllowed, ResourceExhausted, Unauthenticated
@@ -19,6 +19,7 @@ from quire_gateway.config import GatewayConfig
 from quire_gateway.core.limits import Limits, Taken, TenantLimits
 from quire_gateway.errors import GatewayLate, TenantExhausted, TransfersExhausted
 from quire_gateway.keyring import KeyRing
+from quire_gateway.revocation import Revocations
 from quire_server import tasks
 from quire_server.clock import Clock
 from quire_server.redis.access import AccessKey
@@ -31,7 +32,8 @@ _WRONG_SECRET: Final = random.token_hex(20)
 class Principal:
     """Who a request acts for. `salts`: its namespaces must have one of these; None for any.
 
-    Members of the cluster and its operators know its secret: they have no limits. `rdma`: may name memory.
+    Members of the cluster and its operators know its secret: they have no limits. `rdma`: may name memory. `key`: the
+    access key that was shown.
     """
 
     tenant: str = ""
@@ -39,6 +41,7 @@ class Principal:
     read_only: bool = False
     member: bool = False
     rdma: bool = True
+    key: AccessKey | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class Admission:
         self._config = config
         self._keys = keys
         self._clock = clock
+        self.revocations = Revocations(keys, clock)
         self._limits = TenantLimits(
             Limits(config.tenant_requests_max, config.tenant_bytes_max, config.tenant_memory_max)
         )
@@ -74,7 +78,7 @@ class Admission:
             "requests that were turned away",
             [{"reason": kind.__name__} for kind in (GatewayLate, TenantExhausted, TransfersExhausted)],
         )
-        self._watch: asyncio.Task[None] | None = None
+        self._watch: list[asyncio.Task[None]] = []
 
     @property
     def stats(self) -> dict[str, float]:
@@ -85,10 +89,10 @@ class Admission:
         return self._limits.stats
 
     def start(self) -> None:
-        self._watch = asyncio.create_task(self._watch_loop())
+        self._watch = [asyncio.create_task(self._watch_loop()), asyncio.create_task(self.revocations.watch())]
 
     async def close(self) -> None:
-        await tasks.end([self._watch])
+        await tasks.end(self._watch)
 
     async def authenticate(self, header: str) -> Principal:
         """By the `Authorization` header. Raises `Unauthenticated`; an unknown key takes as long as a wrong secret."""
@@ -123,7 +127,8 @@ class Admission:
 
     def principal(self, key: AccessKey) -> Principal:
         """Of an access key whose secret was shown."""
-        return Principal(tenant=key.tenant, salts=self._keys.salts(key.tenant), read_only=key.read_only, rdma=key.rdma)
+        salts = self._keys.salts(key.tenant)
+        return Principal(tenant=key.tenant, salts=salts, read_only=key.read_only, rdma=key.rdma, key=key)
 
     async def caller(self, context: Any) -> Principal:
         """Of a gRPC call, or of a session's request. Raises as `authenticate` does."""
@@ -148,6 +153,7 @@ class Admission:
             with contextlib.ExitStack() as room:
                 tenant = principal.tenant or (tenant_name(need.salt) if need.salt is not None else need.tenant)
                 taken = Taken()
+                room.enter_context(self.revocations.request(principal.key))
                 if tenant and not principal.member:
                     taken = room.enter_context(self._limits.admitted(tenant, need.payload, need.memory))
                 yield taken

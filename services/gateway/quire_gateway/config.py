@@ -68,7 +68,12 @@ class GatewayConfig(MemberConfig):
     transfer_timeout_s: float = setting(120.0, "deadline of deliveries and stores", minimum=0.1, maximum=TRANSFER_S_MAX)
     transfers_max: int = setting(256, "deliveries and stores at the same time; more are refused", minimum=1)
     requests_max: int = setting(1024, "requests at the same time; more are refused", minimum=1)
-    sessions_max: int = setting(1024, "clients' sessions at the same time; more are refused", minimum=1)
+    sessions_max: int = setting(
+        1024, "clients' sessions at the same time; tenants share them, and more are refused", minimum=1
+    )
+    sessions_bytes_max: int = setting(
+        256 << 20, "bytes of sessions' unserved requests; tenants share them, and more are refused", minimum=1
+    )
     session_requests_max: int = setting(256, "requests of one session at the same time; more are refused", minimum=1)
     connection_age_s: float = setting(
         0.0,

@@ -8,7 +8,7 @@ from typing import Final
 from quire_server.clock import Clock
 from quire_server.redis.access import AccessKey, AccessKeys
 
-_REMEMBERED_S: Final = 2.0
+_REMEMBERED_S: Final = 1.0
 _REMEMBERED_MAX: Final = 10_000
 
 
@@ -22,7 +22,7 @@ class KeyRing:
         self.secrets, self.salts = keys.secrets, keys.salts
 
     async def get(self, name: str) -> AccessKey | None:
-        """As it was two seconds ago at most: that long a deleted key still opens."""
+        """As it was a second ago at most: that long a deleted key still opens."""
         now_s = self._clock.monotonic_s()
         until_s, key = self._known.get(name, (0.0, None))
         if until_s > now_s:

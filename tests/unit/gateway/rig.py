@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from quire.model.errors import (
     InvalidRequest,
+    MetadataUnavailable,
     Unauthenticated,
 )
 from quire.wire.channels import ChannelPool, Stop, call, stream
@@ -25,15 +26,31 @@ from quire_gateway.grpc.sessions import Sessions
 from quire_gateway.touching import contacted, finished
 from quire_server.clock import SystemClock
 from quire_server.grpc_server import Server
+from quire_server.redis.access import AccessKey
+
+
+class KeysInMemory:
+    """The `Keys` port of revocations, without Redis."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, AccessKey] = {}
+        self.deleted: set[str] = set()
+        self.down = False
+
+    async def get(self, name: str) -> AccessKey | None:
+        if self.down:
+            raise MetadataUnavailable("Redis is down")
+        return self.keys.get(name)
 
 
 class Admits(Admission):
-    """The header is the tenant's name."""
+    """The header is the tenant's name, and of its access key where it has one."""
 
     async def authenticate(self, header: str) -> Principal:
-        if header == "Bearer revoked":
+        keys: Any = self._keys
+        if header == "Bearer revoked" or header in keys.deleted:
             raise Unauthenticated("revoked", field="authorization")
-        return Principal(tenant=header)
+        return Principal(tenant=header, key=keys.keys.get(header))
 
 
 @dataclass
@@ -48,14 +65,15 @@ class SessionGateway:
     stopped: list[str] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+    keys: KeysInMemory = field(default_factory=KeysInMemory)
 
     def __post_init__(self) -> None:
         config = self.config = GatewayConfig(cluster_secret="s" * 32, **{"session_grace_ms": 300, **self.settings})
-        nothing: Any = None
+        self.admission = Admits(config, cast(Any, self.keys), SystemClock())
         self.sessions = Sessions(
             config=config,
             methods=self,
-            admission=Admits(config, nothing, SystemClock()),
+            admission=self.admission,
             release=self.release,
             clock=SystemClock(),
         )

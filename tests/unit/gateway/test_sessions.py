@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -402,6 +403,55 @@ async def test_bounds() -> None:
         for _ in slow:
             gateway.gate.release()
         await asyncio.gather(*slow)
+
+
+async def test_tenants_share_the_bounds_of_sessions() -> None:
+    """Finding S6: one key held all sessions. Finding S5: and the memory of the gateway, by requests."""
+    gateway = SessionGateway(settings={"sessions_max": 4, "sessions_bytes_max": 1 << 20})
+    async with contextlib.AsyncExitStack() as stack:
+        port = await stack.enter_async_context(serving(gateway))
+        greedy = [await stack.enter_async_context(session_client(port, "greedy")) for _ in range(3)]
+        for stub in greedy[:2]:
+            await lookup(stub, 1)
+        with pytest.raises(TooManyRequests, match="sessions are open"):
+            await lookup(greedy[2], 1)
+        other = await stack.enter_async_context(session_client(port, "other"))
+        await lookup(other, 1)
+
+        keys = bytes(400 << 10)
+        slow = call(greedy[0].Lookup, pb.LookupRequest(host="slow", chunk_keys=keys), timeout_s=10)
+        held = asyncio.create_task(slow)
+        await until(lambda: gateway.asked.count(0) == 1)
+        with pytest.raises(TooManyRequests, match="not served yet"):
+            await call(greedy[1].Lookup, pb.LookupRequest(chunk_keys=keys), timeout_s=10)
+        await call(other.Lookup, pb.LookupRequest(chunk_keys=bytes(300 << 10)), timeout_s=10)
+        gateway.gate.release()
+        await held
+        await call(greedy[1].Lookup, pb.LookupRequest(chunk_keys=keys), timeout_s=10)
+
+
+async def test_a_client_that_confirms_nothing_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that wait hold none of their requests, and there are only so many."""
+    monkeypatch.setattr(sessions, "_UNANSWERED_MAX", 20)
+    monkeypatch.setattr(sessions, "_KEPT_MAX", 4)
+    gateway = SessionGateway()
+    async with serving(gateway) as port:
+        pool = ChannelPool()
+        plain: GatewayServiceStub = GatewayServiceStub(pool.get(f"127.0.0.1:{port}"))
+        begin: Any = plain.Session
+        lazy = begin()
+        await lazy.read()
+        for number in range(1, 20):
+            await lazy.write(pb.SessionRequest(id=number, lookup=pb.LookupRequest(chunk_keys=bytes(32 << 10))))
+        await until(lambda: len(gateway.asked) == 19)
+        assert gateway.sessions._bytes.taken == 0, "they are served"
+        for number in range(20, 26):  # four answers are kept, twenty requests wait, and that is one more
+            await lazy.write(pb.SessionRequest(id=number, lookup=pb.LookupRequest()))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await lazy.read():
+                pass
+        assert "are not answered" in await lazy.details()
+        await pool.close()
 
 
 async def test_a_client_that_confirms_nothing_has_its_requests_wait() -> None:

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -30,12 +31,16 @@ from quire.wire.status import status_of, trailers_of
 from quire.wire.v1 import gateway_pb2 as pb
 from quire_gateway.admission import Admission, Principal
 from quire_gateway.config import GatewayConfig
+from quire_gateway.core.shares import SharedBound
 from quire_gateway.errors import RequestsExhausted, SessionsExhausted
+from quire_gateway.revocation import revoked_error
 from quire_gateway.touching import touching
 from quire_server.clock import Clock
 from quire_server.grpc_server import Served
 
 _KEPT_MAX: Final = 512
+_UNANSWERED_MAX: Final = 8192
+"""Bound on a session's requests that run, or whose answers wait until the client confirms earlier ones."""
 _LEASES_LOOKED: Final = 64
 _RETRY_S: Final = 0.05
 _MISSED_RENEWALS: Final = 3
@@ -118,6 +123,8 @@ class Session:
         self.confirm(message.received)
         if message.id <= self.heard or self._closed:
             return
+        if len(self._requests) >= _UNANSWERED_MAX:
+            raise RequestsExhausted(f"{len(self._requests)} requests of this session are not answered")
         self.heard = message.id
         if message.HasField("cancel"):
             task = self._requests.get(message.cancel)
@@ -127,7 +134,7 @@ class Session:
             return
         task = asyncio.create_task(self._answer(self, message))
         self._requests[message.id] = task
-        task.add_done_callback(lambda _: self._ended(message.id))
+        task.add_done_callback(partial(self._ended, message.id))
 
     def confirm(self, received: int) -> None:
         """The client has the answers up to that number."""
@@ -142,7 +149,7 @@ class Session:
         """Whether the client has cancelled a request."""
         return request in self._unwanted
 
-    def _ended(self, request: int) -> None:
+    def _ended(self, request: int, _: asyncio.Task[None]) -> None:
         del self._requests[request]
         self._unwanted.discard(request)
         self._end_if_left()
@@ -251,6 +258,8 @@ class Sessions:
         self._clock = clock
         self._served = Served(["quire.v1.GatewayService"])
         self._sessions: dict[bytes, Session] = {}
+        self._room = SharedBound(config.sessions_max)
+        self._bytes = SharedBound(config.sessions_bytes_max)
         self._leaving = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -268,6 +277,7 @@ class Sessions:
             raise NodeUnavailable("this gateway stops", retry_after_s=_RETRY_S)
         session, resumed = self._find(name, principal)
         stream = session.attach(received if resumed else 0)
+        revoked = self._admission.revocations.using(principal.key, lambda: stream.end(revoked_error()))
         reader = asyncio.create_task(self._read(session, stream, requests), context=background())
         ageing = asyncio.create_task(self._leave_at_age(session, stream), context=background())
         try:
@@ -280,8 +290,9 @@ class Sessions:
                     grace_ms=self._config.session_grace_ms,
                 ),
             )
-            async for response in session.responses(stream):
-                yield response
+            with revoked:
+                async for response in session.responses(stream):
+                    yield response
             if stream.error is not None:
                 raise stream.error
         finally:
@@ -310,8 +321,9 @@ class Sessions:
     def _find(self, token: bytes, principal: Principal) -> tuple[Session, bool]:
         session = self._sessions.get(token)
         if session is not None and session.context.principal == principal:
+            session.context.principal = principal
             return session, True
-        if len(self._sessions) >= self._config.sessions_max:
+        if not self._room.take(principal.tenant):
             raise SessionsExhausted(f"{len(self._sessions)} sessions are open", retry_after_s=1.0)
         session = Session(principal, self._answer, self._release, self._clock)
         self._sessions[session.token] = session
@@ -373,6 +385,7 @@ class Sessions:
             await self._clock.sleep(grace_ms / 1000)
         still_away = session.stream is None and session.absences == absence
         if still_away and self._sessions.pop(session.token, None) is not None:
+            self._room.give_back(session.context.principal.tenant)
             await session.end()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -383,29 +396,47 @@ class Sessions:
     # ---- requests
 
     async def _answer(self, session: Session, message: pb.SessionRequest) -> None:
-        field = message.WhichOneof("request") or ""
+        request, field = message.id, message.WhichOneof("request") or ""
         path = f"/{METHODS[field].containing_service.full_name}/{METHODS[field].name}" if field in METHODS else SESSION
         carrier = {"traceparent": message.traceparent} if message.traceparent else {}
         with self._served.request(path, carrier) as served, touching() as nodes:
             try:
-                if field not in METHODS:
-                    raise InvalidRequest("nothing that this version knows is asked", field="request")
-                if session.requests > self._config.session_requests_max:
-                    raise RequestsExhausted(f"{session.requests} requests of this session run", retry_after_s=_RETRY_S)
-                async with asyncio.timeout(message.timeout_ms / 1000 or None):
-                    await self._ask(session, message, field)
+                answer = await self._ask(session, message, field)
             except asyncio.CancelledError:
-                if session.is_unwanted(message.id):
+                if session.is_unwanted(request):
                     stopped = pb.SessionStopped(nodes=sorted(nodes))
-                    await session.put(pb.SessionResponse(id=message.id, last=True, stopped=stopped))
+                    await session.put(pb.SessionResponse(id=request, last=True, stopped=stopped))
                 raise
             except TimeoutError as error:
                 served.failed(DeadlineExceeded(str(error)))
-                await session.put(_late(message.id))
+                answer = _late(request)
             except Exception as error:
-                await session.put(_failed(message.id, served.failed(error)))
+                answer = _failed(request, served.failed(error))
+            del message  # an answer may wait for its turn, and keeps no request in memory
+            await session.put(answer)
 
-    async def _ask(self, session: Session, message: pb.SessionRequest, field: str) -> None:
+    async def _ask(self, session: Session, message: pb.SessionRequest, field: str) -> pb.SessionResponse:
+        """Serve a request: put all answers but the last one, which is returned."""
+        if field not in METHODS:
+            raise InvalidRequest("nothing that this version knows is asked", field="request")
+        if session.requests > self._config.session_requests_max:
+            raise RequestsExhausted(f"{session.requests} requests of this session run", retry_after_s=_RETRY_S)
+        async with asyncio.timeout(message.timeout_ms / 1000 or None):
+            with self._buffered(session.context.principal.tenant, message.ByteSize()):
+                return await self._call(session, message, field)
+
+    @contextlib.contextmanager
+    def _buffered(self, tenant: str, size: int) -> Iterator[None]:
+        """Count a request's bytes while it is served. Raises `RequestsExhausted`."""
+        if not self._bytes.take(tenant, size):
+            told = f"{self._bytes.taken} bytes of requests are not served yet, and this one has {size}"
+            raise RequestsExhausted(told, retry_after_s=_RETRY_S)
+        try:
+            yield
+        finally:
+            self._bytes.give_back(tenant, size)
+
+    async def _call(self, session: Session, message: pb.SessionRequest, field: str) -> pb.SessionResponse:
         method, request = self._methods[field], getattr(message, field)
         if METHODS[field].server_streaming:
             async with contextlib.aclosing(method(request, session.context)) as answers:
@@ -413,14 +444,13 @@ class Sessions:
                     if field == "retrieve" and answer.HasField("found") and answer.found.lease:
                         session.own(answer.found.lease, answer.found.lease_expires_ms)
                     await session.put(pb.SessionResponse(id=message.id, **{field: answer}))
-            await session.put(pb.SessionResponse(id=message.id, last=True))
-            return
+            return pb.SessionResponse(id=message.id, last=True)
         answer = await method(request, session.context)
         if field == "lookup" and answer.lease:
             session.own(answer.lease, answer.lease_expires_ms)
         elif field == "release":
             session.disown(request.lease)
-        await session.put(pb.SessionResponse(id=message.id, last=True, **{field: answer}))
+        return pb.SessionResponse(id=message.id, last=True, **{field: answer})
 
 
 def _known(context: Any) -> tuple[bytes, int]:
