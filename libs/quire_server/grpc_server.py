@@ -25,6 +25,7 @@ from quire.wire.v1.trace_pb2_grpc import add_TraceServiceServicer_to_server
 from quire.wire.version import check_metadata
 from quire_server import tasks, trace_service
 from quire_server.telemetry.metrics import readiness
+from quire_server.unauthenticated import SideServices, first_message
 
 _POOL: Final = descriptor_pool.Default()  # type: ignore[no-untyped-call, unused-ignore]
 _OUTCOMES: Final = ("ok", "refused", "failed")
@@ -47,7 +48,8 @@ class Server:
     `tls` only members of the cluster are served, by the name in their certificates, and of these `callers`; if it is
     `public`, all clients. `connection_age_s`: after about so long a connection takes no new requests, and those that
     run go on; clients connect anew, to whatever serves then. 0 for never. `secrets`: of the cluster; gateways that
-    know one are told the spans that this process keeps.
+    know one are told the spans that this process keeps. `authenticate`: refuses a caller by the headers of a call,
+    before its request is read.
     """
 
     def __init__(
@@ -61,10 +63,11 @@ class Server:
         callers: Sequence[str] = (*SERVICES, OPERATOR),
         connection_age_s: float = 0.0,
         secrets: Sequence[bytes] = (),
+        authenticate: Callable[[Any], Awaitable[object]] | None = None,
     ) -> None:
         self._services = [*services, trace_service.NAME, health.SERVICE_NAME, reflection.SERVICE_NAME]
         self._health = health.aio.HealthServicer()
-        edge = _EdgeInterceptor(services, callers if tls is not None and not public else ())
+        edge = _EdgeInterceptor(services, callers if tls is not None and not public else (), authenticate)
         options = list(_OPTIONS)
         if connection_age_s:
             options.append(("grpc.max_connection_age_ms", round(1000 * connection_age_s)))
@@ -215,8 +218,16 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
     A stream in both directions is no request: it carries some.
     """
 
-    def __init__(self, services: Sequence[str], callers: Sequence[str]) -> None:
+    def __init__(
+        self,
+        services: Sequence[str],
+        callers: Sequence[str],
+        authenticate: Callable[[Any], Awaitable[object]] | None = None,
+    ) -> None:
         """`callers`: names of the members that may call; none where certificates are not asked for."""
+        self._authenticate = authenticate
+        self._guarded = tuple(f"/{service}/" for service in services) if authenticate is not None else ()
+        self._aside = SideServices(_abort)
         self._callers = {name_of(caller).encode(): caller for caller in callers}
         self._unfit: set[str] = set()
         self._served = Served(services)
@@ -228,26 +239,33 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
     ) -> Any:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method.startswith(("/grpc.health", "/grpc.reflection")):
-            return handler
+        if handler is None:
+            return None
+        if method.startswith(("/grpc.health", "/grpc.reflection")):
+            return self._aside.bounded(handler, method)
         carrier = {str(key): str(value) for key, value in handler_call_details.invocation_metadata or ()}
         serializers = handler.request_deserializer, handler.response_serializer
+        guarded = method.startswith(self._guarded)
         if handler.unary_unary:
-            unary = self._unary(handler.unary_unary, method, carrier)
-            return grpc.unary_unary_rpc_method_handler(unary, *serializers)
+            unary = self._unary(handler.unary_unary, method, carrier, guarded)
+            made = grpc.stream_unary_rpc_method_handler if guarded else grpc.unary_unary_rpc_method_handler
+            return made(unary, *serializers)
         if handler.unary_stream:
-            streamed = self._stream(handler.unary_stream, method, carrier)
-            return grpc.unary_stream_rpc_method_handler(streamed, *serializers)
+            streamed = self._stream(handler.unary_stream, method, carrier, guarded)
+            made = grpc.stream_stream_rpc_method_handler if guarded else grpc.unary_stream_rpc_method_handler
+            handler = made(streamed, *serializers)
+            return self._aside.bounded(handler, method) if method.startswith(_OF_ANY_MEMBER) else handler
         duplex = self._duplex(handler.stream_stream, method, carrier)
         return grpc.stream_stream_rpc_method_handler(duplex, *serializers)
 
     def _unary(
-        self, behaviour: Callable[..., Awaitable[Any]], method: str, carrier: dict[str, str]
+        self, behaviour: Callable[..., Awaitable[Any]], method: str, carrier: dict[str, str], guarded: bool
     ) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> Any:
             with self._served.request(method, carrier) as serving:
                 try:
                     self._check(method, carrier, context)
+                    request = await self._let_in(request, context) if guarded else request
                     return await behaviour(request, context)
                 except Exception as error:
                     await _abort(context, serving.failed(error))
@@ -255,12 +273,13 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         return call
 
     def _stream(
-        self, behaviour: Callable[..., AsyncIterator[Any]], method: str, carrier: dict[str, str]
+        self, behaviour: Callable[..., AsyncIterator[Any]], method: str, carrier: dict[str, str], guarded: bool
     ) -> Callable[..., Any]:
         async def call(request: Any, context: Any) -> AsyncIterator[Any]:
             with self._served.request(method, carrier) as serving:
                 try:
                     self._check(method, carrier, context)
+                    request = await self._let_in(request, context) if guarded else request
                     async for response in behaviour(request, context):
                         yield response
                 except Exception as error:
@@ -280,6 +299,12 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
                 await _abort(context, Serving(method, trace.INVALID_SPAN).failed(error))
 
         return call
+
+    async def _let_in(self, requests: AsyncIterator[Any], context: Any) -> Any:
+        """The request of a caller that its headers authenticate."""
+        assert self._authenticate is not None
+        await self._authenticate(context)
+        return await first_message(requests)
 
     def _check(self, method: str, carrier: dict[str, str], context: Any) -> None:
         """Raises `VersionUnsupported`, which the log says once for each peer, and `Unauthenticated`."""

@@ -151,6 +151,7 @@ def _listeners(
         tls=tls,
         connection_age_s=config.connection_age_s,
         secrets=config.secrets,
+        authenticate=admission.caller,
     )
     add_GatewayServiceServicer_to_server(servicer, members.grpc)
     others = []
@@ -163,11 +164,18 @@ def _listeners(
             tls=shown,
             public=True,
             connection_age_s=config.connection_age_s,
+            authenticate=admission.caller,
         )
         add_GatewayServiceServicer_to_server(servicer, clients.grpc)
         others.append(clients)
     if config.admin_listen:
-        operators = Server(config.admin_listen, ["quire.v1.AdminService"], tls=tls, callers=(OPERATOR,))
+        operators = Server(
+            config.admin_listen,
+            ["quire.v1.AdminService"],
+            tls=tls,
+            callers=(OPERATOR,),
+            authenticate=admission.caller,
+        )
         spans = GrpcClusterSpans(config, GrpcMembers(config, channels).nodes)
         admin = AdminServicer(config, admission, orchestrator, watching, spans)
         add_AdminServiceServicer_to_server(admin, operators.grpc)
