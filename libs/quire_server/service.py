@@ -9,6 +9,7 @@ import faulthandler
 import gc
 import os
 import platform
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -40,6 +41,7 @@ Config = TypeVar("Config", bound=ServiceConfig)
 _STOP_MORE_S = 10.0
 _LOOK_S = 5.0
 _COLLECTED_AFTER = 20_000
+_DESCRIPTORS = 65_536
 Closing = Callable[[], Awaitable[None]]
 
 
@@ -55,6 +57,7 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
         problems += preflight(config, prefix)
         print("\n".join(problems) or "the configuration can be used")
         sys.exit(2 if problems else 0)
+    raise_descriptors()
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there are tasks to tell of
     configure(name, node_id=os.environ.get(f"{prefix}NODE_ID", ""), metrics_too=True)
     try:
@@ -74,6 +77,14 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
     except Exception as error:
         logger().critical("ended unexpectedly", exc_info=error)
         sys.exit(1)
+
+
+def raise_descriptors() -> None:
+    """Raise this process' limit of open files towards its hard limit, to 65,536 at most: a connection takes one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _arguments(name: str, kind: type[Config], prefix: str) -> argparse.Namespace:

@@ -44,7 +44,7 @@ async def metrics_listener(listen: str) -> AsyncIterator[None]:
     app.router.add_get("/healthz", _healthy)
     app.router.add_get("/readyz", _ready)
     app.router.add_get("/redundancy", _redundant)
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=75)
     await runner.setup()
     host, _, port = listen.rpartition(":")
     try:

@@ -17,6 +17,8 @@ from quire.model.errors import ConfigInvalid
 from quire.telemetry import attach, counter, meter, names, tracer
 
 IDLE_S: Final = 60.0
+KEEPALIVE_S: Final = 75.0
+"""For how long a connection without a request stays open."""
 """For how long a client may send or take nothing."""
 _SLICE_BYTES: Final = 1 << 20
 _CLASSES: Final = ("gone", "1xx", "2xx", "3xx", "4xx", "5xx")

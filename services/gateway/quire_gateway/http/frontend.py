@@ -41,7 +41,7 @@ from quire_gateway.http.problems import REQUEST_ID, Handler, problems
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.pictures import Encoded, Pictures
 from quire_gateway.public_certificate import PublicCertificate
-from quire_gateway.requests import HttpRequests, listen, send, traced
+from quire_gateway.requests import KEEPALIVE_S, HttpRequests, listen, send, traced
 from quire_gateway.vaes import KnownVaes
 
 _BODY_TIMEOUT_S: Final = 60.0
@@ -93,7 +93,11 @@ class ImagesFrontend:
         app.router.add_get("/v1/latents/{id:.+}", self._latent)
         app.router.add_get("/v1/vaes", self._known_vaes)
         self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=self._config.stop_grace_s, handler_cancellation=True
+            app,
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_S,
+            shutdown_timeout=self._config.stop_grace_s,
+            handler_cancellation=True,
         )
         await self._runner.setup()
         if config.http_listen:

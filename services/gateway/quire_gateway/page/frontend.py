@@ -16,7 +16,7 @@ from quire.wire.credentials import page_token
 from quire_gateway.config import GatewayConfig
 from quire_gateway.own_memory import OwnMemory
 from quire_gateway.public_certificate import PublicCertificate
-from quire_gateway.requests import HttpRequests, listen
+from quire_gateway.requests import KEEPALIVE_S, HttpRequests, listen
 
 _FOLDER: Final = Path(__file__).parent
 _FILES: Final = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
@@ -66,7 +66,9 @@ class PageFrontend:
         app.router.add_get("/cluster.json", self._cluster)
         app.router.add_get("/images.json", self._gallery)
         app.router.add_get("/images/{id:.+}", self._thumbnail)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=config.stop_grace_s)
+        self._runner = web.AppRunner(
+            app, access_log=None, keepalive_timeout=KEEPALIVE_S, shutdown_timeout=config.stop_grace_s
+        )
         await self._runner.setup()
         if config.tls_cert:
             self._certificate = PublicCertificate(config.tls_cert, config.tls_key)

@@ -17,7 +17,7 @@ from quire_gateway.admission import Admission, Need
 from quire_gateway.config import GatewayConfig
 from quire_gateway.core.s3_errors import S3Error, s3_error_of
 from quire_gateway.public_certificate import PublicCertificate
-from quire_gateway.requests import HttpRequests, listen, traced
+from quire_gateway.requests import KEEPALIVE_S, HttpRequests, listen, traced
 from quire_gateway.s3 import xml
 from quire_gateway.s3.access import Authenticator
 from quire_gateway.s3.backends import Backends
@@ -131,7 +131,7 @@ class S3Frontend:
         server = web.Server(
             self._serve,
             access_log=None,
-            keepalive_timeout=75,
+            keepalive_timeout=KEEPALIVE_S,
             lingering_time=2,
             read_bufsize=_READ_BYTES,
             auto_decompress=False,
