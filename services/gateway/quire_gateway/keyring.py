@@ -22,7 +22,7 @@ class KeyRing:
         self.secrets, self.salts = keys.secrets, keys.salts
 
     async def get(self, name: str) -> AccessKey | None:
-        """As it was a second ago at most: that long a deleted key still opens."""
+        """Read a key, at most a second old: for that long a deleted key still opens."""
         now_s = self._clock.monotonic_s()
         until_s, key = self._known.get(name, (0.0, None))
         if until_s > now_s:

@@ -22,7 +22,7 @@ class Keys(Protocol):
 
 
 class _Use:
-    """One request or session of a key. `revoke`: called once, when the key is revoked."""
+    """A request or a session of a key. `revoke` is called once, when the key is revoked."""
 
     def __init__(self, key: AccessKey, revoke: Callable[[], None]) -> None:
         self.key = key
@@ -74,7 +74,7 @@ class Revocations:
                 raise revoked_error() from None
 
     async def watch(self) -> None:
-        """Until cancelled."""
+        """Look again and again, until cancelled."""
         while True:
             await self._clock.sleep(_LOOK_S)
             await self.look()

@@ -431,7 +431,7 @@ async def test_tenants_share_the_bounds_of_sessions() -> None:
 
 
 async def test_a_client_that_confirms_nothing_is_cut_off_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers that wait hold none of their requests, and there are only so many."""
+    """Waiting answers keep no request in memory, and their number is bounded."""
     monkeypatch.setattr(sessions, "_UNANSWERED_MAX", 20)
     monkeypatch.setattr(sessions, "_KEPT_MAX", 4)
     gateway = SessionGateway()

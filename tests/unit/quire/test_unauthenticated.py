@@ -23,7 +23,7 @@ _KNOWN = (("authorization", "Bearer known"),)
 
 
 class _Gateway:
-    """One method of each kind."""
+    """Answers every method; `Fetch` by a stream."""
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusResponse:
         return pb.StatusResponse()
