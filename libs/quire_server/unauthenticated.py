@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from quire.model.errors import DeadlineExceeded, InvalidRequest, QuireError, TooManyRequests
 
@@ -35,6 +36,8 @@ async def first_message(requests: AsyncIterator[Any], within_s: float = 0.0) -> 
                 return request
     except TimeoutError:
         raise DeadlineExceeded(f"no request within {within_s:.0f} s of its headers") from None
+    except DecodeError as error:
+        raise InvalidRequest(f"the request cannot be decoded: {error}") from None
     raise InvalidRequest("a call without a request")
 
 

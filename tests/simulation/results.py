@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 from collections import Counter
@@ -36,7 +37,7 @@ class Results:
         self._kind = {"commit": commit, **kind}
         self._known: dict[int, Result] = {}
         if path is not None and path.exists():
-            lines = map(json.loads, filter(None, path.read_text().splitlines()))
+            lines = filter(None, map(_parsed, path.read_text().splitlines()))
             found = [Result(**line["result"]) for line in lines if line["of"] == self._kind]
             self._known = {result.seed: result for result in found}
 
@@ -46,7 +47,7 @@ class Results:
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a") as file:
-                file.write(json.dumps({"of": self._kind, "result": asdict(result)}) + "\n")
+                file.write("\n" + json.dumps({"of": self._kind, "result": asdict(result)}) + "\n")
 
     def left(self, seeds: Iterable[int]) -> list[int]:
         """Select the seeds without a result."""
@@ -64,6 +65,14 @@ class Results:
             sums["failed"] += bool(found.failure)
             wall_s += found.wall_s
         return {**sums, "operations a second of one core": round(sums["operations"] / wall_s) if wall_s else 0}
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """Read a line; None for an empty one, and for one that a killed run has cut short."""
+    with contextlib.suppress(json.JSONDecodeError):
+        parsed: dict[str, Any] = json.loads(line)
+        return parsed
+    return None
 
 
 def commit_of(folder: Path) -> str:

@@ -66,7 +66,7 @@ def days(
     workers: int = os.cpu_count() or 1,
 ) -> Iterator[Result]:
     """Run seeds in processes of their own, some at a time; results as they come."""
-    size = min(_SEEDS_A_PROCESS, -(-len(seeds) // workers))
+    size = max(1, min(_SEEDS_A_PROCESS, -(-len(seeds) // workers)))
     parts = [seeds[at : at + size] for at in range(0, len(seeds), size)]
 
     def run(part: Sequence[int]) -> list[Result]:

@@ -18,9 +18,12 @@ def test_parts_of_a_run_add_up(tmp_path: Path) -> None:
     first = Results(path, "a", {"seconds": 6.0})
     first.add(_result(1))
     first.add(_result(3, "lost"))
+    with path.open("a") as file:
+        file.write('{"of": {"commit": "a", "sec')  # it is killed as it writes
     again = Results(path, "a", {"seconds": 6.0})
     assert again.left(SEEDS) == [2, 4, 5]
     again.add(_result(2))
+    assert Results(path, "a", {"seconds": 6.0}).left(SEEDS) == [4, 5]
     assert again.totals(SEEDS) == {
         "seeds": 3,
         "operations": 300,

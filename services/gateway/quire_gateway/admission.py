@@ -89,7 +89,7 @@ class Admission:
         return self._limits.stats
 
     def start(self) -> None:
-        self._watch = [asyncio.create_task(self._watch_loop()), asyncio.create_task(self.revocations.watch())]
+        self._watch = [asyncio.create_task(self._watch_loop()), asyncio.create_task(self.revocations.run())]
 
     async def close(self) -> None:
         await tasks.end(self._watch)
@@ -153,7 +153,6 @@ class Admission:
             with contextlib.ExitStack() as room:
                 tenant = principal.tenant or (tenant_name(need.salt) if need.salt is not None else need.tenant)
                 taken = Taken()
-                room.enter_context(self.revocations.request(principal.key))
                 if tenant and not principal.member:
                     taken = room.enter_context(self._limits.admitted(tenant, need.payload, need.memory))
                 yield taken

@@ -17,9 +17,9 @@ from quire.model.errors import ConfigInvalid
 from quire.telemetry import attach, counter, meter, names, tracer
 
 IDLE_S: Final = 60.0
-KEEPALIVE_S: Final = 75.0
-"""For how long a connection without a request stays open."""
 """For how long a client may send or take nothing."""
+KEEPALIVE_S: Final = 75.0
+"""For how long a connection stays open that has no request."""
 _SLICE_BYTES: Final = 1 << 20
 _CLASSES: Final = ("gone", "1xx", "2xx", "3xx", "4xx", "5xx")
 """By the first digit of the status; `gone`: the client went away."""

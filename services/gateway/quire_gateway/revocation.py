@@ -1,13 +1,13 @@
-"""Ends the requests and sessions of an access key when the key is revoked."""
+"""Notices that an access key in use was revoked: deleted, rotated or restricted."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from quire.model.errors import QuireError, Unauthenticated
+from quire.telemetry import logger
 from quire.wire.credentials import AUTHORIZATION
 from quire_server.clock import Clock
 from quire_server.redis.access import AccessKey
@@ -22,7 +22,7 @@ class Keys(Protocol):
 
 
 class _Use:
-    """A request or a session of a key. `revoke` is called once, when the key is revoked."""
+    """A session of a key. `revoke` is called once, when the key is revoked."""
 
     def __init__(self, key: AccessKey, revoke: Callable[[], None]) -> None:
         self.key = key
@@ -37,43 +37,22 @@ class Revocations:
         self._clock = clock
         self._uses: dict[str, set[_Use]] = {}
 
-    @contextlib.contextmanager
-    def using(self, key: AccessKey | None, revoke: Callable[[], None]) -> Iterator[None]:
-        """Call `revoke` if the key is revoked before the end of the context. `key`: None for a caller without one."""
+    def watch(self, key: AccessKey | None, revoke: Callable[[], None]) -> Callable[[], None]:
+        """Call `revoke` if the key is revoked, until the returned function is called. `key`: None for no key."""
         if key is None:
-            yield
-            return
+            return lambda: None
         use = _Use(key, revoke)
         self._uses.setdefault(key.name, set()).add(use)
-        try:
-            yield
-        finally:
-            uses = self._uses[key.name]
+
+        def end() -> None:
+            uses = self._uses.get(key.name, set())
             uses.discard(use)
             if not uses:
-                del self._uses[key.name]
+                self._uses.pop(key.name, None)
 
-    @contextlib.contextmanager
-    def request(self, key: AccessKey | None) -> Iterator[None]:
-        """Cancel the current task if the key is revoked. Raises `Unauthenticated` then."""
-        task = asyncio.current_task()
-        revoked = False
+        return end
 
-        def cancel() -> None:
-            nonlocal revoked
-            revoked = True
-            if task is not None:
-                task.cancel()
-
-        with self.using(key, cancel):
-            try:
-                yield
-            except asyncio.CancelledError:
-                if not revoked or task is None or task.uncancel():
-                    raise
-                raise revoked_error() from None
-
-    async def watch(self) -> None:
+    async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
             await self._clock.sleep(_LOOK_S)
@@ -81,19 +60,23 @@ class Revocations:
 
     async def look(self) -> None:
         """Look at each key in use once."""
-        for name in list(self._uses):
-            try:
-                current = await self._keys.get(name)
-            except QuireError:  # the keys cannot be read now
-                continue
-            for use in list(self._uses.get(name, ())):
-                if _is_revoked(use.key, current):
-                    self._uses[name].discard(use)
-                    use.revoke()
+        await asyncio.gather(*(self._look_at(name) for name in list(self._uses)))
+
+    async def _look_at(self, name: str) -> None:
+        try:
+            current = await self._keys.get(name)
+        except QuireError:  # Redis is away
+            return
+        except Exception as error:
+            logger().error("an access key cannot be read", key=name, exc_info=error)
+            return
+        for use in [each for each in self._uses.get(name, ()) if _is_revoked(each.key, current)]:
+            self._uses[name].discard(use)
+            use.revoke()
 
 
 def revoked_error() -> Unauthenticated:
-    """The error of requests and sessions that a revocation ends."""
+    """The error of requests of a revoked key."""
     return Unauthenticated("this access key was deleted, rotated or restricted", field=AUTHORIZATION)
 
 

@@ -35,6 +35,7 @@ class KeysInMemory:
     def __init__(self) -> None:
         self.keys: dict[str, AccessKey] = {}
         self.deleted: set[str] = set()
+        self.tenants: dict[str, str] = {}
         self.down = False
 
     async def get(self, name: str) -> AccessKey | None:
@@ -50,7 +51,7 @@ class Admits(Admission):
         keys: Any = self._keys
         if header == "Bearer revoked" or header in keys.deleted:
             raise Unauthenticated("revoked", field="authorization")
-        return Principal(tenant=header, key=keys.keys.get(header))
+        return Principal(tenant=keys.tenants.get(header, header), key=keys.keys.get(header))
 
 
 @dataclass

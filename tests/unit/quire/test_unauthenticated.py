@@ -129,3 +129,10 @@ async def test_half_sent_calls_of_other_services_leave_places(channel: grpc.aio.
     await _serves(channel)
     for call in half:
         call.cancel()
+
+
+async def test_a_request_that_cannot_be_decoded_is_invalid(channel: grpc.aio.Channel) -> None:
+    call: Any = channel.unary_unary("/quire.v1.GatewayService/Lookup")
+    with pytest.raises(grpc.aio.AioRpcError, match="cannot be decoded") as refused:
+        await call(b"\xff\xff\xff", timeout=10, metadata=_KNOWN)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

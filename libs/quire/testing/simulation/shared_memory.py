@@ -92,7 +92,7 @@ class SimSharedPeer(SimPeer):
     def __init__(self, transport: SimTransport, peer: SimTransport) -> None:
         super().__init__(transport, peer)
         self._threads = _Threads(self)
-        self._streams: weakref.WeakSet[CopyStream] = weakref.WeakSet()
+        self._streams: list[weakref.ref[CopyStream]] = []
         self._reads: set[asyncio.Future[None]] = set()
 
     def is_held(self) -> bool:
@@ -110,7 +110,8 @@ class SimSharedPeer(SimPeer):
     def stream(self, region: Region, remote: Remote) -> PayloadStream:
         assert isinstance(region, SimRegion) and isinstance(remote, SimRemote)
         stream = _Copies(self, self._threads, region.view, remote)
-        self._streams.add(stream)
+        self._streams = [each for each in self._streams if each() is not None]
+        self._streams.append(weakref.ref(stream))
         return stream
 
     async def get(
@@ -125,7 +126,7 @@ class SimSharedPeer(SimPeer):
         await to_its_end(reading)
 
     async def settle(self, timeout_s: float) -> None:
-        for stream in list(self._streams):
+        for stream in [each for reference in self._streams if (each := reference()) is not None]:
             stream.stop()
             with contextlib.suppress(PeerLost):
                 await stream.drain(timeout_s)

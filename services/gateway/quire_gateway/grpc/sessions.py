@@ -86,10 +86,13 @@ class Session:
     ) -> None:
         self.token = os.urandom(16)
         self.context = SessionContext(principal)
+        self.unwatch: Callable[[], None] = lambda: None
         self.stream: _Stream | None = None
         self.renewed_s = clock.monotonic_s()
         self.heard = self.absences = 0
         self.leaving = self._closed = False
+        self.refusal: QuireError | None = None
+        """Why requests are not begun any more, if the credentials are not valid any more."""
         self._answer = answer
         self._release = release
         self._clock = clock
@@ -182,6 +185,13 @@ class Session:
                 return
             await stream.wake.wait()
 
+    def refuse(self, error: QuireError) -> None:
+        """Begin no request any more. What runs is answered, as storage nodes may be at its memory; then the stream
+        ends with the error.
+        """
+        self.refusal = error
+        self._end_if_left()
+
     def leave(self) -> None:
         """The client opens another session, which has its leases too: what runs is answered, then this one ends."""
         self.leaving = True
@@ -194,6 +204,8 @@ class Session:
         self._end_if_left()
 
     def _end_if_left(self) -> None:
+        if self.refusal is not None and not self._requests and self.stream is not None:
+            self.stream.end(self.refusal)
         if self.leaving and not self._requests and self.stream is not None:
             # Requests that are on their way are not taken from here on: the client sends every one behind `heard` to
             # another gateway, and a transfer that ran at both would be written to by one after the other had ended.
@@ -276,8 +288,9 @@ class Sessions:
         if self._leaving:
             raise NodeUnavailable("this gateway stops", retry_after_s=_RETRY_S)
         session, resumed = self._find(name, principal)
+        session.refusal = None
         stream = session.attach(received if resumed else 0)
-        revoked = self._admission.revocations.using(principal.key, lambda: stream.end(revoked_error()))
+        self._watch_key(session)
         reader = asyncio.create_task(self._read(session, stream, requests), context=background())
         ageing = asyncio.create_task(self._leave_at_age(session, stream), context=background())
         try:
@@ -290,15 +303,15 @@ class Sessions:
                     grace_ms=self._config.session_grace_ms,
                 ),
             )
-            with revoked:
-                async for response in session.responses(stream):
-                    yield response
+            async for response in session.responses(stream):
+                yield response
             if stream.error is not None:
                 raise stream.error
         finally:
             reader.cancel()
             ageing.cancel()
             if session.stream is stream:
+                session.unwatch()
                 session.stream, session.absences = None, session.absences + 1
                 if not self._leaving:
                     grace_ms = 0 if stream.over else self._config.session_grace_ms
@@ -358,10 +371,18 @@ class Sessions:
         except MetadataUnavailable as error:
             logger().warning("credentials cannot be looked at", error=str(error))
         except QuireError as error:
-            stream.end(error)
+            session.refuse(error)
         else:
             session.context.principal = principal
             session.renewed_s = self._clock.monotonic_s()
+            if session.stream is stream:
+                self._watch_key(session)
+
+    def _watch_key(self, session: Session) -> None:
+        """The key that the session's client has shown last."""
+        session.unwatch()
+        key = session.context.principal.key
+        session.unwatch = self._admission.revocations.watch(key, lambda: session.refuse(revoked_error()))
 
     async def _watch(self, session: Session, stream: _Stream) -> None:
         """A client that does not show its credentials again has its stream ended."""
@@ -418,7 +439,9 @@ class Sessions:
     async def _ask(self, session: Session, message: pb.SessionRequest, field: str) -> pb.SessionResponse:
         """Serve a request: put all answers but the last one, which is returned."""
         if field not in METHODS:
-            raise InvalidRequest("nothing that this version knows is asked", field="request")
+            raise InvalidRequest("this version has no such request", field="request")
+        if session.refusal is not None:
+            raise session.refusal
         if session.requests > self._config.session_requests_max:
             raise RequestsExhausted(f"{session.requests} requests of this session run", retry_after_s=_RETRY_S)
         async with asyncio.timeout(message.timeout_ms / 1000 or None):
