@@ -155,6 +155,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(Delivery, "_outcome", "quiesced=self.settled", "quiesced=True"),),
         ("stuck",),
         found_by="written to after it was returned",
+        seed=8,
     ),
     "two-of-a-name": Mutation(
         7,
@@ -162,7 +163,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit_script(membership, "_RENEW", "if alive and not same then return 0 end", ""),),
         ("twin",),
         found_by="acknowledged",
-        seed=14,
+        seed=23,
     ),
     "hollow-leaves": Mutation(
         10,
@@ -443,7 +444,7 @@ MUTATIONS: dict[str, Mutation] = {
         (_edit(CopyStream, "drain", "while self._running:", "while self._jobs:"),),
         ("threads",),
         found_by="after it was returned",
-        seed=42,
+        seed=55,
     ),
     "announced-before-copied": Mutation(
         0,
