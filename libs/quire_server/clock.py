@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 _DRIFT: Final = 200e-6
@@ -15,6 +16,9 @@ class Clock(Protocol):
 
     def now_ms(self) -> int:
         """Milliseconds since the Unix epoch."""
+
+    async def known_ms(self) -> int:
+        """Return `now_ms`, by the clock that decides. Raises `MetadataUnavailable` if that clock cannot be read."""
 
     def monotonic_s(self) -> float:
         """Seconds that only grow."""
@@ -30,6 +34,10 @@ class SystemClock:
         """Milliseconds since the Unix epoch."""
         return time.time_ns() // 1_000_000
 
+    async def known_ms(self) -> int:
+        """Milliseconds since the Unix epoch."""
+        return self.now_ms()
+
     def monotonic_s(self) -> float:
         """Seconds that only grow."""
         return time.monotonic()
@@ -44,10 +52,13 @@ class ClusterClock:
 
     The orchestrator reads the clock of Redis; heartbeat responses carry it to the other members. Before the first
     response this is the machine's clock. Later steps of the machine's clock change nothing.
+
+    `read`: requests the clock of Redis, for a member that has access to Redis itself.
     """
 
-    def __init__(self, own: Clock) -> None:
+    def __init__(self, own: Clock, read: Callable[[], Awaitable[int]] | None = None) -> None:
         self._own = own
+        self._read = read
         self._at_zero_ms: float | None = None  # of Redis' clock, when the monotonic clock was at 0
         self._uncertain_s = 0.0
         self._set_s = 0.0
@@ -71,6 +82,17 @@ class ClusterClock:
         if self._at_zero_ms is None:
             return self._own.now_ms()
         return int(self._at_zero_ms + 1000 * self._own.monotonic_s())
+
+    async def known_ms(self) -> int:
+        """Return `now_ms`; read the clock of Redis first if there was no response yet.
+
+        A lease that a member gives before its first heartbeat would else end by the machine's clock. Raises
+        `MetadataUnavailable`.
+        """
+        if self._at_zero_ms is None and self._read is not None:
+            asked_s = self._own.monotonic_s()
+            self.follow(await self._read(), asked_s)
+        return self.now_ms()
 
     def monotonic_s(self) -> float:
         """Seconds that only grow."""

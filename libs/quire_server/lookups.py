@@ -179,7 +179,7 @@ class Lookups:
         keys, ttl_ms = question.keys.distinct(), question.lease_ttl_ms
         if ttl_ms > self._settings.lease_ttl_ms_max:
             raise InvalidRequest(f"{ttl_ms} ms, {self._settings.lease_ttl_ms_max} at most", field="lease_ttl_ms")
-        pin = self._pin(ttl_ms) if ttl_ms else None
+        pin = await self._pin(ttl_ms) if ttl_ms else None
         readable = await self._readable(question, keys, pin)
         matched, tenant = len(readable.keys), self._picture.tenant(question.namespace)
         self._count(question.namespace, matched, len(keys))
@@ -248,8 +248,8 @@ class Lookups:
         if pin is not None and len(keys):
             await self._index.unpin(keys.bucket_of(len(keys) - 1), keys.at(len(keys) - 1), pin.lease_id)
 
-    def _pin(self, ttl_ms: int) -> Pin:
-        now_ms = self._clock.now_ms()
+    async def _pin(self, ttl_ms: int) -> Pin:
+        now_ms = await self._clock.known_ms()
         return Pin(lease_id=os.urandom(16), expires_ms=now_ms + ttl_ms, ttl_ms=ttl_ms, now_ms=now_ms)
 
     def _lease(self, pin: Pin, keys: ChunkKeys, found: Found) -> Lease:

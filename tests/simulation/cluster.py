@@ -77,6 +77,9 @@ class SimClock:
     def now_ms(self) -> int:
         return EPOCH_MS + int(self._loop.time() * 1000) + self._process.skew_ms
 
+    async def known_ms(self) -> int:
+        return self.now_ms()
+
     def monotonic_s(self) -> float:
         return self._loop.time()
 
@@ -271,12 +274,13 @@ class Cluster:
             sweep_ms=1000,
         )
         channels: Any = SimChannels(self.network, process)
-        clock = ClusterClock(SimClock(self.loop, process))
+        members = Membership(cast(Any, self.metadata.client()))
+        clock = ClusterClock(SimClock(self.loop, process), members.now_ms)
         holders = SimHolders(channels, PermitSigner(SECRET.encode()), clock)
         orchestrator = Orchestrator(
             config=config,
             index=self.metadata.new_index(),
-            members=Membership(cast(Any, self.metadata.client())),
+            members=members,
             policies=Policies(self.policies),
             holders=holders,
             clock=clock,
@@ -321,7 +325,8 @@ class Cluster:
             tenant_requests_max=64,
         )
         channels: Any = SimChannels(self.network, process)
-        clock = ClusterClock(SimClock(self.loop, process))
+        members = Membership(cast(Any, self.metadata.client()))
+        clock = ClusterClock(SimClock(self.loop, process), members.now_ms)
         gateway = Gateway(
             config=config,
             allocator=GrpcAllocator(config, channels),
@@ -330,7 +335,7 @@ class Cluster:
         nothing: Any = None
         index = self.metadata.new_index()
         view = View(
-            members=Membership(cast(Any, self.metadata.client())),
+            members=members,
             tenants=Policies(self.policies),
             clock=clock,
             refresh_s=0.125,

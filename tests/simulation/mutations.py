@@ -23,6 +23,7 @@ from quire_gateway.runtime import Gateway
 from quire_gateway.s3.backend import ObjectBackend
 from quire_orchestrator.cluster import Cluster
 from quire_orchestrator.evictions import Evictions
+from quire_server.clock import ClusterClock
 from quire_server.redis import PrefixIndex, membership
 from quire_storage.arena import Arena
 from quire_storage.batches import Batches, Promotions
@@ -380,6 +381,12 @@ MUTATIONS: dict[str, Mutation] = {
             _edit(Tiers, "drop", "if unknown:", "if False:"),
         ),
         tested="tests/integration/engine/test_drops.py",
+    ),
+    "pins-by-a-wrong-clock": Mutation(
+        0,
+        "a gateway that has just started gives leases and retentions by the machine's clock",
+        (_edit(ClusterClock, "known_ms", "self._at_zero_ms is None and", "False and"),),
+        tested="tests/unit/test_cluster_clock.py",
     ),
     "records-by-content": Mutation(
         2,

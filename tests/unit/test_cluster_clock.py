@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from quire.model.errors import MetadataUnavailable
+from quire.model.hashing import Namespace
+from quire.model.index import Match, Pin, PlacedRun
+from quire.model.keys import ChunkKeys
+from quire.model.layout import Dtype, KvLayout
+from quire.model.profile import Profiles
 from quire.testing import FakeClock
+from quire_gateway.retention import Retention
 from quire_server.clock import ClusterClock
+from quire_server.lookups import Lookups, LookupSettings, Question
 
 _REDIS_MS = 1_700_000_000_000
 
@@ -44,6 +56,54 @@ async def test_clocks_drift_so_that_an_old_answer_yields() -> None:
     await own.advance(100.0)
     clock.follow(_REDIS_MS + 100_050, own.monotonic_s() - 0.02)
     assert clock.now_ms() == _REDIS_MS + 100_060
+
+
+class _Redis:
+    """Its clock, and an index that holds all chunks."""
+
+    def __init__(self) -> None:
+        self.reads, self.down, self.pins = 0, False, list[Pin]()
+
+    async def now_ms(self) -> int:
+        if self.down:
+            raise MetadataUnavailable("Redis is away")
+        self.reads += 1
+        return _REDIS_MS
+
+    async def match(self, keys: ChunkKeys, pin: Pin | None = None) -> Match:
+        assert pin is not None
+        self.pins.append(pin)
+        return Match((PlacedRun(len(keys), ("a",)),), False)
+
+    async def unpin(self, *arguments: bytes) -> bool:
+        return True
+
+    async def refresh(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any:
+        """An empty picture of the cluster."""
+        if name in ("live", "link_rates"):
+            return {}
+        return lambda *arguments: {}
+
+
+async def test_pins_before_the_first_heartbeat_end_by_the_clock_of_redis() -> None:
+    """A gateway that had just started with a wrong clock gave retentions that were over (simulated seed 201)."""
+    redis: Any = _Redis()
+    clock = ClusterClock(_SteppingClock(), redis.now_ms)
+    namespace = Namespace("m", "1", KvLayout(2, 16, 1, 32, Dtype.FP16))
+    keys = ChunkKeys(bytes(32))
+    retention = Retention(redis, clock, 60)
+    settings = LookupSettings(secrets=(b"s",))
+    lookups = Lookups(settings=settings, index=redis, picture=redis, profiles=Profiles(None), clock=clock)
+    redis.down = True
+    with pytest.raises(MetadataUnavailable):
+        await retention.retain(namespace, keys, 5_000)
+    redis.down = False
+    assert await retention.retain(namespace, keys, 5_000) == (1, _REDIS_MS + 5_000)
+    await lookups.lookup(Question(namespace, keys, lease_ttl_ms=3_000))
+    assert [pin.expires_ms - _REDIS_MS for pin in redis.pins] == [5_000, 3_000]
+    assert redis.reads == 1, "once"
 
 
 async def test_an_orchestrator_of_before_says_no_time() -> None:

@@ -18,6 +18,9 @@ class FakeClock:
     def now_ms(self) -> int:
         return round(self._now_s * 1000)
 
+    async def known_ms(self) -> int:
+        return self.now_ms()
+
     def monotonic_s(self) -> float:
         return self._now_s
 

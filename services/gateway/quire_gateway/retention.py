@@ -39,7 +39,7 @@ class Retention:
         """
         if not 0 < ttl_ms <= self._longest_ms:
             raise InvalidRequest(f"{ttl_ms} ms, {self._longest_ms} at most", field="ttl_ms")
-        now_ms = self._clock.now_ms()
+        now_ms = await self._clock.known_ms()
         pin = Pin(lease_id=_name(namespace), expires_ms=now_ms + ttl_ms, ttl_ms=ttl_ms, now_ms=now_ms)
         match = await self._index.match(keys.distinct(), pin)
         held = takewhile(lambda run: run.nodes, match.runs)

@@ -253,10 +253,11 @@ async def _live(
 
 async def serve(config: GatewayConfig) -> None:
     """Run until SIGTERM."""
-    channels, clock, incarnation = ChannelPool(member_tls(config)), ClusterClock(SystemClock()), os.urandom(8).hex()
+    channels, redis, incarnation = ChannelPool(member_tls(config)), connect(config.redis_url), os.urandom(8).hex()
+    clock = ClusterClock(SystemClock(), Membership(redis).now_ms)
     allocator, nodes = GrpcAllocator(config, channels), GrpcStorageNodes(config, channels, clock)
     gateway, members = Gateway(config=config, allocator=allocator, nodes=nodes), GrpcMembers(config, channels)
-    catalogue, redis = GrpcCatalogue(config, channels), connect(config.redis_url)
+    catalogue = GrpcCatalogue(config, channels)
     view, lookups = _reading(config, redis, clock)
     owners, decoders = ImageOwners(view, clock), GrpcDecoders(config, channels)
     images = _image_gateway(config, channels, redis, owners, decoders, clock)

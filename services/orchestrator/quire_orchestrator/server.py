@@ -307,7 +307,8 @@ def _records(chunks: Iterable[orchestrator_pb2.ChunkRecord]) -> list[ChunkRecord
 async def serve(config: OrchestratorConfig) -> None:
     """Run until SIGTERM."""
     tls = member_tls(config)
-    redis, clock = connect(config.redis_url), ClusterClock(SystemClock())
+    redis = connect(config.redis_url)
+    clock = ClusterClock(SystemClock(), Membership(redis).now_ms)
     channels, permits = ChannelPool(tls), PermitSigner(*config.secrets)
     orchestrator = Orchestrator(
         config=config,
