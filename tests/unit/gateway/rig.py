@@ -189,6 +189,19 @@ async def session_client(port: int | str, token: str = "") -> AsyncIterator[Gate
         await pool.close()
 
 
+@contextlib.asynccontextmanager
+async def session_stream(port: int, *metadata: tuple[str, str | bytes]) -> AsyncIterator[Any]:
+    """A session's stream without the client: what is written and read is up to the test."""
+    pool = ChannelPool()
+    stub: Any = GatewayServiceStub(pool.get(f"127.0.0.1:{port}"))
+    stream = stub.Session(metadata=metadata)
+    try:
+        yield stream
+    finally:
+        stream.cancel()
+        await pool.close()
+
+
 async def lookup(stub: GatewayServiceStub, ttl_ms: int, host: str = "", timeout_s: float = 5.0) -> pb.LookupResponse:
     answer: pb.LookupResponse = await call(
         stub.Lookup, pb.LookupRequest(lease_ttl_ms=ttl_ms, host=host), timeout_s=timeout_s

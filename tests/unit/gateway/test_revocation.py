@@ -6,19 +6,16 @@ import asyncio
 import contextlib
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import grpc
 import pytest
 
 from quire.model.errors import Unauthenticated
 from quire.testing import FakeClock
-from quire.wire.channels import ChannelPool
 from quire.wire.v1 import gateway_pb2 as pb
-from quire.wire.v1.gateway_pb2_grpc import GatewayServiceStub
 from quire_gateway.revocation import Revocations
 from quire_server.redis.access import AccessKey, Grant, Level
-from tests.unit.gateway.rig import KeysInMemory, SessionGateway, lookup, serving, session_client, until
+from tests.unit.gateway.rig import KeysInMemory, SessionGateway, lookup, serving, session_client, session_stream, until
 
 GRANT = Grant("bob", "bucket", "", Level.READ)
 KEY = AccessKey("key", "alice", (GRANT,), rdma=True)
@@ -101,14 +98,10 @@ async def test_an_open_session_of_a_revoked_key_begins_nothing() -> None:
 
 
 async def test_a_client_that_reads_nothing_is_refused_too() -> None:
-    """Its stream stands still, and its requests come in all the same."""
+    """The gateway cannot write to the client's stream, and still reads its requests."""
     gateway = SessionGateway()
     gateway.keys.keys["Bearer mallory"] = replace(KEY, name="Bearer mallory")
-    async with serving(gateway) as port:
-        pool = ChannelPool()
-        plain: GatewayServiceStub = GatewayServiceStub(pool.get(f"127.0.0.1:{port}"))
-        begin: Any = plain.Session
-        silent = begin(metadata=(("authorization", "Bearer mallory"),))
+    async with serving(gateway) as port, session_stream(port, ("authorization", "Bearer mallory")) as silent:
         await silent.write(pb.SessionRequest(id=1, lookup=pb.LookupRequest(lease_ttl_ms=1)))
         await until(lambda: gateway.asked == [1])
         gateway.keys.keys.clear()
@@ -118,7 +111,6 @@ async def test_a_client_that_reads_nothing_is_refused_too() -> None:
                 await silent.write(pb.SessionRequest(id=number, lookup=pb.LookupRequest(lease_ttl_ms=number)))
                 await asyncio.sleep(0.01)
         assert gateway.asked == [1]
-        await pool.close()
 
 
 async def test_the_key_that_was_shown_last_counts() -> None:

@@ -20,7 +20,7 @@ from quire.model.errors import (
     Unauthenticated,
 )
 from quire.testing import FakeClock
-from quire.wire.channels import ChannelPool, Stop, call, stream
+from quire.wire.channels import Stop, call, stream
 from quire.wire.session import NAME_HEADER, _failure
 from quire.wire.status import error_of
 from quire.wire.v1 import gateway_pb2 as pb
@@ -32,7 +32,7 @@ from quire_gateway.admission import Principal
 from quire_gateway.grpc import sessions
 from quire_gateway.grpc.sessions import Session
 from quire_server.grpc_server import Server
-from tests.unit.gateway.rig import SessionGateway, Wire, fetch, lookup, serving, session_client, until
+from tests.unit.gateway.rig import SessionGateway, Wire, fetch, lookup, serving, session_client, session_stream, until
 
 
 async def test_many_requests_share_a_stream_and_fail_by_themselves() -> None:
@@ -173,11 +173,7 @@ async def test_a_request_that_no_gateway_took_is_asked_of_no_other_once_it_is_st
 async def test_a_request_that_ends_with_its_time_was_not_answered() -> None:
     """Told so as an answer, a client would take it for refused before any node was asked, and use its memory again."""
     gateway = SessionGateway()
-    async with serving(gateway) as port:
-        pool = ChannelPool()
-        plain: GatewayServiceStub = GatewayServiceStub(pool.get(f"127.0.0.1:{port}"))
-        begin: Any = plain.Session
-        late = begin()
+    async with serving(gateway) as port, session_stream(port) as late:
         await late.read()
         await late.write(pb.SessionRequest(id=1, timeout_ms=50, fetch=pb.FetchRequest(compute_window_us=5)))
         failed = _failure((await late.read()).error)
@@ -185,8 +181,6 @@ async def test_a_request_that_ends_with_its_time_was_not_answered() -> None:
         error = error_of(failed)
         assert isinstance(error, DeadlineExceeded) and not error.answered
         assert gateway.stopped == ["fetch"]
-        late.cancel()
-        await pool.close()
 
 
 async def test_a_connection_that_breaks_costs_no_answer() -> None:
@@ -378,14 +372,9 @@ async def test_a_session_is_its_clients_alone() -> None:
     async with serving(gateway) as port, session_client(port, "one") as one:
         await lookup(one, 1)
         (token,) = gateway.sessions._sessions
-        pool = ChannelPool()
         for header, resumed in (("Bearer two", False), ("Bearer one", True)):
-            plain: GatewayServiceStub = GatewayServiceStub(pool.get(f"127.0.0.1:{port}"))
-            begin: Any = plain.Session
-            other = begin(metadata=(("authorization", header), (NAME_HEADER, token)))
-            assert (await other.read()).opened.resumed is resumed
-            other.cancel()
-        await pool.close()
+            async with session_stream(port, ("authorization", header), (NAME_HEADER, token)) as stream_of_token:
+                assert (await stream_of_token.read()).opened.resumed is resumed
 
 
 async def test_bounds() -> None:
@@ -435,11 +424,7 @@ async def test_a_client_that_confirms_nothing_is_cut_off_in_the_end(monkeypatch:
     monkeypatch.setattr(sessions, "_UNANSWERED_MAX", 20)
     monkeypatch.setattr(sessions, "_KEPT_MAX", 4)
     gateway = SessionGateway()
-    async with serving(gateway) as port:
-        pool = ChannelPool()
-        plain: GatewayServiceStub = GatewayServiceStub(pool.get(f"127.0.0.1:{port}"))
-        begin: Any = plain.Session
-        lazy = begin()
+    async with serving(gateway) as port, session_stream(port) as lazy:
         await lazy.read()
         for number in range(1, 20):
             await lazy.write(pb.SessionRequest(id=number, lookup=pb.LookupRequest(chunk_keys=bytes(32 << 10))))
@@ -451,16 +436,26 @@ async def test_a_client_that_confirms_nothing_is_cut_off_in_the_end(monkeypatch:
             while await lazy.read():
                 pass
         assert "are not answered" in await lazy.details()
-        await pool.close()
+
+
+async def test_a_request_that_is_stopped_while_its_answer_waits_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_KEPT_MAX", 1)
+    gateway = SessionGateway()
+    async with serving(gateway) as port, session_stream(port) as stream_alone:
+        await stream_alone.read()
+        for number in (1, 2):
+            await stream_alone.write(pb.SessionRequest(id=number, lookup=pb.LookupRequest(lease_ttl_ms=number)))
+        assert (await stream_alone.read()).id == 1
+        await until(lambda: gateway.asked == [1, 2])
+        await stream_alone.write(pb.SessionRequest(id=3, cancel=2))
+        await stream_alone.write(pb.SessionRequest(id=4, received=1, release=pb.ReleaseRequest()))
+        answer = await asyncio.wait_for(stream_alone.read(), 10)
+        assert answer.id == 2 and answer.last and answer.HasField("stopped")
 
 
 async def test_a_client_that_confirms_nothing_has_its_requests_wait() -> None:
     gateway = SessionGateway()
-    async with serving(gateway) as port:
-        pool = ChannelPool()
-        plain: GatewayServiceStub = GatewayServiceStub(pool.get(f"127.0.0.1:{port}"))
-        begin: Any = plain.Session
-        lazy = begin()
+    async with serving(gateway) as port, session_stream(port) as lazy:
         await lazy.read()
         await lazy.write(pb.SessionRequest(id=1, fetch=pb.FetchRequest(compute_window_us=2000)))
         for _ in range(2000):
@@ -476,4 +471,3 @@ async def test_a_client_that_confirms_nothing_has_its_requests_wait() -> None:
             await lazy.write(pb.SessionRequest(id=2, received=10_000, status=pb.StatusRequest()))
             while await lazy.read():
                 pass
-        await pool.close()

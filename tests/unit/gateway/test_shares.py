@@ -27,11 +27,11 @@ def test_a_tenant_leaves_as_much_as_it_takes() -> None:
 
 @pytest.mark.parametrize("tenants", [1, 2, 5])
 def test_greedy_tenants_have_equal_shares_if_they_take_turns(tenants: int) -> None:
-    bound, held = SharedBound(1000), Counter[str]()
+    bound, shares = SharedBound(1000), Counter[str]()
     names = [f"{number}" for number in range(tenants)]
     while served := [name for name in names if bound.take(name)]:
-        held.update(served)
-    assert all(abs(held[name] - 1000 // (tenants + 1)) <= 1 for name in names), held
+        shares.update(served)
+    assert all(abs(shares[name] - 1000 // (tenants + 1)) <= 1 for name in names), shares
 
 
 def test_callers_without_a_tenant_have_all_of_it() -> None:

@@ -186,8 +186,8 @@ class Session:
             await stream.wake.wait()
 
     def refuse(self, error: QuireError) -> None:
-        """Begin no request any more. What runs is answered, as storage nodes may be at its memory; then the stream
-        ends with the error.
+        """Refuse new requests. Running requests are answered first, as storage nodes may use the memory that they name;
+        then the stream ends with the error.
         """
         self.refusal = error
         self._end_if_left()
@@ -422,19 +422,20 @@ class Sessions:
         carrier = {"traceparent": message.traceparent} if message.traceparent else {}
         with self._served.request(path, carrier) as served, touching() as nodes:
             try:
-                answer = await self._ask(session, message, field)
+                try:
+                    answer = await self._ask(session, message, field)
+                except TimeoutError as error:
+                    served.failed(DeadlineExceeded(str(error)))
+                    answer = _late(request)
+                except Exception as error:
+                    answer = _failed(request, served.failed(error))
+                del message  # an answer may wait for its turn, and keeps no request in memory
+                await session.put(answer)
             except asyncio.CancelledError:
                 if session.is_unwanted(request):
                     stopped = pb.SessionStopped(nodes=sorted(nodes))
                     await session.put(pb.SessionResponse(id=request, last=True, stopped=stopped))
                 raise
-            except TimeoutError as error:
-                served.failed(DeadlineExceeded(str(error)))
-                answer = _late(request)
-            except Exception as error:
-                answer = _failed(request, served.failed(error))
-            del message  # an answer may wait for its turn, and keeps no request in memory
-            await session.put(answer)
 
     async def _ask(self, session: Session, message: pb.SessionRequest, field: str) -> pb.SessionResponse:
         """Serve a request: put all answers but the last one, which is returned."""
@@ -452,8 +453,8 @@ class Sessions:
     def _buffered(self, tenant: str, size: int) -> Iterator[None]:
         """Count a request's bytes while it is served. Raises `RequestsExhausted`."""
         if not self._bytes.take(tenant, size):
-            told = f"{self._bytes.taken} bytes of requests are not served yet, and this one has {size}"
-            raise RequestsExhausted(told, retry_after_s=_RETRY_S)
+            reason = f"{self._bytes.taken} bytes of requests are not served yet, and this one has {size}"
+            raise RequestsExhausted(reason, retry_after_s=_RETRY_S)
         try:
             yield
         finally:
