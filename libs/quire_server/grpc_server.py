@@ -248,12 +248,12 @@ class _EdgeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc, unused
         guarded = method.startswith(self._guarded)
         if handler.unary_unary:
             unary = self._unary(handler.unary_unary, method, carrier, guarded)
-            made = grpc.stream_unary_rpc_method_handler if guarded else grpc.unary_unary_rpc_method_handler
-            return made(unary, *serializers)
+            new_handler = grpc.stream_unary_rpc_method_handler if guarded else grpc.unary_unary_rpc_method_handler
+            return new_handler(unary, *serializers)
         if handler.unary_stream:
             streamed = self._stream(handler.unary_stream, method, carrier, guarded)
-            made = grpc.stream_stream_rpc_method_handler if guarded else grpc.unary_stream_rpc_method_handler
-            handler = made(streamed, *serializers)
+            new_handler = grpc.stream_stream_rpc_method_handler if guarded else grpc.unary_stream_rpc_method_handler
+            handler = new_handler(streamed, *serializers)
             return self._aside.bounded(handler, method) if method.startswith(_OF_ANY_MEMBER) else handler
         duplex = self._duplex(handler.stream_stream, method, carrier)
         return grpc.stream_stream_rpc_method_handler(duplex, *serializers)

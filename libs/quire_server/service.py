@@ -82,9 +82,9 @@ def run_service(name: str, kind: type[Config], prefix: str, serve: Callable[[Con
 def raise_descriptors() -> None:
     """Raise this process' limit of open files towards its hard limit, to 65,536 at most: a connection takes one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    limit = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _arguments(name: str, kind: type[Config], prefix: str) -> argparse.Namespace:

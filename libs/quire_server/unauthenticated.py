@@ -25,7 +25,7 @@ Abort = Callable[[Any, QuireError], Awaitable[None]]
 
 
 async def first_message(requests: AsyncIterator[Any], within_s: float = 0.0) -> Any:
-    """Wait for the request of a call, half a minute at most or `within_s`.
+    """Wait for the request of a call, `within_s` or half a minute at most.
 
     Raises `DeadlineExceeded`, `InvalidRequest` if there is none.
     """
@@ -51,25 +51,25 @@ class SideServices:
     def bounded(self, handler: Any, method: str) -> Any:
         """A handler that refuses calls beyond the bound of its method."""
         name = method.rpartition("/")[2]
-        most = _HEALTH_MAX.get(name, _REFLECTION_MAX)
+        bound = _HEALTH_MAX.get(name, _REFLECTION_MAX)
         serializers = handler.request_deserializer, handler.response_serializer
         if handler.stream_stream:
-            reflect = self._within(name, most, self._streamed(handler.stream_stream))
+            reflect = self._within(name, bound, self._streamed(handler.stream_stream))
             return grpc.stream_stream_rpc_method_handler(reflect, *serializers)
         if handler.unary_stream:
-            watch = self._within(name, most, self._streamed(handler.unary_stream, one=True))
+            watch = self._within(name, bound, self._streamed(handler.unary_stream, single=True))
             return grpc.stream_stream_rpc_method_handler(watch, *serializers)
 
         async def check(requests: AsyncIterator[Any], context: Any) -> Any:
             return await handler.unary_unary(await first_message(requests, _HEALTH_MESSAGE_S), context)
 
-        return grpc.stream_unary_rpc_method_handler(self._within(name, most, check), *serializers)
+        return grpc.stream_unary_rpc_method_handler(self._within(name, bound, check), *serializers)
 
-    def _streamed(self, behaviour: Callable[..., Any], *, one: bool = False) -> Callable[..., Awaitable[None]]:
-        """Call a method that answers by a stream. `one`: it takes one request, and not an iterator of requests."""
+    def _streamed(self, behaviour: Callable[..., Any], *, single: bool = False) -> Callable[..., Awaitable[None]]:
+        """Call a method that answers by a stream. `single`: it takes one request, not an iterator of requests."""
 
         async def call(requests: AsyncIterator[Any], context: Any) -> None:
-            answers = behaviour(await first_message(requests, _HEALTH_MESSAGE_S) if one else requests, context)
+            answers = behaviour(await first_message(requests, _HEALTH_MESSAGE_S) if single else requests, context)
             if not hasattr(answers, "__aiter__"):
                 await answers
                 return
@@ -78,11 +78,11 @@ class SideServices:
 
         return call
 
-    def _within(self, name: str, most: int, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    def _within(self, name: str, bound: int, behaviour: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
         async def call(requests: AsyncIterator[Any], context: Any) -> Any:
             running = self._running.get(name, 0)
             try:
-                if running >= most:
+                if running >= bound:
                     raise TooManyRequests(f"{running} calls of {name} run", retry_after_s=1.0)
                 self._running[name] = running + 1
                 try:

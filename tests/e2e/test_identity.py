@@ -69,8 +69,8 @@ async def test_a_record_is_nobody_elses_by_its_content(tenants: tuple[Tenant, Te
     record = _record(1)
     await alice.images.put_record("cat", record, allow_unknown_vae=True, durability=Durability.OBJECT)
     his, keys = mallory.namespace(record), record_keys(hashlib.sha256(record).digest())
-    found = await mallory.client.lookup(his, keys)
-    assert found.matched_chunks == 0
+    lookup = await mallory.client.lookup(his, keys)
+    assert lookup.matched_chunks == 0
     assert await mallory.client.retain(his, keys, 60.0) == 0
     assert await mallory.client.evict(his, keys) == 0
     assert await alice.images.get_record("cat") == record
@@ -83,8 +83,8 @@ async def test_a_record_cannot_be_stored_before_its_owner_has_it(tenants: tuple[
     alice, mallory = tenants
     record = _record(2)
     keys, his = record_keys(hashlib.sha256(record).digest()), mallory.namespace(record)
-    other = np.full((1, 1, his.layout.slice_bytes), ord("!"), dtype=np.uint8)
-    await store(mallory.client, his, keys, other)
+    payload = np.full((1, 1, his.layout.slice_bytes), ord("!"), dtype=np.uint8)
+    await store(mallory.client, his, keys, payload)
     await alice.images.put_record("dog", record, allow_unknown_vae=True)
     assert await alice.images.get_record("dog") == record
 

@@ -38,8 +38,8 @@ class Results:
         self._known: dict[int, Result] = {}
         if path is not None and path.exists():
             lines = filter(None, map(_parsed, path.read_text().splitlines()))
-            found = [Result(**line["result"]) for line in lines if line["of"] == self._kind]
-            self._known = {result.seed: result for result in found}
+            results = [Result(**line["result"]) for line in lines if line["of"] == self._kind]
+            self._known = {result.seed: result for result in results}
 
     def add(self, result: Result) -> None:
         """Keep it, at once."""
@@ -54,16 +54,16 @@ class Results:
         return [seed for seed in seeds if seed not in self._known]
 
     def failed(self, seeds: Iterable[int]) -> list[Result]:
-        return [found for seed in seeds if (found := self._known.get(seed)) is not None and found.failure]
+        return [result for result in filter(None, map(self._known.get, seeds)) if result.failure]
 
     def totals(self, seeds: Iterable[int]) -> dict[str, int]:
         """Sums over those of these seeds that have run."""
         sums: Counter[str] = Counter(seeds=0, operations=0, faults=0, messages=0, failed=0)
         wall_s = 0.0
-        for found in filter(None, map(self._known.get, seeds)):
-            sums.update(seeds=1, operations=found.operations, faults=found.faults, messages=found.messages)
-            sums["failed"] += bool(found.failure)
-            wall_s += found.wall_s
+        for result in filter(None, map(self._known.get, seeds)):
+            sums.update(seeds=1, operations=result.operations, faults=result.faults, messages=result.messages)
+            sums["failed"] += bool(result.failure)
+            wall_s += result.wall_s
         return {**sums, "operations a second of one core": round(sums["operations"] / wall_s) if wall_s else 0}
 
 

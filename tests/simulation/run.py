@@ -129,10 +129,10 @@ def main() -> int:
     results = Results(arguments.results if commit else None, commit, options)
     if arguments.results and not commit:
         print("the working tree was changed since its commit: no result is kept")
-    left = results.left(seeds)
-    if len(left) < len(seeds):
-        print(f"{len(seeds) - len(left)} seeds have run on {commit[:10]}: {_told(results.totals(seeds))}", flush=True)
-    for number, result in enumerate(days(left, **options), 1):
+    unfinished = results.left(seeds)
+    if len(unfinished) < len(seeds):
+        print(f"from earlier runs on {commit[:10]}: {_told(results.totals(seeds))}", flush=True)
+    for number, result in enumerate(days(unfinished, **options), 1):
         results.add(result)
         if result.failure:
             print(f"seed {result.seed} after {result.wall_s:.1f} s: {result.failure}", flush=True)

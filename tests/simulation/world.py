@@ -197,7 +197,7 @@ class Day:
         await client.close()
 
     async def _leave(self, client: QuireClient) -> None:
-        """Nothing is lent when no permit can be used any more."""
+        """Wait until all memory is back: at most until the last permit has ended."""
         for _ in range(round(10 * unheard_s(_CLIENT_S)) + 1):
             if not client._transfers:
                 return

@@ -40,7 +40,7 @@ _MANIFEST_BYTES_MAX: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class ImageEntry:
-    """An image in the catalogue. `record_sha256` and `record_bytes`: digest and length of its latent record.
+    """An image in the catalogue. `record_sha256`, `record_bytes`: digest and length of its latent record.
 
     `record_name`: the record's name in the chunk store, 32 bytes (see `record_name`). Clients do not receive it; their
     entries have the digest in its place.

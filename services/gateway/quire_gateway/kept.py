@@ -25,9 +25,9 @@ class KeptImages:
     def get(self, entry: ImageEntry, etag: str) -> tuple[ImageServed, bytes] | None:
         """As it was sent."""
         key = entry.record_name, etag
-        if (kept := self._kept.get(key)) is not None:
+        if (image := self._kept.get(key)) is not None:
             self._kept.move_to_end(key)
-        return kept
+        return image
 
     def keep(self, served: ImageServed, data: bytes) -> None:
         """It was sent."""

@@ -70,7 +70,7 @@ class Revocations:
         except Exception as error:
             logger().error("an access key cannot be read", key=name, exc_info=error)
             return
-        for use in [each for each in self._uses.get(name, ()) if _is_revoked(each.key, current)]:
+        for use in [use for use in self._uses.get(name, ()) if _is_revoked(use.key, current)]:
             self._uses[name].discard(use)
             use.revoke()
 

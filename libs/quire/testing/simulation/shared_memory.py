@@ -110,7 +110,7 @@ class SimSharedPeer(SimPeer):
     def stream(self, region: Region, remote: Remote) -> PayloadStream:
         assert isinstance(region, SimRegion) and isinstance(remote, SimRemote)
         stream = _Copies(self, self._threads, region.view, remote)
-        self._streams = [each for each in self._streams if each() is not None]
+        self._streams = [reference for reference in self._streams if reference() is not None]
         self._streams.append(weakref.ref(stream))
         return stream
 
@@ -126,7 +126,7 @@ class SimSharedPeer(SimPeer):
         await to_its_end(reading)
 
     async def settle(self, timeout_s: float) -> None:
-        for stream in [each for reference in self._streams if (each := reference()) is not None]:
+        for stream in filter(None, [reference() for reference in self._streams]):
             stream.stop()
             with contextlib.suppress(PeerLost):
                 await stream.drain(timeout_s)

@@ -47,7 +47,7 @@ class SimRegion:
 
 @dataclass(slots=True)
 class Fabric:
-    """All members and their memory. `hosts`: host names by process name; processes of one host share memory.
+    """All members and their memory. `hosts`: host names by process name; the processes of a host share memory.
 
     `late`: writes that landed in memory which was unregistered.
     """
@@ -61,7 +61,7 @@ class Fabric:
 
     def share_memory(self, *processes: Process) -> bool:
         """Return whether the processes run on one host."""
-        return len({self.hosts.get(each.name, each.name) for each in processes}) == 1
+        return len({self.hosts.get(process.name, process.name) for process in processes}) == 1
 
 
 class SimRemote:
@@ -267,7 +267,7 @@ class SimPeer:
         return frozenset((self.mine.process.name, self.other.process.name))
 
     def is_held(self) -> bool:
-        """Whether nothing passes for now."""
+        """Whether data that is in flight arrives only later."""
         network = self.mine.fabric.network
         return self._is_stuck() or not network.reaches(self.mine.process, self.other.process)
 

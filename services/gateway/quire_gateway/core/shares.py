@@ -20,8 +20,8 @@ class SharedBound:
 
     def take(self, tenant: str, amount: int = 1) -> bool:
         """Take an amount for a tenant. Return False and take nothing if the tenant would exceed its share."""
-        left = self._total - self.taken
-        if amount > left or (tenant and self._taken[tenant] + amount > left):
+        free = self._total - self.taken
+        if amount > free or (tenant and self._taken[tenant] + amount > free):
             return False
         self._taken[tenant] += amount
         self.taken += amount
